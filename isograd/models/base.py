@@ -1,0 +1,146 @@
+"""What all heads share: the pre-trained base class and one tower (embedding, layers, final norm)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from isograd.models.config import IsogradConfig
+from isograd.placement import Tower
+from isograd.transformer.attention import Attention
+from isograd.transformer.norms import make_norm
+from isograd.transformer.positions import position_ids, rotary_tables
+from isograd.transformer.stack import InputEmbedding, Layer, make_layers
+from isograd.transformer.start import start
+
+
+class IsogradPreTrainedModel(PreTrainedModel):
+    """Base class of all isograd models."""
+
+    config_class = IsogradConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Layer"]  # noqa: RUF012  (transformers' declarations, here and below)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        start(module, self.config, self.config.scheme())
+
+
+class IsogradModel(IsogradPreTrainedModel):
+    """One tower without a head: embedding, layers, final norm where the placement has one.
+
+    Args:
+        config: the configuration; a model of one tower is a decoder if `config.is_decoder`.
+        tower: "encoder" (reads both ways) or "decoder" (reads to the left); None asks the configuration.
+    """
+
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": Layer,
+        "attentions": OutputRecorder(Attention, index=1, layer_name="attn"),
+        "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross"),
+    }
+
+    def __init__(self, config: IsogradConfig, tower: Tower | None = None) -> None:
+        super().__init__(config)
+        self.tower: Tower = tower or ("decoder" if config.is_decoder else "encoder")
+        layers, other = config.depths(self.tower)
+        vocabulary = (config.encoder_vocab_size if self.tower == "encoder" else None) or config.vocab_size
+        self.causal = self.tower == "decoder"
+        self.rotary = config.position_embedding_type == "rotary"
+        self.embedding = InputEmbedding(config, vocabulary)
+        self.layers = make_layers(config, config.entry(), self.tower, layers, other, self.causal)
+        self.norm = make_norm(config.entry().final, config.hidden_size, config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embedding.tokens = value
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (batch, time)
+        attention_mask: Tensor | None = None,  # (batch, past + time), 1 where a token counts
+        position_ids: Tensor | None = None,  # (batch, time)
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,  # (batch, time, width), unscaled token vectors
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Hidden states (batch, time, width) after the last layer and the final norm."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        vectors = self.embedding.tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and self.causal and past_key_values is None:
+            past_key_values = self._new_cache()
+        own = (
+            past_key_values.self_attention_cache
+            if isinstance(past_key_values, EncoderDecoderCache)
+            else past_key_values
+        )
+        positions = self._positions(vectors, attention_mask, position_ids, own)
+        mask, memory_mask = self._masks(vectors, attention_mask, encoder_hidden_states, encoder_attention_mask, own)
+        x = self.embedding(vectors, positions)
+        rotary = self._rotary_tables(positions, x.dtype) if self.rotary else None
+        for layer in self.layers:
+            x = layer(
+                x,
+                encoder_hidden_states,
+                mask=mask,
+                memory_mask=memory_mask,
+                past_key_values=past_key_values,
+                rotary=rotary,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(x), past_key_values=past_key_values
+        )
+
+    def _new_cache(self) -> Cache:
+        if self.config.is_encoder_decoder:
+            return EncoderDecoderCache(DynamicCache(), DynamicCache())
+        return DynamicCache()
+
+    def _positions(self, vectors: Tensor, mask: Tensor | None, given: Tensor | None, cache: Cache | None) -> Tensor:
+        config = self.config
+        if given is not None:
+            return given + config.position_offset
+        batch, time, _ = vectors.shape
+        past = cache.get_seq_length() if cache is not None else 0
+        padding = mask if mask is not None and mask.ndim == 2 else None
+        return position_ids(batch, time, past, config.position_offset, padding, vectors.device)
+
+    def _masks(
+        self,
+        vectors: Tensor,
+        mask: Tensor | None,
+        memory: Tensor | None,
+        memory_mask: Tensor | None,
+        cache: Cache | None,
+    ) -> tuple[Any, Any]:
+        shared = {"config": self.config, "inputs_embeds": vectors}
+        if not self.causal:
+            return create_bidirectional_mask(**shared, attention_mask=mask), None
+        own = create_causal_mask(**shared, attention_mask=mask, past_key_values=cache)
+        if memory is None:
+            return own, None
+        return own, create_bidirectional_mask(**shared, attention_mask=memory_mask, encoder_hidden_states=memory)
+
+    def _rotary_tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        size = self.config.hidden_size // self.config.num_attention_heads
+        return rotary_tables(positions, size, self.config.rope_theta, dtype)

@@ -1,0 +1,99 @@
+"""The causal language model: a decoder without a memory, and a head."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from isograd.models.base import IsogradModel, IsogradPreTrainedModel
+from isograd.models.config import IsogradConfig
+from isograd.transformer.loss import linear_cross_entropy
+from isograd.transformer.parameters import Linear
+
+
+class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
+    """p(x_t | x_1 .. x_{t-1}): logits = W h_t, W the token table when tied."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: IsogradConfig) -> None:
+        if config.is_encoder_decoder:
+            raise ValueError("encoder_layers is set: this configuration is an encoder-decoder, use IsogradForSeq2SeqLM")
+        config.is_decoder = True
+        super().__init__(config)
+        self.model = IsogradModel(config, "decoder")
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, role="head", bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (batch, time)
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,  # (batch, time), the inputs themselves; shifted here; -100 is ignored
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        label_smoothing: float = 0.0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (batch, time, vocabulary), or with labels the mean loss in nats.
+
+        With labels the matrix of logits is not formed (`logits` is None) unless `output_logits=True`.
+
+        Args:
+            num_items_in_batch: divisor of the summed loss; None takes the number of predicted tokens.
+            label_smoothing: see `isograd.transformer.loss.linear_cross_entropy`.
+        """
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache if use_cache is not None else self.config.use_cache and labels is None,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        loss = None
+        if labels is not None:
+            loss = linear_cross_entropy(
+                hidden[:, :-1].flatten(0, 1),
+                self.lm_head.weight,
+                labels[:, 1:].flatten(),
+                label_smoothing=label_smoothing,
+                items=num_items_in_batch,
+                chunk=self.config.loss_chunk,
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=self.lm_head(kept(hidden, logits_to_keep)) if wants_logits(output_logits, labels) else None,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_head = value
+
+
+def wants_logits(asked: bool | None, labels: Tensor | None) -> bool:
+    """Logits are formed when asked for, and by default when there is no loss to form instead."""
+    return labels is None if asked is None else asked
+
+
+def kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The last `logits_to_keep` positions (0: all), or the positions that a tensor names."""
+    if isinstance(logits_to_keep, int):
+        return hidden[:, -logits_to_keep:] if logits_to_keep else hidden
+    return hidden[:, logits_to_keep]

@@ -1,0 +1,179 @@
+"""The configuration of every isograd model."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from isograd.placement import Placement, Tower, get
+from isograd.transformer.feedforward import ACTIVATIONS
+from isograd.transformer.norms import NORMS
+from isograd.transformer.positions import POSITIONS
+from isograd.transformer.start import STARTS
+
+
+class IsogradConfig(PretrainedConfig):
+    """Shape, placement and start of a model. `encoder_layers` makes it an encoder-decoder.
+
+    Args:
+        placement: a name in the catalogue.
+        vocab_size: rows of the (decoder's) token table.
+        hidden_size: the width d.
+        num_hidden_layers: layers of the tower; of the decoder in an encoder-decoder.
+        num_attention_heads: heads, a divisor of the width.
+        intermediate_size: inner width of the feed-forward; None takes 4 d.
+        hidden_act: "relu", "gelu" (erf), "gelu_tanh", "relu_squared", "swiglu".
+        norm: "layernorm" or "rmsnorm", wherever the placement does not fix the kind.
+        norm_eps: added to the variance (the mean square in RMSNorm).
+        bias: whether projections have biases.
+        position_embedding_type: "learned", "sinusoidal" (fairseq), "sinusoidal_interleaved" (the original), "rotary",
+            "none".
+        position_offset: id of the first position (fairseq and BART: 2).
+        max_position_embeddings: positions of the learned table, and the longest sequence.
+        rope_theta: base of the rotary frequencies.
+        scale_embedding: multiply token vectors by sqrt(d).
+        embedding_norm: a norm on the sum of token and position vectors.
+        hidden_dropout, attention_dropout, activation_dropout, embedding_dropout: the four usual places: on each
+            branch's output, on attention weights, after the activation, on the embedding.
+        start: a scheme of `isograd.transformer.start`; None takes the placement's, or "xavier-uniform".
+        initializer_range: standard deviation of the scheme "normal".
+        tie_word_embeddings: the head uses the (decoder's) token table.
+        encoder_layers: layers of the encoder; None for a model of one tower.
+        encoder_vocab_size: rows of the encoder's token table; None takes `vocab_size`.
+        share_encoder_embeddings: encoder and decoder use one token table (with `tie_word_embeddings` only).
+        is_decoder: a model of one tower reads to the left only.
+        classifier_dropout: dropout in the classification head; None takes `hidden_dropout`.
+        loss_chunk: rows of logits that exist at one time while the loss is formed.
+        calibration: what a calibration left ("method", "encoder", "decoder"); set by `calibrate`, never by hand.
+
+    Raises:
+        ValueError: an unknown or contradictory option, with what was expected.
+    """
+
+    model_type = "isograd"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (transformers declares it as a plain list)
+
+    def __init__(
+        self,
+        placement: str = "pre-ln",
+        vocab_size: int = 32000,
+        hidden_size: int = 512,
+        num_hidden_layers: int = 6,
+        num_attention_heads: int = 8,
+        intermediate_size: int | None = None,
+        hidden_act: str = "gelu",
+        norm: str = "layernorm",
+        norm_eps: float = 1e-5,
+        bias: bool = True,
+        position_embedding_type: str = "learned",
+        position_offset: int = 0,
+        max_position_embeddings: int = 1024,
+        rope_theta: float = 10000.0,
+        scale_embedding: bool = False,
+        embedding_norm: bool = False,
+        hidden_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
+        start: str | None = None,
+        initializer_range: float = 0.02,
+        tie_word_embeddings: bool = True,
+        encoder_layers: int | None = None,
+        encoder_vocab_size: int | None = None,
+        share_encoder_embeddings: bool = False,
+        is_decoder: bool = False,
+        classifier_dropout: float | None = None,
+        loss_chunk: int = 512,
+        calibration: dict[str, Any] | None = None,
+        pad_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        decoder_start_token_id: int | None = None,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.placement = placement
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = 4 * hidden_size if intermediate_size is None else intermediate_size
+        self.hidden_act = hidden_act
+        self.norm = norm
+        self.norm_eps = norm_eps
+        self.bias = bias
+        self.position_embedding_type = position_embedding_type
+        self.position_offset = position_offset
+        self.max_position_embeddings = max_position_embeddings
+        self.rope_theta = rope_theta
+        self.scale_embedding = scale_embedding
+        self.embedding_norm = embedding_norm
+        self.hidden_dropout = hidden_dropout
+        self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
+        self.embedding_dropout = embedding_dropout
+        self.start = start
+        self.initializer_range = initializer_range
+        self.encoder_layers = encoder_layers
+        self.encoder_vocab_size = encoder_vocab_size
+        self.share_encoder_embeddings = share_encoder_embeddings
+        self.is_decoder = is_decoder
+        self.classifier_dropout = classifier_dropout
+        self.loss_chunk = loss_chunk
+        self.calibration = calibration
+        self.use_cache = use_cache
+        self.tie_word_embeddings = tie_word_embeddings
+        self.pad_token_id = pad_token_id
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.decoder_start_token_id = decoder_start_token_id
+        kwargs["is_encoder_decoder"] = encoder_layers is not None
+        super().__init__(**kwargs)
+        self._check()
+
+    def entry(self) -> Placement:
+        """The catalogue's entry of this configuration."""
+        return get(self.placement)
+
+    def scheme(self) -> str:
+        """The base scheme of the start: the configuration's, else the placement's, else "xavier-uniform"."""
+        return self.start or self.entry().start.base or "xavier-uniform"
+
+    def depths(self, tower: Tower) -> tuple[int, int]:
+        """Layers of a tower, and of the other one (0 if there is none)."""
+        if self.encoder_layers is None:
+            return self.num_hidden_layers, 0
+        pair = (self.encoder_layers, self.num_hidden_layers)
+        return pair if tower == "encoder" else pair[::-1]
+
+    def _check(self) -> None:
+        for name, known in (
+            ("hidden_act", ACTIVATIONS),
+            ("norm", NORMS),
+            ("position_embedding_type", POSITIONS),
+            ("start", (None, *STARTS)),
+        ):
+            if getattr(self, name) not in known:
+                options = ", ".join(repr(k) for k in known if k is not None)
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; expected one of {options}")
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("hidden_dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
+            )
+        if self.position_embedding_type == "rotary" and (self.hidden_size // self.num_attention_heads) % 2:
+            raise ValueError("rotary positions need an even width per head")
+        if self.share_encoder_embeddings and not self.tie_word_embeddings:
+            raise ValueError("share_encoder_embeddings=True needs tie_word_embeddings=True: one table for all three")
+        if self.encoder_layers is None and (self.share_encoder_embeddings or self.encoder_vocab_size is not None):
+            raise ValueError("share_encoder_embeddings and encoder_vocab_size need encoder_layers: there is no encoder")
+        if self.share_encoder_embeddings and self.encoder_vocab_size not in (None, self.vocab_size):
+            raise ValueError(
+                f"share_encoder_embeddings=True, but encoder_vocab_size={self.encoder_vocab_size}"
+                f" and vocab_size={self.vocab_size} differ"
+            )
+        self.entry()

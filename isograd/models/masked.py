@@ -1,0 +1,162 @@
+"""The masked language model and the sequence classifier: an encoder and a head."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
+
+from isograd.models.base import IsogradModel, IsogradPreTrainedModel
+from isograd.models.causal import wants_logits
+from isograd.models.config import IsogradConfig
+from isograd.transformer.feedforward import ACTIVATIONS
+from isograd.transformer.loss import IGNORE, linear_cross_entropy
+from isograd.transformer.norms import NORMS
+from isograd.transformer.parameters import Linear
+
+
+class MaskedHead(nn.Module):
+    """W norm(act(V h + b)) + c, W the token table when tied (BERT, RoBERTa)."""
+
+    def __init__(self, config: IsogradConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.dense = Linear(width, width, role="dense")
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.norm = NORMS[config.norm](width, eps=config.norm_eps)
+        self.decoder = Linear(width, config.vocab_size, role="head")
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.act(self.dense(hidden)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.decoder(self.transform(hidden))
+
+
+class IsogradForMaskedLM(IsogradPreTrainedModel):
+    """p(x_t | x with places masked). The head runs at the labelled places only."""
+
+    _tied_weights_keys = {"head.decoder.weight": "model.embedding.tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: IsogradConfig) -> None:
+        if config.is_encoder_decoder or config.is_decoder:
+            raise ValueError("a masked language model is an encoder: leave encoder_layers and is_decoder unset")
+        super().__init__(config)
+        self.model = IsogradModel(config, "encoder")
+        self.head = MaskedHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (batch, time)
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,  # (batch, time), -100 where there is nothing to predict
+        masked_positions: Tensor | None = None,  # (n,), indices into batch * time
+        output_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        label_smoothing: float = 0.0,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """Logits (batch, time, vocabulary), or with labels the mean loss in nats over the labelled places.
+
+        With labels, head and logits are formed at labelled places only and `logits` is None unless
+        `output_logits=True`. A collator that knows the places passes `masked_positions`: a compiled graph cannot find
+        them itself and then runs the head at every place, to the same loss.
+        """
+        outputs = self.model(
+            input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+        hidden = outputs.last_hidden_state
+        loss = None
+        if labels is not None:
+            rows, target = self._masked(hidden.flatten(0, 1), labels.flatten(), masked_positions)
+            loss = linear_cross_entropy(
+                self.head.transform(rows),
+                self.head.decoder.weight,
+                target,
+                bias=self.head.decoder.bias,
+                label_smoothing=label_smoothing,
+                items=num_items_in_batch,
+                chunk=self.config.loss_chunk,
+            )
+        return MaskedLMOutput(
+            loss=loss,
+            logits=self.head(hidden) if wants_logits(output_logits, labels) else None,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _masked(self, rows: Tensor, target: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        if positions is None:
+            if torch.compiler.is_compiling():
+                return rows, target
+            positions = (target != IGNORE).nonzero().squeeze(1)
+        return rows[positions], target[positions]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head.decoder
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.head.decoder = value
+
+
+class IsogradForSequenceClassification(IsogradPreTrainedModel):
+    """logits = W dropout(tanh(V dropout(h) + b)) + c with h the first position, or the last token of a decoder."""
+
+    def __init__(self, config: IsogradConfig) -> None:
+        if config.is_encoder_decoder:
+            raise ValueError("encoder_layers is set: classification takes a model of one tower")
+        super().__init__(config)
+        dropout = config.classifier_dropout if config.classifier_dropout is not None else config.hidden_dropout
+        self.model = IsogradModel(config)
+        self.dense = Linear(config.hidden_size, config.hidden_size, role="dense")
+        self.drop = nn.Dropout(dropout)
+        self.classifier = Linear(config.hidden_size, config.num_labels, role="dense")
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (batch, time)
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,  # (batch,): class ids, or floats when num_labels is 1
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Logits (batch, num_labels); the loss is cross-entropy, or the mean squared error when num_labels is 1."""
+        kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            **kwargs,
+        )
+        pooled = self._pool(outputs.last_hidden_state, attention_mask)
+        logits = self.classifier(self.drop(self.dense(self.drop(pooled)).tanh()))
+        loss = None
+        if labels is not None:
+            regression = self.config.num_labels == 1
+            loss = F.mse_loss(logits[:, 0], labels.to(logits.dtype)) if regression else F.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def _pool(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        if not self.config.is_decoder:
+            if mask is None:
+                return hidden[:, 0]
+            first = mask.long().argmax(dim=1)
+            return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]
+        if mask is None:
+            return hidden[:, -1]
+        places = torch.arange(mask.shape[1], device=mask.device)
+        last = (places * mask).argmax(dim=1)
+        return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]

@@ -1,0 +1,25 @@
+"""What the papers say, as data. Imports neither torch nor anything else of isograd."""
+
+from isograd.placement.catalogue import CATALOGUE, UnknownPlacement, get, register
+from isograd.placement.formula import ByKind, HeadScale, Law, Learned, Norm, Placement, Residual, Role, Start
+from isograd.placement.laws import Kind, Site, Tower, sites
+
+__all__ = [
+    "CATALOGUE",
+    "ByKind",
+    "HeadScale",
+    "Kind",
+    "Law",
+    "Learned",
+    "Norm",
+    "Placement",
+    "Residual",
+    "Role",
+    "Site",
+    "Start",
+    "Tower",
+    "UnknownPlacement",
+    "get",
+    "register",
+    "sites",
+]

@@ -1,0 +1,128 @@
+"""The catalogue: one entry per placement, in the order of the papers.
+
+To add your own, write an entry and register it:
+
+    from isograd.placement import Norm, Placement, Residual, register
+    register("sandwich", Placement(each=Residual(pre=Norm(), out=Norm()), final=Norm(), about="norms around the branch"))
+"""
+
+import difflib
+from dataclasses import replace
+
+from isograd.placement import laws
+from isograd.placement.formula import ByKind, HeadScale, Learned, Norm, Placement, Residual, Start
+
+N = Norm()
+_PRE = Residual(pre=N)
+
+_NORMFORMER = Placement(
+    each=ByKind(attn=Residual(pre=N, out=N, heads=HeadScale()), cross=_PRE, ffn=Residual(pre=N, mid=N)),
+    final=N,
+    about="pre-ln with HeadScale, a norm after attention and a norm inside the feed-forward",
+    paper="Shleifer et al. 2021, arXiv 2110.09456",
+    note="HeadScale before W_O, as the paper writes it. Its effect on gradients shows at high learning rates, not at the start.",
+)
+_NORMFORMER_FAIRSEQ = replace(
+    _NORMFORMER,
+    each=ByKind(attn=Residual(pre=N, out=N, heads=HeadScale(reads="output")), cross=_PRE, ffn=Residual(pre=N, mid=N)),
+    about="normformer as it was released: HeadScale on blocks of the output of W_O",
+    paper="Shleifer et al. 2021, fairseq examples/normformer",
+    note="Not the paper's function: the scale acts after the heads have been mixed (fairseq issue 3973).",
+)
+
+
+def _with_resscale(placement: Placement) -> Placement:
+    each = placement.each
+    assert isinstance(each, ByKind)
+    return replace(
+        placement,
+        each=replace(each, ffn=replace(each.ffn, skip=Learned())),
+        about=placement.about + ", and a learned skip on the feed-forward",
+        note="ResScale helps small models; the paper leaves it out from 1.3B parameters on.",
+    )
+
+
+CATALOGUE: dict[str, Placement] = {
+    "post-ln": Placement(
+        each=Residual(post=N),
+        about="the norm on the sum, as in the original Transformer",
+        paper="Vaswani et al. 2017, arXiv 1706.03762",
+        note="Needs warm-up; deep stacks fail even with it.",
+    ),
+    "pre-ln": Placement(
+        each=_PRE,
+        final=N,
+        about="the norm inside the residual, before the branch, and one final norm",
+        paper="Xiong et al. 2020, arXiv 2002.04745",
+        note="Trains without warm-up.",
+    ),
+    "gpt2": Placement(
+        each=_PRE,
+        final=N,
+        start=Start(base="normal", gain={"out": laws.gpt2_start, "ffn_out": laws.gpt2_start}),
+        about="pre-ln with the start of W_O and W_2 scaled by depth",
+        paper="Radford et al. 2019, section 2.3",
+        note="Weights start from N(0, 0.02^2).",
+    ),
+    "normformer": _NORMFORMER,
+    "normformer-resscale": _with_resscale(_NORMFORMER),
+    "normformer-fairseq": _NORMFORMER_FAIRSEQ,
+    "normformer-fairseq-resscale": _with_resscale(_NORMFORMER_FAIRSEQ),
+    "admin": Placement(
+        each=Residual(post=N, skip=Learned()),
+        calibrate="admin",
+        about="post-ln with a trainable skip per sublayer, set from a profile of the first batch",
+        paper="Liu et al. 2020, arXiv 2004.08249",
+        note="Still wants warm-up when deep: 36 layers at LR 1e-3 collapse without it, and train with 100 steps of it or at 3e-4.",
+    ),
+    "admin-closed": Placement(
+        each=Residual(post=N, skip=Learned(start=laws.admin_closed_skip)),
+        about="admin with the later closed form in place of the profile",
+        paper="Liu et al., admin-torch (the author's later release)",
+        note="One start value for all sublayers of a tower; no profile needed.",
+    ),
+    "deepnorm": Placement(
+        each=Residual(post=N, skip=laws.deepnorm_skip),
+        start=Start(
+            base="xavier-normal",
+            gain=dict.fromkeys(("value", "out", "ffn_in", "ffn_out"), laws.deepnorm_start),
+        ),
+        about="post-ln with a constant skip above 1 and a smaller start of the branch",
+        paper="Wang et al. 2022, arXiv 2203.00555",
+        note="Constants differ for encoder-only, decoder-only, and the two towers of an encoder-decoder.",
+    ),
+}
+
+
+def get(name: str) -> Placement:
+    """The entry of that name.
+
+    Raises:
+        KeyError: no such entry; the message names the nearest one.
+    """
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(CATALOGUE)
+    raise UnknownPlacement(f"unknown placement {name!r}: {hint} ('isograd list' shows all)")
+
+
+class UnknownPlacement(KeyError):
+    """Raised for a name that is not in the catalogue."""
+
+    def __str__(self) -> str:  # KeyError would print the quoted repr
+        return str(self.args[0])
+
+
+def register(name: str, placement: Placement, *, overwrite: bool = False) -> Placement:
+    """Add a placement to the catalogue, for this process.
+
+    A model saved with it loads again wherever the same `register` call has run.
+
+    Raises:
+        ValueError: the name is taken (pass `overwrite=True` to replace it).
+    """
+    if name in CATALOGUE and not overwrite:
+        raise ValueError(f"placement {name!r} is in the catalogue already; pass overwrite=True to replace it")
+    CATALOGUE[name] = placement
+    return placement

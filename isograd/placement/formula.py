@@ -1,0 +1,156 @@
+"""The formula of one sublayer as data, and what a placement is.
+
+Every placement of the norms is the same line,
+
+    x <- post( skip * x  +  gain * out( f( pre(x) ) ) )      with one more norm, mid, before f's last projection
+
+A placement says which norms exist, what `skip` and `gain` are, and how the weights of f start.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
+
+from isograd.placement.laws import Kind, Site
+
+Law = Callable[[Site], float]
+Role = Literal["query", "key", "value", "out", "ffn_in", "ffn_out", "embed", "head", "norm", "coefficient", "dense"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """A normalisation over the width. `kind="model"` takes the kind that the model's configuration names."""
+
+    kind: Literal["model", "layernorm", "rmsnorm"] = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A trainable coefficient: a vector of the width, or one number, all entries starting at `start`."""
+
+    start: float | Law = 1.0
+    shape: Literal["width", "scalar"] = "width"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadScale:
+    """One trainable number per attention head, starting at 1.
+
+    `reads="heads"`: Concat(g_1 h_1, ..., g_n h_n) W_O, NormFormer as the paper writes it.
+    `reads="output"`: the h-th block of width/heads features of Concat(h) W_O + b_O times g_h, as fairseq released it.
+    """
+
+    reads: Literal["heads", "output"] = "heads"
+
+
+Coefficient = float | Law | Learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """One sublayer: x <- post(skip * x + gain * out(f(pre(x)))), `mid` and `heads` inside f.
+
+    Args:
+        pre: norm on what the branch reads.
+        mid: norm before the branch's last projection (the attention's W_O, the feed-forward's W_2).
+        out: norm on what the branch wrote.
+        post: norm on the sum.
+        skip: coefficient on x: a number, a law, or a `Learned`.
+        gain: coefficient on the branch, likewise.
+        heads: NormFormer's HeadScale; only an attention has heads.
+    """
+
+    pre: Norm | None = None
+    mid: Norm | None = None
+    out: Norm | None = None
+    post: Norm | None = None
+    skip: Coefficient = 1.0
+    gain: Coefficient = 1.0
+    heads: HeadScale | None = None
+
+    def at(self, site: Site) -> "Residual":
+        """The same residual with every law replaced by its value at `site`."""
+        return replace(self, skip=_resolved(self.skip, site), gain=_resolved(self.gain, site))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByKind:
+    """A residual per kind of sublayer; `cross` defaults to `attn`."""
+
+    attn: Residual
+    ffn: Residual
+    cross: Residual | None = None
+
+    def of(self, kind: Kind) -> Residual:
+        if kind == "ffn":
+            return self.ffn
+        return self.cross if kind == "cross" and self.cross else self.attn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How the weights start: a base scheme and a factor per role.
+
+    Args:
+        base: a scheme of `isograd.transformer.start`; None takes the one that the model's configuration names.
+        gain: role -> number or law, multiplies the standard deviation of that role's weights.
+    """
+
+    base: str | None = None
+    gain: Mapping[Role, float | Law] = field(default_factory=lambda: MappingProxyType({}))
+
+    def at(self, site: Site) -> dict[Role, float]:
+        """Role -> factor at `site`, roles without a factor left out."""
+        return {role: _number(g, site) for role, g in self.gain.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """An entry of the catalogue: norms, coefficients, start.
+
+    Args:
+        each: the residual of every sublayer, or one per kind.
+        final: norm after the last layer of each tower.
+        start: how the weights start.
+        calibrate: name of a calibration that must run before the first training step ("admin").
+        about: one line for the list.
+        paper: the source, with an arXiv number where there is one.
+        note: what a user should know before choosing it.
+    """
+
+    each: Residual | ByKind
+    final: Norm | None = None
+    start: Start = Start()
+    calibrate: Literal["admin"] | None = None
+    about: str = ""
+    paper: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.of("ffn").heads is not None:
+            raise ValueError(
+                "a feed-forward has no heads: put HeadScale on the attention, by ByKind(attn=..., ffn=...)"
+            )
+        if self.calibrate and not isinstance(self.of("attn").skip, Learned):
+            raise ValueError(
+                f"calibrate={self.calibrate!r} sets learned skips, but this placement's skip is not Learned"
+            )
+
+    def of(self, kind: Kind) -> Residual:
+        """The residual of one kind of sublayer, laws unresolved."""
+        return self.each.of(kind) if isinstance(self.each, ByKind) else self.each
+
+    def at(self, site: Site) -> Residual:
+        """The residual at a site, laws resolved to numbers."""
+        return self.of(site.kind).at(site)
+
+
+def _resolved(c: Coefficient, site: Site) -> float | Learned:
+    if isinstance(c, Learned):
+        return replace(c, start=_number(c.start, site))
+    return _number(c, site)
+
+
+def _number(value: float | Law, site: Site) -> float:
+    return float(value(site)) if callable(value) else float(value)

@@ -1,0 +1,80 @@
+"""A placement as text: its formula line by line, and its numbers at a given shape."""
+
+from isograd.placement.formula import ByKind, Coefficient, Learned, Norm, Placement, Residual
+from isograd.placement.laws import Kind, Site, Tower, sites
+
+_BRANCH: dict[Kind, tuple[str, str]] = {"attn": ("Attn", "W_O"), "cross": ("Cross", "W_O"), "ffn": ("FFN", "W_2")}
+
+
+def formula(residual: Residual, kind: Kind) -> str:
+    """One line such as `x <- LN(skip * x + Attn(x))`.
+
+    >>> formula(Residual(pre=Norm()), "ffn")
+    'x <- x + FFN(LN(x))'
+    """
+    name, last = _BRANCH[kind]
+    read = _norm("x", residual.pre)
+    inner = [t for t in (residual.mid and "LN", residual.heads and residual.heads.reads == "heads" and "heads *") if t]
+    branch = f"{name}[{last} {' '.join(inner)}]({read})" if inner else f"{name}({read})"
+    if residual.heads and residual.heads.reads == "output":
+        branch = f"heads * {branch}"
+    branch = _times("gain", residual.gain, _norm(branch, residual.out))
+    return f"x <- {_norm(_times('skip', residual.skip, 'x') + ' + ' + branch, residual.post)}"
+
+
+def formulas(placement: Placement, *, cross: bool = False) -> dict[Kind, str]:
+    """Kind -> formula, cross-attention only where asked."""
+    kinds: tuple[Kind, ...] = ("attn", "cross", "ffn") if cross else ("attn", "ffn")
+    return {kind: formula(placement.of(kind), kind) for kind in kinds}
+
+
+def numbers(placement: Placement, layers: int, tower: Tower = "decoder", other: int = 0) -> list[dict[str, object]]:
+    """One dict per site: layer, kind, skip, gain (start values where learned), and the start factor of each role."""
+    return [_row(placement, site) for site in sites(layers, tower, other)]
+
+
+def legend(placement: Placement) -> list[str]:
+    """What the symbols in the formulas stand for, in this placement."""
+    residuals = placement.each if isinstance(placement.each, ByKind) else None
+    every = [residuals.attn, residuals.ffn] if residuals else [placement.of("attn")]
+    lines = []
+    for name in ("skip", "gain"):
+        learned = [c for c in (getattr(r, name) for r in every) if isinstance(c, Learned)]
+        laws = [c for c in (getattr(r, name) for r in every) if callable(c)]
+        if learned:
+            what = "a trainable vector of the width" if learned[0].shape == "width" else "a trainable number"
+            how = (
+                "set by a profile of the first batch" if placement.calibrate else f"starts at {_law(learned[0].start)}"
+            )
+            lines.append(f"{name}: {what} per sublayer, {how}")
+        elif laws:
+            lines.append(f"{name}: constant, {_law(laws[0])}")
+    heads = placement.of("attn").heads
+    if heads:
+        place = "on what W_O reads" if heads.reads == "heads" else "on what W_O wrote"
+        lines.append(f"heads: one trainable number per head, starts at 1, {place}")
+    for role, g in placement.start.gain.items():
+        lines.append(f"start of {role}: times {_law(g)}")
+    return lines
+
+
+def _law(value: object) -> str:
+    doc = getattr(value, "__doc__", None) if callable(value) else None
+    return doc.strip().splitlines()[0].rstrip(".") if doc else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _norm(text: str, norm: Norm | None) -> str:
+    return f"{'RMS' if norm.kind == 'rmsnorm' else 'LN'}({text})" if norm else text
+
+
+def _times(name: str, c: Coefficient, text: str) -> str:
+    return text if c == 1.0 else f"{name} * {text}"
+
+
+def _row(placement: Placement, site: Site) -> dict[str, object]:
+    residual = placement.at(site)
+    values: dict[str, object] = {"layer": site.layer, "kind": site.kind}
+    for name in ("skip", "gain"):
+        c = getattr(residual, name)
+        values[name] = c.start if isinstance(c, Learned) else c
+    return values | {f"start.{role}": g for role, g in placement.start.at(site).items()}

@@ -1,0 +1,115 @@
+"""Multi-head attention: W_O Concat(softmax(q k^T / sqrt(d/heads)) v), self or cross, with cache.
+
+The product itself goes through transformers' attention interface (sdpa by default; eager, flash and flex where
+installed), chosen by `config._attn_implementation`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from isograd.placement.formula import Placement, Role
+from isograd.placement.laws import Site
+from isograd.transformer.norms import make_norm
+from isograd.transformer.parameters import Coefficient, Linear
+from isograd.transformer.positions import rotate
+
+
+class Attention(nn.Module):
+    """One attention branch f(x), with the slots `heads` and `mid` before W_O as the residual of its site asks.
+
+    Args:
+        config: the model's configuration.
+        site: where the sublayer stands; `site.kind == "cross"` reads keys and values from the memory.
+        placement: says whether heads are scaled, whether a norm stands before W_O, and how the weights start.
+        causal: whether position t may read positions up to t only.
+    """
+
+    def __init__(self, config: Any, placement: Placement, site: Site, causal: bool) -> None:
+        super().__init__()
+        residual, gains = placement.at(site), placement.start.at(site)
+        width, heads = config.hidden_size, config.num_attention_heads
+        self.config = config
+        self.layer_idx = site.layer - 1
+        self.is_causal = causal
+        self.is_cross = site.kind == "cross"
+        self.head_size = width // heads
+        self.scaling = self.head_size**-0.5
+        self.dropout = config.attention_dropout
+
+        def projection(role: Role) -> Linear:
+            return Linear(width, width, role=role, gain=gains.get(role, 1.0), bias=config.bias)
+
+        self.query, self.key, self.value, self.out = map(projection, ("query", "key", "value", "out"))
+        self.heads = Coefficient(heads, 1) if residual.heads else nn.Identity()
+        self.mid = make_norm(residual.mid, width, config)
+        self.heads_read_output = residual.heads is not None and residual.heads.reads == "output"
+
+    def forward(
+        self,
+        x: Tensor,  # (batch, time, width)
+        mask: Tensor | None = None,
+        memory: Tensor | None = None,  # (batch, source, width), for cross-attention
+        cache: Cache | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The branch's output (batch, time, width), and the attention weights where the back-end returns them."""
+        query = self._split(self.query(x))  # (batch, heads, time, width/heads)
+        if self.is_cross:
+            key, value = self._memory(memory, cache)
+        else:
+            key, value = self._split(self.key(x)), self._split(self.value(x))
+            if rotary is not None:
+                query, key = rotate(query, *rotary), rotate(key, *rotary)
+            if cache is not None:
+                own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+                key, value = own.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        dropout = self.dropout if self.training else 0.0
+        h, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return self._project(h), weights  # h: (batch, time, heads, width/heads)
+
+    def _project(self, h: Tensor) -> Tensor:
+        shape = h.shape
+        if self.heads_read_output:
+            return self.heads(self.out(self.mid(h.flatten(2))).view(shape)).flatten(2)
+        return self.out(self.mid(self.heads(h).flatten(2)))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
+
+    def _memory(self, memory: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory, computed once per sequence when there is a cache."""
+        if isinstance(cache, EncoderDecoderCache) and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
+        if memory is None:
+            raise ValueError("cross-attention needs encoder_hidden_states, and got none")
+        key, value = self._split(self.key(memory)), self._split(self.value(memory))
+        if isinstance(cache, EncoderDecoderCache):
+            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            cache.is_updated[self.layer_idx] = True
+        return key, value
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,  # (batch, heads, time, width/heads)
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,  # additive, broadcast to (batch, heads, time, source)
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The product written out; the back-end that returns attention weights."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights

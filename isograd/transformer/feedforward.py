@@ -1,0 +1,60 @@
+"""The feed-forward branch: W_2 mid(act(W_1 x + b_1)) + b_2, and its gated form."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isograd.placement import Placement, Site
+from isograd.transformer.norms import make_norm
+from isograd.transformer.parameters import Linear
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al. 2021, Primer)."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,  # exact, by erf
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's
+    "relu_squared": relu_squared,
+    "swiglu": F.silu,  # on the gate; see GatedFeedForward
+}
+
+
+class FeedForward(nn.Module):
+    """W_2 mid(dropout(act(W_1 x + b_1))) + b_2; W_1 of shape (inner, width), W_2 of shape (width, inner)."""
+
+    def __init__(self, config: Any, placement: Placement, site: Site) -> None:
+        super().__init__()
+        residual, gains = placement.at(site), placement.start.at(site)
+        width, inner = config.hidden_size, config.intermediate_size
+        self.into = Linear(width, inner, role="ffn_in", gain=gains.get("ffn_in", 1.0), bias=config.bias)
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.dropout = nn.Dropout(config.activation_dropout) if config.activation_dropout else nn.Identity()
+        self.mid = make_norm(residual.mid, inner, config)
+        self.out = Linear(inner, width, role="ffn_out", gain=gains.get("ffn_out", 1.0), bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.mid(self.dropout(self.act(self.into(x)))))
+
+
+class GatedFeedForward(FeedForward):
+    """SwiGLU: W_2 mid(dropout(silu(W_g x) * (W_1 x))) (Shazeer 2020, arXiv 2002.05202, equation 6)."""
+
+    def __init__(self, config: Any, placement: Placement, site: Site) -> None:
+        super().__init__(config, placement, site)
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate = Linear(width, inner, role="ffn_in", gain=self.into.gain, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.mid(self.dropout(self.act(self.gate(x)) * self.into(x))))
+
+
+def make_feedforward(config: Any, placement: Placement, site: Site) -> FeedForward:
+    kind = GatedFeedForward if config.hidden_act == "swiglu" else FeedForward
+    return kind(config, placement, site)

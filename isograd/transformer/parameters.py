@@ -1,0 +1,62 @@
+"""Leaves that own parameters. Each carries its role, so that starts and weight decay ask no names.
+
+role: query, key, value, out, ffn_in, ffn_out, dense, embed, head (matrices); norm, coefficient (never decayed)
+"""
+
+import torch
+from torch import Tensor, nn
+
+from isograd.placement.formula import Role
+
+MATRICES: frozenset[Role] = frozenset(("query", "key", "value", "out", "ffn_in", "ffn_out", "dense", "embed", "head"))
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b with W of shape (fan_out, fan_in); `gain` multiplies the start of W."""
+
+    def __init__(self, fan_in: int, fan_out: int, *, role: Role, gain: float = 1.0, bias: bool = True) -> None:
+        super().__init__(fan_in, fan_out, bias=bias)
+        self.role: Role = role
+        self.gain = gain
+
+
+class Embedding(nn.Embedding):
+    """A table of vectors, one row per id; the row `padding_idx` starts at zero and gets no gradient from look-ups."""
+
+    role: Role = "embed"
+
+
+class Coefficient(nn.Module):
+    """A trainable coefficient of a residual or of the heads: `weight` of the given shape, starting at `start`."""
+
+    role: Role = "coefficient"
+
+    def __init__(self, *shape: int, start: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full(shape, start))
+        self.start = start
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def roles(model: nn.Module) -> dict[str, Role]:
+    """Parameter name -> role, for every parameter that isograd made; biases carry the role of their module."""
+    return {
+        f"{address}.{name}" if address else name: module.role
+        for address, module in model.named_modules()
+        if hasattr(module, "role")
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
+def decayed(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the parameters that weight decay acts on, and of those it does not: matrices decay, nothing else.
+
+    For a model that isograd did not make, parameters of two or more dimensions count as matrices.
+    """
+    role_of = roles(model)
+    named = dict(model.named_parameters())
+    yes = [n for n, p in named.items() if p.ndim >= 2 and role_of.get(n, "dense") in MATRICES]
+    chosen = set(yes)
+    return yes, [n for n in named if n not in chosen]

@@ -1,0 +1,67 @@
+"""A layer (attn, cross where there is a memory, ffn) and the embedding below the layers."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from isograd.placement import Norm, Placement, Site, sites
+from isograd.transformer.norms import make_norm
+from isograd.transformer.parameters import Embedding
+from isograd.transformer.positions import make_positions
+from isograd.transformer.sublayer import AttentionSublayer, FeedForwardSublayer
+
+
+class Layer(GradientCheckpointingLayer):
+    """attn, then cross if the sites name one, then ffn."""
+
+    def __init__(self, config: Any, placement: Placement, here: dict[str, Site], causal: bool) -> None:
+        super().__init__()
+        self.attn = AttentionSublayer(config, placement, here["attn"], causal)
+        self.cross = AttentionSublayer(config, placement, here["cross"], False) if "cross" in here else None
+        self.ffn = FeedForwardSublayer(config, placement, here["ffn"])
+
+    def forward(
+        self,
+        x: Tensor,  # (batch, time, width)
+        memory: Tensor | None = None,  # (batch, source, width)
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        x = self.attn(x, mask=mask, cache=past_key_values, rotary=rotary, **kwargs)
+        if self.cross is not None:
+            x = self.cross(x, mask=memory_mask, memory=memory, cache=past_key_values, **kwargs)
+        return self.ffn(x)
+
+
+def make_layers(config: Any, placement: Placement, tower: str, layers: int, other: int, causal: bool) -> nn.ModuleList:
+    """The layers of one tower, each sublayer built from the placement at its site."""
+    every = sites(layers, tower, other)  # type: ignore[arg-type]  # "encoder" | "decoder", checked by the caller
+    return nn.ModuleList(
+        Layer(config, placement, {s.kind: s for s in every if s.layer == layer}, causal)
+        for layer in range(1, layers + 1)
+    )
+
+
+class InputEmbedding(nn.Module):
+    """dropout(norm(scale * E[token] + P[position])): scale sqrt(d) or 1, the norm only where configured."""
+
+    def __init__(self, config: Any, vocab_size: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.scale = width**0.5 if config.scale_embedding else 1.0
+        self.tokens = Embedding(vocab_size, width, padding_idx=config.pad_token_id)
+        self.positions = make_positions(config)
+        self.norm = make_norm(Norm() if config.embedding_norm else None, width, config)
+        self.drop = nn.Dropout(config.embedding_dropout) if config.embedding_dropout else nn.Identity()
+
+    def forward(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
+        """Token vectors (batch, time, width), unscaled, and ids (batch, time) -> what the first layer reads."""
+        x = vectors if self.scale == 1.0 else vectors * self.scale
+        if self.positions is not None:
+            x = x + self.positions(position_ids).to(x.dtype)
+        return self.drop(self.norm(x))

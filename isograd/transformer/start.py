@@ -1,0 +1,105 @@
+"""How parameters begin: one scheme per name, acting on one leaf at a time by its role.
+
+A scheme is called from `_init_weights` and uses `torch.nn.init` functions only: transformers guards those, so that
+loaded weights are never drawn again. Norm gains start at 1, offsets and biases at 0, coefficients at their `start`,
+in every scheme.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn import init
+
+from isograd.transformer.parameters import Coefficient, Embedding, Linear
+
+
+def xavier_uniform(leaf: Linear | Embedding, config: Any) -> None:
+    """Xavier uniform, W_Q, W_K, W_V as one fused (3d, d) matrix: gain 1/sqrt(2). Tables N(0, 1/d).
+
+    ADMIN's code (Transformer-Clinic) and, but for the feed-forward, fairseq.
+    """
+    if isinstance(leaf, Embedding) or leaf.role == "head":
+        _table(leaf, leaf.weight.shape[1] ** -0.5)
+        return
+    fused = 2**-0.5 if leaf.role in ("query", "key", "value") else 1.0
+    init.xavier_uniform_(leaf.weight, gain=fused * leaf.gain)
+    _zero_bias(leaf)
+
+
+def xavier_normal(leaf: Linear | Embedding, config: Any) -> None:
+    """Xavier normal N(0, 2 / (fan_in + fan_out)), every projection apart. Tables N(0, 1/d). DeepNet, Xiong et al."""
+    if isinstance(leaf, Embedding) or leaf.role == "head":
+        _table(leaf, leaf.weight.shape[1] ** -0.5)
+        return
+    init.xavier_normal_(leaf.weight, gain=leaf.gain)
+    _zero_bias(leaf)
+
+
+def normal(leaf: Linear | Embedding, config: Any) -> None:
+    """N(0, initializer_range^2) for every matrix and table. GPT-2, BERT, RoBERTa."""
+    if isinstance(leaf, Embedding):
+        _table(leaf, config.initializer_range)
+        return
+    init.normal_(leaf.weight, std=config.initializer_range * leaf.gain)
+    _zero_bias(leaf)
+
+
+def fairseq(leaf: Linear | Embedding, config: Any) -> None:
+    """fairseq 0.12: `xavier_uniform`, but W_1, W_2 and the biases of all but W_O keep torch's U(+-1/sqrt(fan_in))."""
+    if isinstance(leaf, Embedding) or leaf.role in ("head", "out"):
+        xavier_uniform(leaf, config)
+        return
+    bound = leaf.in_features**-0.5
+    if leaf.role in ("query", "key", "value"):
+        init.xavier_uniform_(leaf.weight, gain=2**-0.5 * leaf.gain)
+    else:
+        init.uniform_(leaf.weight, -bound * leaf.gain, bound * leaf.gain)
+    if leaf.bias is not None:
+        init.uniform_(leaf.bias, -bound, bound)
+
+
+STARTS: dict[str, Callable[[Linear | Embedding, Any], None]] = {
+    "xavier-uniform": xavier_uniform,
+    "xavier-normal": xavier_normal,
+    "normal": normal,
+    "fairseq": fairseq,
+}
+
+
+def start(module: nn.Module, config: Any, scheme: str) -> None:
+    """Draw the parameters that `module` itself owns (called once per module of the tree)."""
+    if isinstance(module, Linear | Embedding):
+        STARTS[scheme](module, config)
+    elif isinstance(module, Coefficient):
+        init.constant_(module.weight, module.start)
+    elif getattr(module, "role", None) == "norm":
+        init.ones_(module.weight)
+        if getattr(module, "bias", None) is not None:
+            init.zeros_(module.bias)
+
+
+def theoretical_std(leaf: Linear | Embedding, config: Any, scheme: str) -> float:
+    """The standard deviation that `scheme` gives the weight of a leaf, from the formula and not from a draw."""
+    fan_out, fan_in = leaf.weight.shape
+    gain = getattr(leaf, "gain", 1.0)
+    if scheme == "normal":
+        return config.initializer_range * gain
+    if isinstance(leaf, Embedding) or leaf.role == "head":
+        return fan_in**-0.5
+    if scheme == "fairseq" and leaf.role not in ("query", "key", "value", "out"):
+        return gain / math.sqrt(3 * fan_in)
+    fused = 2**-0.5 if scheme != "xavier-normal" and leaf.role in ("query", "key", "value") else 1.0
+    return fused * gain * math.sqrt(2 / (fan_in + fan_out))
+
+
+def _table(leaf: Linear | Embedding, std: float) -> None:
+    init.normal_(leaf.weight, std=std)
+    if isinstance(leaf, Embedding) and leaf.padding_idx is not None:
+        init.zeros_(leaf.weight[leaf.padding_idx])
+
+
+def _zero_bias(leaf: Linear) -> None:
+    if leaf.bias is not None:
+        init.zeros_(leaf.bias)

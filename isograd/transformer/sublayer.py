@@ -1,0 +1,118 @@
+"""The one line: x <- post( skip * x + gain * out( f( pre(x) ) ) ).
+
+    x ──┬────────── skip * x ──────────┐
+        └─ pre ─ branch ─ out ─ drop ─ combine ─ post ──> x
+
+Addresses are the same in every placement (`layers.3.ffn.{pre,branch,out,combine,post}`), an unused slot is
+`Identity`, so that instruments attach to the same names everywhere.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isograd.placement.formula import Learned, Placement, Residual
+from isograd.placement.laws import Site
+from isograd.transformer.attention import Attention
+from isograd.transformer.feedforward import make_feedforward
+from isograd.transformer.norms import make_norm
+from isograd.transformer.parameters import Coefficient
+
+
+class Add(nn.Module):
+    """x + u."""
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        return x + u
+
+
+class ScaledAdd(nn.Module):
+    """skip * x + gain * u with constants."""
+
+    def __init__(self, skip: float, gain: float) -> None:
+        super().__init__()
+        self.skip = skip
+        self.gain = gain
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.add(u if self.gain == 1.0 else u * self.gain, x, alpha=self.skip)
+
+    def extra_repr(self) -> str:
+        return f"skip={self.skip:.4g}, gain={self.gain:.4g}"
+
+
+class LearnedAdd(nn.Module):
+    """skip * x + gain * u, either of them a trainable vector of the width or a trainable number."""
+
+    def __init__(self, residual: Residual, width: int) -> None:
+        super().__init__()
+        self.skip = _coefficient(residual.skip, width)
+        self.gain = _coefficient(residual.gain, width)
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        u = self.gain(u)
+        if isinstance(self.skip, Coefficient):
+            return torch.addcmul(u, x, self.skip.weight)
+        return u + self.skip(x)
+
+
+class Constant(nn.Module):
+    """value * x with a number that is not trained."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.value
+
+
+class Sublayer(nn.Module):
+    """One branch with its residual, as the placement says at this site."""
+
+    def __init__(self, config: Any, placement: Placement, site: Site, branch: nn.Module) -> None:
+        super().__init__()
+        residual, width = placement.at(site), config.hidden_size
+        self.site = site
+        self.pre = make_norm(residual.pre, width, config)
+        self.branch = branch
+        self.out = make_norm(residual.out, width, config)
+        self.drop = nn.Dropout(config.hidden_dropout) if config.hidden_dropout else nn.Identity()
+        self.combine = make_combine(residual, width)
+        self.post = make_norm(residual.post, width, config)
+
+
+class AttentionSublayer(Sublayer):
+    def __init__(self, config: Any, placement: Placement, site: Site, causal: bool) -> None:
+        super().__init__(config, placement, site, Attention(config, placement, site, causal))
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        u, _ = self.branch(self.pre(x), **kwargs)
+        return self.post(self.combine(x, self.drop(self.out(u))))
+
+
+class FeedForwardSublayer(Sublayer):
+    def __init__(self, config: Any, placement: Placement, site: Site) -> None:
+        super().__init__(config, placement, site, make_feedforward(config, placement, site))
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.branch(self.pre(x))
+        return self.post(self.combine(x, self.drop(self.out(u))))
+
+
+def make_combine(residual: Residual, width: int) -> nn.Module:
+    """The module of the sum. Which one is decided here, once: constants are Python floats, 1 costs nothing."""
+    if isinstance(residual.skip, Learned) or isinstance(residual.gain, Learned):
+        return LearnedAdd(residual, width)
+    assert isinstance(residual.skip, float) and isinstance(residual.gain, float)
+    if residual.skip == 1.0 and residual.gain == 1.0:
+        return Add()
+    return ScaledAdd(residual.skip, residual.gain)
+
+
+def _coefficient(c: Any, width: int) -> nn.Module:
+    if isinstance(c, Learned):
+        assert isinstance(c.start, float)
+        return Coefficient(width if c.shape == "width" else 1, start=c.start)
+    return nn.Identity() if c == 1.0 else Constant(c)
