@@ -1,0 +1,95 @@
+"""Small models for the tests: one line each, every coefficient away from its start where that could hide a mistake."""
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from isograd.models import (
+    IsogradConfig,
+    IsogradForCausalLM,
+    IsogradForMaskedLM,
+    IsogradForSeq2SeqLM,
+    IsogradForSequenceClassification,
+    IsogradPreTrainedModel,
+)
+from isograd.placement import CATALOGUE
+from isograd.transformer.parameters import roles
+
+M = TypeVar("M", bound=nn.Module)
+
+NAMES = tuple(CATALOGUE)
+TINY: dict[str, Any] = {
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+HEADS: dict[str, tuple[type[IsogradPreTrainedModel], dict[str, Any]]] = {
+    "causal": (IsogradForCausalLM, {}),
+    "masked": (IsogradForMaskedLM, {}),
+    "seq2seq": (IsogradForSeq2SeqLM, {"encoder_layers": 3}),
+    "classify": (IsogradForSequenceClassification, {"num_labels": 3}),
+}
+
+
+def config(head: str = "causal", **options: Any) -> IsogradConfig:
+    return IsogradConfig(**(TINY | HEADS[head][1] | options))
+
+
+def model(head: str = "causal", *, random: bool = True, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """A tiny model in eval mode; `random` moves norms, biases and coefficients away from their start."""
+    made = HEADS[head][0](config(head, **options)).to(dtype).eval()
+    return randomised(made) if random else made
+
+
+def randomised(module: M, seed: int = 1) -> M:
+    """Norm gains and coefficients drawn from U(0.5, 1.5), offsets and biases from N(0, 0.3^2), in place."""
+    draw = torch.Generator().manual_seed(seed)
+    role_of = roles(module)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            if name.endswith("bias"):
+                p.copy_(torch.randn(p.shape, generator=draw) * 0.3)
+            elif role_of[name] in ("norm", "coefficient"):
+                p.copy_(torch.rand(p.shape, generator=draw) + 0.5)
+    return module
+
+
+def tokens(*shape: int, seed: int = 0, low: int = 3, high: int = 41) -> Tensor:
+    """Word ids, none of them special."""
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(head: str, *, batch: int = 2, time: int = 7) -> dict[str, Tensor]:
+    """What `model(**inputs)` needs to give logits."""
+    given = {"input_ids": tokens(batch, time)}
+    if head == "seq2seq":
+        given["decoder_input_ids"] = tokens(batch, time - 1, seed=1)
+    return given
+
+
+def labelled(head: str, **shape: int) -> dict[str, Tensor]:
+    """What `model(**labelled)` needs to give a loss."""
+    given = inputs(head, **shape)
+    if head == "causal":
+        labels = given["input_ids"].clone()
+    elif head == "masked":
+        labels = torch.full_like(given["input_ids"], -100)
+        labels[:, 1::3] = given["input_ids"][:, 1::3]
+    elif head == "seq2seq":
+        labels = given["decoder_input_ids"].roll(-1, 1)
+    else:
+        labels = torch.arange(given["input_ids"].shape[0]) % 3
+    return given | {"labels": labels}
+
+
+def close(got: Tensor, expected: Tensor, atol: float) -> None:
+    """Every element within `atol`, dtypes included."""
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
