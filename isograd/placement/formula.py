@@ -132,9 +132,12 @@ class Placement:
             raise ValueError(
                 "a feed-forward has no heads: put HeadScale on the attention, by ByKind(attn=..., ffn=...)"
             )
-        if self.calibrate and not isinstance(self.of("attn").skip, Learned):
+        kinds: tuple[Kind, ...] = ("attn", "cross", "ffn")
+        fixed = [kind for kind in kinds if not isinstance(self.of(kind).skip, Learned)]
+        if self.calibrate and fixed:
             raise ValueError(
                 f"calibrate={self.calibrate!r} sets learned skips, but this placement's skip is not Learned"
+                f" at {', '.join(fixed)}"
             )
 
     def of(self, kind: Kind) -> Residual:
