@@ -1,6 +1,6 @@
 """A placement as text: its formula line by line, and its numbers at a given shape."""
 
-from isograd.placement.formula import ByKind, Coefficient, Learned, Norm, Placement, Residual
+from isograd.placement.formula import Coefficient, Learned, Norm, Placement, Residual
 from isograd.placement.laws import Kind, Site, Tower, sites
 
 _BRANCH: dict[Kind, tuple[str, str]] = {"attn": ("Attn", "W_O"), "cross": ("Cross", "W_O"), "ffn": ("FFN", "W_2")}
@@ -14,7 +14,8 @@ def formula(residual: Residual, kind: Kind) -> str:
     """
     name, last = _BRANCH[kind]
     read = _norm("x", residual.pre)
-    inner = [t for t in (residual.mid and "LN", residual.heads and residual.heads.reads == "heads" and "heads *") if t]
+    inner = [_letters(residual.mid)] if residual.mid else []
+    inner += ["heads *"] if residual.heads and residual.heads.reads == "heads" else []
     branch = f"{name}[{last} {' '.join(inner)}]({read})" if inner else f"{name}({read})"
     if residual.heads and residual.heads.reads == "output":
         branch = f"heads * {branch}"
@@ -35,8 +36,8 @@ def numbers(placement: Placement, layers: int, tower: Tower = "decoder", other: 
 
 def legend(placement: Placement) -> list[str]:
     """What the symbols in the formulas stand for, in this placement."""
-    residuals = placement.each if isinstance(placement.each, ByKind) else None
-    every = [residuals.attn, residuals.ffn] if residuals else [placement.of("attn")]
+    kinds: tuple[Kind, ...] = ("attn", "cross", "ffn")
+    every = [placement.of(kind) for kind in kinds]
     lines = []
     for name in ("skip", "gain"):
         learned = [c for c in (getattr(r, name) for r in every) if isinstance(c, Learned)]
@@ -49,9 +50,9 @@ def legend(placement: Placement) -> list[str]:
             lines.append(f"{name}: {what} per sublayer, {how}")
         elif laws:
             lines.append(f"{name}: constant, {_law(laws[0])}")
-    heads = placement.of("attn").heads
+    heads = [r.heads for r in every if r.heads]
     if heads:
-        place = "on what W_O reads" if heads.reads == "heads" else "on what W_O wrote"
+        place = "on what W_O reads" if heads[0].reads == "heads" else "on what W_O wrote"
         lines.append(f"heads: one trainable number per head, starts at 1, {place}")
     for role, g in placement.start.gain.items():
         lines.append(f"start of {role}: times {_law(g)}")
@@ -64,7 +65,11 @@ def _law(value: object) -> str:
 
 
 def _norm(text: str, norm: Norm | None) -> str:
-    return f"{'RMS' if norm.kind == 'rmsnorm' else 'LN'}({text})" if norm else text
+    return f"{_letters(norm)}({text})" if norm else text
+
+
+def _letters(norm: Norm) -> str:
+    return "RMS" if norm.kind == "rmsnorm" else "LN"
 
 
 def _times(name: str, c: Coefficient, text: str) -> str:
