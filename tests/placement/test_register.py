@@ -1,0 +1,126 @@
+"""A user's own placement, end to end; and what a placement refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from isograd.models import IsogradForCausalLM
+from isograd.placement import (
+    CATALOGUE,
+    ByKind,
+    HeadScale,
+    Learned,
+    Norm,
+    Placement,
+    Residual,
+    Start,
+    UnknownPlacement,
+    get,
+    register,
+)
+from tests.build import HEADS, config, labelled, model
+
+N = Norm()
+OWN = Placement(
+    each=ByKind(
+        attn=Residual(
+            pre=N, mid=N, out=N, gain=Learned(start=lambda s: 1 / s.layer, shape="scalar"), heads=HeadScale()
+        ),
+        ffn=Residual(pre=N, out=Norm(kind="rmsnorm"), skip=0.5, gain=lambda s: s.slots**-0.5),
+    ),
+    final=N,
+    start=Start(base="xavier-normal", gain={"ffn_out": 0.5}),
+    about="a placement of one's own",
+)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_own_placement_trains_saves_and_loads(head: str, own_catalogue: None, tmp_path: Path) -> None:
+    assert register("own", OWN) is OWN
+    made, given = model(head, placement="own", random=False).train(), labelled(head)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    before = made(**given).loss
+    before.backward()
+    assert all(p.grad is not None for p in made.parameters())
+    optimizer.step()
+    after = made.eval()(**given).loss
+    assert after < before
+    made.save_pretrained(tmp_path)
+    again = type(made).from_pretrained(tmp_path)
+    assert torch.equal(again(**given).loss, after)
+    assert again.config.placement == "own"
+
+
+def test_own_coefficients_start_where_their_law_says(own_catalogue: None) -> None:
+    register("own", OWN)
+    layers = model(placement="own", random=False).model.layers
+    assert [layer.attn.combine.gain.weight.tolist() for layer in layers] == [[1.0], [0.5]]
+    assert layers[1].ffn.combine.skip == 0.5 and layers[1].ffn.combine.gain == 0.5
+    assert isinstance(layers[1].ffn.out, torch.nn.RMSNorm)
+
+
+def test_a_taken_name_is_refused(own_catalogue: None) -> None:
+    with pytest.raises(ValueError, match="'pre-ln' is in the catalogue already; pass overwrite=True"):
+        register("pre-ln", OWN)
+    assert register("pre-ln", OWN, overwrite=True) is get("pre-ln") is OWN
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("preln", "pre-ln"), ("deepnrom", "deepnorm"), ("normformer-fairseq-rescale", "normformer-fairseq-resscale")],
+)
+def test_an_unknown_name_names_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(UnknownPlacement, match=f"unknown placement '{wrong}': did you mean '{near}'"):
+        get(wrong)
+    with pytest.raises(KeyError):
+        get(wrong)
+
+
+def test_a_far_name_lists_all() -> None:
+    with pytest.raises(UnknownPlacement) as info:
+        get("zzz")
+    assert all(name in str(info.value) for name in CATALOGUE)
+    assert str(info.value).startswith("unknown")  # not KeyError's quoted repr
+
+
+def test_a_model_of_an_unregistered_placement_says_so(own_catalogue: None, tmp_path: Path) -> None:
+    register("own", OWN)
+    model(placement="own").save_pretrained(tmp_path)
+    del CATALOGUE["own"]
+    with pytest.raises(UnknownPlacement, match="unknown placement 'own'"):
+        IsogradForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_feed_forward_has_no_heads() -> None:
+    with pytest.raises(ValueError, match="a feed-forward has no heads: put HeadScale on the attention"):
+        Placement(each=Residual(pre=N, heads=HeadScale()))
+    with pytest.raises(ValueError, match="no heads"):
+        Placement(each=ByKind(attn=Residual(pre=N), ffn=Residual(heads=HeadScale())))
+    Placement(each=ByKind(attn=Residual(heads=HeadScale()), ffn=Residual()))
+
+
+LEARNED, FIXED = Residual(post=N, skip=Learned()), Residual(post=N)
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        FIXED,
+        ByKind(attn=FIXED, ffn=LEARNED),
+        ByKind(attn=LEARNED, ffn=FIXED),
+        ByKind(attn=LEARNED, cross=FIXED, ffn=LEARNED),
+    ],
+)
+def test_a_calibration_needs_learned_skips_everywhere(each: Residual | ByKind) -> None:
+    with pytest.raises(ValueError, match="calibrate='admin' sets learned skips"):
+        Placement(each=each, calibrate="admin")
+
+
+def test_placements_are_frozen_values() -> None:
+    assert Residual(pre=Norm()) == Residual(pre=N)
+    with pytest.raises(AttributeError):
+        get("pre-ln").final = None
+    with pytest.raises(TypeError):
+        Residual(N)
+    assert config(placement="deepnorm").entry() is CATALOGUE["deepnorm"]

@@ -1,0 +1,98 @@
+"""Who may import whom, and what importing costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import isograd
+
+ROOT = Path(isograd.__file__).parent
+FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+# placement <- transformer <- models <- data <- diagnose <- theory, train, evaluate, export <- study <- report <- cli
+LEVELS = [
+    {"placement"},
+    {"transformer"},
+    {"models"},
+    {"data"},
+    {"diagnose"},
+    {"theory", "train", "evaluate", "export"},
+    {"study"},
+    {"report"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+
+
+def imports(source: str, package: str) -> set[str]:
+    """Full names of all modules that a source imports, those under `if TYPE_CHECKING` and in functions included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def of(path: Path) -> set[str]:
+    return imports(path.read_text(), ".".join(("isograd", *path.relative_to(ROOT).parts[:-1])))
+
+
+def forbidden(own: str, names: set[str]) -> set[str]:
+    """Imports from a room below `own` or beside it."""
+    seen = {n.split(".")[1] for n in names if n.startswith("isograd.")} & set(LEVEL)
+    return {other for other in seen if other != own and LEVEL[other] >= LEVEL[own]}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_imports_from_the_rooms_above_it(path: Path) -> None:
+    assert room(path) in LEVEL, f"a new room: say in LEVELS where {room(path)!r} stands"
+    assert not forbidden(room(path), of(path))
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) in ("placement", "report")], ids=lambda p: str(p.name))
+def test_placement_and_report_know_no_tensors(path: Path) -> None:
+    """`report` sees files only: no torch, no models, nothing that would import them."""
+    names = of(path)
+    assert not {n for n in names if n.split(".")[0] in ("torch", "transformers", "accelerate")}
+    assert not {n for n in names if n.startswith(("isograd.models", "isograd.transformer"))}
+
+
+def test_the_walk_sees_what_it_should() -> None:
+    """The foil: each way of writing a forbidden import is found."""
+    lines = [
+        "from isograd.models import X",
+        "import isograd.models.causal",
+        "from isograd import models",
+        "from ..models import X",
+        "from .. import models",
+        "def f():\n    from isograd.models.base import X",
+    ]
+    for line in lines:
+        assert forbidden("placement", imports(line, "isograd.placement")) == {"models"}, line
+    assert not forbidden("models", imports("from isograd.placement import get\nfrom . import base", "isograd.models"))
+    assert forbidden("train", imports("from isograd.theory import claims", "isograd.train")) == {"theory"}
+
+
+@pytest.mark.parametrize("module", ["isograd", "isograd.placement", "isograd.placement.text"])
+def test_importing_placements_does_not_load_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted(m for m in ('torch', 'transformers', 'numpy') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_models_load_when_named() -> None:
+    code = "import sys, isograd; isograd.IsogradConfig; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+    with pytest.raises(AttributeError, match="no attribute 'Isogrod'"):
+        _ = isograd.Isogrod

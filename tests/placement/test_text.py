@@ -1,0 +1,79 @@
+"""What the catalogue prints."""
+
+import pytest
+
+from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, Residual, get, text
+
+FORMULAS = {
+    "post-ln": ("x <- LN(x + Attn(x))", "x <- LN(x + Cross(x))", "x <- LN(x + FFN(x))"),
+    "pre-ln": ("x <- x + Attn(LN(x))", "x <- x + Cross(LN(x))", "x <- x + FFN(LN(x))"),
+    "gpt2": ("x <- x + Attn(LN(x))", "x <- x + Cross(LN(x))", "x <- x + FFN(LN(x))"),
+    "normformer": (
+        "x <- x + LN(Attn[W_O heads *](LN(x)))",
+        "x <- x + Cross(LN(x))",
+        "x <- x + FFN[W_2 LN](LN(x))",
+    ),
+    "normformer-resscale": (
+        "x <- x + LN(Attn[W_O heads *](LN(x)))",
+        "x <- x + Cross(LN(x))",
+        "x <- skip * x + FFN[W_2 LN](LN(x))",
+    ),
+    "normformer-fairseq": (
+        "x <- x + LN(heads * Attn(LN(x)))",
+        "x <- x + Cross(LN(x))",
+        "x <- x + FFN[W_2 LN](LN(x))",
+    ),
+    "normformer-fairseq-resscale": (
+        "x <- x + LN(heads * Attn(LN(x)))",
+        "x <- x + Cross(LN(x))",
+        "x <- skip * x + FFN[W_2 LN](LN(x))",
+    ),
+    "admin": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
+    "admin-closed": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
+    "deepnorm": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
+}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_formulas(name: str) -> None:
+    assert tuple(text.formulas(get(name), cross=True).values()) == FORMULAS[name]
+    assert list(text.formulas(get(name))) == ["attn", "ffn"]
+
+
+def test_all_slots_at_once() -> None:
+    n = Norm(kind="rmsnorm")
+    every = Residual(pre=n, mid=n, out=n, post=n, skip=2.0, gain=Learned(), heads=HeadScale())
+    assert text.formula(every, "attn") == "x <- RMS(skip * x + gain * RMS(Attn[W_O RMS heads *](RMS(x))))"
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_entry_says_what_it_is(name: str) -> None:
+    entry = get(name)
+    assert entry.about and entry.paper
+    assert len(text.numbers(entry, 3)) == 6
+    assert len(text.numbers(entry, 3, "decoder", other=2)) == 9
+
+
+def test_numbers_of_deepnorm() -> None:
+    row = text.numbers(get("deepnorm"), 2)[-1]
+    assert row == {
+        "layer": 2, "kind": "ffn", "skip": 4**0.25, "gain": 1.0,
+        "start.value": 16**-0.25, "start.out": 16**-0.25, "start.ffn_in": 16**-0.25, "start.ffn_out": 16**-0.25,
+    }  # fmt: skip
+
+
+def test_legend() -> None:
+    assert "profile" in text.legend(get("admin"))[0]
+    assert "sqrt((n + 1) / ln(n + 1) - 1)" in text.legend(get("admin-closed"))[0]
+    assert "on what W_O reads" in text.legend(get("normformer"))[0]
+    assert "on what W_O wrote" in text.legend(get("normformer-fairseq"))[0]
+    assert text.legend(get("pre-ln")) == []
+    assert len(text.legend(get("deepnorm"))) == 5
+
+
+def test_legend_sees_the_cross_attention() -> None:
+    """A symbol that only the cross-attention's formula uses is explained too."""
+    plain = Residual(pre=Norm())
+    only = Placement(each=ByKind(attn=plain, ffn=plain, cross=Residual(pre=Norm(), gain=Learned(start=0.0))))
+    assert "gain * " in text.formulas(only, cross=True)["cross"]
+    assert any(line.startswith("gain:") for line in text.legend(only))
