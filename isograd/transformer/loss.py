@@ -37,6 +37,10 @@ def linear_cross_entropy(
         items = (target != IGNORE).sum()
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    if (
+        not torch.is_grad_enabled()
+    ):  # a Function's needs_input_grad does not know: gradients would be formed for nothing
+        hidden, weight, bias = hidden.detach(), weight.detach(), bias if bias is None else bias.detach()
     return _LinearCrossEntropy.apply(hidden, weight, bias, target, label_smoothing, chunk, dtype) / items
 
 
@@ -79,6 +83,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            raise RuntimeError(
+                "the chunked loss has no second derivative: its stored gradients are constants. Take cross-entropy on"
+                " the logits (output_logits=True) instead"
+            )
         scaled = (d if d is None else d * grads[0].to(d.dtype) for d in ctx.saved_tensors)
         return *scaled, None, None, None, None
 
