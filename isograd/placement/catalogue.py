@@ -3,7 +3,8 @@
 To add your own, write an entry and register it:
 
     from isograd.placement import Norm, Placement, Residual, register
-    register("sandwich", Placement(each=Residual(pre=Norm(), out=Norm()), final=Norm(), about="norms around the branch"))
+    around = Residual(pre=Norm(), out=Norm())
+    register("sandwich", Placement(each=around, final=Norm(), about="norms around the branch"))
 """
 
 import difflib
@@ -20,7 +21,8 @@ _NORMFORMER = Placement(
     final=N,
     about="pre-ln with HeadScale, a norm after attention and a norm inside the feed-forward",
     paper="Shleifer et al. 2021, arXiv 2110.09456",
-    note="HeadScale before W_O, as the paper writes it. Its effect on gradients shows at high learning rates, not at the start.",
+    note="HeadScale before W_O, as the paper writes it. Its effect on gradients shows at high learning rates, "
+    "not at the start.",
 )
 _NORMFORMER_FAIRSEQ = replace(
     _NORMFORMER,
@@ -73,7 +75,8 @@ CATALOGUE: dict[str, Placement] = {
         calibrate="admin",
         about="post-ln with a trainable skip per sublayer, set from a profile of the first batch",
         paper="Liu et al. 2020, arXiv 2004.08249",
-        note="Still wants warm-up when deep: 36 layers at LR 1e-3 collapse without it, and train with 100 steps of it or at 3e-4.",
+        note="Still wants warm-up when deep: 36 layers at LR 1e-3 collapse without it, and train with 100 steps of it "
+        "or at 3e-4.",
     ),
     "admin-closed": Placement(
         each=Residual(post=N, skip=Learned(start=laws.admin_closed_skip)),
@@ -107,7 +110,7 @@ def get(name: str) -> Placement:
     raise UnknownPlacement(f"unknown placement {name!r}: {hint} ('isograd list' shows all)")
 
 
-class UnknownPlacement(KeyError):
+class UnknownPlacement(KeyError):  # noqa: N818  (the name says what is wrong; "Error" would add nothing)
     """Raised for a name that is not in the catalogue."""
 
     def __str__(self) -> str:  # KeyError would print the quoted repr

@@ -52,7 +52,7 @@ def sites(layers: int, tower: Tower = "decoder", other: int = 0) -> list[Site]:
 
 
 def deepnorm_skip(site: Site) -> float:
-    """(2L)^(1/4) in a model of one tower; 0.81 (N^4 M)^(1/16) in the encoder of N layers, (3M)^(1/4) in its decoder of M.
+    """(2L)^(1/4) with one tower; 0.81 (N^4 M)^(1/16) in an encoder of N layers, (3M)^(1/4) in its decoder of M.
 
     Wang et al. 2022, "DeepNet", arXiv 2203.00555, table of alpha and beta.
 
