@@ -1,0 +1,179 @@
+"""The chunked loss against torch's cross-entropy on the whole matrix of logits."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from isograd.transformer.loss import IGNORE, linear_cross_entropy
+from tests.build import close
+
+ROWS, WIDTH, VOCABULARY = 23, 6, 11
+
+
+def problem(dtype: torch.dtype = torch.float64, ignored: int = 5, rows: int = ROWS) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(7)
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in ((rows, WIDTH), (VOCABULARY, WIDTH), (VOCABULARY,))
+    )
+    target = torch.randint(VOCABULARY, (rows,), generator=draw)
+    target[torch.randperm(rows, generator=draw)[:ignored]] = IGNORE
+    return hidden, weight, bias, target
+
+
+def with_gradients(loss: Tensor, *leaves: Tensor) -> list[Tensor]:
+    return [loss, *torch.autograd.grad(3 * loss, leaves)]  # 3: the incoming gradient must be used
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_values_and_gradients_are_torchs(chunk: int, smoothing: float, with_bias: bool) -> None:
+    hidden, weight, bias, target = problem()
+    leaves = (hidden, weight, bias) if with_bias else (hidden, weight)
+    b = bias if with_bias else None
+    ours = linear_cross_entropy(hidden, weight, target, bias=b, label_smoothing=smoothing, chunk=chunk)
+    plain = F.cross_entropy(F.linear(hidden, weight, b), target, label_smoothing=smoothing)
+    for got, expected in zip(with_gradients(ours, *leaves), with_gradients(plain, *leaves), strict=True):
+        close(got, expected, 1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 40), chunk=st.integers(1, 45), ignored=st.integers(0, 39), eps=st.floats(0, 0.9))
+def test_any_shape_and_chunk(rows: int, chunk: int, ignored: int, eps: float) -> None:
+    hidden, weight, bias, target = problem(ignored=min(ignored, rows - 1), rows=rows)
+    ours = linear_cross_entropy(hidden, weight, target, bias=bias, label_smoothing=eps, chunk=chunk)
+    plain = F.cross_entropy(F.linear(hidden, weight, bias), target, label_smoothing=eps)
+    leaves = (hidden, weight, bias)
+    for got, expected in zip(with_gradients(ours, *leaves), with_gradients(plain, *leaves), strict=True):
+        close(got, expected, 1e-12)
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.3])
+def test_fairseqs_smoothing_is_ours_with_another_epsilon(eps: float) -> None:
+    """fairseq: weight 1 - eps on the target and eps/(V - 1) on each other class; ours: eps V/(V - 1)."""
+    hidden, weight, _, target = problem(ignored=0)
+    log_p = F.linear(hidden, weight).log_softmax(-1)
+    weights = torch.full_like(log_p, eps / (VOCABULARY - 1)).scatter(1, target[:, None], 1 - eps)
+    fairseq = -(weights * log_p).sum()
+    torch_eps = eps * VOCABULARY / (VOCABULARY - 1)
+    close(linear_cross_entropy(hidden, weight, target, label_smoothing=torch_eps, items=1), fairseq, 1e-12)
+    same = linear_cross_entropy(hidden, weight, target, label_smoothing=eps, items=1)
+    assert (same - fairseq).abs() > 1e-3  # the foil: the two definitions differ
+
+
+@pytest.mark.parametrize("items", [1, 7, torch.tensor(13)])
+def test_items_divide_the_sum(items: int | Tensor) -> None:
+    hidden, weight, bias, target = problem()
+    ours = linear_cross_entropy(hidden, weight, target, bias=bias, items=items)
+    plain = F.cross_entropy(F.linear(hidden, weight, bias), target, reduction="sum") / items
+    leaves = (hidden, weight, bias)
+    for got, expected in zip(with_gradients(ours, *leaves), with_gradients(plain, *leaves), strict=True):
+        close(got, expected, 1e-12)
+
+
+def test_nothing_to_predict() -> None:
+    """All rows ignored: a sum of zero with gradients of zero; the mean of nothing is torch's."""
+    hidden, weight, bias, target = problem(ignored=ROWS)
+    for value in with_gradients(
+        linear_cross_entropy(hidden, weight, target, bias=bias, label_smoothing=0.1, items=1), hidden, weight, bias
+    ):
+        assert not value.any()
+    mean = linear_cross_entropy(hidden, weight, target)
+    assert mean.isnan() and F.cross_entropy(F.linear(hidden, weight), target).isnan()
+    empty = linear_cross_entropy(hidden[:0], weight, target[:0], items=1)
+    assert empty == 0
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight", "bias"])
+def test_only_what_asks_gets_a_gradient(frozen: str) -> None:
+    named = dict(zip(("hidden", "weight", "bias", "target"), problem(), strict=True))
+    named[frozen] = named[frozen].detach()
+    linear_cross_entropy(named["hidden"], named["weight"], named["target"], bias=named["bias"], chunk=7).backward()
+    for name in ("hidden", "weight", "bias"):
+        assert (named[name].grad is None) == (name == frozen)
+
+
+def test_second_derivatives_are_refused_and_not_wrong() -> None:
+    """The stored gradients are constants; a Hessian from them would lack the loss's own curvature."""
+    hidden, weight, _, target = problem()
+    loss = linear_cross_entropy(hidden, weight, target)
+    with pytest.raises(RuntimeError, match="no second derivative.*output_logits=True"):
+        torch.autograd.grad(loss, weight, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_gradients_in_the_dtype_of_their_owners(dtype: torch.dtype) -> None:
+    hidden, weight, bias, target = problem(torch.float32)
+    with torch.autocast("cpu", dtype=dtype):
+        loss = linear_cross_entropy(hidden, weight, target, bias=bias, chunk=7)
+    assert loss.dtype == torch.float32
+    plain = F.cross_entropy(F.linear(hidden, weight, bias), target)
+    got, expected = with_gradients(loss, hidden, weight, bias), with_gradients(plain, hidden, weight, bias)
+    for value, exact in zip(got, expected, strict=True):
+        assert value.dtype == torch.float32
+        close(value, exact, 0.05)
+
+
+def test_half_precision_leaves() -> None:
+    hidden, weight, bias, target = problem(torch.bfloat16)
+    loss = linear_cross_entropy(hidden, weight, target, bias=bias, chunk=7)
+    assert loss.dtype == torch.float32  # or better
+    assert {g.dtype for g in with_gradients(loss, hidden, weight, bias)[1:]} == {torch.bfloat16}
+
+
+class Sizes(TorchDispatchMode):
+    """Numbers of elements of everything that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen += [t.numel() for t in (out if isinstance(out, tuple | list) else [out]) if isinstance(t, Tensor)]
+        return out
+
+
+def largest(chunk: int, rows: int) -> int:
+    hidden = torch.randn(rows, 2, requires_grad=True)
+    weight = torch.randn(101, 2, requires_grad=True)
+    target = torch.arange(rows) % 101
+    with Sizes() as sizes:
+        linear_cross_entropy(hidden, weight, target, chunk=chunk, label_smoothing=0.1).backward()
+    return max(sizes.seen)
+
+
+def test_the_matrix_of_logits_never_exists() -> None:
+    """At most chunk x V numbers at a time, however many rows."""
+    for chunk in (4, 16, 64):
+        assert largest(chunk, 200) == chunk * 101
+    assert largest(512, 200) == 200 * 101  # the foil: one chunk is the whole matrix
+    assert all(largest(8, a) == largest(8, b) for a, b in pairwise((50, 100, 400)))
+
+
+class Products(TorchDispatchMode):
+    """How many matrix products are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::linear")
+        return func(*args, **(kwargs or {}))
+
+
+def test_evaluation_computes_no_gradients() -> None:
+    """Under no_grad one product per chunk, the logits; with gradients three."""
+    hidden, weight, _, target = problem()
+    with Products() as trained:
+        linear_cross_entropy(hidden, weight, target)
+    with torch.no_grad(), Products() as evaluated:
+        linear_cross_entropy(hidden, weight, target)
+    assert (trained.count, evaluated.count) == (3, 1)
