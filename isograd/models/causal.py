@@ -37,6 +37,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,  # (batch, time), the inputs themselves; shifted here; -100 is ignored
+        shift_labels: Tensor | None = None,  # (batch, time), the next token of every position
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_logits: bool | None = None,
@@ -46,35 +47,38 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (batch, time, vocabulary), or with labels the mean loss in nats.
 
-        With labels the matrix of logits is not formed (`logits` is None) unless `output_logits=True`.
+        With labels of either kind the matrix of logits is not formed (`logits` is None) unless `output_logits=True`.
 
         Args:
+            shift_labels: targets already shifted, in place of `labels`: every position predicts.
             num_items_in_batch: divisor of the summed loss; None takes the number of predicted tokens.
             label_smoothing: see `isograd.transformer.loss.linear_cross_entropy`.
         """
+        training = labels is not None or shift_labels is not None
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
-            use_cache=use_cache if use_cache is not None else self.config.use_cache and labels is None,
+            use_cache=use_cache if use_cache is not None else self.config.use_cache and not training,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
         loss = None
-        if labels is not None:
+        if training:
+            rows, target = (hidden, shift_labels) if labels is None else (hidden[:, :-1], labels[:, 1:])
             loss = linear_cross_entropy(
-                hidden[:, :-1].flatten(0, 1),
+                rows.flatten(0, 1),
                 self.lm_head.weight,
-                labels[:, 1:].flatten(),
+                target.flatten(),
                 label_smoothing=label_smoothing,
                 items=num_items_in_batch,
                 chunk=self.config.loss_chunk,
             )
         return CausalLMOutputWithPast(
             loss=loss,
-            logits=self.lm_head(kept(hidden, logits_to_keep)) if wants_logits(output_logits, labels) else None,
+            logits=self.lm_head(kept(hidden, logits_to_keep)) if wants_logits(output_logits, training) else None,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -87,9 +91,9 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         self.lm_head = value
 
 
-def wants_logits(asked: bool | None, labels: Tensor | None) -> bool:
+def wants_logits(asked: bool | None, training: bool) -> bool:
     """Logits are formed when asked for, and by default when there is no loss to form instead."""
-    return labels is None if asked is None else asked
+    return not training if asked is None else asked
 
 
 def kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:

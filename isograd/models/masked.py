@@ -86,7 +86,7 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
             )
         return MaskedLMOutput(
             loss=loss,
-            logits=self.head(hidden) if wants_logits(output_logits, labels) else None,
+            logits=self.head(hidden) if wants_logits(output_logits, labels is not None) else None,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -86,7 +86,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
             )
         return Seq2SeqLMOutput(
             loss=loss,
-            logits=self.lm_head(hidden) if wants_logits(output_logits, labels) else None,
+            logits=self.lm_head(hidden) if wants_logits(output_logits, labels is not None) else None,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,

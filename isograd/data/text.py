@@ -1,0 +1,139 @@
+"""Reading text: the embedded default, files (.txt, .jsonl, .parquet, plain or .gz or .xz), and `datasets` names.
+
+Every reader returns documents as (name, text) pairs; every failure is one `DataError`.
+"""
+
+import gzip
+import json
+import lzma
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from isograd.data.errors import DataError
+
+Document = tuple[str, str]
+
+EMBEDDED = "embedded"
+_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+
+
+def read(source: str, field: str = "text", split: str = "train") -> list[Document]:
+    """Documents of a source: "embedded", a file, or the name of a data set on the Hugging Face hub.
+
+    Args:
+        source: what to read. Anything that exists as a file, or looks like one, is a file.
+        field: the key of the text in JSON lines, Parquet and data sets.
+        split: the split of a data set on the hub.
+
+    Raises:
+        DataError: nothing to read, or not readable; in one line.
+    """
+    if source == EMBEDDED:
+        return embedded()
+    path = Path(source)
+    if path.exists() or path.suffix or path.is_absolute() or source.startswith("."):
+        return _file(path, field)
+    return _hub(source, field, split)
+
+
+def embedded() -> list[Document]:
+    """English prose and code that every Python carries: the language reference and the standard library's modules."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    code = [(f"{p.stem}.py", p.read_text(encoding="utf-8")) for p in sorted(folder.glob("*.py"))]
+    return _language_reference() + code
+
+
+def _language_reference() -> list[Document]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # a Python without its documentation: the code alone will do
+        return []
+    return [(f"topic:{name}", text) for name, text in sorted(topics.items())]
+
+
+def _file(path: Path, field: str) -> list[Document]:
+    if not path.exists():
+        raise DataError(f"{path}: no such file")
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name a file")
+    kind = path.with_suffix("").suffix if path.suffix in _OPEN else path.suffix
+    if kind == ".parquet":
+        return _parquet(path, field)
+    raw = _bytes(path)
+    if not raw.strip():
+        raise DataError(f"{path}: is empty")
+    text = _decode(raw, path).replace("\r\n", "\n")
+    return _json_lines(text, path, field) if kind in (".jsonl", ".json") else [(path.name, text)]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with _OPEN.get(path.suffix, open)(path, "rb") as file:
+            return file.read()
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _decode(raw: bytes, path: Path) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        bad = raw[error.start]
+        raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{bad:02x}); convert the file to UTF-8") from error
+
+
+def _json_lines(text: str, path: Path, field: str) -> list[Document]:
+    documents = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            keys = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
+            raise DataError(f"{path}, line {number}: expected an object with a text {field!r}, found {keys}")
+        documents.append((f"{path.name}:{number}", row[field]))
+    return documents
+
+
+def _parquet(path: Path, field: str) -> list[Document]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DataError(f"{path}: Parquet needs pyarrow; pip install 'isograd[data]'") from error
+    try:
+        table = parquet.read_table(path)
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from error
+    return _column(table.column_names, lambda: table.column(field).to_pylist(), str(path), field)
+
+
+def _hub(name: str, field: str, split: str) -> list[Document]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'") from error
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except Exception as error:  # the hub raises many kinds; a user needs one line
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(
+            f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {reason}"
+        ) from error
+    return _column(rows.column_names, lambda: rows[field], name, field)
+
+
+def _column(names: Iterable[str], values: Callable[[], Iterable[Any]], where: str, field: str) -> list[Document]:
+    if field not in names:
+        raise DataError(f"{where}: no column {field!r}; found {', '.join(names)}")
+    documents = [(f"{where}:{i}", text) for i, text in enumerate(values(), start=1) if text]
+    for name, text in documents:
+        if not isinstance(text, str):
+            raise DataError(f"{name}: column {field!r} holds {type(text).__name__}, expected text")
+    return documents

@@ -1,0 +1,183 @@
+"""One training step under observation: what happened in each sublayer, as rows.
+
+    probe = Probe(model)                      # an isograd model: finds its sublayers itself
+    probe = Probe(model, ["h.0", "h.1"])      # any nn.Module, by address
+    with probe.step(0):
+        model(**batch).loss.backward()
+        probe.read_gradients()                # after accumulation, before clipping
+        optimizer.step()
+    probe.rows
+
+Outside `step` the model carries no hooks, so a compiled model runs compiled; run the observed step itself eagerly
+(`torch.compiler.set_stance("force_eager")`), since compiled code does not see hooks that come later.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isograd.diagnose.quantities import mean_abs, norm, rms, terms, variance
+from isograd.transformer.parameters import Coefficient
+from isograd.transformer.sublayer import Sublayer
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Watched:
+    """One observed module: facts for its rows, its parameters, the matrix that stands for it, its coefficients."""
+
+    module: nn.Module
+    facts: Mapping[str, Any]
+    parameters: list[nn.Parameter]
+    matrix: nn.Parameter | None
+    coefficients: Mapping[str, nn.Parameter]
+
+
+class Probe:
+    """Measures sublayers during single steps.
+
+    A row holds the facts of its sublayer (address; tower, layer and kind in isograd models), the step, and of these
+    quantities the ones that the module has, as floats:
+
+        gradient_norm       Frobenius norm of the gradient of all parameters of the module
+        gradient_mean_abs   mean |gradient| of its last projection, W_O or W_2 (NormFormer's figure 3)
+        residual_rms        root mean square of what the module gives on: the residual stream
+        branch_skip_ratio   Var[gain * f(x)] / Var[skip * x]
+        update_ratio        |W' - W| / |W| of the last projection
+        skip, gain, heads, pre, mid, out, post
+                            mean of the learned coefficient or norm gain, with its `_min` and `_max`
+    """
+
+    def __init__(self, model: nn.Module, addresses: Sequence[str] | None = None) -> None:
+        """Watch every sublayer of an isograd model, or the modules at `addresses` of any model.
+
+        Raises:
+            ValueError: no addresses given and no isograd sublayer in the model.
+            AttributeError: an address that the model does not have.
+        """
+        if addresses is None:
+            self.watched = [_of_sublayer(a, m) for a, m in model.named_modules() if isinstance(m, Sublayer)]
+        else:
+            self.watched = [_of_module(a, model.get_submodule(a)) for a in addresses]
+        if not self.watched:
+            raise ValueError("this model has no isograd sublayers; pass the addresses of the modules to watch")
+        self.rows: list[Row] = []
+        self._values: dict[tuple[int, str], Tensor] = {}
+        self._before: dict[int, Tensor] = {}
+
+    @contextmanager
+    def step(self, step: int) -> Iterator["Probe"]:
+        """Observe what happens inside as training step `step`; its rows are appended at the end."""
+        self._values, self._before = {}, {}
+        with ExitStack() as hooks:
+            for index, watched in enumerate(self.watched):
+                for handle in self._attach(index, watched.module):
+                    hooks.callback(handle.remove)
+            yield self
+        with torch.no_grad():
+            self._read_updates()
+            self._read_coefficients()
+            self.rows.extend(self._collect(step))
+
+    @torch.no_grad()
+    def read_gradients(self, norms: Mapping[nn.Parameter, Tensor] | None = None) -> None:
+        """Take the gradients as they stand: call after accumulation and unscaling, before clipping.
+
+        Args:
+            norms: Frobenius norms by parameter, where clipping has computed them anyway.
+        """
+        norms = norms or {}
+        for index, watched in enumerate(self.watched):
+            graded = [(p, p.grad) for p in watched.parameters if p.grad is not None]
+            if graded:
+                parts = [whole(norms[p] if p in norms else norm(grad)) for p, grad in graded]
+                self._values[index, "gradient_norm"] = norm(torch.stack(parts))
+            if watched.matrix is not None and watched.matrix.grad is not None:
+                self._values[index, "gradient_mean_abs"] = whole(mean_abs(watched.matrix.grad))
+                self._before[index] = watched.matrix.detach().clone()
+
+    def _attach(self, index: int, module: nn.Module) -> list[Any]:
+        def stream(_: nn.Module, args: Any, output: Any) -> None:
+            y = _first(output)
+            self._values[index, "residual_rms"] = rms(y)
+            if not isinstance(module, Sublayer) and args and _first(args).shape == y.shape:
+                x = _first(args)
+                self._values[index, "branch_skip_ratio"] = variance(y - x) / variance(x)
+
+        def total(combine: nn.Module, args: tuple[Tensor, Tensor], _: Tensor) -> None:
+            skip, branch = terms(combine, *(t.detach() for t in args))
+            self._values[index, "branch_skip_ratio"] = variance(branch) / variance(skip)
+
+        handles = [module.register_forward_hook(stream)]
+        if isinstance(module, Sublayer):
+            handles.append(module.combine.register_forward_hook(total))
+        return handles
+
+    def _read_updates(self) -> None:
+        for index, before in self._before.items():
+            matrix = self.watched[index].matrix
+            assert matrix is not None
+            self._values[index, "update_ratio"] = whole(norm(matrix - before)) / whole(norm(before))
+
+    def _read_coefficients(self) -> None:
+        for index, watched in enumerate(self.watched):
+            for name, p in watched.coefficients.items():
+                values = whole(p.detach()).float()
+                self._values[index, name] = values.mean()
+                self._values[index, f"{name}_min"] = values.min()
+                self._values[index, f"{name}_max"] = values.max()
+
+    def _collect(self, step: int) -> list[Row]:
+        """All values in one transfer from the device."""
+        if not self._values:
+            return []
+        numbers = torch.stack([v.double() for v in self._values.values()]).tolist()
+        rows: list[Row] = [{"step": step, **w.facts} for w in self.watched]
+        for (index, name), number in zip(self._values, numbers, strict=True):
+            rows[index][name] = number
+        return rows
+
+
+def _of_sublayer(address: str, sublayer: Sublayer) -> Watched:
+    site = sublayer.site
+    slots = {"pre": sublayer.pre, "mid": sublayer.branch.mid, "out": sublayer.out, "post": sublayer.post}
+    coefficients = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm"}
+    scales = {
+        "skip": getattr(sublayer.combine, "skip", None),
+        "gain": getattr(sublayer.combine, "gain", None),
+        "heads": getattr(sublayer.branch, "heads", None),
+    }
+    coefficients |= {name: m.weight for name, m in scales.items() if isinstance(m, Coefficient)}
+    return Watched(
+        module=sublayer,
+        facts={"address": address, "tower": site.tower, "layer": site.layer, "kind": site.kind},
+        parameters=list(sublayer.parameters()),
+        matrix=sublayer.branch.out.weight,
+        coefficients=coefficients,
+    )
+
+
+def _of_module(address: str, module: nn.Module) -> Watched:
+    parameters = list(module.parameters())
+    matrices = [p for p in parameters if p.ndim >= 2]
+    return Watched(
+        module=module,
+        facts={"address": address},
+        parameters=parameters,
+        matrix=matrices[-1] if matrices else None,
+        coefficients={},
+    )
+
+
+def _first(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else value[0]
+
+
+def whole(x: Tensor) -> Tensor:
+    """The full tensor of a sharded one."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x

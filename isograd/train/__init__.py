@@ -1,0 +1,1 @@
+"""Training: the recipe, the trainer, calibration, the files of a run."""

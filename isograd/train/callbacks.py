@@ -1,0 +1,107 @@
+"""What happens beside the training: the log of every step, the watch for divergence, the observed steps."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from isograd.diagnose import Probe
+from isograd.train.metrics import append_rows
+from isograd.train.trainer import IsogradTrainer
+
+Progress = Callable[[int, float], None]
+
+
+class Log(TrainerCallback):
+    """Keeps loss and gradient norm of every step on the device, and writes them in batches of `every`.
+
+    Stops the training at the first batch with a loss that is not finite. In a distributed run the losses are averaged
+    over processes, once per batch of steps, so all processes stop together.
+    """
+
+    def __init__(
+        self, trainer: IsogradTrainer, folder: Path, every: int = 10, progress: Progress | None = None
+    ) -> None:
+        self.trainer = trainer
+        self.folder = folder
+        self.every = every
+        self.progress = progress
+        self._steps: list[tuple[int, Tensor, Tensor]] = []
+        self._clock = (0, time.perf_counter())
+        self._rates: list[float] = []  # steps per second, one per batch of steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        loss = torch.stack(self.trainer.losses).float().mean()
+        self.trainer.losses.clear()
+        assert self.trainer.norm is not None
+        self._steps.append((state.global_step, loss, self.trainer.norm))
+        due = state.global_step % self.every == 0 or state.global_step == state.max_steps or control.should_save
+        if due and not self._flush():
+            control.should_training_stop = True
+        return control
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._clock = (state.global_step, time.perf_counter())
+
+    def tokens_per_second(self, tokens: int) -> float | None:
+        """Median over batches of steps, with `tokens` of them in a step; None before the first batch has gone by."""
+        return statistics.median(self._rates) * tokens if self._rates else None
+
+    def _flush(self) -> bool:
+        """Write what has gathered; False if a loss was not finite."""
+        if not self._steps:
+            return True
+        numbers = torch.stack([torch.stack([loss, norm.float()]) for _, loss, norm in self._steps])
+        numbers = self.trainer.accelerator.reduce(numbers, reduction="mean").tolist()
+        rate, schedule = self.trainer.args.learning_rate, self.trainer.schedule
+        rows = [
+            {"step": step, "loss": loss, "lr": rate * schedule(step), "grad_norm": norm}
+            for (step, _, _), (loss, norm) in zip(self._steps, numbers, strict=True)
+        ]
+        self._steps.clear()
+        self._time(rows[-1]["step"])
+        if self.trainer.is_world_process_zero():
+            append_rows(self.folder / "metrics.jsonl", rows)
+        if self.progress:
+            self.progress(rows[-1]["step"], rows[-1]["loss"])
+        return all(math.isfinite(row["loss"]) for row in rows)
+
+    def _time(self, step: int) -> None:
+        now = time.perf_counter()
+        self._rates.append((step - self._clock[0]) / (now - self._clock[1]))
+        self._clock = (step, now)
+
+
+class Observe(TrainerCallback):
+    """Opens the probe around step 1, every `every`-th step and the last, and writes its rows."""
+
+    def __init__(self, trainer: IsogradTrainer, folder: Path, every: int) -> None:
+        self.trainer = trainer
+        self.folder = folder
+        self.every = every
+        self._open = ExitStack()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.probe = Probe(self.trainer.model)  # only now are the parameters what FSDP2 made of them
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step + 1
+        if step == 1 or step % self.every == 0 or step == state.max_steps:
+            self._open.enter_context(self.probe.step(step))
+            self.trainer.probe = self.probe
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer.probe is None:
+            return
+        self.trainer.probe = None
+        self._open.close()
+        if self.trainer.is_world_process_zero():
+            append_rows(self.folder / "quantities.jsonl", self.probe.rows)
+        self.probe.rows.clear()

@@ -1,0 +1,83 @@
+"""The files of a run: what is written while it trains, and how it ended.
+
+runs/NAME/
+  run.json          the recipe, resolved
+  resolved.json     what was built: formulas, the numbers of every site, sizes
+  metrics.jsonl     one row per step: step, loss, lr, grad_norm
+  quantities.jsonl  one row per observed step and sublayer
+  outcome.json      how it ended; its presence means the run has ended
+  checkpoints/      to go on from
+  model/            the trained model and its tokenizer
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+OutcomeName = Literal["finished", "diverged", "collapsed", "failed", "interrupted"]
+
+LAST = 20  # steps whose mean loss is the final loss
+NEAR = 0.10  # nats around the unigram entropy that count as collapsed
+
+
+def judge(losses: list[float], unigram_entropy: float) -> tuple[OutcomeName, float]:
+    """Outcome of a training that ran to its end, and its final loss: the mean of the last 20 steps, nats.
+
+    "diverged" when a loss was not finite; "collapsed" when the final loss is within 0.10 nat of the entropy of the
+    corpus' token frequencies, which is what a model without any context reaches; else "finished".
+
+    >>> judge([3.0] * 20, 3.05)[0], judge([2.0] * 20, 3.05)[0], judge([float("nan")], 3.05)[0]
+    ('collapsed', 'finished', 'diverged')
+    """
+    if not all(map(math.isfinite, losses)):
+        return "diverged", math.nan
+    final = sum(losses[-LAST:]) / len(losses[-LAST:])
+    return ("collapsed" if abs(final - unigram_entropy) <= NEAR else "finished"), final
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Whole or not at all: written beside and moved into place. NaN and infinities become null."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(finite(content), indent=2) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """One JSON object per line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(finite(row)) + "\n" for row in rows)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file, [] when there is none; a last line cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop the rows after `step`: what a resumed run will write again."""
+    rows = [row for row in read_rows(path) if row["step"] <= step]
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    scratch.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """The same content with every number that JSON cannot say replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value

@@ -1,0 +1,135 @@
+"""A thin subclass of transformers' Trainer, and what it is told of a run.
+
+It differs where the default would blur a comparison: weight decay by role, schedules whose first update moves, the
+order of the data fixed beforehand, gradients read before clipping, and non-finite losses kept as they are.
+"""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import PrinterCallback, Trainer, TrainingArguments
+
+from isograd.data.batches import as_is
+from isograd.diagnose import Probe
+from isograd.diagnose.probe import whole
+from isograd.train.optim import optimizer_of, schedule_of
+from isograd.train.run import RecipeError, Run
+from isograd.transformer.parameters import decayed
+
+
+class IsogradTrainer(Trainer):
+    """Trainer of one `Run`.
+
+    Args:
+        run: the recipe.
+        model: the model, calibrated where its placement asks for it.
+        train_dataset: the samples of the whole training in their order, one epoch of them.
+        folder: where checkpoints go.
+    """
+
+    def __init__(self, run: Run, model: nn.Module, train_dataset: Dataset[Any], folder: Path) -> None:
+        self.recipe = run
+        self.schedule = schedule_of(run.training)
+        self.probe: Probe | None = None  # set while a step is observed
+        self.losses: list[Tensor] = []  # of the micro-batches of this step
+        self.norm: Tensor | None = None  # of all gradients, before clipping
+        self._graded: list[nn.Parameter] = []
+        super().__init__(
+            model=model,
+            args=arguments(run, folder),
+            train_dataset=train_dataset,
+            data_collator=as_is,
+            optimizer_cls_and_kwargs=optimizer_of(run.training),
+        )
+        self.remove_callback(PrinterCallback)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Matrices decay, nothing else does."""
+        return decayed(model)[0]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        """Update t = 1, 2, .. runs at the rate of t (the scheduler counts from 0)."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda n: self.schedule(n + 1))
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        eager = torch.compiler.set_stance("force_eager") if self.probe is not None else nullcontext()
+        with eager:
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The model's own loss; the unsmoothed one is not formed a second time."""
+        outputs = model(**inputs, label_smoothing=self.recipe.training.label_smoothing if model.training else 0.0)
+        if model.training:
+            self.losses.append(outputs.loss.detach())
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
+        """Norms of all gradients, once: for the log, for the probe, for clipping (in this order)."""
+        self.accelerator.unscale_gradients()
+        if not self._graded:  # only now are they what FSDP2 made of them
+            self._graded = [p for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in self._graded if p.grad is not None]
+        norms = [whole(n) for n in torch._foreach_norm(grads)]
+        self.norm = torch.linalg.vector_norm(torch.stack(norms))
+        if self.probe is not None:
+            self.probe.read_gradients(dict(zip(self._graded, norms, strict=True)))
+        if self.recipe.training.clip:
+            factor = (self.recipe.training.clip / (self.norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(grads, factor.item() if self.is_fsdp_enabled else factor)
+        return self.norm
+
+
+def arguments(run: Run, folder: Path) -> TrainingArguments:
+    """What transformers' Trainer is told. Its clipping is off, since `_get_grad_norm` clips."""
+    t = run.training
+    processes = PartialState().num_processes
+    micro, rest = divmod(t.batch, t.accumulation * processes)
+    if rest or not micro:
+        raise RecipeError(
+            f"training.batch={t.batch} does not divide by"
+            f" {processes} processes x training.accumulation={t.accumulation}"
+        )
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=t.steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=t.accumulation,
+        learning_rate=t.lr,
+        weight_decay=t.weight_decay,
+        max_grad_norm=0.0,
+        seed=run.seed,
+        bf16=t.precision == "bf16",
+        fp16=t.precision == "fp16",
+        torch_compile=t.compile,
+        fsdp=True if t.fsdp else None,
+        fsdp_config={"transformer_layer_cls_to_wrap": ["Layer"], "reshard_after_forward": True} if t.fsdp else None,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="steps" if t.checkpoint_every else "no",
+        save_steps=t.checkpoint_every or t.steps,
+        save_total_limit=2,
+        logging_strategy="steps" if t.track else "no",
+        logging_steps=10,
+        logging_nan_inf_filter=False,
+        report_to=list(t.track) or "none",
+        run_name=run.name,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        prediction_loss_only=True,
+        ddp_find_unused_parameters=False,
+    )
