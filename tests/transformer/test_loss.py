@@ -105,7 +105,7 @@ def test_second_derivatives_are_refused_and_not_wrong() -> None:
     """The stored gradients are constants; a Hessian from them would lack the loss's own curvature."""
     hidden, weight, _, target = problem()
     loss = linear_cross_entropy(hidden, weight, target)
-    with pytest.raises(RuntimeError, match="no second derivative.*output_logits=True"):
+    with pytest.raises(RuntimeError, match=r"no second derivative.*output_logits=True"):
         torch.autograd.grad(loss, weight, create_graph=True)
 
 
