@@ -6,7 +6,8 @@ eps) * weight. Both are torch's fused kernels under the role "norm".
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from isograd.placement.formula import Norm
 
@@ -17,6 +18,10 @@ class LayerNorm(nn.LayerNorm):
 
 class RMSNorm(nn.RMSNorm):
     role = "norm"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the dtype of x. Under autocast a float32 gain on a bfloat16 x would leave the fused kernel."""
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 NORMS: dict[str, type[nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
