@@ -1,5 +1,6 @@
 """The causal language model: a decoder without a memory, and a head."""
 
+import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +23,9 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
     def __init__(self, config: IsogradConfig) -> None:
         if config.is_encoder_decoder:
             raise ValueError("encoder_layers is set: this configuration is an encoder-decoder, use IsogradForSeq2SeqLM")
-        config.is_decoder = True
+        if not config.is_decoder:
+            config = copy.deepcopy(config)  # the caller's may serve an encoder next
+            config.is_decoder = True
         super().__init__(config)
         self.model = IsogradModel(config, "decoder")
         self.lm_head = Linear(config.hidden_size, config.vocab_size, role="head", bias=False)
