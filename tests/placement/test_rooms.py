@@ -22,6 +22,7 @@ LEVELS = [
     {"study"},
     {"report"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

@@ -9,24 +9,24 @@ FORMULAS = {
     "pre-ln": ("x <- x + Attn(LN(x))", "x <- x + Cross(LN(x))", "x <- x + FFN(LN(x))"),
     "gpt2": ("x <- x + Attn(LN(x))", "x <- x + Cross(LN(x))", "x <- x + FFN(LN(x))"),
     "normformer": (
-        "x <- x + LN(Attn[W_O heads *](LN(x)))",
+        "x <- x + LN(W_O (heads * Heads(LN(x))))",
         "x <- x + Cross(LN(x))",
-        "x <- x + FFN[W_2 LN](LN(x))",
+        "x <- x + W_2 LN(act(W_1 LN(x)))",
     ),
     "normformer-resscale": (
-        "x <- x + LN(Attn[W_O heads *](LN(x)))",
+        "x <- x + LN(W_O (heads * Heads(LN(x))))",
         "x <- x + Cross(LN(x))",
-        "x <- skip * x + FFN[W_2 LN](LN(x))",
+        "x <- skip * x + W_2 LN(act(W_1 LN(x)))",
     ),
     "normformer-fairseq": (
         "x <- x + LN(heads * Attn(LN(x)))",
         "x <- x + Cross(LN(x))",
-        "x <- x + FFN[W_2 LN](LN(x))",
+        "x <- x + W_2 LN(act(W_1 LN(x)))",
     ),
     "normformer-fairseq-resscale": (
         "x <- x + LN(heads * Attn(LN(x)))",
         "x <- x + Cross(LN(x))",
-        "x <- skip * x + FFN[W_2 LN](LN(x))",
+        "x <- skip * x + W_2 LN(act(W_1 LN(x)))",
     ),
     "admin": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
     "admin-closed": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
@@ -43,7 +43,7 @@ def test_formulas(name: str) -> None:
 def test_all_slots_at_once() -> None:
     n = Norm(kind="rmsnorm")
     every = Residual(pre=n, mid=n, out=n, post=n, skip=2.0, gain=Learned(), heads=HeadScale())
-    assert text.formula(every, "attn") == "x <- RMS(skip * x + gain * RMS(Attn[W_O RMS heads *](RMS(x))))"
+    assert text.formula(every, "attn") == "x <- RMS(skip * x + gain * RMS(W_O RMS(heads * Heads(RMS(x)))))"
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -68,7 +68,7 @@ def test_legend() -> None:
     assert "on what W_O reads" in text.legend(get("normformer"))[0]
     assert "on what W_O wrote" in text.legend(get("normformer-fairseq"))[0]
     assert text.legend(get("pre-ln")) == []
-    assert len(text.legend(get("deepnorm"))) == 5
+    assert [line for line in text.legend(get("deepnorm")) if line.startswith("start of value, out, ffn_in, ffn_out")]
 
 
 def test_legend_sees_the_cross_attention() -> None:
