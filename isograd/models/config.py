@@ -1,5 +1,8 @@
 """The configuration of every isograd model."""
 
+import difflib
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -9,6 +12,33 @@ from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
 from isograd.transformer.start import STARTS
+
+_AT_LEAST_ONE = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "encoder_layers",
+    "encoder_vocab_size",
+    "loss_chunk",
+)
+_DROPOUTS = ("hidden_dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "classifier_dropout")
+_FRAMEWORK = frozenset(vars(PretrainedConfig())) | {  # what transformers reads or writes beside our own options
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "tokenizer_class",
+    "torch_dtype",
+}
 
 
 class IsogradConfig(PretrainedConfig):
@@ -126,6 +156,7 @@ class IsogradConfig(PretrainedConfig):
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         self.decoder_start_token_id = decoder_start_token_id
+        _refuse_unknown(kwargs)
         kwargs["is_encoder_decoder"] = encoder_layers is not None
         super().__init__(**kwargs)
         self._check()
@@ -146,6 +177,20 @@ class IsogradConfig(PretrainedConfig):
         return pair if tower == "encoder" else pair[::-1]
 
     def _check(self) -> None:
+        self._check_names()
+        self._check_ranges()
+        self._check_encoder()
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
+            )
+        if self.position_embedding_type == "rotary" and (self.hidden_size // self.num_attention_heads) % 2:
+            raise ValueError("rotary positions need an even width per head")
+        if self.position_embedding_type == "sinusoidal" and self.hidden_size < 4:
+            raise ValueError(f"sinusoidal positions need hidden_size of at least 4, and got {self.hidden_size}")
+        self.entry()
+
+    def _check_names(self) -> None:
         for name, known in (
             ("hidden_act", ACTIVATIONS),
             ("norm", NORMS),
@@ -155,25 +200,43 @@ class IsogradConfig(PretrainedConfig):
             if getattr(self, name) not in known:
                 options = ", ".join(repr(k) for k in known if k is not None)
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; expected one of {options}")
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("hidden_dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
-            )
-        if self.position_embedding_type == "rotary" and (self.hidden_size // self.num_attention_heads) % 2:
-            raise ValueError("rotary positions need an even width per head")
+
+    def _check_ranges(self) -> None:
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        for name in ("norm_eps", "initializer_range", "position_offset"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        for name in _DROPOUTS:
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < 1.0:
+                raise ValueError(f"{name}={value} must be in [0, 1)")
+        rows = min(self.vocab_size, self.encoder_vocab_size or self.vocab_size)
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < rows:
+            raise ValueError(f"pad_token_id={self.pad_token_id} must be a row of the token table, 0 to {rows - 1}")
+
+    def _check_encoder(self) -> None:
         if self.share_encoder_embeddings and not self.tie_word_embeddings:
             raise ValueError("share_encoder_embeddings=True needs tie_word_embeddings=True: one table for all three")
         if self.encoder_layers is None and (self.share_encoder_embeddings or self.encoder_vocab_size is not None):
             raise ValueError("share_encoder_embeddings and encoder_vocab_size need encoder_layers: there is no encoder")
+        if self.encoder_layers is not None and self.is_decoder:
+            raise ValueError("is_decoder=True is for a model of one tower; encoder_layers makes an encoder-decoder")
         if self.share_encoder_embeddings and self.encoder_vocab_size not in (None, self.vocab_size):
             raise ValueError(
                 f"share_encoder_embeddings=True, but encoder_vocab_size={self.encoder_vocab_size}"
                 f" and vocab_size={self.vocab_size} differ"
             )
-        self.entry()
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    """transformers would keep any keyword as an attribute that nobody reads."""
+    own = [name for name in inspect.signature(IsogradConfig).parameters if name != "kwargs"]
+    for name in names:
+        if name in _FRAMEWORK or name.startswith("_"):
+            continue
+        near = difflib.get_close_matches(name, own, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "expected one of " + ", ".join(own)
+        raise ValueError(f"unknown option {name!r}: {hint}")
