@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from isograd.transformer.product import add_product, linear
 
 IGNORE = -100
 
@@ -69,13 +70,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for begin in range(0, hidden.shape[0], chunk):
                 rows = slice(begin, begin + chunk)
                 h = h_all[rows]
-                loss, d_logits = _chunk(F.linear(h, w, b).to(exact), target[rows], smoothing)
+                loss, d_logits = _chunk(linear(h, w, b).to(exact), target[rows], smoothing)
                 total += loss
                 d_logits = d_logits.to(dtype)
                 if d_hidden is not None:
-                    d_hidden[rows] = d_logits @ w
+                    d_hidden[rows] = linear(d_logits, w.t())
                 if d_weight is not None:
-                    _accumulate(d_weight, d_logits.t(), h)
+                    add_product(d_weight, d_logits.t(), h)
                 if d_bias is not None:
                     d_bias += d_logits.sum(dim=0)
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
@@ -92,19 +93,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *scaled, None, None, None, None
 
 
-def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, in one call where the dtypes agree (a sum over many chunks is kept in total's dtype)."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
-
-
 def _chunk(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Loss of the rows, and softmax minus the smoothed one-hot; both zero in ignored rows."""
+    """Loss of the rows, and softmax minus the smoothed one-hot, which takes the place of the logits in memory.
+
+    Both are zero in ignored rows.
+    """
     kept = (target != IGNORE)[:, None]
     index = target.clamp(min=0)[:, None]
-    log_p = logits.log_softmax(dim=-1)
+    log_p = torch.log_softmax(logits, dim=-1, out=logits)
     loss = -(1 - smoothing) * log_p.gather(1, index)
     if smoothing:
         loss = loss - smoothing * log_p.mean(dim=-1, keepdim=True)

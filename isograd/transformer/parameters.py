@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.placement.formula import Role
+from isograd.transformer.product import linear
 
 MATRICES: frozenset[Role] = frozenset(("query", "key", "value", "out", "ffn_in", "ffn_out", "dense", "embed", "head"))
 
@@ -18,6 +19,9 @@ class Linear(nn.Linear):
         super().__init__(fan_in, fan_out, bias=bias)
         self.role: Role = role
         self.gain = gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
