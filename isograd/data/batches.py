@@ -46,6 +46,8 @@ class PackedSequences(Dataset[dict[str, Tensor]]):
         return {"input_ids": rows[:, :-1], "shift_labels": rows[:, 1:]}
 
     def _sequence(self, index: int) -> int:
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
         turn, place = divmod(index, self.count)
         if self.seed is None:
             return place

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 from isograd.data.errors import DataError
 from isograd.data.text import EMBEDDED, Document, read
-from isograd.data.tokenizers import Level, train_tokenizer
+from isograd.data.tokenizers import Level, reads_text, train_tokenizer
 
-_FORMAT = 1  # of the cache; raise it when the encoding changes
+_FORMAT = 2  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
 
 
@@ -76,7 +76,10 @@ def load_corpus(
     digest = _digest(train, held_out, level, vocab_size if level == "bpe" else 0)
     folder = (cache or cache_folder()) / digest[:32]
     if not (folder / "facts.json").exists():
-        _build(folder, train, held_out, level, vocab_size)
+        try:
+            _build(folder, train, held_out, level, vocab_size)
+        except OSError as error:
+            raise DataError(f"the cache {folder.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
     return _load(folder, digest, source)
 
 
@@ -86,12 +89,18 @@ def cache_folder() -> Path:
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Training and validation part: by document (a hash of its name decides), or the tail of a single one."""
+    """Training and validation part: by document (a hash of its name decides), or the tail of a single one.
+
+    The tail begins with a line, unless that would make it twice as long.
+    """
     if len(documents) == 1:
         name, text = documents[0]
-        cut = text.rfind("\n", 0, len(text) - len(text) // 20) + 1 or len(text) - len(text) // 20
+        cut = len(text) - len(text) // 20
+        cut = text.rfind("\n", len(text) - len(text) // 10, cut) + 1 or cut
         return [(name, text[:cut])], [(name, text[cut:])]
-    held_out = [d for d in documents if int(hashlib.sha256(d[0].encode()).hexdigest(), 16) % 20 == 0] or documents[-1:]
+    held_out = [d for d in documents if int(hashlib.sha256(d[0].encode()).hexdigest(), 16) % 20 == 0]
+    if not 0 < len(held_out) < len(documents):
+        held_out = documents[-1:]
     names = {name for name, _ in held_out}
     return [d for d in documents if d[0] not in names], held_out
 
@@ -132,9 +141,10 @@ def _build(folder: Path, train: list[Document], valid: list[Document], level: Le
         (scratch / "facts.json").write_text(json.dumps(facts))
         try:
             scratch.rename(folder)
-        except OSError:  # another process was first
+        except OSError:  # another process was first, or part of an entry was removed
             if not (folder / "facts.json").exists():
-                raise
+                shutil.rmtree(folder)
+                scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -157,7 +167,7 @@ def _load(folder: Path, digest: str, source: str) -> Corpus:
     return Corpus(
         train=np.load(folder / "train.npy", mmap_mode="r"),
         valid=np.load(folder / "valid.npy", mmap_mode="r"),
-        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        tokenizer=reads_text(Tokenizer.from_file(str(folder / "tokenizer.json"))),
         sha256=digest,
         source=source,
         **facts,

@@ -1,11 +1,13 @@
 """Reading text: the embedded default, files (.txt, .jsonl, .parquet, plain or .gz or .xz), and `datasets` names.
 
-Every reader returns documents as (name, text) pairs; every failure is one `DataError`.
+Every reader returns documents as (name, text) pairs, rows named by their number alone, so that the same rows in
+another format or folder are the same documents; every failure is one `DataError`.
 """
 
 import gzip
 import json
 import lzma
+import re
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable
@@ -17,6 +19,7 @@ from isograd.data.errors import DataError
 Document = tuple[str, str]
 
 EMBEDDED = "embedded"
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write one alone; UTF-8 cannot
 _OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
@@ -96,10 +99,17 @@ def _json_lines(text: str, path: Path, field: str) -> list[Document]:
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            keys = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
-            raise DataError(f"{path}, line {number}: expected an object with a text {field!r}, found {keys}")
-        documents.append((f"{path.name}:{number}", row[field]))
+            raise DataError(f"{path}, line {number}: expected an object with a text {field!r}, {_found(row, field)}")
+        if _SURROGATE.search(row[field]):
+            raise DataError(f"{path}, line {number}: {field!r} holds half a surrogate pair (\\udXXX), which is no text")
+        documents.append((f"row {len(documents) + 1}", row[field]))
     return documents
+
+
+def _found(row: Any, field: str) -> str:
+    if not isinstance(row, dict):
+        return f"found a {type(row).__name__}"
+    return f"found a {type(row[field]).__name__} there" if field in row else f"found the keys {', '.join(row)}"
 
 
 def _parquet(path: Path, field: str) -> list[Document]:
@@ -108,10 +118,11 @@ def _parquet(path: Path, field: str) -> list[Document]:
     except ImportError as error:
         raise DataError(f"{path}: Parquet needs pyarrow; pip install 'isograd[data]'") from error
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            return _column(names, lambda: file.read(columns=[field]).column(field).to_pylist(), str(path), field)
     except (ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from error
-    return _column(table.column_names, lambda: table.column(field).to_pylist(), str(path), field)
+        raise DataError(f"{path}: cannot be read as Parquet ({_first_line(error)})") from error
 
 
 def _hub(name: str, field: str, split: str) -> list[Document]:
@@ -122,9 +133,8 @@ def _hub(name: str, field: str, split: str) -> list[Document]:
     try:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:  # the hub raises many kinds; a user needs one line
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(
-            f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {reason}"
+            f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {_first_line(error)}"
         ) from error
     return _column(rows.column_names, lambda: rows[field], name, field)
 
@@ -132,8 +142,12 @@ def _hub(name: str, field: str, split: str) -> list[Document]:
 def _column(names: Iterable[str], values: Callable[[], Iterable[Any]], where: str, field: str) -> list[Document]:
     if field not in names:
         raise DataError(f"{where}: no column {field!r}; found {', '.join(names)}")
-    documents = [(f"{where}:{i}", text) for i, text in enumerate(values(), start=1) if text]
+    documents = [(f"row {i}", text) for i, text in enumerate(values(), start=1) if text]
     for name, text in documents:
         if not isinstance(text, str):
-            raise DataError(f"{name}: column {field!r} holds {type(text).__name__}, expected text")
+            raise DataError(f"{where}, {name}: column {field!r} holds {type(text).__name__}, expected text")
     return documents
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -16,12 +16,19 @@ def train_tokenizer(texts: Iterable[str], level: Level, vocab_size: int = 8192) 
 
     Ids 0 to 3 are <pad>, <unk>, <s>, </s> in both.
     """
-    return _characters(texts) if level == "char" else _bpe(texts, vocab_size)
+    return reads_text(_characters(texts) if level == "char" else _bpe(texts, vocab_size))
+
+
+def reads_text(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, told that "</s>" in a text is four characters (its file does not keep this)."""
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def for_transformers(tokenizer: Tokenizer) -> Any:
     """The same tokenizer as transformers' fast tokenizer, to be saved beside a model."""
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **SPECIAL)
+    options = {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **SPECIAL)
 
 
 def _characters(texts: Iterable[str]) -> Tokenizer:

@@ -105,8 +105,8 @@ class Probe:
         def stream(_: nn.Module, args: Any, output: Any) -> None:
             y = _first(output)
             self._values[index, "residual_rms"] = rms(y)
-            if not isinstance(module, Sublayer) and args and _first(args).shape == y.shape:
-                x = _first(args)
+            x = args[0] if args else None
+            if not isinstance(module, Sublayer) and isinstance(x, Tensor) and x.shape == y.shape:
                 self._values[index, "branch_skip_ratio"] = variance(y - x) / variance(x)
 
         def total(combine: nn.Module, args: tuple[Tensor, Tensor], _: Tensor) -> None:

@@ -33,7 +33,7 @@ class Log(TrainerCallback):
         self.folder = folder
         self.every = every
         self.progress = progress
-        self._steps: list[tuple[int, Tensor, Tensor]] = []
+        self._steps: list[tuple[int, float, Tensor, Tensor]] = []
         self._clock = (0, time.perf_counter())
         self._rates: list[float] = []  # steps per second, one per batch of steps
 
@@ -41,7 +41,7 @@ class Log(TrainerCallback):
         loss = torch.stack(self.trainer.losses).float().mean()
         self.trainer.losses.clear()
         assert self.trainer.norm is not None
-        self._steps.append((state.global_step, loss, self.trainer.norm))
+        self._steps.append((state.global_step, self.trainer.rate, loss, self.trainer.norm))
         due = state.global_step % self.every == 0 or state.global_step == state.max_steps or control.should_save
         if due and not self._flush():
             control.should_training_stop = True
@@ -58,12 +58,11 @@ class Log(TrainerCallback):
         """Write what has gathered; False if a loss was not finite."""
         if not self._steps:
             return True
-        numbers = torch.stack([torch.stack([loss, norm.float()]) for _, loss, norm in self._steps])
+        numbers = torch.stack([torch.stack([loss, norm.float()]) for *_, loss, norm in self._steps])
         numbers = self.trainer.accelerator.reduce(numbers, reduction="mean").tolist()
-        rate, schedule = self.trainer.args.learning_rate, self.trainer.schedule
         rows = [
-            {"step": step, "loss": loss, "lr": rate * schedule(step), "grad_norm": norm}
-            for (step, _, _), (loss, norm) in zip(self._steps, numbers, strict=True)
+            {"step": step, "loss": loss, "lr": rate, "grad_norm": norm}
+            for (step, rate, *_), (loss, norm) in zip(self._steps, numbers, strict=True)
         ]
         self._steps.clear()
         self._time(rows[-1]["step"])

@@ -17,8 +17,9 @@ def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[
     "adamw"           torch's AdamW; decoupled
     "sgd"             torch's SGD with momentum `betas[0]`
     "radam"           torch's RAdam: plain momentum steps while the rectification is undefined
-    "radam-original"  Liu et al.'s code: no step at all while it is undefined (5 updates at beta_2 0.98 and 0.999)
-    "lamb"            You et al. 2019
+    "radam-original"  Liu et al.'s code: no step and no decay while it is undefined (5 updates at beta_2 0.98, 0.999)
+    "lamb"            You et al. 2019: p -= lr min(|p|, 10) / |u| u with u = m / (sqrt(v) + eps) + decay p, no bias
+                      correction (neither has their code)
 
     Raises:
         ImportError: the last two need `pytorch_optimizer`; the message names the extra.
@@ -37,7 +38,7 @@ def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[
         case "radam-original":
             return _kept_library("RAdam"), {**adam, "degenerated_to_sgd": False}
         case "lamb":
-            return _kept_library("Lamb"), adam
+            return _kept_library("Lamb"), {**adam, "weight_decouple": False, "adam_debias": True}
 
 
 def _kept_library(name: str) -> Any:

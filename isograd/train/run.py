@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import math
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -14,6 +15,7 @@ from jsonargparse import ArgumentParser
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["adam", "adamw", "sgd", "radam", "radam-original", "lamb"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 Decay = Literal["constant", "linear", "cosine", "inverse-sqrt"]
 
 
@@ -80,9 +82,9 @@ class Training:
     gradient_checkpointing: bool = False
     fsdp: bool = False
     probe_every: int = 10  # 0: no probe
-    checkpoint_every: int = 100  # 0: none but the last
+    checkpoint_every: int = 100  # 0: none; a killed run then starts anew
     valid_sequences: int = 512
-    track: tuple[str, ...] = ()  # "tensorboard", "wandb", "trackio": transformers' integrations
+    track: tuple[Tracker, ...] = ()  # transformers' integrations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,21 +102,27 @@ class Run:
         for key in ("steps", "batch", "accumulation"):
             if getattr(t, key) < 1:
                 raise RecipeError(f"training.{key}={getattr(t, key)} must be at least 1")
-        for key in ("warmup", "weight_decay", "clip", "probe_every", "checkpoint_every"):
-            if getattr(t, key) < 0:
-                raise RecipeError(f"training.{key}={getattr(t, key)} must not be negative")
-        if not t.lr > 0:
-            raise RecipeError(f"training.lr={t.lr} must be above 0")
+        if t.batch % t.accumulation:
+            raise RecipeError(f"training.batch={t.batch} does not divide by training.accumulation={t.accumulation}")
+        for key in ("warmup", "weight_decay", "clip", "eps", "probe_every", "checkpoint_every", "valid_sequences"):
+            if not 0 <= getattr(t, key) < math.inf:
+                raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative")
+        if not 0 < t.lr < math.inf:
+            raise RecipeError(f"training.lr={t.lr} must be finite and above 0")
+        if not all(0 <= beta < 1 for beta in t.betas):
+            raise RecipeError(f"training.betas={list(t.betas)} must be in [0, 1)")
         if t.warmup >= t.steps and t.decay in ("linear", "cosine"):
             raise RecipeError(
                 f"training.warmup={t.warmup} leaves no step of training.steps={t.steps} for decay {t.decay!r}"
             )
         if not 0 <= t.label_smoothing < 1:
             raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
-        if self.data.length < 1:
-            raise RecipeError(f"data.length={self.data.length} must be at least 1")
-        if self.seed < 0:
-            raise RecipeError(f"seed={self.seed} must not be negative")
+        for key in ("length", "vocab_size"):
+            if getattr(self.data, key) < 1:
+                raise RecipeError(f"data.{key}={getattr(self.data, key)} must be at least 1")
+        for key, seed in (("seed", self.seed), ("data.seed", self.data_seed)):
+            if not 0 <= seed < 2**32:
+                raise RecipeError(f"{key}={seed} must be in [0, 2^32)")
 
     @property
     def data_seed(self) -> int:
@@ -141,7 +149,10 @@ def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
         key, sign, value = override.partition("=")
         if not sign:
             raise RecipeError(f"{override!r} is no override; write key=value, such as model.layers=36")
-        _set(content, key.strip().split("."), yaml.safe_load(value))
+        try:
+            _set(content, key.strip().split("."), yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise RecipeError(f"{override!r}: the value is not YAML ({' '.join(str(error).split())})") from error
     return run_from_dict(content)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shutil
 import statistics
 import time
@@ -18,14 +19,26 @@ import isograd
 from isograd.data import Corpus, PackedSequences, load_corpus
 from isograd.data.tokenizers import SPECIAL, for_transformers
 from isograd.models import IsogradConfig, IsogradForCausalLM
+from isograd.placement import UnknownPlacement
 from isograd.placement.text import formulas, legend, numbers
 from isograd.train.calibrate import calibrate
 from isograd.train.callbacks import Log, Observe, Progress
+from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.metrics import finite, judge, keep_until, read_rows, write_json
-from isograd.train.run import Run
-from isograd.train.trainer import IsogradTrainer
+from isograd.train.run import RecipeError, Run
+from isograd.train.trainer import IsogradTrainer, check_machine
 
 ENDED = ("finished", "diverged", "collapsed")
+TERMS = {  # of a recipe's model -> of the configuration, where they differ
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+    "act": "hidden_act",
+    "positions": "position_embedding_type",
+    "dropout": "hidden_dropout",
+    "tie_embeddings": "tie_word_embeddings",
+}
 
 
 def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -38,14 +51,16 @@ def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str,
         progress: called with (step, loss) as the log is written.
 
     Raises:
-        DataError: the data cannot be used; nothing has been written then.
+        RecipeError, DataError: the recipe or the data cannot be used here; nothing has been written then.
         FileExistsError: the folder holds a run of another recipe.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     done = ended(run, folder)
     if done is not None:
         return done
+    check_machine(run)
     corpus = load_corpus_of(run)
+    config_of(run, corpus.vocab_size)
     set_seed(run.seed)
     samples = PackedSequences(
         corpus.train, run.data.length, run.training.steps * run.training.batch, seed=run.data_seed
@@ -91,34 +106,18 @@ def load_corpus_of(run: Run) -> Corpus:
 
 
 def config_of(run: Run, vocab_size: int) -> IsogradConfig:
-    """The model's configuration that a run describes."""
-    m = run.model
+    """The model's configuration that a run describes.
+
+    Raises:
+        RecipeError: a value that no model has, under the recipe's name for it.
+    """
     ids = {name.replace("_token", "_token_id"): i for i, name in enumerate(SPECIAL) if name != "unk_token"}
-    return IsogradConfig(
-        placement=m.placement,
-        vocab_size=vocab_size,
-        hidden_size=m.width,
-        num_hidden_layers=m.layers,
-        num_attention_heads=m.heads,
-        intermediate_size=m.ffn,
-        hidden_act=m.act,
-        norm=m.norm,
-        norm_eps=m.norm_eps,
-        bias=m.bias,
-        position_embedding_type=m.positions,
-        max_position_embeddings=run.data.length,
-        scale_embedding=m.scale_embedding,
-        embedding_norm=m.embedding_norm,
-        hidden_dropout=m.dropout,
-        attention_dropout=m.attention_dropout,
-        activation_dropout=m.activation_dropout,
-        embedding_dropout=m.embedding_dropout,
-        start=m.start,
-        initializer_range=m.initializer_range,
-        tie_word_embeddings=m.tie_embeddings,
-        is_decoder=True,
-        **ids,
-    )
+    given: dict[str, Any] = {TERMS.get(name, name): value for name, value in vars(run.model).items()} | ids
+    try:
+        return IsogradConfig(vocab_size=vocab_size, max_position_embeddings=run.data.length, is_decoder=True, **given)
+    except (ValueError, UnknownPlacement) as error:
+        ours = {theirs: f"model.{name}" for name, theirs in TERMS.items()}
+        raise RecipeError(re.sub(r"\w+", lambda word: ours.get(word[0], word[0]), str(error))) from error
 
 
 def gradient_ratio(rows: list[dict[str, Any]]) -> float | None:
@@ -139,16 +138,18 @@ def _train(
     checkpoint = last_checkpoint(folder / "checkpoints")
     model = _model(run, corpus, samples, checkpoint)
     if run.training.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     trainer = IsogradTrainer(run, model, samples, folder / "checkpoints")
     log = Log(trainer, folder, progress=progress)
     trainer.add_callback(log)
+    trainer.add_callback(Seal(trainer, folder / "checkpoints"))
     if run.training.probe_every:
         trainer.add_callback(Observe(trainer, folder, run.training.probe_every))
     if trainer.is_world_process_zero():
+        drop_broken(folder / "checkpoints")
         write_json(folder / "resolved.json", resolved(run, model, corpus))
         for name in ("metrics.jsonl", "quantities.jsonl"):
-            keep_until(folder / name, _step_of(checkpoint))
+            keep_until(folder / name, step_of(checkpoint) if checkpoint else 0)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     name, final = judge([row["loss"] for row in _losses(folder)], corpus.unigram_entropy)
     outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
@@ -176,7 +177,7 @@ def _model(run: Run, corpus: Corpus, samples: PackedSequences, checkpoint: Path 
     model = IsogradForCausalLM(config_of(run, corpus.vocab_size))
     if model.config.entry().calibrate:
         batch = samples.__getitems__(range(min(run.training.batch, len(samples))))
-        calibrate(model.train(), {"input_ids": batch["input_ids"]})
+        calibrate(model.train(), batch)
     return model
 
 
@@ -245,22 +246,6 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end: the trainer's state is its last file."""
-    steps = sorted((int(p.parent.name.split("-")[1]), p.parent) for p in folder.glob("checkpoint-*/trainer_state.json"))
-    for _, path in reversed(steps):
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except json.JSONDecodeError:
-            continue
-        return path
-    return None
-
-
-def _step_of(checkpoint: Path | None) -> int:
-    return int(checkpoint.name.split("-")[1]) if checkpoint else 0
-
-
 def _losses(folder: Path) -> list[dict[str, Any]]:
     rows = read_rows(folder / "metrics.jsonl")
     return [{**row, "loss": float("nan") if row["loss"] is None else row["loss"]} for row in rows]
@@ -277,4 +262,4 @@ def _write_outcome(folder: Path, outcome: dict[str, Any], state: PartialState) -
     whole = outcome | {"provenance": provenance()}
     if state.is_main_process:
         write_json(folder / "outcome.json", whole)
-    return finite(whole)  # type: ignore[no-any-return]
+    return finite(whole)

@@ -5,6 +5,7 @@ order of the data fixed beforehand, gradients read before clipping, and non-fini
 """
 
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class IsogradTrainer(Trainer):
         self.probe: Probe | None = None  # set while a step is observed
         self.losses: list[Tensor] = []  # of the micro-batches of this step
         self.norm: Tensor | None = None  # of all gradients, before clipping
+        self.rate = 0.0  # of this update
         self._graded: list[nn.Parameter] = []
         super().__init__(
             model=model,
@@ -80,6 +82,7 @@ class IsogradTrainer(Trainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """Norms of all gradients, once: for the log, for the probe, for clipping (in this order)."""
         self.accelerator.unscale_gradients()
+        self.rate = self.optimizer.param_groups[0]["lr"]
         if not self._graded:  # only now are they what FSDP2 made of them
             self._graded = [p for p in self.model.parameters() if p.grad is not None]
         grads = [p.grad for p in self._graded if p.grad is not None]
@@ -96,17 +99,10 @@ class IsogradTrainer(Trainer):
 def arguments(run: Run, folder: Path) -> TrainingArguments:
     """What transformers' Trainer is told. Its clipping is off, since `_get_grad_norm` clips."""
     t = run.training
-    processes = PartialState().num_processes
-    micro, rest = divmod(t.batch, t.accumulation * processes)
-    if rest or not micro:
-        raise RecipeError(
-            f"training.batch={t.batch} does not divide by"
-            f" {processes} processes x training.accumulation={t.accumulation}"
-        )
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=t.steps,
-        per_device_train_batch_size=micro,
+        per_device_train_batch_size=micro_batch(run),
         gradient_accumulation_steps=t.accumulation,
         learning_rate=t.lr,
         weight_decay=t.weight_decay,
@@ -133,3 +129,30 @@ def arguments(run: Run, folder: Path) -> TrainingArguments:
         prediction_loss_only=True,
         ddp_find_unused_parameters=False,
     )
+
+
+def check_machine(run: Run) -> None:
+    """Refuse before anything is written what this machine, these processes or this installation cannot do.
+
+    Raises:
+        RecipeError: which key, and what to do.
+    """
+    micro_batch(run)
+    if run.training.precision == "fp16" and not torch.cuda.is_available():
+        raise RecipeError("training.precision=fp16 needs a GPU; use bf16 or fp32 on a CPU")
+    for library in run.training.track:
+        if find_spec(library) is None:
+            extra = "'isograd[track]'" if library == "tensorboard" else library
+            raise RecipeError(f"training.track names {library}, which is not installed; pip install {extra}")
+
+
+def micro_batch(run: Run) -> int:
+    """Sequences of one process in one pass: batch / (processes x accumulation)."""
+    t, processes = run.training, PartialState().num_processes
+    micro, rest = divmod(t.batch, t.accumulation * processes)
+    if rest or not micro:
+        raise RecipeError(
+            f"training.batch={t.batch} does not divide by"
+            f" {processes} processes x training.accumulation={t.accumulation}"
+        )
+    return micro
