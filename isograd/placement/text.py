@@ -3,23 +3,23 @@
 from isograd.placement.formula import Coefficient, Learned, Norm, Placement, Residual
 from isograd.placement.laws import Kind, Site, Tower, sites
 
-_BRANCH: dict[Kind, tuple[str, str]] = {"attn": ("Attn", "W_O"), "cross": ("Cross", "W_O"), "ffn": ("FFN", "W_2")}
+_BRANCH: dict[Kind, str] = {"attn": "Attn({})", "cross": "Cross({})", "ffn": "FFN({})"}
+_OPENED: dict[Kind, tuple[str, str]] = {  # the last projection, and what it reads
+    "attn": ("W_O", "Heads({})"),
+    "cross": ("W_O", "CrossHeads({})"),
+    "ffn": ("W_2", "act(W_1 {})"),
+}
 
 
 def formula(residual: Residual, kind: Kind) -> str:
-    """One line such as `x <- LN(skip * x + Attn(x))`.
+    """One line such as `x <- LN(skip * x + Attn(x))`. A branch is opened where a norm or a scale stands inside it.
 
     >>> formula(Residual(pre=Norm()), "ffn")
     'x <- x + FFN(LN(x))'
+    >>> formula(Residual(pre=Norm(), mid=Norm()), "ffn")
+    'x <- x + W_2 LN(act(W_1 LN(x)))'
     """
-    name, last = _BRANCH[kind]
-    read = _norm("x", residual.pre)
-    inner = [_letters(residual.mid)] if residual.mid else []
-    inner += ["heads *"] if residual.heads and residual.heads.reads == "heads" else []
-    branch = f"{name}[{last} {' '.join(inner)}]({read})" if inner else f"{name}({read})"
-    if residual.heads and residual.heads.reads == "output":
-        branch = f"heads * {branch}"
-    branch = _times("gain", residual.gain, _norm(branch, residual.out))
+    branch = _times("gain", residual.gain, _norm(_branch(residual, kind), residual.out))
     return f"x <- {_norm(_times('skip', residual.skip, 'x') + ' + ' + branch, residual.post)}"
 
 
@@ -54,9 +54,24 @@ def legend(placement: Placement) -> list[str]:
     if heads:
         place = "on what W_O reads" if heads[0].reads == "heads" else "on what W_O wrote"
         lines.append(f"heads: one trainable number per head, starts at 1, {place}")
+    by_law: dict[object, list[str]] = {}
     for role, g in placement.start.gain.items():
-        lines.append(f"start of {role}: times {_law(g)}")
+        by_law.setdefault(g, []).append(role)
+    lines.extend(f"start of {', '.join(of)}: times {_law(g)}" for g, of in by_law.items())
     return lines
+
+
+def _branch(residual: Residual, kind: Kind) -> str:
+    read = _norm("x", residual.pre)
+    heads = residual.heads.reads if residual.heads else None
+    if residual.mid is None and heads != "heads":
+        text = _BRANCH[kind].format(read)
+    else:
+        last, inner = _OPENED[kind]
+        inner = inner.format(read)
+        scaled = f"heads * {inner}" if heads == "heads" else inner
+        text = f"{last} {_norm(scaled, residual.mid)}" if residual.mid else f"{last} ({scaled})"
+    return f"heads * {text}" if heads == "output" else text
 
 
 def _law(value: object) -> str:

@@ -39,9 +39,14 @@ def judge(losses: list[float], unigram_entropy: float) -> tuple[OutcomeName, flo
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Whole or not at all: written beside and moved into place. NaN and infinities become null."""
+    """Indented, whole or not at all. NaN and infinities become null."""
+    write_text(path, json.dumps(finite(content), indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: written beside and moved into place."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(finite(content), indent=2) + "\n", encoding="utf-8")
+    scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 
@@ -67,9 +72,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def keep_until(path: Path, step: int) -> None:
     """Drop the rows after `step`: what a resumed run will write again."""
     rows = [row for row in read_rows(path) if row["step"] <= step]
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    scratch.replace(path)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def finite(value: Any) -> Any:

@@ -1,0 +1,36 @@
+"""`isograd list`: the catalogue."""
+
+import argparse
+import json
+
+from rich.console import Console
+from rich.markup import escape
+
+from isograd.placement import CATALOGUE
+from isograd.placement.text import formulas, legend
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.json:
+        entries = {
+            name: {"formulas": formulas(p), "final_norm": p.final is not None, "about": p.about, "paper": p.paper}
+            for name, p in CATALOGUE.items()
+        }
+        print(json.dumps(entries, indent=2))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    for name, placement in CATALOGUE.items():
+        console.print(f"[bold]{escape(name)}[/bold]  {escape(placement.about)}  [dim]{escape(placement.paper)}[/dim]")
+        for line in formulas(placement).values():
+            console.print(f"    {escape(line)}")
+        if placement.final:
+            console.print("    x <- LN(x) after the last layer")
+        for line in legend(placement):
+            console.print(f"    [dim]{escape(line)}[/dim]")
+    console.print("\n'isograd show NAME layers=48' prints the numbers of one of them.")
+    return 0

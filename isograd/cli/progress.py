@@ -1,0 +1,54 @@
+"""Progress on stderr: live bars in a terminal, a line per finished run elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+COLOURS = {"finished": "green", "collapsed": "red", "diverged": "red", "failed": "yellow", "interrupted": "yellow"}
+
+
+class RunProgress:
+    """A bar per run, told of steps and ends."""
+
+    def __init__(self, labels: list[str], steps: int, console: Console) -> None:
+        self.console = console
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        width = max(map(len, labels))
+        self.tasks: list[TaskID] = [
+            self.bars.add_task(label.ljust(width), total=steps, start=False, loss="") for label in labels
+        ]
+        self.labels = labels
+
+    def step(self, index: int, step: int, loss: float) -> None:
+        """Run `index` has taken `step` steps."""
+        self.bars.start_task(self.tasks[index])
+        self.bars.update(self.tasks[index], completed=step, loss=f"loss {loss:.3f}")
+
+    def end(self, index: int, result: dict[str, Any]) -> None:
+        """Run `index` has ended (or had ended before)."""
+        outcome, final = result["outcome"], result.get("final_loss")
+        text = outcome if final is None else f"{outcome} {final:.3f}"
+        self.bars.update(
+            self.tasks[index], loss=f"[{COLOURS[outcome]}]{text}[/]", completed=self.bars.tasks[index].total
+        )
+        if not self.console.is_terminal:
+            self.console.print(f"{self.labels[index]}: {text}", highlight=False)
+
+
+@contextmanager
+def showing(labels: list[str], steps: int, console: Console) -> Iterator[RunProgress]:
+    """The bars, for as long as the block runs."""
+    progress = RunProgress(labels, steps, console)
+    with progress.bars:
+        yield progress

@@ -1,0 +1,95 @@
+"""`isograd train RECIPE key=value ...`: one training."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from isograd.cli import UserError
+
+_EPILOG = """\
+examples:
+  isograd train recipes/xiong2020/char-lm.yaml model.placement=post-ln training.warmup=150
+  isograd train model.layers=36 training.lr=3e-4
+  torchrun --standalone --nproc-per-node 2 -m isograd train RECIPE training.fsdp=true
+
+Killed or interrupted, the same command goes on from the last checkpoint."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument("recipe", nargs="?", help="a YAML recipe (default: the defaults of every key)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as model.layers=36")
+    parser.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME, NAME from recipe or settings)")
+    parser.add_argument("--keys", action="store_true", help="print every key with its default, and stop")
+    parser.add_argument("--json", action="store_true", help="the outcome as one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from isograd.train.run import RecipeError
+
+    try:
+        recipe = _recipe(options)
+    except RecipeError as error:
+        raise UserError(str(error)) from error
+    if options.keys:
+        import yaml
+
+        print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), end="")
+        return 0
+    return _train(recipe, options)
+
+
+def _recipe(options: argparse.Namespace) -> Any:
+    from isograd.train.run import load_run
+
+    overrides = list(options.overrides)
+    path = options.recipe
+    if path and "=" in path:
+        overrides.insert(0, path)
+        path = None
+    return load_run(Path(path) if path else None, overrides)
+
+
+def _train(recipe: Any, options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from isograd.cli.progress import showing
+
+    console = Console(stderr=True)
+    with console.status("loading torch"):
+        from accelerate import PartialState
+
+        from isograd.cli.quiet import quiet
+        from isograd.data import DataError
+        from isograd.placement import UnknownPlacement
+        from isograd.study.compare import name_of
+        from isograd.train.run import RecipeError
+        from isograd.train.train import train
+
+        quiet()
+    folder = options.out or Path("runs") / (recipe.name or name_of(recipe))
+    try:
+        with showing([recipe.model.placement], recipe.training.steps, console) as progress:
+            outcome = train(recipe, folder, progress=lambda step, loss: progress.step(0, step, loss))
+            progress.end(0, outcome)
+    except (DataError, RecipeError, UnknownPlacement, FileExistsError, ValueError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    if PartialState().is_main_process:
+        _tell(outcome, folder, options.json)
+    return {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
+
+
+def _tell(outcome: dict[str, Any], folder: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(outcome | {"folder": str(folder)}, indent=2))
+        return
+    if outcome["outcome"] == "failed":
+        print(f"failed: {outcome['error']} (see {folder}/error.txt)", file=sys.stderr)
+        return
+    named = {"final loss": outcome.get("final_loss"), "validation loss": outcome.get("validation_loss")}
+    losses = [f"{name} {loss:.4f}" for name, loss in named.items() if loss is not None]
+    print(", ".join([outcome["outcome"], *losses]))
+    print(f"folder: {folder}")

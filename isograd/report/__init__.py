@@ -1,0 +1,1 @@
+"""Tables, figures and the page, from the files of runs alone. Imports no torch."""

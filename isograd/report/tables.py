@@ -1,0 +1,72 @@
+"""Results as rows of text, for the terminal and the page."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from isograd.report.runs import ArmFiles
+
+HEADER = (
+    "placement",
+    "outcome",
+    "final loss",
+    "validation",
+    "gradient first/last, start",
+    "end",
+    "tokens/s",
+    "parameters",
+)
+SHORT = ("placement", "outcome", "final", "valid", "g1/gL", "at end", "tok/s", "params")  # for a terminal
+
+
+def rows(arms: Sequence[ArmFiles]) -> list[tuple[str, ...]]:
+    """One row per arm; over several seeds the mean, and lowest to highest behind it."""
+    return [
+        (
+            arm.label,
+            outcome(arm),
+            spread(arm.values("final_loss"), "{:.3f}"),
+            spread(arm.values("validation_loss"), "{:.3f}"),
+            spread(arm.values("gradient_ratio_start"), "{:.2g}"),
+            spread(arm.values("gradient_ratio_end"), "{:.2g}"),
+            f"{statistics.median(arm.values('tokens_per_second')):,.0f}" if arm.values("tokens_per_second") else "–",
+            f"{arm.values('parameters')[0]:,.0f}" if arm.values("parameters") else "–",
+        )
+        for arm in arms
+    ]
+
+
+def outcome(arm: ArmFiles) -> str:
+    """ "collapsed", or "2 finished, 1 collapsed" over seeds that differ."""
+    counts = Counter(arm.outcomes)
+    if len(counts) == 1:
+        return arm.outcomes[0]
+    return ", ".join(f"{n} {name}" for name, n in counts.most_common())
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """ "1.890", or "1.890 (1.881 to 1.902)", or a dash."""
+    if not values:
+        return "–"
+    mean = form.format(statistics.fmean(values))
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def summary(arms: Sequence[ArmFiles]) -> str:
+    """What happened, in two sentences. Nobody is called best: that takes seeds and intervals."""
+    failed = [a for a in arms if not any(o == "finished" for o in a.outcomes)]
+    trained = [a for a in arms if a.values("final_loss") and a not in failed]
+    parts = []
+    if failed:
+        parts.append("; ".join(f"{a.label}: {outcome(a)}" for a in failed) + ".")
+    if trained:
+        low = min(min(a.values("final_loss")) for a in trained)
+        high = max(max(a.values("final_loss")) for a in trained)
+        names = "; ".join(a.label for a in trained)
+        parts.append(f"Trained: {names}, with final losses from {low:.3f} to {high:.3f} nats.")
+    seeds = len({r.run["seed"] for a in arms for r in a.runs})
+    if seeds == 1:
+        parts.append("One seed: differences of a few hundredths between trained arms mean nothing.")
+    return " ".join(parts)
