@@ -66,7 +66,7 @@ class IsogradModel(IsogradPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding.tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.embedding.tokens = value
 
     @capture_outputs

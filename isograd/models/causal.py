@@ -69,8 +69,8 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         )
         hidden = outputs.last_hidden_state
         loss = None
-        if training:
-            rows, target = (hidden, shift_labels) if labels is None else (hidden[:, :-1], labels[:, 1:])
+        rows, target = (hidden, shift_labels) if labels is None else (hidden[:, :-1], labels[:, 1:])
+        if target is not None:
             loss = linear_cross_entropy(
                 rows.flatten(0, 1),
                 self.lm_head.weight,
@@ -90,7 +90,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, value: Any) -> None:
         self.lm_head = value
 
 

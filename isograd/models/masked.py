@@ -101,7 +101,7 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.head.decoder
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, value: Any) -> None:
         self.head.decoder = value
 
 

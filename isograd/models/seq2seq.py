@@ -115,11 +115,11 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.embedding.tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.encoder.embedding.tokens = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, value: Any) -> None:
         self.lm_head = value

@@ -43,7 +43,8 @@ class Attention(nn.Module):
         def projection(role: Role) -> Linear:
             return Linear(width, width, role=role, gain=gains.get(role, 1.0), bias=config.bias)
 
-        self.query, self.key, self.value, self.out = map(projection, ("query", "key", "value", "out"))
+        self.query, self.key, self.value = projection("query"), projection("key"), projection("value")
+        self.out = projection("out")
         self.heads = Coefficient(heads, 1) if residual.heads else nn.Identity()
         self.mid = make_norm(residual.mid, width, config)
         self.heads_read_output = residual.heads is not None and residual.heads.reads == "output"

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn import init
 
+from isograd.transformer.norms import LayerNorm, RMSNorm
 from isograd.transformer.parameters import Coefficient, Embedding, Linear
 
 
@@ -74,9 +75,9 @@ def start(module: nn.Module, config: Any, scheme: str) -> None:
         STARTS[scheme](module, config)
     elif isinstance(module, Coefficient):
         init.constant_(module.weight, module.start)
-    elif getattr(module, "role", None) == "norm":
+    elif isinstance(module, LayerNorm | RMSNorm):
         init.ones_(module.weight)
-        if getattr(module, "bias", None) is not None:
+        if isinstance(module, LayerNorm):
             init.zeros_(module.bias)
 
 
