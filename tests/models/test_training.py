@@ -89,6 +89,17 @@ def test_causal_labels_are_shifted_here(chunk: int, smoothing: float) -> None:
     close(network(ids, labels=labels, label_smoothing=smoothing).loss, expected, 1e-12)
 
 
+def test_causal_labels_already_shifted() -> None:
+    network, ids, target = model(dtype=torch.float64), tokens(2, 7), tokens(2, 7, seed=1)
+    target[0, 3:5] = -100
+    expected = F.cross_entropy(network(ids).logits.flatten(0, 1), target.flatten())
+    close(network(ids, shift_labels=target).loss, expected, 1e-12)
+    assert network(ids, shift_labels=target).logits is None
+    same = network(ids, labels=torch.cat([ids[:, :1], target[:, :-1]], 1)).loss
+    whole = F.cross_entropy(network(ids).logits[:, :-1].flatten(0, 1), target[:, :-1].flatten())
+    close(same, whole, 1e-12)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [3, 512])
 def test_masked_places_alone_give_the_whole_loss(chunk: int, smoothing: float) -> None:
