@@ -136,6 +136,9 @@ def _print_table(folders: list[Path], report: Path) -> None:
         table.add_row(cells[0], f"[{colour}]{cells[1]}[/]", *cells[2:])
     console = Console()
     console.print(table)
-    console.print("[dim]losses in nats; g1/gL: mean |gradient| of W_2, first layer over last[/dim]", highlight=False)
+    console.print(
+        "[dim]losses in nats; g1/gL: mean |gradient| of W_2, first layer over last, at step 1 → over the last 50[/dim]",
+        highlight=False,
+    )
     console.print(f"\n{tables.summary(arms)}", highlight=False)
     console.print(f"\nreport: {report}", highlight=False, soft_wrap=True)

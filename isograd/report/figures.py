@@ -42,9 +42,10 @@ def loss_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> str:
             f"unigram entropy {unigram_entropy:.3f}",
             (1, unigram_entropy),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, 3),
+            xytext=(-2, -5),
             textcoords="offset points",
             ha="right",
+            va="top",
             fontsize=8,
             color=_INK,
         )

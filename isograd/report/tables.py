@@ -11,29 +11,32 @@ HEADER = (
     "outcome",
     "final loss",
     "validation",
-    "gradient first/last, start",
-    "end",
+    "gradient first/last",
     "tokens/s",
     "parameters",
 )
-SHORT = ("placement", "outcome", "final", "valid", "g1/gL", "at end", "tok/s", "params")  # for a terminal
+SHORT = ("placement", "outcome", "final", "valid", "g1/gL", "tok/s", "params")  # for a terminal
 
 
 def rows(arms: Sequence[ArmFiles]) -> list[tuple[str, ...]]:
-    """One row per arm; over several seeds the mean, and lowest to highest behind it."""
+    """One row per arm; over several seeds the mean, and lowest to highest behind it (of ratios the geometric mean)."""
     return [
         (
             arm.label,
             outcome(arm),
             spread(arm.values("final_loss"), "{:.3f}"),
             spread(arm.values("validation_loss"), "{:.3f}"),
-            spread(arm.values("gradient_ratio_start"), "{:.2g}"),
-            spread(arm.values("gradient_ratio_end"), "{:.2g}"),
+            f"{_mean(arm, 'gradient_ratio_start')} → {_mean(arm, 'gradient_ratio_end')}",
             f"{statistics.median(arm.values('tokens_per_second')):,.0f}" if arm.values("tokens_per_second") else "–",
             f"{arm.values('parameters')[0]:,.0f}" if arm.values("parameters") else "–",
         )
         for arm in arms
     ]
+
+
+def _mean(arm: ArmFiles, name: str) -> str:
+    values = arm.values(name)
+    return f"{statistics.geometric_mean(values):.2g}" if values and min(values) > 0 else "–"
 
 
 def outcome(arm: ArmFiles) -> str:

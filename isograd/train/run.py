@@ -150,7 +150,8 @@ def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
         if not sign:
             raise RecipeError(f"{override!r} is no override; write key=value, such as model.layers=36")
         try:
-            _set(content, key.strip().split("."), yaml.safe_load(value))
+            key = key.strip()  # a name such as 2024-01-01 is text, not a date
+            _set(content, key.split("."), value if key == "name" else yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise RecipeError(f"{override!r}: the value is not YAML ({' '.join(str(error).split())})") from error
     return run_from_dict(content)
@@ -218,6 +219,15 @@ def _check_keys(content: Mapping[str, Any], prefix: str = "") -> None:
             raise RecipeError(f"{key} is a section; set one of its keys, such as {_nearest(key + '.', known)}")
         elif key not in known:
             raise RecipeError(f"unknown key {key!r}; did you mean {_nearest(key, known)!r}?")
+        elif value is None and _default(key) is not None:
+            raise RecipeError(f"{key} is empty; give it a value, or leave it out for {_default(key)!r}")
+
+
+def _default(key: str) -> Any:
+    value: Any = Run()
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
 
 
 def _nearest(key: str, known: list[str]) -> str:

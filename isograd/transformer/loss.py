@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.transformer.product import add_product, linear
+from isograd.transformer.product import add_gradient, linear
 
 IGNORE = -100
 
@@ -76,7 +76,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if d_hidden is not None:
                     d_hidden[rows] = linear(d_logits, w.t())
                 if d_weight is not None:
-                    add_product(d_weight, d_logits.t(), h)
+                    add_gradient(d_weight, d_logits, h)
                 if d_bias is not None:
                     d_bias += d_logits.sum(dim=0)
         ctx.save_for_backward(d_hidden, d_weight, d_bias)

@@ -23,12 +23,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b with matrices; a sum of many such products is kept in the dtype of `total`."""
-    if total.dtype != a.dtype or large_float32_on_cpu(a, b.t()):
-        total += linear(a, b.t())
+def add_gradient(total: Tensor, grad: Tensor, x: Tensor) -> None:
+    """total += grad^T x, the gradient of W; a sum of many such products is kept in the dtype of `total`."""
+    if total.dtype != grad.dtype or large_float32_on_cpu(grad.t(), x.t()):
+        total += _gradient(grad, x)
     else:
-        total.addmm_(a, b)
+        total.addmm_(grad.t(), x)
+
+
+def _gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x. oneDNN copies its first operand when it is transposed: let that be the narrower one."""
+    if grad.shape[1] <= x.shape[1]:
+        return linear(grad.t(), x.t())
+    return linear(x.t(), grad.t()).t()
 
 
 def large_float32_on_cpu(x: Tensor, weight: Tensor) -> bool:
@@ -60,6 +67,6 @@ class _OneDNNLinear(torch.autograd.Function):
         rows = grads[0].flatten(0, -2)  # (rows, fan_out)
         return (
             linear(grads[0], weight.t()) if need_x else None,
-            linear(rows.t(), x.flatten(0, -2).t()) if need_weight else None,
+            _gradient(rows, x.flatten(0, -2)) if need_weight else None,
             rows.sum(dim=0) if need_bias else None,
         )
