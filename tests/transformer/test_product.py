@@ -50,7 +50,7 @@ def test_others_take_torch_own_product() -> None:
 @pytest.mark.parametrize("rows", [8, 4096])
 def test_accumulates(rows: int) -> None:
     torch.manual_seed(0)
-    total, a, b = torch.randn(64, 32), torch.randn(64, rows), torch.randn(rows, 32)
-    expected = total.double() + a.double() @ b.double()
-    product.add_product(total, a, b)
+    total, grad, x = torch.randn(64, 32), torch.randn(rows, 64), torch.randn(rows, 32)
+    expected = total.double() + grad.double().t() @ x.double()
+    product.add_gradient(total, grad, x)
     assert (total - expected).abs().max() <= 3e-6 * expected.abs().max()
