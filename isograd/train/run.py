@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -117,6 +118,9 @@ class Run:
             )
         if not 0 <= t.label_smoothing < 1:
             raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
+        for key in ("norm_eps", "initializer_range"):
+            if not 0 < getattr(self.model, key) < math.inf:
+                raise RecipeError(f"model.{key}={getattr(self.model, key)} must be finite and above 0")
         for key in ("length", "vocab_size"):
             if getattr(self.data, key) < 1:
                 raise RecipeError(f"data.{key}={getattr(self.data, key)} must be at least 1")
@@ -169,7 +173,7 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
     try:
         parsed = parser.parse_object({"run": dict(content)})
     except (ArgumentError, TypeError, ValueError) as error:
-        raise RecipeError(" ".join(str(error).replace('"run.', '"').split())) from error
+        raise RecipeError(_plain(str(error))) from error
     run: Run = parser.instantiate(parsed).run
     return run
 
@@ -221,6 +225,12 @@ def _check_keys(content: Mapping[str, Any], prefix: str = "") -> None:
             raise RecipeError(f"unknown key {key!r}; did you mean {_nearest(key, known)!r}?")
         elif value is None and _default(key) is not None:
             raise RecipeError(f"{key} is empty; give it a value, or leave it out for {_default(key)!r}")
+
+
+def _plain(message: str) -> str:
+    """The parser's message in one line, with our keys and without Python's words."""
+    one_line = " ".join(message.split()).replace('Parser key "run.', '"')
+    return re.sub(r"a (?:<class '(\w+)'>|typing\.(?=Literal))", r"\1", one_line)
 
 
 def _default(key: str) -> Any:

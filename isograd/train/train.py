@@ -116,8 +116,8 @@ def config_of(run: Run, vocab_size: int) -> IsogradConfig:
     try:
         return IsogradConfig(vocab_size=vocab_size, max_position_embeddings=run.data.length, is_decoder=True, **given)
     except (ValueError, UnknownPlacement) as error:
-        ours = {theirs: f"model.{name}" for name, theirs in TERMS.items()}
-        raise RecipeError(re.sub(r"\w+", lambda word: ours.get(word[0], word[0]), str(error))) from error
+        ours = {TERMS.get(name, name): f"model.{name}" for name in vars(run.model)}
+        raise RecipeError(re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))) from error
 
 
 def gradient_ratio(rows: list[dict[str, Any]]) -> float | None:

@@ -21,14 +21,20 @@ from pyarrow import table  # noqa: E402
 
 ROWS = [f"Row {i} says naïve things, {i * i % 7} of them.\n" for i in range(40)]
 TEXT = "".join(ROWS)
+
+
+def lines(rows: list[str]) -> str:
+    return "\n".join(json.dumps({"text": row}) for row in rows)
+
+
 WRITERS: dict[str, Callable[[Path, list[str]], object]] = {
     "a.txt": lambda p, rows: p.write_text("".join(rows), encoding="utf-8"),
     "b.txt.gz": lambda p, rows: p.write_bytes(gzip.compress("".join(rows).encode())),
     "c.txt.xz": lambda p, rows: p.write_bytes(lzma.compress("".join(rows).encode())),
-    "d.jsonl": lambda p, rows: p.write_text("\n".join(json.dumps({"text": r}) for r in rows), encoding="utf-8"),
-    "e.jsonl.gz": lambda p, rows: p.write_bytes(gzip.compress("\n".join(json.dumps({"text": r}) for r in rows).encode())),
+    "d.jsonl": lambda p, rows: p.write_text(lines(rows), encoding="utf-8"),
+    "e.jsonl.gz": lambda p, rows: p.write_bytes(gzip.compress(lines(rows).encode())),
     "f.parquet": lambda p, rows: parquet.write_table(table({"text": rows, "other": list(range(len(rows)))}), p),
-}  # fmt: skip
+}
 REAL = Path(__file__).parents[3] / "shared/data/multi30k-de-en/train.en.gz"
 
 

@@ -1,0 +1,62 @@
+"""Recipes that train in a fraction of a second, and what a run left behind."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from isograd.train.metrics import read_rows
+from isograd.train.run import Run, run_from_dict
+
+TEXT = "".join(f"line {i}: the quick brown fox, {i * i % 97} times\n" for i in range(300))
+SMALL: dict[str, dict[str, Any]] = {
+    "model": {"layers": 2, "width": 16, "heads": 2},
+    "data": {"length": 8},
+    "training": {"steps": 6, "batch": 4, "probe_every": 2, "checkpoint_every": 2, "valid_sequences": 4},
+}
+
+
+def text_file() -> Path:
+    """The text of these recipes, beside the cache of this test session."""
+    path = Path(os.environ["XDG_CACHE_HOME"]) / "text.txt"
+    if not path.exists():
+        path.write_text(TEXT)
+    return path
+
+
+def small(name: str | None = None, seed: int = 0, **sections: dict[str, Any]) -> Run:
+    """The small recipe, with keys of `model`, `data` and `training` replaced."""
+    content: dict[str, Any] = {part: SMALL[part] | sections.get(part, {}) for part in SMALL}
+    content["data"] = {"source": str(text_file())} | content["data"]
+    return run_from_dict({"name": name, "seed": seed, **content})
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "outcome.json").read_text())
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_rows(folder / "metrics.jsonl")]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model/model.safetensors")
+
+
+def same_run(one: Path, other: Path) -> None:
+    """Bit-equal: every row of both logs, every weight, the outcome but for its times."""
+    for name in ("metrics.jsonl", "quantities.jsonl"):
+        assert (one / name).read_text() == (other / name).read_text(), name
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert torch.equal(value, theirs[name]), name
+    times = ("seconds", "tokens_per_second")
+    assert {k: v for k, v in outcome(one).items() if k not in times} == {
+        k: v for k, v in outcome(other).items() if k not in times
+    }
+    assert (one / "resolved.json").read_text() == (other / "resolved.json").read_text()

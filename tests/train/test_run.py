@@ -1,0 +1,240 @@
+"""Recipes: what is read, what is refused and with which words, and that every key changes what is built."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isograd.data import Corpus, PackedSequences
+from isograd.train.optim import optimizer_of, schedule_of
+from isograd.train.run import Data, Model, RecipeError, Run, Training, known_keys, load_run, run_from_dict
+from isograd.train.train import config_of, load_corpus_of
+from isograd.train.trainer import arguments, check_machine
+from tests.train.recipes import small, text_file
+
+
+def refused(*parts: str, overrides: tuple[str, ...] = (), recipe: Path | None = None) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_run(recipe, overrides)
+    assert "\n" not in str(error.value)
+    for part in parts:
+        assert part in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "suggestion"),
+    [
+        ("lr=3", "training.lr"),
+        ("model.layer=3", "model.layers"),
+        ("placment=post-ln", "model.placement"),
+        ("layers=3", "model.layers"),
+        ("model.lr=3", "training.lr"),
+        ("training.warm_up=3", "training.warmup"),
+        ("optimiser=sgd", "training.optimizer"),
+        ("data.lenght=3", "data.length"),
+        ("sed=3", "seed"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_right_one(override: str, suggestion: str) -> None:
+    key = override.partition("=")[0]
+    refused(f"unknown key {key!r}", f"did you mean {suggestion!r}?", overrides=(override,))
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.layers=two", ["model.layers", "int", "two"]),
+        ("model.layers=2.5", ["model.layers", "int"]),
+        ("model.layers=true", ["model.layers", "int"]),
+        ("training.lr=fast", ["training.lr", "float"]),
+        ("training.lr=true", ["training.lr", "float"]),
+        ("training.compile=1", ["training.compile", "bool"]),
+        ("training.decay=cos", ["training.decay", "cosine"]),
+        ("training.optimizer=adagrad", ["training.optimizer", "adamw"]),
+        ("training.precision=fp8", ["training.precision", "bf16"]),
+        ("training.betas=[0.9]", ["training.betas", "2 elements"]),
+        ("training.track=tensorboard", ["training.track", "tuple"]),
+        ("training.track=[paper]", ["training.track", "trackio"]),
+        ("data.level=word", ["data.level", "char"]),
+        ("model=3", ["model is a section"]),
+        ("model.layers.x=3", ["model.layers", "int"]),
+        ("training.steps=null", ["training.steps is empty", "300"]),
+        ("training.lr=", ["training.lr is empty"]),
+        ("training.lr=[1", ["'training.lr=[1'", "not YAML"]),
+        ("steps", ["'steps' is no override", "key=value"]),
+    ],
+)
+def test_wrong_types(override: str, parts: list[str]) -> None:
+    refused(*parts, overrides=(override,))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("training.steps=0",),
+        ("training.batch=0",),
+        ("training.accumulation=0",),
+        ("training.accumulation=3", "training.batch=16"),
+        ("training.lr=0",),
+        ("training.lr=-1e-3",),
+        ("training.lr=.nan",),
+        ("training.lr=.inf",),
+        ("training.clip=-1",),
+        ("training.clip=.nan",),
+        ("training.weight_decay=-1",),
+        ("training.eps=-1e-8",),
+        ("training.betas=[0.9, 1.0]",),
+        ("training.betas=[-0.1, 0.9]",),
+        ("training.label_smoothing=1.0",),
+        ("training.probe_every=-1",),
+        ("training.warmup=-1",),
+        ("training.warmup=10", "training.steps=10", "training.decay=linear"),
+        ("training.warmup=12", "training.steps=10", "training.decay=cosine"),
+        ("data.length=0",),
+        ("data.vocab_size=0",),
+        ("data.seed=-1",),
+        ("seed=-1",),
+        ("seed=4294967296",),
+        ("model.norm_eps=0",),
+    ],
+)
+def test_values_that_nothing_can_be_built_of(overrides: tuple[str, ...]) -> None:
+    refused(overrides[0].partition("=")[0], overrides=overrides)
+
+
+def test_a_warm_up_to_the_end_is_allowed_where_nothing_divides_by_the_rest() -> None:
+    for decay in ("constant", "inverse-sqrt"):
+        run = load_run(None, ["training.warmup=10", "training.steps=10", f"training.decay={decay}"])
+        assert schedule_of(run.training)(10) == 1.0
+
+
+def test_recipes_from_files(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: {layers: 3}\ntraining:\n  lr: 1e-4\n  track: [tensorboard]\n")
+    run = load_run(recipe, ["model.width=32", "model.layers=5", "name=2024-01-01"])
+    assert (run.model.layers, run.model.width, run.training.lr, run.name) == (5, 32, 1e-4, "2024-01-01")
+    assert run.training.track == ("tensorboard",)
+    recipe.write_text("")
+    assert load_run(recipe) == Run()
+
+
+@pytest.mark.parametrize("text", ["model: [1", "- a\n- b\n", "just text", "model:\n", "\tmodel: 3", "1: 2\n"])
+def test_files_that_are_no_recipe(text: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    refused(recipe=recipe)
+    refused("nothing.yaml: no such recipe", recipe=tmp_path / "nothing.yaml")
+
+
+OTHER: dict[str, Any] = {
+    "name": "other", "seed": 1,
+    "model.placement": "normformer", "model.layers": 3, "model.width": 8, "model.heads": 1, "model.ffn": 24,
+    "model.act": "swiglu", "model.norm": "rmsnorm", "model.norm_eps": 1e-6, "model.bias": False,
+    "model.positions": "learned", "model.scale_embedding": False, "model.embedding_norm": True,
+    "model.tie_embeddings": False, "model.start": "normal", "model.initializer_range": 0.5, "model.dropout": 0.1,
+    "model.attention_dropout": 0.1, "model.activation_dropout": 0.1, "model.embedding_dropout": 0.1,
+    "data.source": "other.txt", "data.valid": "other.txt", "data.field": "body", "data.level": "bpe",
+    "data.vocab_size": 300, "data.length": 4, "data.seed": 9,
+    "training.steps": 7, "training.batch": 8, "training.accumulation": 2, "training.lr": 0.5, "training.warmup": 2,
+    "training.decay": "cosine", "training.optimizer": "sgd", "training.betas": [0.8, 0.9], "training.eps": 1e-3,
+    "training.weight_decay": 0.1, "training.label_smoothing": 0.1, "training.clip": 1.0, "training.precision": "bf16",
+    "training.compile": True, "training.gradient_checkpointing": True, "training.fsdp": True,
+    "training.probe_every": 3, "training.checkpoint_every": 3, "training.valid_sequences": 1,
+    "training.track": ["wandb"],
+}  # fmt: skip
+
+
+def changed(run: Run, key: str, value: Any) -> Run:
+    content = run.as_dict()
+    section = content
+    for part in key.split(".")[:-1]:
+        section = section[part]
+    section[key.split(".")[-1]] = value
+    return run_from_dict(content)
+
+
+def test_the_table_holds_every_key() -> None:
+    assert set(OTHER) == set(known_keys())
+    sections = {"model": Model, "data": Data, "training": Training}
+    expected = {f"{s}.{f.name}" for s, of in sections.items() for f in dataclasses.fields(of)} | {"name", "seed"}
+    assert set(known_keys()) == expected
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_round_trip_and_key(key: str) -> None:
+    """as_dict and back is the same run; the key changes with everything but the name."""
+    one, other = small(), changed(small(), key, OTHER[key])
+    assert run_from_dict(other.as_dict()) == other != one
+    assert (other.key() == one.key()) == (key == "name")
+    assert len(one.key()) == 10 and int(one.key(), 16) >= 0
+
+
+def built(run: Run, corpus: Corpus, folder: Path) -> dict[str, Any]:
+    """All that a run decides before its first step, as text."""
+    made = PackedSequences(corpus.train, run.data.length, run.training.steps * run.training.batch, run.data_seed)
+    options = arguments(run, folder).to_dict()
+    return {
+        "config": config_of(run, corpus.vocab_size).to_dict(),
+        "arguments": {k: v for k, v in options.items() if k not in ("logging_dir", "output_dir")},
+        "optimizer": [str(part) for part in optimizer_of(run.training)],
+        "schedule": [schedule_of(run.training)(t) for t in range(1, run.training.steps + 1)],
+        "order": [made[i]["input_ids"].tolist() for i in range(len(made))],
+        "valid": corpus.valid.tolist(),
+    }
+
+
+ELSEWHERE = {  # keys that act in the training loop itself; test -> where they are shown to act
+    "training.label_smoothing": "test_numbers", "training.clip": "test_numbers",
+    "training.probe_every": "test_numbers", "training.valid_sequences": "test_numbers",
+    "training.gradient_checkpointing": "test_numbers",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile and FSDP are only named here, not used
+@pytest.mark.parametrize("key", [k for k in OTHER if k not in ELSEWHERE])
+def test_every_key_changes_what_is_built(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.txt").write_text("another text, of other words\n" * 40)
+    rows = [f'{{"text": "{"one " * 90}", "body": "{"two " * 90}"}}\n']
+    Path("rows.jsonl").write_text("".join(rows))
+    data = {"level": "bpe"} if key == "data.vocab_size" else {"source": "rows.jsonl"} if key == "data.field" else {}
+    model = {"start": "normal"} if key == "model.initializer_range" else {}
+    one = small(data=data, model=model)
+    other = changed(one, key, OTHER[key])
+    first, second = (built(run, load_corpus_of(run), tmp_path) for run in (one, other))
+    assert first != second
+
+
+def test_the_foil_a_name_changes_nothing(tmp_path: Path) -> None:
+    corpus = load_corpus_of(small())
+    assert built(small(), corpus, tmp_path) == built(small(), corpus, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ({"placement": "preln"}, ["'preln'", "pre-ln"]),
+        ({"width": 30, "heads": 4}, ["model.width=30", "model.heads=4"]),
+        ({"act": "gelou"}, ["model.act='gelou'", "gelu"]),
+        ({"positions": "rope"}, ["model.positions='rope'", "rotary"]),
+        ({"norm": "batchnorm"}, ["model.norm='batchnorm'", "rmsnorm"]),
+        ({"start": "kaiming"}, ["model.start='kaiming'", "fairseq"]),
+        ({"layers": 0}, ["model.layers=0"]),
+        ({"dropout": 1.0}, ["model.dropout=1.0"]),
+        ({"attention_dropout": -0.1}, ["model.attention_dropout=-0.1"]),
+    ],
+)
+def test_shapes_no_model_has_are_named_as_in_the_recipe(model: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(RecipeError) as error:
+        config_of(small(model=model), 50)
+    for part in parts:
+        assert part in str(error.value), str(error.value)
+
+
+def test_what_this_machine_cannot_do() -> None:
+    check_machine(small())
+    for training, part in (({"precision": "fp16"}, "bf16 or fp32"), ({"track": ["trackio"]}, "pip install trackio")):
+        with pytest.raises(RecipeError, match=part):
+            check_machine(small(training=training))
+    assert text_file().exists()
