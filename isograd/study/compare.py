@@ -61,7 +61,9 @@ def plan(
     model, data, training = model or Model(), data or Data(), training or Training()
     chosen = [(p, False) for p in placements] if placements else list(DEFAULT)
     half = training.steps // 2
-    pairs = [(get(p) and p, warmup if warmup is not None else half if warm else 0) for p, warm in chosen]
+    for placement, _ in chosen:
+        get(placement)  # refuse an unknown name before anything is written
+    pairs = [(p, warmup if warmup is not None else half if warm else 0) for p, warm in chosen]
     arms = []
     for seed in seeds:
         for placement, steps in dict.fromkeys(pairs):
