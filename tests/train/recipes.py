@@ -36,7 +36,7 @@ def small(name: str | None = None, seed: int = 0, **sections: dict[str, Any]) ->
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "outcome.json").read_text())
+    return read_json(folder / "outcome.json")
 
 
 def losses(folder: Path) -> list[float]:
@@ -59,4 +59,8 @@ def same_run(one: Path, other: Path) -> None:
     assert {k: v for k, v in outcome(one).items() if k not in times} == {
         k: v for k, v in outcome(other).items() if k not in times
     }
-    assert (one / "resolved.json").read_text() == (other / "resolved.json").read_text()
+    assert read_json(one / "resolved.json") == read_json(other / "resolved.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())

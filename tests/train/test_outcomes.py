@@ -1,0 +1,183 @@
+"""How a run ends, and what its folder then holds."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from isograd.models import IsogradForCausalLM
+from isograd.placement import Learned, Norm, Placement, Residual, register
+from isograd.train.metrics import append_rows, finite, judge, keep_until, read_rows, write_json
+from isograd.train.train import ended, gradient_ratio, load_corpus_of, train
+from tests.train.recipes import losses, outcome, same_run, small
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_judge_around_the_entropy(side: int) -> None:
+    """Within 0.10 nat of the entropy, the edge included, on either side: a model without context."""
+    assert judge([side * 0.1], 0.0)[0] == "collapsed"
+    assert judge([side * 0.1000001], 0.0)[0] == "finished"
+    for away, name in ((0.0, "collapsed"), (0.0999, "collapsed"), (0.1001, "finished"), (2.9, "finished")):
+        assert judge([7.0] * 30 + [3.0 + side * away] * 20, 3.0)[0] == name
+
+
+def test_judge_takes_the_last_twenty() -> None:
+    assert judge([9.0] * 5 + [1.0] * 20, 3.0) == ("finished", 1.0)
+    assert judge([2.0, 4.0], 3.0) == ("collapsed", 3.0)
+    for bad in (math.nan, math.inf, -math.inf):
+        name, final = judge([1.0, bad, 1.0], 3.0)
+        assert name == "diverged" and math.isnan(final)
+
+
+def test_finished(tmp_path: Path) -> None:
+    run = small(name="mine")
+    seen: list[tuple[int, float]] = []
+    got = train(run, tmp_path, progress=lambda step, loss: seen.append((step, loss)))
+    assert got == outcome(tmp_path) and got["outcome"] == "finished"
+    rows = losses(tmp_path)
+    assert got["final_loss"] == pytest.approx(sum(rows) / len(rows)) and got["steps"] == 6 == len(rows)
+    assert seen[-1] == (6, rows[-1])
+    assert got["unigram_entropy"] == load_corpus_of(run).unigram_entropy
+    assert got["seconds"] > 0 and got["tokens_per_second"] > 0
+    assert {"torch", "transformers", "isograd", "python", "device"} <= set(got["provenance"])
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"run.json", "resolved.json", "metrics.jsonl", "quantities.jsonl", "outcome.json", "model"}
+    model = IsogradForCausalLM.from_pretrained(tmp_path / "model")
+    assert got["parameters"] == sum(p.numel() for p in model.parameters())
+    rows = read_rows(tmp_path / "quantities.jsonl")
+    assert [r["step"] for r in rows[:: 2 * 2]] == [1, 2, 4, 6]
+    assert got["gradient_ratio_start"] == gradient_ratio(rows[:4])
+    assert got["gradient_ratio_end"] == gradient_ratio(rows)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(small(), tmp_path)
+    times = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    assert train(small(), tmp_path) == first
+    assert train(small(name="renamed"), tmp_path) == first
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == times
+
+
+def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    train(small(), tmp_path)
+    before = (tmp_path / "run.json").read_text()
+    with pytest.raises(FileExistsError, match="holds a run of another recipe"):
+        train(small(training={"lr": 0.5}), tmp_path)
+    assert (tmp_path / "run.json").read_text() == before
+    assert ended(small(), tmp_path) is not None
+
+
+@pytest.mark.parametrize("cause", ["rate", "placement"])
+def test_diverged(cause: str, tmp_path: Path, own_catalogue: None) -> None:
+    """It stops within ten steps, says so, and writes no number that is none."""
+    register("broken", Placement(each=Residual(pre=Norm(), gain=Learned(start=math.nan)), final=Norm()))
+    options: dict[str, Any] = {
+        "rate": {"training": {"lr": 1e12, "optimizer": "sgd", "steps": 40, "checkpoint_every": 0}}
+    }
+    options["placement"] = {"model": {"placement": "broken"}, "training": {"steps": 40, "checkpoint_every": 0}}
+    got = train(small(**options[cause]), tmp_path)
+    assert (got["outcome"], got["final_loss"], got["validation_loss"]) == ("diverged", None, None)
+    assert got["steps"] == 10 == len(losses(tmp_path))
+    text = "".join((tmp_path / n).read_text() for n in ("outcome.json", "metrics.jsonl", "quantities.jsonl"))
+    assert "NaN" not in text and "Infinity" not in text and "null" in text
+    assert train(small(**options[cause]), tmp_path) == got  # a result: not tried again
+
+
+def test_collapsed(tmp_path: Path) -> None:
+    """A head without anything but frequencies: here a constant text, whose entropy the model reaches at once."""
+    source = tmp_path / "same.txt"
+    source.write_text("a" * 2000)
+    run = small(data={"source": str(source)}, training={"steps": 60, "lr": 0.05})
+    got = train(run, tmp_path / "run")
+    assert got["outcome"] == "collapsed" and abs(got["final_loss"] - got["unigram_entropy"]) <= 0.1
+
+
+def test_failed_is_recorded_and_tried_again(tmp_path: Path) -> None:
+    """Also after the last checkpoint: a resume with nothing left to train still ends the run."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/model").write_text("a file where a folder must go")
+    got = train(small(), tmp_path / "run")
+    assert got["outcome"] == "failed" and "model" in got["error"] and "\n" not in got["error"]
+    assert outcome(tmp_path / "run")["outcome"] == "failed"
+    assert "Traceback" in (tmp_path / "run/error.txt").read_text()
+    (tmp_path / "run/model").unlink()
+    assert train(small(), tmp_path / "run")["outcome"] == "finished"
+    assert not (tmp_path / "run/error.txt").exists()
+    train(small(), tmp_path / "whole")
+    same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_an_interrupted_run_says_so_and_goes_on(tmp_path: Path) -> None:
+    """SIGINT as from a keyboard, to a process of its own."""
+    run = small(training={"steps": 3000, "checkpoint_every": 20, "probe_every": 0})
+    write_json(tmp_path / "recipe.json", run.as_dict())
+    script = (
+        "import sys, json; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
+        "from isograd.train.run import run_from_dict; from isograd.train.train import train\n"
+        f"train(run_from_dict(json.loads(Path({str(tmp_path / 'recipe.json')!r}).read_text())), Path(sys.argv[1]))"
+    )
+    folder = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stderr=subprocess.PIPE)
+    until = time.time() + 60
+    while not list(folder.glob("checkpoints/checkpoint-*/sealed.json")) and time.time() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert outcome(folder)["outcome"] == "interrupted"
+    assert ended(run, folder) is None
+    reached = len(losses(folder))
+    assert 20 <= reached < 3000
+    seen: list[int] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def progress(step: int, loss: float) -> None:
+        seen.append(step)
+        if len(seen) == 2:
+            raise EnoughError("enough seen")
+
+    assert train(run, folder, progress=progress)["error"] == "enough seen"
+    assert 20 < seen[0] <= reached + 20  # not from the start
+
+
+def test_the_files_of_a_run(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    assert read_rows(rows) == []
+    append_rows(rows, [{"step": 1, "loss": math.nan}, {"step": 2, "loss": 0.1}])
+    append_rows(rows, [{"step": 3, "loss": math.inf}])
+    assert read_rows(rows) == [{"step": 1, "loss": None}, {"step": 2, "loss": 0.1}, {"step": 3, "loss": None}]
+    with rows.open("a") as file:
+        file.write('{"step": 4, "lo')  # cut off by a kill
+    assert [r["step"] for r in read_rows(rows)] == [1, 2, 3]
+    keep_until(rows, 2)
+    assert rows.read_text() == '{"step": 1, "loss": null}\n{"step": 2, "loss": 0.1}\n'
+    write_json(tmp_path / "x.json", {"a": [math.nan, (1.0, -math.inf)], "b": {"c": "NaN"}})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, [1.0, None]], "b": {"c": "NaN"}}
+    assert {p.name for p in tmp_path.iterdir()} == {"rows.jsonl", "x.json"}
+    assert finite(True) is True
+
+
+def test_gradient_ratio() -> None:
+    """Of W_2, first layer over last, each the mean over steps; other kinds and rows without a gradient count not."""
+    rows = [
+        {"kind": "ffn", "layer": 1, "gradient_mean_abs": 2.0},
+        {"kind": "ffn", "layer": 1, "gradient_mean_abs": 4.0},
+        {"kind": "ffn", "layer": 2, "gradient_mean_abs": 99.0},
+        {"kind": "ffn", "layer": 3, "gradient_mean_abs": 1.0},
+        {"kind": "ffn", "layer": 3, "gradient_mean_abs": None},
+        {"kind": "attn", "layer": 1, "gradient_mean_abs": 50.0},
+        {"kind": "ffn", "layer": 4},
+    ]
+    assert gradient_ratio(rows) == 3.0
+    assert gradient_ratio([]) is None and gradient_ratio(rows[5:]) is None
+    assert gradient_ratio([{"kind": "ffn", "layer": 1, "gradient_mean_abs": 0.0}]) is None
+    assert torch.is_grad_enabled()

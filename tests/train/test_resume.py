@@ -1,0 +1,174 @@
+"""A run killed in the middle and started again ends with the numbers of one that was never killed, to the bit."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isograd.models import IsogradConfig
+from isograd.train.checkpoints import last_checkpoint
+from isograd.train.metrics import read_rows, write_json
+from isograd.train.run import Run
+from isograd.train.train import train
+from tests.train.recipes import losses, same_run, small
+
+LENGTH = {"steps": 12, "checkpoint_every": 4, "probe_every": 3}
+DIES_AT = 10  # rows of steps 9 and 10 are written, the last checkpoint is of step 8
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "accumulation": {"training": {"accumulation": 2}},
+    "dropout": {"model": {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}},
+    "bf16": {"training": {"precision": "bf16"}},
+    "admin": {"model": {"placement": "admin"}},
+    "admin-dropout": {"model": {"placement": "admin", "dropout": 0.2}, "training": {"accumulation": 2, "clip": 0.5}},
+    "checkpointing": {"model": {"dropout": 0.2}, "training": {"gradient_checkpointing": True}},
+    "schedule": {"training": {"optimizer": "adamw", "warmup": 3, "decay": "cosine", "weight_decay": 0.1}},
+    "sgd": {"training": {"optimizer": "sgd", "label_smoothing": 0.1}},
+    "radam": {"training": {"optimizer": "radam"}},
+    "rmsnorm": {"model": {"placement": "normformer-resscale", "norm": "rmsnorm", "tie_embeddings": False}},
+}
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+from isograd.train.run import run_from_dict
+from isograd.train.train import train
+torch.set_num_threads(1)
+
+def progress(step, loss):
+    if step == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+signals = {}
+for name, recipe in json.loads(Path(sys.argv[1]).read_text()).items():
+    child = os.fork()
+    if not child:
+        train(run_from_dict(recipe), Path(sys.argv[1]).parent / name, progress)
+        os._exit(0)
+    signals[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(json.dumps(signals))
+"""
+
+
+def variant(name: str) -> Run:
+    sections = VARIANTS[name]
+    return small(**{**sections, "training": LENGTH | sections.get("training", {})})
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder per variant, each left behind by kill -9 in step 10 of 12."""
+    folder = tmp_path_factory.mktemp("killed")
+    write_json(folder / "recipes.json", {name: variant(name).as_dict() for name in VARIANTS})
+    command = [sys.executable, "-c", KILLED, str(folder / "recipes.json"), str(DIES_AT)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert json.loads(printed) == dict.fromkeys(VARIANTS, -signal.SIGKILL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(variant("plain"), folder)["outcome"] in ("finished", "collapsed")
+    return folder
+
+
+def resumed(run: Run, folder: Path) -> int:
+    """Train on; the first step of which a row was written anew."""
+    seen: list[int] = []
+    assert train(run, folder, progress=lambda step, loss: seen.append(step))["outcome"] in ("finished", "collapsed")
+    assert [row["step"] for row in read_rows(folder / "metrics.jsonl")] == list(range(1, 13))
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_killed_and_started_again(name: str, killed: Path, tmp_path: Path) -> None:
+    left = shutil.copytree(killed / name, tmp_path / "again")
+    assert not (left / "outcome.json").exists() and len(losses(left)) == DIES_AT
+    assert {p.name for p in (left / "checkpoints").iterdir()} == {"checkpoint-4", "checkpoint-8"}
+    assert resumed(variant(name), left) == 10
+    train(variant(name), tmp_path / "whole")
+    same_run(left, tmp_path / "whole")
+
+
+def test_a_calibration_survives_and_is_not_repeated(killed: Path, tmp_path: Path) -> None:
+    left = shutil.copytree(killed / "admin-dropout", tmp_path / "again")
+    before = IsogradConfig.from_pretrained(left / "checkpoints/checkpoint-4").calibration
+    assert before["method"] == "admin" and len(before["decoder"]) == 4
+    resumed(variant("admin-dropout"), left)
+    assert IsogradConfig.from_pretrained(left / "model").calibration == before
+    assert json.loads((left / "resolved.json").read_text())["calibration"] == before
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        ("cut", "trainer_state.json"),
+        ("remove", "trainer_state.json"),
+        ("remove", "optimizer.pt"),
+        ("cut", "optimizer.pt"),
+        ("remove", "rng_state.pth"),
+        ("remove", "scheduler.pt"),
+        ("cut", "model.safetensors"),
+        ("remove", "model.safetensors"),
+        ("cut", "config.json"),
+        ("remove", "sealed.json"),
+        ("cut", "sealed.json"),
+    ],
+    ids="-".join,
+)
+def test_a_broken_checkpoint_is_passed_over(harm: tuple[str, str], killed: Path, tmp_path: Path, whole: Path) -> None:
+    left = shutil.copytree(killed / "plain", tmp_path / "again")
+    file = left / "checkpoints/checkpoint-8" / harm[1]
+    cut(file) if harm[0] == "cut" else file.unlink()
+    assert last_checkpoint(left / "checkpoints") == left / "checkpoints/checkpoint-4"
+    assert resumed(variant("plain"), left) == 8
+    same_run(left, whole)
+
+
+def test_no_whole_checkpoint_at_all(killed: Path, tmp_path: Path, whole: Path) -> None:
+    left = shutil.copytree(killed / "plain", tmp_path / "again")
+    for file in left.glob("checkpoints/*/model.safetensors"):
+        cut(file)
+    assert last_checkpoint(left / "checkpoints") is None
+    assert resumed(variant("plain"), left) == 4
+    same_run(left, whole)
+
+
+def test_a_log_cut_off_by_the_kill(killed: Path, tmp_path: Path, whole: Path) -> None:
+    left = shutil.copytree(killed / "plain", tmp_path / "again")
+    for name in ("metrics.jsonl", "quantities.jsonl"):
+        with (left / name).open("a") as file:
+            file.write('{"step": 11, "lo')
+    resumed(variant("plain"), left)
+    same_run(left, whole)
+
+
+def test_without_checkpoints_it_starts_anew(tmp_path: Path) -> None:
+    run = small(training={"checkpoint_every": 0})
+
+    def stop(step: int, loss: float) -> None:
+        raise RuntimeError("stopped by hand")
+
+    assert train(run, tmp_path / "again", progress=stop)["error"] == "stopped by hand"
+    assert not list((tmp_path / "again").glob("checkpoints/*"))
+    train(run, tmp_path / "again")
+    train(run, tmp_path / "whole")
+    same_run(tmp_path / "again", tmp_path / "whole")
+
+
+def test_checkpoints_change_no_number(tmp_path: Path, whole: Path) -> None:
+    content = variant("plain").as_dict()
+    for every in (0, 1, 5):
+        content["training"]["checkpoint_every"] = every
+        train(small(training=content["training"]), tmp_path / str(every))
+        same_run(tmp_path / str(every), whole)
