@@ -1,0 +1,249 @@
+"""ADMIN's profile: against the original's, against the recursion written here, and what it leaves untouched."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from isograd.models import IsogradForCausalLM
+from isograd.placement import Learned, Norm, Placement, Residual, register
+from isograd.train.calibrate import calibrate
+from isograd.transformer.sublayer import Sublayer
+from tests.build import HEADS, labelled, model, tokens
+from tests.golden import PAD, REDUCED, WHOLE, load, present
+from tests.transformer.by_hand import Attend, Weights, feedforward, layernorm
+
+CASE = "admin/admin_perturbed_learned"
+ROOTS = [
+    pytest.param(REDUCED, id="reduced"),
+    pytest.param(
+        WHOLE, id="whole", marks=pytest.mark.skipif(not present(CASE, WHOLE), reason="not beside this checkout")
+    ),
+]
+
+
+def golden(root: Path) -> tuple[Any, dict[str, Tensor], dict[str, Tensor]]:
+    """The model of the case with its skips spoiled, its tensors, and the batch of its profile."""
+    network, t, _ = load(CASE, "init", root)
+    source, written = t["in/src_tokens"], t["in/prev_output_tokens"]
+    batch = {
+        "input_ids": source,
+        "attention_mask": (source != PAD).long(),
+        "decoder_input_ids": written,
+        "decoder_attention_mask": (written != PAD).long(),
+    }
+    return spoiled(network), t, batch
+
+
+def spoiled(network: Any) -> Any:
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, Sublayer):
+                module.combine.skip.weight.uniform_(0.5, 3.0)
+    return network
+
+
+def skips_of(network: Any) -> list[float]:
+    weights = [m.combine.skip.weight for m in network.modules() if isinstance(m, Sublayer)]
+    assert all((w == w[0]).all() for w in weights)
+    return [w[0].item() for w in weights]
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_the_originals_omegas(root: Path) -> None:
+    network, t, batch = golden(root)
+    skips = calibrate(network.float(), batch)
+    assert set(skips) == {"encoder", "decoder"} and len(skips["encoder"]) == 6 and len(skips["decoder"]) == 6
+    for tower in ("encoder", "decoder"):
+        assert skips[tower] == pytest.approx(t[f"profile/{tower}_omegas"].tolist(), rel=1e-5)
+        assert skips[tower] == pytest.approx(skips_of(getattr(network, tower)), rel=1e-6)
+        assert skips[tower][0] == 1.0
+    assert network.config.calibration == {"method": "admin", **skips}
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_the_profiled_network_gives_the_logits_of_its_profile(root: Path) -> None:
+    network, t, batch = golden(root)
+    calibrate(network, batch)
+    got = network(**batch).logits
+    real = batch["decoder_attention_mask"].bool()
+    torch.testing.assert_close(got[real], t["out64/logits"][real], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def recursion(network: Any, ids: Tensor, variance: Any) -> list[float]:
+    """omega_1 = 1; omega_{i+1} = sqrt(Var[omega_i x_{i-1}] + Var[f_i(x_{i-1})]), in place as it goes, in fp64."""
+    config = network.config
+    table = network.model.embedding.tokens.weight.double()
+    positions = network.model.embedding.positions.weight.double()
+    x = table[ids] * network.model.embedding.scale + positions[: ids.shape[1]]
+    omegas, omega = [], 1.0
+    for layer in network.model.layers:
+        for sublayer in (layer.attn, layer.ffn):
+            state = {n: p.detach().double() for n, p in sublayer.named_parameters()}
+            w = Weights(state, layernorm)
+            is_ffn = sublayer is layer.ffn
+            u = feedforward(w, x) if is_ffn else Attend(config.num_attention_heads, causal=True).plain(w, x)
+            omegas.append(omega)
+            total = omega * x + u
+            omega = float((variance(omega * x) + variance(u)) ** 0.5)
+            x = w.norm("post", total)
+    return omegas
+
+
+@torch.no_grad()
+def population(x: Tensor) -> Tensor:
+    return ((x - x.mean()) ** 2).mean()
+
+
+FOILS = {
+    "unbiased": lambda x: x.var(),
+    "second moment": lambda x: x.square().mean(),
+    "per token": lambda x: x.var(-1, unbiased=False).mean(),
+    "per feature": lambda x: x.var((0, 1), unbiased=False).mean(),
+}
+
+
+def causal(**options: Any) -> Any:
+    network = spoiled(model(placement="admin", num_hidden_layers=3, scale_embedding=True, **options))
+    with torch.no_grad():  # a mean that is not zero, or some of the foils would be true
+        network.model.embedding.positions.weight.add_(0.3)
+    return network
+
+
+def test_the_recursion_by_hand() -> None:
+    network, ids = causal(), tokens(3, 9)
+    expected = recursion(network, ids, population)
+    assert calibrate(network, {"input_ids": ids})["decoder"] == pytest.approx(expected, rel=1e-5)
+    assert skips_of(network) == pytest.approx(expected, rel=1e-5)
+
+
+def test_double_precision_stays_double() -> None:
+    network, ids = causal(dtype=torch.float64), tokens(3, 9)
+    expected = recursion(network, ids, population)
+    assert calibrate(network, {"input_ids": ids})["decoder"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FOILS)
+def test_foils_other_variances_are_seen(name: str) -> None:
+    network, ids = causal(), tokens(3, 9)
+    got = calibrate(network, {"input_ids": ids})["decoder"][1:]
+    wrong = recursion(network, ids, FOILS[name])[1:]
+    assert max(abs(a / b - 1) for a, b in zip(got, wrong, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_foils_of_the_golden_case(root: Path) -> None:
+    """Without the padding, and from an encoder's profile carried into the decoder: not the original's numbers."""
+    network, t, batch = golden(root)
+    golden_values = t["profile/encoder_omegas"].tolist() + t["profile/decoder_omegas"].tolist()
+    skips = calibrate(network.float(), batch, padding=False)
+    got = skips["encoder"] + skips["decoder"]
+    assert max(abs(a / b - 1) for a, b in zip(got, golden_values, strict=True)) > 1e-2
+    assert skips["decoder"][0] == 1.0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_all_but_the_skips_stays_as_it_was(head: str) -> None:
+    network = spoiled(model(head, placement="admin", hidden_dropout=0.1)).train()
+    batch = labelled(head)
+    network(**batch).loss.backward()
+    weights, buffers = copy.deepcopy(dict(network.named_parameters())), copy.deepcopy(dict(network.named_buffers()))
+    grads = {n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None}
+    objects = {n: id(p) for n, p in network.named_parameters()}
+    hooks = sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in network.modules())
+    state = torch.get_rng_state()
+    calibrate(network, batch)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert network.training
+    assert sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in network.modules()) == hooks
+    assert {n: id(p) for n, p in network.named_parameters()} == objects
+    for name, p in network.named_parameters():
+        assert torch.equal(p, weights[name]) != name.endswith("combine.skip.weight"), name
+        assert (p.grad is None) == (name not in grads) and (p.grad is None or torch.equal(p.grad, grads[name]))
+        assert p.requires_grad
+    for name, b in network.named_buffers():
+        assert torch.equal(b, buffers[name])
+    if network.config.tie_word_embeddings and head == "causal":
+        assert network.lm_head.weight is network.model.embedding.tokens.weight
+
+
+def test_bf16_is_profiled_in_fp32() -> None:
+    network = causal().to(torch.bfloat16)
+    twin = copy.deepcopy(network).float()
+    batch = {"input_ids": tokens(3, 9)}
+    assert calibrate(network, batch) == calibrate(twin, batch)
+    assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+
+
+def test_padding_left_out_is_a_batch_without_padding() -> None:
+    """One padded row profiles as the row alone; counting the pads gives something else."""
+    row = tokens(1, 6)
+    padded = {"input_ids": torch.cat([row, row.new_full((1, 4), 1)], 1), "attention_mask": torch.ones(1, 10).long()}
+    padded["attention_mask"][:, 6:] = 0
+    alone = calibrate(causal(), {"input_ids": row})["decoder"]
+    torch.manual_seed(0)
+    network = causal()
+    alone = calibrate(copy.deepcopy(network), {"input_ids": row})["decoder"]
+    assert calibrate(copy.deepcopy(network), padded, padding=False)["decoder"] == pytest.approx(alone, rel=1e-5)
+    assert calibrate(copy.deepcopy(network), padded)["decoder"] != pytest.approx(alone, rel=1e-3)
+
+
+def test_dropout_is_on_in_training_mode() -> None:
+    network = causal(hidden_dropout=0.3, embedding_dropout=0.2)
+    batch = {"input_ids": tokens(3, 9)}
+    torch.manual_seed(1)
+    evaluated = calibrate(copy.deepcopy(network).eval(), batch)["decoder"]
+    first, same = (calibrate(copy.deepcopy(network).train(), batch)["decoder"] for _ in range(2))
+    torch.manual_seed(2)
+    other = calibrate(copy.deepcopy(network).train(), batch)["decoder"]
+    assert evaluated != first == same != other  # the random state is where it was, so the second draws the same
+
+
+def test_a_second_profile_is_refused_also_after_loading(tmp_path: Path) -> None:
+    network, batch = causal(), {"input_ids": tokens(3, 9)}
+    first = calibrate(network, batch)
+    network.save_pretrained(tmp_path)
+    loaded = IsogradForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.calibration == network.config.calibration
+    for one in (network, loaded):
+        before = skips_of(one)
+        with pytest.raises(RuntimeError, match="again=True"):
+            calibrate(one, batch)
+        assert skips_of(one) == before
+        assert calibrate(one, batch, again=True)["decoder"] == pytest.approx(first["decoder"], rel=1e-6)
+
+
+@pytest.mark.parametrize("placement", ["post-ln", "admin-closed", "deepnorm"])
+def test_other_placements_are_refused(placement: str) -> None:
+    network = model(placement=placement)
+    with pytest.raises(ValueError, match=f"'{placement}' has nothing to calibrate"):
+        calibrate(network, {"input_ids": tokens(2, 5)})
+    assert network.config.calibration is None
+
+
+def test_own_placements_with_a_gain(own_catalogue: None) -> None:
+    """The variance of the branch counts its gain."""
+    for name, gain in (("a", 1.0), ("b", 2.0)):
+        register(name, Placement(each=Residual(post=Norm(), skip=Learned(), gain=gain), calibrate="admin"))
+    plain, doubled = (model(placement=name) for name in "ab")
+    doubled.load_state_dict(plain.state_dict(), strict=False)
+    batch = {"input_ids": tokens(3, 9)}
+    one, two = (calibrate(m, batch)["decoder"][1] ** 2 for m in (plain, doubled))
+    x = plain.model.embedding(plain.model.embedding.tokens(batch["input_ids"]), torch.arange(9)[None])
+    assert two - 4 * one == pytest.approx(-3 * population(x.detach()).item(), rel=1e-4)
+
+
+def test_a_profile_that_is_not_finite_is_refused_and_sets_nothing() -> None:
+    network = causal()
+    with torch.no_grad():
+        network.model.layers[1].ffn.branch.out.weight[0, 0] = float("inf")
+    before = [m.combine.skip.weight.clone() for m in network.modules() if isinstance(m, Sublayer)]
+    with pytest.raises(ValueError, match="not finite at sublayer 4 of the decoder"):
+        calibrate(network, {"input_ids": tokens(3, 9)})
+    after = [m.combine.skip.weight for m in network.modules() if isinstance(m, Sublayer)]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert network.config.calibration is None
