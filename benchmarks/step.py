@@ -1,6 +1,6 @@
 """One whole training step beside peers: forward, loss, backward, clipping, fused AdamW.
 
-    python benchmarks/step.py                        causal and masked, fp32, a few minutes on two cores
+    python benchmarks/step.py                        causal and masked, fp32 and bf16, some ten minutes
     python benchmarks/step.py --case deep --rounds 9
     python benchmarks/step.py --quick --json step.json
 
