@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NoReturn
 
 VERBS = {
@@ -23,19 +24,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = next((a for a in arguments if not a.startswith("-")), None)
-    parser = _parser(verb)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an arrow in a terminal that has none is no reason to stop
     try:
-        options = parser.parse_args(arguments)
+        options = _options(arguments, verb)
         signal.signal(signal.SIGTERM, _terminate)
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("interrupted; start the same command again to go on", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader (head, a pager) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except UserError as error:
-        print(f"isograd {verb}: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        print(f"isograd {verb}: {one_line(error)}", file=sys.stderr)
         return 2
 
 
@@ -43,9 +48,36 @@ class UserError(Exception):
     """Wrong use or bad input, said in one line."""
 
 
+def one_line(error: Exception) -> str:
+    """What an error says; of the system's errors the file and what is wrong with it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong use is said in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} ('{self.prog} --help' shows all)", file=sys.stderr)
+        sys.exit(2)
+
+
+def _options(arguments: list[str], verb: str | None) -> argparse.Namespace:
+    """The options of the verb. Words behind an option, as in `RECIPE --json key=value`, join those before it."""
+    parser = _parser(verb)
+    options, rest = parser.parse_known_args(arguments)
+    words = vars(options).get(vars(options).get("words", ""))
+    if rest and (words is None or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if words is not None:
+        words.extend(rest)
+    return options
+
+
 def _parser(verb: str | None) -> argparse.ArgumentParser:
     """The whole parser; only the verb that is called loads its own options."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="isograd", description="Level gradients at every depth: placements of the norms in deep Transformers."
     )
     parser.add_argument("--version", action="version", version=f"isograd {_version()}")

@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from isograd.cli import UserError
+from isograd.cli import UserError, one_line
+from isograd.cli.console import output
 from isograd.cli.progress import COLOURS, showing
 
 _EPILOG = """\
@@ -19,6 +21,7 @@ examples:
 
 Killed or interrupted, the same command goes on where it was."""
 
+_FLAG = re.compile(r"\b(?:model|data|training)\.(layers|width|heads|lr|warmup|steps|batch|length)\b")  # -> --layers
 _DEFAULT = "post-ln without and with warm-up, pre-ln, normformer, admin, deepnorm"
 _TEXT = """prose and code of the Python standard library;
 else text (.txt .jsonl .parquet, also .gz and .xz) or the name of a data set on the hub"""
@@ -56,18 +59,19 @@ def run(options: argparse.Namespace) -> int:
         from isograd.data import DataError
         from isograd.placement import UnknownPlacement
         from isograd.study.compare import compare
+        from isograd.study.lock import FolderBusyError
         from isograd.train.run import RecipeError
 
         quiet()
     try:
         arms = _plan(options)
-        if options.fresh:
-            _remove(arms)
         labels = [a.label + (f", seed {a.run.seed}" if len(options.seeds) > 1 else "") for a in arms]
         with showing(labels, options.steps, console) as progress:
-            results = compare(arms, progress.step, progress.end, jobs=options.jobs)
-    except (DataError, RecipeError, UnknownPlacement, FileExistsError, ValueError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+            results = compare(arms, progress.step, progress.end, jobs=options.jobs, fresh=options.fresh)
+    except FileExistsError as error:
+        raise UserError(f"{error} (--fresh does)") from error
+    except (DataError, RecipeError, UnknownPlacement, FolderBusyError) as error:
+        raise UserError(_FLAG.sub(r"--\1", one_line(error))) from error
     return _tell(options, arms, results)
 
 
@@ -88,29 +92,23 @@ def _plan(options: argparse.Namespace) -> list[Any]:
 
 def _source(name: str) -> str:
     """Files by their absolute path, so that the same file is the same run from any folder."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
-
-
-def _remove(arms: list[Any]) -> None:
-    import shutil
-
-    for arm in arms:
-        if (arm.folder / "run.json").exists():
-            shutil.rmtree(arm.folder)
+    return str(Path(name).resolve()) if name != "embedded" and Path(name).exists() else name
 
 
 def _tell(options: argparse.Namespace, arms: list[Any], results: list[dict[str, Any]]) -> int:
     from isograd.report.page import write_report
 
     failed = [r for r in results if r["outcome"] == "failed"]
-    report = write_report([a.folder for a in arms if (a.folder / "resolved.json").exists()], options.out)
+    report = write_report([a.folder for a in arms], options.out)
     if options.json:
         content = {"unigram_entropy": _entropy(arms), "arms": results, "report": str(report)}
         print(json.dumps(content, indent=2))
     else:
         _print_table([a.folder for a in arms], report)
     for result in failed:
-        print(f"{result['placement']} failed: {result['error']} (see {result['folder']}/error.txt)", file=sys.stderr)
+        trace = Path(result["folder"]) / "error.txt"
+        see = f" (see {trace})" if trace.exists() else ""
+        print(f"{result['placement']} failed: {result['error']}{see}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -122,6 +120,7 @@ def _entropy(arms: list[Any]) -> float | None:
 
 
 def _print_table(folders: list[Path], report: Path) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from isograd.report import tables
@@ -133,12 +132,11 @@ def _print_table(folders: list[Path], report: Path) -> None:
         table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i < 2)
     for arm, cells in zip(arms, tables.rows(arms), strict=True):
         colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
-        table.add_row(cells[0], f"[{colour}]{cells[1]}[/]", *cells[2:])
-    console = Console()
+        table.add_row(escape(cells[0]), f"[{colour}]{cells[1]}[/]", *cells[2:])
+    console = output()
     console.print(table)
     console.print(
-        "[dim]losses in nats; g1/gL: mean |gradient| of W_2, first layer over last, at step 1 → over the last 50[/dim]",
-        highlight=False,
+        "[dim]losses in nats; g1/gL: mean |gradient| of W_2, first layer over last, at step 1 → at the end[/dim]"
     )
-    console.print(f"\n{tables.summary(arms)}", highlight=False)
-    console.print(f"\nreport: {report}", highlight=False, soft_wrap=True)
+    console.print(f"\n{tables.summary(arms)}", markup=False)
+    console.print(f"\nreport: {report}", markup=False, soft_wrap=True)

@@ -3,9 +3,9 @@
 import argparse
 import json
 
-from rich.console import Console
 from rich.markup import escape
 
+from isograd.cli.console import output
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas, legend
 
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
         }
         print(json.dumps(entries, indent=2))
         return 0
-    console = Console(highlight=False, soft_wrap=True)
+    console = output(soft_wrap=True)
     for name, placement in CATALOGUE.items():
         console.print(f"[bold]{escape(name)}[/bold]  {escape(placement.about)}  [dim]{escape(placement.paper)}[/dim]")
         for line in formulas(placement).values():

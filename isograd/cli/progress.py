@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 COLOURS = {"finished": "green", "collapsed": "red", "diverged": "red", "failed": "yellow", "interrupted": "yellow"}
@@ -26,7 +27,7 @@ class RunProgress:
         )
         width = max(map(len, labels))
         self.tasks: list[TaskID] = [
-            self.bars.add_task(label.ljust(width), total=steps, start=False, loss="") for label in labels
+            self.bars.add_task(escape(label.ljust(width)), total=steps, start=False, loss="") for label in labels
         ]
         self.labels = labels
 
@@ -43,7 +44,7 @@ class RunProgress:
             self.tasks[index], loss=f"[{COLOURS[outcome]}]{text}[/]", completed=self.bars.tasks[index].total
         )
         if not self.console.is_terminal:
-            self.console.print(f"{self.labels[index]}: {text}", highlight=False)
+            self.console.print(f"{self.labels[index]}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

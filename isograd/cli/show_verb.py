@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="layers=48 for one tower (default 12), or encoder=100 decoder=100 for two",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, words="shape")
 
 
 def run(options: argparse.Namespace) -> int:

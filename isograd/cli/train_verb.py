@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isograd.cli import UserError
+from isograd.cli import UserError, one_line
 
 _EPILOG = """\
 examples:
@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME, NAME from recipe or settings)")
     parser.add_argument("--keys", action="store_true", help="print every key with its default, and stop")
     parser.add_argument("--json", action="store_true", help="the outcome as one JSON object on stdout")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, words="overrides")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,8 +75,8 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
         with showing([recipe.model.placement], recipe.training.steps, console) as progress:
             outcome = train(recipe, folder, progress=lambda step, loss: progress.step(0, step, loss))
             progress.end(0, outcome)
-    except (DataError, RecipeError, UnknownPlacement, FileExistsError, ValueError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+    except (DataError, RecipeError, UnknownPlacement) as error:
+        raise UserError(one_line(error)) from error
     if PartialState().is_main_process:
         _tell(outcome, folder, options.json)
     return {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)

@@ -4,6 +4,7 @@ One colour and dash per arm throughout, safe for colour-blind readers (Okabe and
 """
 
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +21,10 @@ _INK = "#0a0b0c"  # stands for currentColor in the SVG
 
 
 def style(index: int) -> dict[str, Any]:
-    """Colour and dash of the index-th arm."""
+    """Colour and dash of the index-th arm; 28 differ, since 7 colours and 4 dashes have no divisor in common."""
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
+        "linestyle": DASHES[index % len(DASHES)],
         "linewidth": 1.8,
     }
 
@@ -160,7 +161,7 @@ def _svg(figure: Figure, salt: str, *legend_of: Axes) -> str:
     if entries:
         figure.legend(
             entries.values(),
-            entries.keys(),
+            [name.replace("$", r"\$") for name in entries],  # a name is no formula
             loc="outside lower center",
             ncols=min(3, len(entries)),
             fontsize=8.5,
@@ -170,6 +171,8 @@ def _svg(figure: Figure, salt: str, *legend_of: Axes) -> str:
         )
     text = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", svg)  # ids are one per page, not one per figure
+    return svg.replace(_INK, "currentColor")

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,18 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "Placements si
 
     Returns:
         the path of the page.
+
+    Raises:
+        ValueError: none of the folders holds a run.
     """
     arms = arms_of(folders)
+    if not arms:
+        raise ValueError(f"no runs to report on in {', '.join(map(str, folders)) or 'no folders'}")
     page = Environment(
         loader=PackageLoader("isograd.report", "."), autoescape=True, undefined=StrictUndefined
     ).get_template("page.html.j2")
-    write_text(out / "report.html", page.render(**_content(arms, title)))
+    text = page.render(**_content(arms, title))
+    write_text(out / "report.html", text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8
     results = [_result(run.run, run.outcome) for arm in arms for run in arm.runs]
     write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
     write_text(out / "results.csv", _csv(results))
@@ -35,9 +41,9 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "Placements si
 
 
 def _content(arms: Sequence[ArmFiles], title: str) -> dict[str, Any]:
-    first = arms[0].first
-    entropy = first.resolved["data"]["unigram_entropy"]
-    model, data, training = (first.run[part] for part in ("model", "data", "training"))
+    model, data, training = (arms[0].first.run[part] for part in ("model", "data", "training"))
+    text = next((run.resolved["data"] for arm in arms for run in arm.runs if run.resolved), None)
+    entropy = text["unigram_entropy"] if text else None
     seeds = sorted({r.run["seed"] for a in arms for r in a.runs})
     return {
         "title": title,
@@ -50,10 +56,10 @@ def _content(arms: Sequence[ArmFiles], title: str) -> dict[str, Any]:
         ),
         "header": tables.HEADER,
         "table": [_line(i, arm, cells) for i, (arm, cells) in enumerate(zip(arms, tables.rows(arms), strict=True))],
-        "entropy": f"{entropy:.3f} here",
+        "entropy": "unknown here" if entropy is None else f"{entropy:.3f} here",
         "figures": list(_figures(arms, entropy)),
         "cards": list(_cards(arms)),
-        "settings": list(_settings(arms)),
+        "settings": list(_settings(arms, text)),
         "runs": sum(len(a.runs) for a in arms),
     }
 
@@ -65,7 +71,7 @@ def _line(index: int, arm: ArmFiles, cells: tuple[str, ...]) -> dict[str, Any]:
     return {"cells": cells, "colour": style["color"], "dash": dash, "outcome": worst}
 
 
-def _figures(arms: Sequence[ArmFiles], entropy: float) -> Any:
+def _figures(arms: Sequence[ArmFiles], entropy: float | None) -> Iterator[dict[str, str]]:
     yield {
         "title": "Training loss",
         "text": "A running mean of ten steps. A collapsed run comes down to the unigram entropy and stays there.",
@@ -102,7 +108,7 @@ def _figures(arms: Sequence[ArmFiles], entropy: float) -> Any:
         }
 
 
-def _cards(arms: Sequence[ArmFiles]) -> Any:
+def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:
     seen = set()
     for arm in arms:
         built = arm.first.resolved
@@ -122,19 +128,20 @@ def _cards(arms: Sequence[ArmFiles]) -> Any:
         }
 
 
-def _settings(arms: Sequence[ArmFiles]) -> Any:
-    first = arms[0].first
-    data = first.resolved["data"]
-    yield "text", f"{data['source']}: {data['tokens']:,} training tokens, vocabulary {data['vocab_size']:,}"
-    yield "sha256 of the data", data["sha256"]
-    yield "unigram entropy", f"{data['unigram_entropy']:.4f} nats"
+def _settings(arms: Sequence[ArmFiles], text: Row | None) -> Iterator[tuple[str, str]]:
+    if text:
+        yield "text", f"{text['source']}: {text['tokens']:,} training tokens, vocabulary {text['vocab_size']:,}"
+        yield "sha256 of the data", text["sha256"]
+        yield "unigram entropy", f"{text['unigram_entropy']:.4f} nats"
     for section in ("model", "data", "training"):
-        values = first.run[section]
+        values = arms[0].first.run[section]
         shown = {
             k: v for k, v in values.items() if (section, k) not in (("model", "placement"), ("training", "warmup"))
         }
         yield section, ", ".join(f"{k} {_show(v)}" for k, v in shown.items())
-    yield from first.outcome.get("provenance", {}).items()
+    made = [run.outcome["provenance"] for arm in arms for run in arm.runs if "provenance" in run.outcome]
+    for name in made[0] if made else ():
+        yield name, "; ".join(dict.fromkeys(one[name] for one in made))
 
 
 def _show(value: Any) -> str:

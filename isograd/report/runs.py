@@ -100,10 +100,11 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def arms_of(folders: Iterable[Path]) -> list[ArmFiles]:
-    """Runs grouped by everything but the seed, in the order of the folders."""
+    """Runs grouped by everything but the seed, in the order of the folders; folders without a run are left out."""
     groups: dict[str, list[RunFiles]] = {}
-    for folder in folders:
-        run = read_run(folder)
+    for run in map(read_run, folders):
+        if not run.run:
+            continue
         recipe = {k: v for k, v in run.run.items() if k not in ("seed", "name")}
         groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(run)
     return [ArmFiles(label=label(g[0].run), runs=g) for g in groups.values()]

@@ -65,10 +65,9 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     if failed:
         parts.append("; ".join(f"{a.label}: {outcome(a)}" for a in failed) + ".")
     if trained:
-        low = min(min(a.values("final_loss")) for a in trained)
-        high = max(max(a.values("final_loss")) for a in trained)
+        finals = [r.outcome["final_loss"] for a in trained for r in a.runs if r.outcome["outcome"] == "finished"]
         names = "; ".join(a.label for a in trained)
-        parts.append(f"Trained: {names}, with final losses from {low:.3f} to {high:.3f} nats.")
+        parts.append(f"Trained: {names}, with final losses from {min(finals):.3f} to {max(finals):.3f} nats.")
     seeds = len({r.run["seed"] for a in arms for r in a.runs})
     if seeds == 1:
         parts.append("One seed: differences of a few hundredths between trained arms mean nothing.")

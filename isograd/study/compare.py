@@ -1,18 +1,19 @@
 """The main job: the same model and data, placements side by side."""
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from isograd.data import Corpus, PackedSequences
 from isograd.placement import get
-from isograd.study.workers import default_jobs, in_processes
-from isograd.train.run import Data, Model, Run, Training
-from isograd.train.train import ended, load_corpus_of, train
-
-OnStep = Callable[[int, int, float], None]
-OnEnd = Callable[[int, dict[str, Any]], None]
+from isograd.study.lock import alone
+from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
+from isograd.train.run import Data, Model, RecipeError, Run, Training
+from isograd.train.train import check_text, config_of, ended, load_corpus_of, train
+from isograd.train.trainer import check_machine
 
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
     ("post-ln", False),
@@ -65,7 +66,7 @@ def plan(
         get(placement)  # refuse an unknown name before anything is written
     pairs = [(p, warmup if warmup is not None else half if warm else 0) for p, warm in chosen]
     arms = []
-    for seed in seeds:
+    for seed in dict.fromkeys(seeds):
         for placement, steps in dict.fromkeys(pairs):
             run = Run(
                 seed=seed,
@@ -83,37 +84,70 @@ def name_of(run: Run) -> str:
     return f"{m.placement}-{m.layers}l-lr{t.lr:g}-w{t.warmup}-s{run.seed}-{run.key()}"
 
 
-def compare(arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, jobs: int | None = None) -> list[dict[str, Any]]:
+def compare(
+    arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, jobs: int | None = None, fresh: bool = False
+) -> list[dict[str, Any]]:
     """Train every arm that has not ended yet, and give their results in the order of the arms.
 
     Args:
         on_step: called with (index of the arm, step, loss) while an arm trains.
         on_end: called with (index, result) when an arm has ended, also when it had ended before.
-        jobs: processes that train at once, each with its share of the cores; None takes one per core, or one in all
-            where there is a GPU. 1 trains here, without another process.
+        jobs: trainings at once, each in a process with its share of the cores; None takes one per core, or one in all
+            where there is a GPU. With 1, or a single arm, the training runs here, without another process.
+        fresh: remove what the arms' folders hold, and train anew.
 
     Raises:
         DataError: the data cannot be used.
-        FileExistsError: a folder holds a run of another recipe.
+        RecipeError: settings that no model or this machine has.
+        FileExistsError: a folder holds a run of another recipe, or on another text.
+        FolderBusyError: another process is at work there.
     """
-    load_corpus_of(arms[0].run)  # once, before several processes ask for it
-    open_arms = [i for i, arm in enumerate(arms) if ended(arm.run, arm.folder) is None]
-    jobs = min(jobs or default_jobs(), max(1, len(open_arms)))
+    at_once = min(default_jobs() if jobs is None else jobs, len(arms))
+    if at_once < 1:
+        raise RecipeError(f"jobs={jobs} must be at least 1")
+    corpora = {data: load_corpus_of(run) for data, run in {arm.run.data: arm.run for arm in arms}.items()}
+    for arm in arms:
+        _check(arm.run, corpora[arm.run.data])
+    with alone(arms[0].folder.parent):
+        if fresh:
+            _remove(arms)
+        for arm in arms:
+            check_text(arm.folder, corpora[arm.run.data])
+        outcomes = _compare(arms, on_step, on_end, at_once)
+    return [result_of(arm, outcomes[i]) for i, arm in enumerate(arms)]
+
+
+def _compare(arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, at_once: int) -> dict[int, dict[str, Any]]:
     outcomes: dict[int, dict[str, Any]] = {}
 
     def keep(index: int, outcome: dict[str, Any]) -> None:
         outcomes[index] = outcome
         on_end(index, result_of(arms[index], outcome))
 
-    for i, arm in enumerate(arms):
-        if i not in open_arms:
-            keep(i, train(arm.run, arm.folder))
-    if jobs == 1:
-        for i in open_arms:
-            keep(i, train(arms[i].run, arms[i].folder, partial(on_step, i)))
-    else:
-        in_processes({i: (arms[i].run, arms[i].folder) for i in open_arms}, jobs, on_step, keep)
-    return [result_of(arm, outcomes[i]) for i, arm in enumerate(arms)]
+    before = {i: ended(arm.run, arm.folder) for i, arm in enumerate(arms)}
+    for i, outcome in before.items():
+        if outcome is not None:
+            keep(i, outcome)
+    todo = {i: (arms[i].run, arms[i].folder) for i, outcome in before.items() if outcome is None}
+    if at_once == 1:
+        for i, job in todo.items():
+            keep(i, train(*job, partial(on_step, i)))
+    elif todo:  # also a single one: as many threads as it had before it was interrupted, so the same numbers
+        in_processes(todo, at_once, on_step, keep)
+    return outcomes
+
+
+def _check(run: Run, corpus: Corpus) -> None:
+    """Refuse what cannot be trained, before anything is written."""
+    check_machine(run)
+    config_of(run, corpus.vocab_size)
+    PackedSequences(corpus.train, run.data.length)
+
+
+def _remove(arms: Sequence[Arm]) -> None:
+    for arm in arms:
+        if (arm.folder / "run.json").exists():
+            shutil.rmtree(arm.folder)
 
 
 def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:

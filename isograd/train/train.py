@@ -52,7 +52,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str,
 
     Raises:
         RecipeError, DataError: the recipe or the data cannot be used here; nothing has been written then.
-        FileExistsError: the folder holds a run of another recipe.
+        FileExistsError: the folder holds a run of another recipe, or on another text.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     done = ended(run, folder)
@@ -60,6 +60,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str,
         return done
     check_machine(run)
     corpus = load_corpus_of(run)
+    check_text(folder, corpus)
     config_of(run, corpus.vocab_size)
     set_seed(run.seed)
     samples = PackedSequences(
@@ -89,14 +90,28 @@ def ended(run: Run, folder: Path) -> dict[str, Any] | None:
     """
     if not (folder / "run.json").exists():
         return None
-    there = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    there = _there(folder / "run.json")
     mine = run.as_dict()
     if {**there, "name": None} != {**mine, "name": None}:
         raise FileExistsError(f"{folder} holds a run of another recipe; choose another folder, or remove it")
     if not (folder / "outcome.json").exists():
         return None
-    outcome: dict[str, Any] = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
-    return outcome if outcome["outcome"] in ENDED else None
+    outcome = _there(folder / "outcome.json")
+    return outcome if outcome.get("outcome") in ENDED else None
+
+
+def check_text(folder: Path, corpus: Corpus) -> None:
+    """A run goes on with the text that it began with.
+
+    Raises:
+        FileExistsError: the folder holds a run on another text.
+    """
+    path = folder / "resolved.json"
+    if path.exists() and _there(path).get("data", {}).get("sha256") != corpus.sha256:
+        raise FileExistsError(
+            f"{folder} holds a run on another text: {corpus.source} has changed since;"
+            " choose another folder, or remove it"
+        )
 
 
 def load_corpus_of(run: Run) -> Corpus:
@@ -244,6 +259,14 @@ def processor() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _there(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileExistsError(f"{path} is not JSON; choose another folder, or remove it") from error
+    return content if isinstance(content, dict) else {}
 
 
 def _losses(folder: Path) -> list[dict[str, Any]]:
