@@ -79,7 +79,10 @@ class Log(TrainerCallback):
 
 
 class Observe(TrainerCallback):
-    """Opens the probe around step 1, every `every`-th step and the last, and writes its rows."""
+    """Opens the probe around step 1, every `every`-th step and the last, and writes its rows.
+
+    Gradients and updates are those of the whole batch; activations those of the first process' last micro-batch.
+    """
 
     def __init__(self, trainer: IsogradTrainer, folder: Path, every: int) -> None:
         self.trainer = trainer

@@ -32,7 +32,7 @@ def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[
         case "adamw":
             return torch.optim.AdamW, {**adam, "fused": True}
         case "sgd":
-            return torch.optim.SGD, {"lr": lr, "momentum": betas[0], "fused": True}
+            return torch.optim.SGD, {"lr": lr, "momentum": betas[0], "fused": not training.fsdp}  # no sharded kernel
         case "radam":
             return torch.optim.RAdam, {**adam, "decoupled_weight_decay": True}
         case "radam-original":

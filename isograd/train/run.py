@@ -116,6 +116,10 @@ class Run:
             raise RecipeError(
                 f"training.warmup={t.warmup} leaves no step of training.steps={t.steps} for decay {t.decay!r}"
             )
+        if t.fsdp and t.optimizer == "lamb":
+            raise RecipeError(
+                "training.optimizer=lamb cannot run on shards (training.fsdp=true); take another optimizer"
+            )
         if not 0 <= t.label_smoothing < 1:
             raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
         for key in ("norm_eps", "initializer_range"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
@@ -140,6 +141,11 @@ def check_machine(run: Run) -> None:
     micro_batch(run)
     if run.training.precision == "fp16" and not torch.cuda.is_available():
         raise RecipeError("training.precision=fp16 needs a GPU; use bf16 or fp32 on a CPU")
+    if run.training.fsdp and PartialState().distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
+        raise RecipeError(
+            "training.fsdp=true needs GPUs and a launcher, such as torchrun --nproc-per-node 2 (on a CPU accelerate"
+            " would silently not shard); leave it out"
+        )
     for library in run.training.track:
         if find_spec(library) is None:
             extra = "'isograd[track]'" if library == "tensorboard" else library

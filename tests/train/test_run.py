@@ -97,6 +97,7 @@ def test_wrong_types(override: str, parts: list[str]) -> None:
         ("seed=-1",),
         ("seed=4294967296",),
         ("model.norm_eps=0",),
+        ("training.optimizer=lamb", "training.fsdp=true"),
     ],
 )
 def test_values_that_nothing_can_be_built_of(overrides: tuple[str, ...]) -> None:
