@@ -1,0 +1,236 @@
+"""`isograd compare`: what it prints, what it refuses, and that a kill costs nothing but time."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.study.arms import called, compare_command, lines, read, refused, runs, same_numbers
+
+KEYS = (
+    "placement layers lr warmup seed outcome final_loss gradient_ratio_start gradient_ratio_end tokens_per_second"
+).split()
+
+
+def started(command: list[str]) -> "subprocess.Popen[str]":
+    """The command in a session of its own, so that a signal reaches it alone."""
+    line = [sys.executable, "-m", "isograd", *command]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_until_training(out: Path, steps: int, limit: float = 60) -> None:
+    end = time.monotonic() + limit
+    while not any(len(p.read_text().splitlines()) >= steps for p in out.glob("*/metrics.jsonl")):
+        assert time.monotonic() < end, "nothing trains"
+        time.sleep(0.05)
+
+
+def session(leader: int) -> list[int]:
+    """Living processes of a session, from /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def gone_within(seconds: float, leader: int) -> bool:
+    end = time.monotonic() + seconds
+    while session(leader):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture(scope="module")
+def told(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A whole comparison as a user starts it: in processes, stdout and stderr kept apart."""
+    out = tmp_path_factory.mktemp("study") / "a folder"
+    process = started(compare_command(text, out, "--json", "--jobs", "2", "--seeds", "0", "1", "0"))
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert len(stderr.splitlines()) == 12 and all(": finished " in line for line in stderr.splitlines()), stderr
+    return out, json.loads(stdout)
+
+
+def test_json(told: tuple[Path, dict[str, Any]]) -> None:
+    out, content = told
+    assert list(content) == ["unigram_entropy", "arms", "report"]
+    arms = content["arms"]
+    assert [(a["placement"], a["warmup"]) for a in arms[:6]] == [
+        ("post-ln", 0), ("post-ln", 6), ("pre-ln", 0), ("normformer", 0), ("admin", 0), ("deepnorm", 0)
+    ]  # fmt: skip
+    assert [a["seed"] for a in arms] == [0] * 6 + [1] * 6
+    for arm in arms:
+        assert list(arm)[:6] == KEYS[:6] and set(KEYS) <= set(arm)
+        assert (arm["layers"], arm["lr"], arm["outcome"]) == (2, 1e-3, "finished")
+        folder = Path(arm["folder"])
+        losses = [r["loss"] for r in lines(folder / "metrics.jsonl")]
+        assert len(losses) == 12
+        assert arm["final_loss"] == pytest.approx(statistics.fmean(losses), rel=1e-12)
+        assert read(folder / "resolved.json")["data"]["unigram_entropy"] == content["unigram_entropy"]
+    assert len({a["final_loss"] for a in arms}) == 12
+    assert content["report"] == str(out / "report.html") and (out / "report.html").is_file()
+
+
+def test_again_and_one_process(told: tuple[Path, dict[str, Any]], text: Path) -> None:
+    """The second call trains nothing and says the same; one process gives the numbers of two."""
+    out, content = told
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/*.json*")}
+    command = compare_command(text, out, "--json", "--seeds", "0", "1")
+    code, stdout, stderr = called(*command)
+    assert code == 0 and json.loads(stdout) == content and len(stderr.splitlines()) == 12
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*/*.json*")} == before
+    alone = out.parent / "alone"
+    assert called(*compare_command(text, alone, "--jobs", "1", "--seeds", "0", "1"))[0] == 0
+    same_numbers(alone, out)
+
+
+def test_the_table(told: tuple[Path, dict[str, Any]], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, content = told
+    stdout = called(*compare_command(text, out))[1]
+    table = stdout.splitlines()
+    assert table[0].split() == ["placement", "outcome", "final", "valid", "g1/gL", "tok/s", "params"]
+    for row, arm in zip(table[1:7], content["arms"], strict=False):
+        warmup = f"warm-up {arm['warmup']}" if arm["warmup"] else "no warm-up"
+        assert row.startswith(f"{arm['placement']}, {warmup} ") and f" {arm['final_loss']:.3f} " in row
+        assert f"{arm['gradient_ratio_start']:.2g} → {arm['gradient_ratio_end']:.2g}" in row
+    assert "One seed" in stdout and stdout.endswith(f"report: {out}/report.html\n")
+    for columns in ("40", "20"):
+        monkeypatch.setenv("COLUMNS", columns)
+        narrow = called(*compare_command(text, out))[1]
+        assert all(arm["placement"] in narrow for arm in content["arms"])
+
+
+def test_another_folder_and_a_relative_path(
+    told: tuple[Path, dict[str, Any]], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same file is the same run, however it is named."""
+    out, content = told
+    monkeypatch.chdir(text.parent)
+    command = compare_command(Path(text.name), Path(os.path.relpath(out)), "--json")
+    again = json.loads(called(*command)[1])
+    assert [a["final_loss"] for a in again["arms"]] == [a["final_loss"] for a in content["arms"][:6]]
+    (text.parent / "embedded").mkdir()
+    from isograd.cli.compare_verb import _source
+
+    assert _source("embedded") == "embedded"
+
+
+def test_a_kill_leaves_no_process_and_costs_no_number(text: Path, tmp_path: Path) -> None:
+    arms = ["--placements", "pre-ln", "admin"]
+    out, there = tmp_path / "killed", tmp_path / "undisturbed"
+    process = started(compare_command(text, out, *arms, "--jobs", "2", steps=130))
+    wait_until_training(out, steps=110)
+    process.kill()
+    process.communicate(timeout=20)
+    assert gone_within(5, process.pid)
+    assert not any((folder / "outcome.json").exists() for folder in runs(out))
+    assert any([*folder.glob("checkpoints/*")] for folder in runs(out))
+    for folder in (out, there):
+        assert called(*compare_command(text, folder, *arms, "--jobs", "1", steps=130))[0] == 0
+    same_numbers(out, there)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGTERM", pytest.param("group", marks=pytest.mark.slow)]
+)
+def test_an_interrupt_is_one_line(name: str, text: Path, tmp_path: Path) -> None:
+    """And 130, at once, with nobody left; the same command goes on. "group": Ctrl-C, which all processes hear."""
+    arms = ["--placements", "pre-ln", "post-ln", "admin"]
+    process = started(compare_command(text, tmp_path / "out", *arms, "--jobs", "2", steps=2000))
+    wait_until_training(tmp_path / "out", steps=10)
+    if name == "group":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(getattr(signal, name))
+    stdout, stderr = process.communicate(timeout=10)
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr == "interrupted; start the same command again to go on\n"
+    assert gone_within(2, process.pid)
+    assert len(runs(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--data nosuch.txt", "nosuch.txt: no such file"),
+        ("--data empty.txt", "empty.txt: is empty"),
+        ("--data latin.txt", "latin.txt, line 2: not UTF-8"),
+        ("--data short.txt", "shorter than one sequence of 8"),
+        ("--data folder", "is a folder"),
+        ("--data some/hub-name", "as a data set on the hub it cannot be loaded"),
+        ("--placements pre-ln postln", "did you mean 'post-ln'"),
+        ("--layers 0", "--layers=0"),
+        ("--width 64 --heads 3", "--width=64 is not a multiple of --heads=3"),
+        ("--steps 0", "--steps=0"),
+        ("--batch 0", "--batch=0"),
+        ("--length 0", "length=0"),
+        ("--length 99999999", "shorter than one sequence"),
+        ("--lr -1", "--lr=-1.0"),
+        ("--lr nan", "--lr=nan"),
+        ("--warmup -1", "--warmup=-1"),
+        ("--seeds 0 -1", "seed=-1"),
+        ("--jobs 0", "jobs=0"),
+        ("--out empty.txt", "is a file"),
+        ("--out empty.txt/inside", "Not a directory"),
+        ("--fresh --data nosuch.txt", "no such file"),
+    ],
+)
+def test_bad_input(words: str, said: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, and nothing written."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("empty.txt", b""), ("latin.txt", b"good\nna\xefve\n"), ("short.txt", b"abc")):
+        Path(name).write_bytes(content)
+    Path("folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert said in refused(*compare_command(text, Path("out")), *words.split())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unwritable for root")
+def test_unwritable(text: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "Permission denied" in refused(*compare_command(text, tmp_path / "out"))
+
+
+def test_a_folder_of_another_recipe(text: Path, tmp_path: Path) -> None:
+    """Only by hand can a folder hold another recipe: it is said, and --fresh trains anew."""
+    command = compare_command(text, tmp_path / "out", "--placements", "pre-ln", "--jobs", "1", steps=4)
+    assert called(*command)[0] == 0
+    path = runs(tmp_path / "out")[0] / "run.json"
+    path.write_text(path.read_text().replace('"steps": 4', '"steps": 5'))
+    assert "holds a run of another recipe" in refused(*command)
+    assert called(*command, "--fresh")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a", "--length 1 --batch 1 --layers 1 --width 4 --heads 4"),
+        ("aaaaaaaa\n", "--level bpe --length 1"),
+        ("ab\x00\U0001f600 \u2028é" * 9, "--warmup 99"),
+    ],
+)
+def test_odd_shapes(content: str, words: str, tmp_path: Path) -> None:
+    """One character, one token, one head per column, text of anything."""
+    path = tmp_path / "<b>& ü.txt"
+    path.write_text(content * 20)
+    command = compare_command(path, tmp_path / "out", "--placements", "pre-ln", "normformer", "admin", "--jobs", "1")
+    code, stdout, _ = called(*command, *words.split(), "--json")
+    assert code == 0
+    assert {a["outcome"] for a in json.loads(stdout)["arms"]} <= {"finished", "collapsed"}
+    page = (tmp_path / "out/report.html").read_text()
+    assert "<b>& ü.txt" not in page and "&lt;b&gt;&amp; ü.txt" in page

@@ -1,0 +1,123 @@
+"""The verbs that need no torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import isograd
+from isograd.cli import VERBS
+from isograd.placement import CATALOGUE
+from tests.study.arms import called, refused
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "deepnorm", "layers=48"], ["list", "--json"], ["--version"]])
+def test_no_torch(command: list[str]) -> None:
+    """In a process of its own, as the console script calls it."""
+    code = f"import sys; from isograd.cli import main\ntry: main({command})\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout and not done.stderr
+
+
+def test_list_names_every_placement() -> None:
+    code, out, err = called("list")
+    assert (code, err) == (0, "")
+    starts = [line.split()[0] for line in out.splitlines() if line and not line.startswith((" ", "'"))]
+    assert starts == list(CATALOGUE)
+    assert "    x <- x + Attn(LN(x))" in out.splitlines()
+    assert out.count("x <- LN(x) after the last layer") == sum(p.final is not None for p in CATALOGUE.values())
+
+
+def test_list_json() -> None:
+    code, out, err = called("list", "--json")
+    content = json.loads(out)
+    assert (code, err, list(content)) == (0, "", list(CATALOGUE))
+    assert content["post-ln"]["formulas"] == {"attn": "x <- LN(x + Attn(x))", "ffn": "x <- LN(x + FFN(x))"}
+    assert content["pre-ln"]["final_norm"] and not content["post-ln"]["final_norm"]
+
+
+def test_show_deepnorm_decoder() -> None:
+    """(2 * 48)^(1/4) = 3.13017, (8 * 48)^(-1/4) = 0.225901."""
+    out = called("show", "deepnorm", "layers=48")[1]
+    assert "48 layers, every sublayer: skip = 3.13017, start.value = 0.225901" in out
+
+
+def test_show_deepnorm_two_towers() -> None:
+    """The paper's constants at N = M = 100."""
+    code, out, _ = called("show", "deepnorm", "encoder=100", "decoder=100", "--json")
+    sites = json.loads(out)["sites"]
+    assert code == 0 and {k: len(v) for k, v in sites.items()} == {"encoder": 200, "decoder": 300}
+    for tower, skip, start in (("encoder", 3.4157, 0.2063), ("decoder", 4.1618, 0.1699)):
+        assert {round(row["skip"], 4) for row in sites[tower]} == {skip}
+        assert {round(row["start.ffn_in"], 4) for row in sites[tower]} == {start}
+    assert {row["kind"] for row in sites["decoder"]} == {"attn", "cross", "ffn"}
+    text = called("show", "deepnorm", "encoder=100", "decoder=100")[1]
+    assert "encoder, 100 layers, every sublayer: skip = 3.4157" in text
+    assert "cross  x <- LN(skip * x + Cross(x))" in text
+
+
+def test_show_admin_closed() -> None:
+    rows = json.loads(called("show", "admin-closed", "encoder=100", "decoder=100", "--json")[1])["sites"]
+    assert {round(r["skip"], 4) for r in rows["encoder"]} == {6.0746}
+    assert {round(r["skip"], 4) for r in rows["decoder"]} == {7.1931}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_show_every_placement(name: str) -> None:
+    code, out, err = called("show", name)
+    assert (code, err) == (0, "") and "12 layers" in out and CATALOGUE[name].about in out
+    assert called("show", name, "layers=1")[0] == called("show", name, "encoder=2", "decoder=3")[0] == 0
+    assert len(json.loads(called("show", name, "--json")[1])["sites"]["layers"]) == 24
+
+
+def test_words_behind_an_option() -> None:
+    assert called("show", "deepnorm", "--json", "layers=48") == called("show", "deepnorm", "layers=48", "--json")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["show", "depnorm"], "did you mean 'deepnorm'?"),
+        (["show", "zzz"], "choose one of post-ln"),
+        (["show"], "required: placement"),
+        (["show", "pre-ln", "layers=0"], "at least 1"),
+        (["show", "pre-ln", "layers=-3"], "at least 1"),
+        (["show", "pre-ln", "layers=x"], "whole number"),
+        (["show", "pre-ln", "layer=3"], "expected layers=48"),
+        (["show", "pre-ln", "48"], "expected layers=48"),
+        (["show", "pre-ln", "encoder=3"], "needs both"),
+        (["show", "pre-ln", "encoder=3", "decoder=3", "layers=3"], "not both"),
+        (["show", "pre-ln", "--bogus"], "--bogus"),
+        (["list", "more"], "more"),
+        (["lst"], "'lst'"),
+        ([], "required: VERB"),
+        (["compare", "--lr", "fast"], "'fast'"),
+        (["compare", "--level", "word"], "'word'"),
+    ],
+)
+def test_wrong_use(command: list[str], said: str) -> None:
+    assert said in refused(*command)
+
+
+def test_help_and_version() -> None:
+    assert called("--version")[:2] == (0, f"isograd {isograd.__version__}\n")
+    code, out, err = called("--help")
+    assert (code, err) == (0, "") and all(f"    {verb} " in out for verb in VERBS)
+    for verb in VERBS:
+        code, out, err = called(verb, "--help")
+        assert (code, err) == (0, "") and "usage: isograd " + verb in out
+    out = called("compare", "--help")[1]
+    for flag in "placements layers lr warmup steps seeds data level out json jobs fresh".split():
+        assert f"--{flag} " in out, flag
+
+
+def test_a_reader_that_goes_early_and_a_terminal_without_arrows() -> None:
+    command = f"{sys.executable} -W error -m isograd"
+    piped = f"set -o pipefail; {command} list | head -n 1 && {command} list --json | head -c 5"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("post-ln") and not done.stderr
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "import sys; from isograd.cli import main; print(main(['list']), '\\u2192')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ascii_only)
+    assert done.stdout.endswith("0 ?\n") and not done.stderr

@@ -1,0 +1,60 @@
+"""A comparison that trains in a second, and what it left behind."""
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from isograd.cli import main
+
+WORDS = "the wolf ran over a green hill; below an old tree it rained".split()
+TEXT = "".join(f"{' '.join(WORDS[i % 5 : 5 + i % 8])} {i * i % 97} times.\n" for i in range(300))
+SHAPE = "--layers 2 --width 16 --heads 2 --length 8 --batch 4".split()
+TIMES = ("seconds", "tokens_per_second")
+
+
+def compare_command(text: Path, out: Path, *more: str, steps: int = 12) -> list[str]:
+    return ["compare", *SHAPE, "--steps", str(steps), "--data", str(text), "--out", str(out), *more]
+
+
+def called(*command: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a verb, called in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main(command)
+        except SystemExit as end:  # argparse
+            code = int(end.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def refused(*command: str) -> str:
+    """The one line on stderr of a command that ends with 2 and prints nothing."""
+    code, out, err = called(*command)
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1 and err.endswith("\n"), err
+    return err.strip()
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def runs(out: Path) -> list[Path]:
+    """The run folders of a comparison."""
+    return sorted(p.parent for p in out.glob("*/run.json"))
+
+
+def same_numbers(one: Path, other: Path) -> None:
+    """The same runs with the same losses, quantities and outcomes, times aside."""
+    assert [p.name for p in runs(one)] == [p.name for p in runs(other)] != []
+    for a, b in zip(runs(one), runs(other), strict=True):
+        for name in ("metrics.jsonl", "quantities.jsonl", "resolved.json"):
+            assert (a / name).read_text() == (b / name).read_text(), (a.name, name)
+        mine, theirs = ({k: v for k, v in read(p / "outcome.json").items() if k not in TIMES} for p in (a, b))
+        assert {**mine, "provenance": 0} == {**theirs, "provenance": 0}
