@@ -60,9 +60,11 @@ def run(options: argparse.Namespace) -> int:
         from isograd.placement import UnknownPlacement
         from isograd.study.compare import compare
         from isograd.study.lock import FolderBusyError
+        from isograd.train.allocator import keep_freed_memory
         from isograd.train.run import RecipeError
 
         quiet()
+        keep_freed_memory()
     try:
         arms = _plan(options)
         labels = [a.label + (f", seed {a.run.seed}" if len(options.seeds) > 1 else "") for a in arms]

@@ -66,10 +66,12 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
         from isograd.data import DataError
         from isograd.placement import UnknownPlacement
         from isograd.study.compare import name_of
+        from isograd.train.allocator import keep_freed_memory
         from isograd.train.run import RecipeError
         from isograd.train.train import train
 
         quiet()
+        keep_freed_memory()
     folder = options.out or Path("runs") / (recipe.name or name_of(recipe))
     try:
         with showing([recipe.model.placement], recipe.training.steps, console) as progress:

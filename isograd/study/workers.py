@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from isograd.train.allocator import keep_freed_memory
 from isograd.train.metrics import write_json
 from isograd.train.run import Run
 from isograd.train.train import provenance, train
@@ -150,6 +151,7 @@ def _work(pipe: Connection, threads: int) -> None:
     from transformers.utils import logging
 
     torch.set_num_threads(threads)
+    keep_freed_memory()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     threading.Thread(target=_end_with_parent, daemon=True).start()

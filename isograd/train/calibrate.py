@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from isograd.diagnose.quantities import exact, terms
 from isograd.models import IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Tower
+from isograd.transformer.parameters import Coefficient
 from isograd.transformer.sublayer import LearnedAdd, Sublayer
 
 
@@ -75,9 +76,8 @@ class _Profile:
 
     def set_skip(self, combine: nn.Module, args: tuple[Tensor, Tensor]) -> None:
         """Before the sum: give this sublayer the running value, then move the value on."""
-        assert isinstance(combine, LearnedAdd)
         self.skips.append(self.next)
-        combine.skip.weight.fill_(self.next)
+        _skip(combine).fill_(self.next)
         skip, branch = terms(combine, *args)
         self.next = (self._variance(skip) + self._variance(branch)) ** 0.5
         if not self.next < float("inf"):
@@ -85,8 +85,7 @@ class _Profile:
 
     def write(self) -> None:
         for combine, skip in zip(self.combines, self.skips, strict=True):
-            assert isinstance(combine, LearnedAdd)
-            combine.skip.weight.fill_(skip)
+            _skip(combine).fill_(skip)
 
     def _variance(self, x: Tensor) -> float:
         x = exact(x if self.mask is None else x[self.mask])
@@ -105,6 +104,11 @@ def _forward(model: IsogradPreTrainedModel, batch: Mapping[str, Tensor], profile
             for combine in profile.combines:
                 hooks.callback(combine.register_forward_pre_hook(profile.set_skip).remove)
         torch.func.functional_call(model, (copies, buffers), kwargs=inputs, tie_weights=True)
+
+
+def _skip(combine: nn.Module) -> Tensor:
+    assert isinstance(combine, LearnedAdd) and isinstance(combine.skip, Coefficient)
+    return combine.skip.weight
 
 
 def _copy(parameter: nn.Parameter) -> Tensor:

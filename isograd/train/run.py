@@ -190,7 +190,7 @@ def known_keys(of: type = Run, prefix: str = "") -> list[str]:
     """
     keys = []
     for f in fields(of):
-        inner = f.default_factory
+        inner: Any = f.default_factory
         nested = isinstance(inner, type) and is_dataclass(inner)
         keys.extend(known_keys(inner, f"{prefix}{f.name}.") if nested else [prefix + f.name])
     return keys

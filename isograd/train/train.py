@@ -153,7 +153,9 @@ def _train(
     checkpoint = last_checkpoint(folder / "checkpoints")
     model = _model(run, corpus, samples, checkpoint)
     if run.training.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        # the name in newer versions of transformers, and in older ones, of the same method
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
     trainer = IsogradTrainer(run, model, samples, folder / "checkpoints")
     log = Log(trainer, folder, progress=progress)
     trainer.add_callback(log)

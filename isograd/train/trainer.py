@@ -35,6 +35,8 @@ class IsogradTrainer(Trainer):
         folder: where checkpoints go.
     """
 
+    lr_scheduler: Any
+
     def __init__(self, run: Run, model: nn.Module, train_dataset: Dataset[Any], folder: Path) -> None:
         self.recipe = run
         self.schedule = schedule_of(run.training)
