@@ -152,7 +152,7 @@ def _build(folder: Path, train: list[Document], valid: list[Document], level: Le
 def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
     """Ids of all documents in a row, in the smallest unsigned type that holds the vocabulary."""
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-    parts = []
+    parts: list[np.ndarray] = []
     for _, text in documents:
         lines = text.splitlines(keepends=True)
         for begin in range(0, len(lines), _LINES):

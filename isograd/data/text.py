@@ -90,7 +90,7 @@ def _decode(raw: bytes, path: Path) -> str:
 
 
 def _json_lines(text: str, path: Path, field: str) -> list[Document]:
-    documents = []
+    documents: list[Document] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue

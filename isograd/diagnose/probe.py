@@ -145,19 +145,20 @@ class Probe:
 
 def _of_sublayer(address: str, sublayer: Sublayer) -> Watched:
     site = sublayer.site
-    slots = {"pre": sublayer.pre, "mid": sublayer.branch.mid, "out": sublayer.out, "post": sublayer.post}
+    branch: Any = sublayer.branch
+    slots: dict[str, Any] = {"pre": sublayer.pre, "mid": branch.mid, "out": sublayer.out, "post": sublayer.post}
     coefficients = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm"}
     scales = {
         "skip": getattr(sublayer.combine, "skip", None),
         "gain": getattr(sublayer.combine, "gain", None),
-        "heads": getattr(sublayer.branch, "heads", None),
+        "heads": getattr(branch, "heads", None),
     }
     coefficients |= {name: m.weight for name, m in scales.items() if isinstance(m, Coefficient)}
     return Watched(
         module=sublayer,
         facts={"address": address, "tower": site.tower, "layer": site.layer, "kind": site.kind},
         parameters=list(sublayer.parameters()),
-        matrix=sublayer.branch.out.weight,
+        matrix=branch.out.weight,
         coefficients=coefficients,
     )
 
