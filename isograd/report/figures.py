@@ -128,7 +128,8 @@ def _near(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
     ends = [y for arm in arms for y in arm.curve()[1][5:]]
     if ends:
         low, high = min([*ends, entropy]), max([entropy, sorted(ends)[int(0.97 * (len(ends) - 1))]])
-        axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
+        if high > low:
+            axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
 
 
 def _figure(panels: int, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:

@@ -14,9 +14,8 @@ import pytest
 
 from tests.study.arms import called, compare_command, lines, read, refused, runs, same_numbers
 
-KEYS = (
-    "placement layers lr warmup seed outcome final_loss gradient_ratio_start gradient_ratio_end tokens_per_second"
-).split()
+SETTINGS = ["placement", "layers", "lr", "warmup", "seed"]
+KEYS = [*SETTINGS, "outcome", "final_loss", "gradient_ratio_start", "gradient_ratio_end", "tokens_per_second"]
 
 
 def started(command: list[str]) -> "subprocess.Popen[str]":
@@ -74,7 +73,7 @@ def test_json(told: tuple[Path, dict[str, Any]]) -> None:
     ]  # fmt: skip
     assert [a["seed"] for a in arms] == [0] * 6 + [1] * 6
     for arm in arms:
-        assert list(arm)[:6] == KEYS[:6] and set(KEYS) <= set(arm)
+        assert list(arm)[:5] == SETTINGS and set(KEYS) <= set(arm)
         assert (arm["layers"], arm["lr"], arm["outcome"]) == (2, 1e-3, "finished")
         folder = Path(arm["folder"])
         losses = [r["loss"] for r in lines(folder / "metrics.jsonl")]
@@ -123,10 +122,13 @@ def test_another_folder_and_a_relative_path(
     command = compare_command(Path(text.name), Path(os.path.relpath(out)), "--json")
     again = json.loads(called(*command)[1])
     assert [a["final_loss"] for a in again["arms"]] == [a["final_loss"] for a in content["arms"][:6]]
-    (text.parent / "embedded").mkdir()
-    from isograd.cli.compare_verb import _source
 
-    assert _source("embedded") == "embedded"
+
+def test_a_folder_named_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The word stays the default text."""
+    (tmp_path / "embedded").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "shorter than one sequence" in refused("compare", "--out", "out", "--length", "99999999")
 
 
 def test_a_kill_leaves_no_process_and_costs_no_number(text: Path, tmp_path: Path) -> None:

@@ -108,7 +108,20 @@ def test_help_and_version() -> None:
         code, out, err = called(verb, "--help")
         assert (code, err) == (0, "") and "usage: isograd " + verb in out
     out = called("compare", "--help")[1]
-    for flag in "placements layers lr warmup steps seeds data level out json jobs fresh".split():
+    for flag in [
+        "placements",
+        "layers",
+        "lr",
+        "warmup",
+        "steps",
+        "seeds",
+        "data",
+        "level",
+        "out",
+        "json",
+        "jobs",
+        "fresh",
+    ]:
         assert f"--{flag} " in out, flag
 
 

@@ -1,0 +1,3 @@
+from tests.study.conftest import _cache, text
+
+__all__ = ["_cache", "text"]

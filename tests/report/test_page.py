@@ -1,0 +1,302 @@
+"""The page: one file that stands alone, whole whatever became of the runs."""
+
+import csv
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import isograd
+from isograd.placement import CATALOGUE
+from isograd.placement.text import formulas
+from isograd.report.figures import style
+from isograd.report.page import write_report
+from isograd.report.runs import arms_of
+from isograd.report.tables import rows, summary
+from tests.study.arms import called, compare_command, lines, read, runs
+
+VOID = {"meta", "br", "hr", "img", "input", "link", "line", "path", "use", "rect"}
+Edit = Callable[[Path], None]
+
+
+class Page(HTMLParser):
+    """Elements that are opened and never closed, or the other way round; ids; what an attribute loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        of = dict(attrs)
+        self.ids += [i for i in (of.get("id"),) if i]
+        self.loads += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "data", "action")]
+        if tag not in VOID or ("svg" in self.open and tag not in ("line", "use")):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def checked(path: Path) -> Page:
+    """The page, well-formed and self-contained."""
+    source = path.read_text(encoding="utf-8")
+    page = Page(source)
+    assert source.startswith("<!doctype html>")
+    assert not page.open and not page.wrong
+    assert len(set(page.ids)) == len(page.ids), "an id stands twice"
+    assert all(link.startswith("#") and link[1:] in page.ids for link in page.loads)
+    assert set(re.findall(r"url\(#([^)]*)\)", source)) <= set(page.ids)
+    assert not re.findall(r"@import|<script|<link|<iframe|url\((?!#)", source)
+    names = {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}  # of XML, nothing is loaded from there
+    assert set(re.findall(r"https?://[^\"'\s<)]*", source)) <= names
+    return page
+
+
+@pytest.fixture(scope="module")
+def compared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default arms, two seeds."""
+    out = tmp_path_factory.mktemp("compared")
+    assert called(*compare_command(text, out, "--seeds", "0", "1", "--jobs", "1"))[0] == 0
+    return out
+
+
+@pytest.fixture
+def study(compared: Path, tmp_path: Path) -> Path:
+    """A copy to change: the folder alone, as a colleague gets it."""
+    return Path(shutil.copytree(compared, tmp_path / "study"))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(read(path) | changes))
+
+
+def in_order(out: Path) -> list[Path]:
+    """As `compare` names them: by results.json."""
+    by_key = {(r["model"]["placement"], r["training"]["warmup"], r["seed"]): p for p in runs(out)
+              for r in [read(p / "run.json")]}  # fmt: skip
+    return [by_key[r["placement"], r["warmup"], r["seed"]] for r in read(out / "results.json")]
+
+
+def test_the_page(compared: Path) -> None:
+    page = checked(compared / "report.html")
+    placements = ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
+    for name in placements:
+        assert f"{name}, no warm-up" in page.text
+        for formula in formulas(CATALOGUE[name]).values():
+            assert formula.replace("<-", "←") in page.text
+    assert "post-ln, warm-up 6" in page.text
+    built = read(runs(compared)[0] / "resolved.json")["data"]
+    assert f"unigram entropy {built['unigram_entropy']:.3f}" in page.text
+    assert built["sha256"] in page.text and "seeds 0, 1" in page.text
+    provenance = read(runs(compared)[0] / "outcome.json")["provenance"]
+    assert {"isograd", "torch", "transformers", "python"} <= set(provenance)
+    assert all(version in page.text for version in provenance.values())
+    assert isograd.__version__ in page.text
+    titles = ["Training loss", "Gradients over depth", "Learned coefficients over depth", "The formulas"]
+    assert all(title in page.text for title in titles)
+    assert "12 runs" in page.text
+
+
+def test_results_agree_with_the_runs(compared: Path) -> None:
+    results = read(compared / "results.json")
+    with (compared / "results.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(results) == len(table) == len(runs(compared)) == 12
+    for folder, result, row in zip(in_order(compared), results, table, strict=True):
+        outcome, run = read(folder / "outcome.json"), read(folder / "run.json")
+        assert {k: result[k] for k in outcome if k != "provenance"} == {
+            k: v for k, v in outcome.items() if k != "provenance"
+        }
+        assert (result["lr"], result["layers"], result["steps"]) == (
+            run["training"]["lr"], run["model"]["layers"], run["training"]["steps"]
+        )  # fmt: skip
+        assert row == {k: "" if v is None else str(v) for k, v in result.items()}
+
+
+def test_means_over_seeds(compared: Path) -> None:
+    """Once more by hand, from the outcomes: mean, lowest and highest; of the ratios the geometric mean."""
+    arms = arms_of(in_order(compared))
+    assert [len(a.runs) for a in arms] == [2] * 6
+    for arm, cells in zip(arms, rows(arms), strict=True):
+        one, two = (read(r.folder / "outcome.json") for r in arm.runs)
+        low, high = sorted((one["final_loss"], two["final_loss"]))
+        assert cells[2] == f"{(low + high) / 2:.3f} ({low:.3f} to {high:.3f})"
+        ratios = [(one[f"gradient_ratio_{w}"] * two[f"gradient_ratio_{w}"]) ** 0.5 for w in ("start", "end")]
+        assert cells[4] == f"{ratios[0]:.2g} → {ratios[1]:.2g}"
+        steps, mean, lowest, highest = arm.curve()
+        first, second = ([r["loss"] for r in lines(run.folder / "metrics.jsonl")] for run in arm.runs)
+        assert steps == list(range(1, 13))
+        for i in (0, 3, 11):
+            a, b = (statistics.fmean(of[max(0, i - 9) : i + 1]) for of in (first, second))
+            assert (mean[i], lowest[i], highest[i]) == pytest.approx(((a + b) / 2, min(a, b), max(a, b)), rel=1e-12)
+
+
+def test_from_a_copied_folder(study: Path, compared: Path) -> None:
+    """The same bytes, with no model and no torch in sight."""
+    before = (compared / "report.html").read_bytes()
+    for folder in runs(study):
+        shutil.rmtree(folder / "model")
+    folders = [str(study / p.name) for p in in_order(compared)]
+    code = (
+        "import sys; from pathlib import Path; from isograd.report.page import write_report\n"
+        f"write_report([Path(p) for p in {folders}], Path({str(study)!r}))\n"
+        "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)"
+    )
+    (study / "report.html").unlink()
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+    assert (study / "report.html").read_bytes() == before
+
+
+def diverged(folder: Path) -> None:
+    edit(folder / "outcome.json", outcome="diverged", final_loss=None, validation_loss=None, gradient_ratio_end=None)
+    rows = lines(folder / "metrics.jsonl")[:10]
+    for row in rows[6:]:
+        row |= {"loss": None, "grad_norm": None}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    quantities = lines(folder / "quantities.jsonl")
+    for row in quantities:
+        row |= {k: None for k, v in row.items() if isinstance(v, float)} if row["step"] > 1 else {}
+    (folder / "quantities.jsonl").write_text("".join(json.dumps(row) + "\n" for row in quantities))
+
+
+def unobserved(folder: Path) -> None:
+    (folder / "quantities.jsonl").unlink()
+    edit(folder / "outcome.json", gradient_ratio_start=None, gradient_ratio_end=None)
+
+
+def interrupted(folder: Path) -> None:
+    for name in ("outcome.json", "metrics.jsonl", "quantities.jsonl"):
+        (folder / name).unlink()
+
+
+def cut_off(folder: Path) -> None:
+    (folder / "outcome.json").unlink()
+    for name in ("metrics.jsonl", "quantities.jsonl"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text[: len(text) // 2])
+
+
+def failed_early(folder: Path) -> None:
+    interrupted(folder)
+    (folder / "resolved.json").unlink()
+    (folder / "outcome.json").write_text('{"outcome": "failed", "error": "a <b> & more"}')
+
+
+def flat(folder: Path) -> None:
+    """Every number the same, and gradients of 0: nothing to scale an axis by."""
+    for name in ("metrics.jsonl", "quantities.jsonl"):
+        rows = [{k: 0.0 if isinstance(v, float) else v for k, v in r.items()} for r in lines(folder / name)]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edit(folder / "outcome.json", gradient_ratio_start=None, gradient_ratio_end=None, final_loss=0.0)
+    built = read(folder / "resolved.json")
+    edit(folder / "resolved.json", data=built["data"] | {"unigram_entropy": 0.0})
+
+
+def spoiled(folder: Path) -> None:
+    (folder / "run.json").unlink()
+
+
+@pytest.mark.parametrize("change", [diverged, unobserved, interrupted, cut_off, failed_early, flat])
+@pytest.mark.parametrize("which", ["first", "all", "only"])
+def test_whatever_became_of_the_runs(study: Path, change: Edit, which: str) -> None:
+    """The first arm, all of them, and a single run: each is named with its outcome, and no warning is raised."""
+    folders = in_order(study)
+    folders = folders[:1] if which == "only" else folders
+    for folder in folders[:1] if which == "first" else folders:
+        change(folder)
+    page = checked(write_report(folders, study))
+    outcomes = [r.outcome["outcome"] for a in arms_of(folders) for r in a.runs]
+    assert len(outcomes) == len(folders)
+    assert all(outcome in page.text for outcome in outcomes)
+    for arm in arms_of(folders):
+        assert arm.label in page.text
+    assert [r["outcome"] for r in read(study / "results.json")] == outcomes
+
+
+def test_folders_without_a_run(study: Path) -> None:
+    folders = in_order(study)
+    spoiled(folders[0])
+    assert len(arms_of([*folders, study / "nowhere"])) == 6
+    checked(write_report([*folders, study / "nowhere"], study))
+    with pytest.raises(ValueError, match="no runs"):
+        write_report([study / "nowhere"], study)
+    with pytest.raises(ValueError, match="no folders"):
+        write_report([], study)
+
+
+def test_nine_arms_three_seeds(study: Path) -> None:
+    """Nine lines that differ in colour or dash, in the key of the table too."""
+    for name in ("gpt2", "admin-closed", "normformer-resscale"):
+        for folder in in_order(study)[:2]:
+            copy = Path(shutil.copytree(folder, study / f"{name}-{folder.name}"))
+            run = read(copy / "run.json")
+            edit(copy / "run.json", model=run["model"] | {"placement": name})
+    folders = runs(study)
+    for folder in list(folders)[::2]:
+        copy = Path(shutil.copytree(folder, folder.with_name(folder.name + "-third")))
+        edit(copy / "run.json", seed=2)
+    arms = arms_of(runs(study))
+    assert len(arms) == 9
+    styles = [(style(i)["color"], str(style(i)["linestyle"])) for i in range(28)]
+    assert len(set(styles)) == 28
+    source = (write_report(runs(study), study)).read_text()
+    checked(study / "report.html")
+    keys = re.findall(r'stroke="(#\w+)" stroke-width="2.6" stroke-dasharray="([^"]*)"', source)
+    assert len(keys) == len(set(keys)) == 9
+
+
+def test_nothing_is_markup_or_a_formula(study: Path) -> None:
+    """Names, paths and errors are text, in the page and in its figures."""
+    nasty = "<b>&\"'$x_1$ {{ 7 * 7 }}"
+    folders = in_order(study)
+    for folder in folders[:2]:
+        run, built = read(folder / "run.json"), read(folder / "resolved.json")
+        edit(folder / "run.json", model=run["model"] | {"placement": nasty})
+        edit(
+            folder / "resolved.json", placement=nasty, about=nasty, data=built["data"] | {"source": f"/{nasty}/\udcff"}
+        )
+    source = write_report(folders, study).read_text(encoding="utf-8")
+    page = checked(study / "report.html")
+    assert "<b>" not in source and escape(nasty, quote=False)[:8] in source
+    assert page.text.count(nasty) >= 4  # as it is: neither rendered by the template nor set as a formula
+
+
+def test_the_summary_calls_nobody_best(study: Path) -> None:
+    folders = in_order(study)
+    text = summary(arms_of(folders))
+    assert text.startswith("Trained: post-ln, no warm-up; ") and "best" not in text and "One seed" not in text
+    edit(folders[0] / "outcome.json", outcome="collapsed", final_loss=99.0)
+    mixed = summary(arms_of(folders))
+    assert "99" not in mixed  # a collapsed seed is no training loss
+    edit(folders[1] / "outcome.json", outcome="diverged", final_loss=None)
+    arm = arms_of(folders)[0]
+    assert summary([arm]) == "post-ln, no warm-up: 1 collapsed, 1 diverged."
+    assert "One seed" in summary(arms_of(folders[:3]))
