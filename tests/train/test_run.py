@@ -1,6 +1,7 @@
 """Recipes: what is read, what is refused and with which words, and that every key changes what is built."""
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.run import Data, Model, RecipeError, Run, Training, known_keys, load_run, run_from_dict
 from isograd.train.train import config_of, load_corpus_of
 from isograd.train.trainer import arguments, check_machine
-from tests.train.recipes import small, text_file
+from tests.train.recipes import small
 
 
 def refused(*parts: str, overrides: tuple[str, ...] = (), recipe: Path | None = None) -> None:
@@ -238,4 +239,8 @@ def test_what_this_machine_cannot_do() -> None:
     for training, part in (({"precision": "fp16"}, "bf16 or fp32"), ({"track": ["trackio"]}, "pip install trackio")):
         with pytest.raises(RecipeError, match=part):
             check_machine(small(training=training))
-    assert text_file().exists()
+    if find_spec("tensorboard") is None:
+        with pytest.raises(
+            RecipeError, match=r"names tensorboard, which is not installed; pip install 'isograd\[track\]'$"
+        ):
+            check_machine(small(training={"track": ["tensorboard"]}))
