@@ -129,16 +129,28 @@ def _print_table(folders: list[Path], report: Path) -> None:
     from isograd.report.runs import arms_of
 
     arms = arms_of(folders)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(tables.SHORT):
-        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i < 2)
-    for arm, cells in zip(arms, tables.rows(arms), strict=True):
-        colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
-        table.add_row(escape(cells[0]), f"[{colour}]{cells[1]}[/]", *cells[2:])
     console = output()
+    lines = tables.rows(arms)
+    shown = _fitting([tables.SHORT, *lines], console.width)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i in shown:
+        table.add_column(tables.SHORT[i], justify="left" if i < 2 else "right", no_wrap=i > 0)
+    for arm, cells in zip(arms, lines, strict=True):
+        colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
+        texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]
+        table.add_row(*texts)
     console.print(table)
     console.print(
         "[dim]losses in nats; g1/gL: mean |gradient| of W_2, first layer over last, at step 1 → at the end[/dim]"
     )
     console.print(f"\n{tables.summary(arms)}", markup=False)
     console.print(f"\nreport: {report}", markup=False, soft_wrap=True)
+
+
+def _fitting(lines: list[tuple[str, ...]], width: int) -> list[int]:
+    """Columns that a terminal has room for beside a label of 16; the files and the page have them all."""
+    shown = list(range(len(lines[0])))
+    for dispensable in ("params", "valid", "tok/s"):
+        if 16 + sum(2 + max(len(cells[i]) for cells in lines) for i in shown[1:]) > width:
+            shown.remove(lines[0].index(dispensable))
+    return shown

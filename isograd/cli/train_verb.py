@@ -60,6 +60,7 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     with console.status("loading torch"):
+        import torch
         from accelerate import PartialState
 
         from isograd.cli.quiet import quiet
@@ -72,6 +73,7 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
 
         quiet()
         keep_freed_memory()
+    console.quiet = not PartialState(cpu=not torch.cuda.is_available()).is_main_process  # one voice of several
     folder = options.out or Path("runs") / (recipe.name or name_of(recipe))
     try:
         with showing([recipe.model.placement], recipe.training.steps, console) as progress:

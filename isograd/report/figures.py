@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -39,18 +40,8 @@ def loss_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> str:
             axes.fill_between(steps, low, high, color=style(i)["color"], alpha=0.18, linewidth=0)
     if unigram_entropy is not None:
         axes.axhline(unigram_entropy, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
-        axes.annotate(
-            f"unigram entropy {unigram_entropy:.3f}",
-            (1, unigram_entropy),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, -5),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-            color=_INK,
-        )
         _near(axes, arms, unigram_entropy)
+        _name_entropy(axes, unigram_entropy)
     _label(axes, "step", "training loss (nats)")
     return _svg(figure, "loss", axes)
 
@@ -76,7 +67,7 @@ def ratio_curves(arms: Sequence[ArmFiles]) -> str:
     for i, arm in enumerate(arms):
         axes.plot(*arm.ratio("gradient_mean_abs", "ffn"), label=arm.label, **style(i))
     axes.axhline(1.0, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
-    axes.set_yscale("log")
+    _log(axes)
     _label(axes, "step", "first / last layer")
     return _svg(figure, "ratio", axes)
 
@@ -104,6 +95,7 @@ def coefficients(arms: Sequence[ArmFiles]) -> str | None:
             axes.plot(*arm.profile(name, kind, at_start), **(style(i) | {"linewidth": 0.9, "alpha": 0.6}))
             axes.plot(*end, label=arm.label, marker="o", markersize=2.6, **style(i))
         _label(axes, "layer", title)
+        axes.ticklabel_format(axis="y", useOffset=False)  # 0.9999, not 9e-5 beside a +9.999e-1 in the corner
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _svg(figure, "coefficients", *grid)
 
@@ -118,9 +110,15 @@ def _profiles(arms: Sequence[ArmFiles], name: str, title: str, salt: str, log: b
         axes.set_title(moment, fontsize=9, color=_INK)
         _label(axes, "layer", title if when is at_start else "")
         if log:
-            axes.set_yscale("log")
+            _log(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _svg(figure, salt, *grid)
+
+
+def _log(axes: Axes) -> None:
+    """A logarithmic axis where there is anything to show on it."""
+    if any(y > 0 for line in axes.lines for y in np.asarray(line.get_ydata())):
+        axes.set_yscale("log")
 
 
 def _near(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
@@ -130,6 +128,23 @@ def _near(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
         low, high = min([*ends, entropy]), max([entropy, sorted(ends)[int(0.97 * (len(ends) - 1))]])
         if high > low:
             axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
+
+
+def _name_entropy(axes: Axes, entropy: float) -> None:
+    """Below its line, where curves seldom are; above it where the line lies at the bottom."""
+    low, high = axes.get_ylim()
+    above = entropy < low + 0.15 * (high - low)
+    axes.annotate(
+        f"unigram entropy {entropy:.3f}",
+        (1, entropy),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 4 if above else -5),
+        textcoords="offset points",
+        ha="right",
+        va="bottom" if above else "top",
+        fontsize=8,
+        color=_INK,
+    )
 
 
 def _figure(panels: int, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:

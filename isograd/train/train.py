@@ -109,7 +109,7 @@ def check_text(folder: Path, corpus: Corpus) -> None:
     path = folder / "resolved.json"
     if path.exists() and _there(path).get("data", {}).get("sha256") != corpus.sha256:
         raise FileExistsError(
-            f"{folder} holds a run on another text: {corpus.source} has changed since;"
+            f"{folder} holds a run on another text: {corpus.source} (or how it is read) has changed since;"
             " choose another folder, or remove it"
         )
 

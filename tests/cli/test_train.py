@@ -10,13 +10,8 @@ from isograd.train.run import Run, known_keys, load_run
 from tests.study.arms import called, read, refused
 
 SHAPE = [
-    "model.layers=2",
-    "model.width=16",
-    "model.heads=2",
-    "data.length=8",
-    "training.batch=4",
-    "training.steps=4",
-    "training.valid_sequences=4",
+    *("model.layers=2", "model.width=16", "model.heads=2", "data.length=8"),
+    *("training.batch=4", "training.steps=4", "training.valid_sequences=4"),
 ]
 
 
