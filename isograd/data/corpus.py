@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 from isograd.data.errors import DataError
 from isograd.data.text import EMBEDDED, Document, read
-from isograd.data.tokenizers import Level, reads_text, train_tokenizer
+from isograd.data.tokenizers import SPECIAL, Level, reads_text, train_tokenizer
 
-_FORMAT = 2  # of the cache; raise it when the encoding changes
+_FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
 
 
@@ -150,15 +150,17 @@ def _build(folder: Path, train: list[Document], valid: list[Document], level: Le
 
 
 def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
-    """Ids of all documents in a row, in the smallest unsigned type that holds the vocabulary."""
+    """Ids of all documents in a row, </s> between them, in the smallest unsigned type that holds the vocabulary."""
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    end = np.array([tokenizer.token_to_id(SPECIAL["eos_token"])], dtype=dtype)
     parts: list[np.ndarray] = []
-    for _, text in documents:
+    for text in filter(None, (text for _, text in documents)):
         lines = text.splitlines(keepends=True)
         for begin in range(0, len(lines), _LINES):
             encoded = tokenizer.encode_batch_fast(lines[begin : begin + _LINES], add_special_tokens=False)
             parts.extend(np.array(e.ids, dtype=dtype) for e in encoded)
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
+        parts.append(end)
+    return np.concatenate(parts[:-1]) if parts[:-1] else np.zeros(0, dtype=dtype)
 
 
 def _load(folder: Path, digest: str, source: str) -> Corpus:

@@ -86,5 +86,5 @@ def test_a_text_shorter_than_a_validation_part(tmp_path: Path) -> None:
 def test_the_embedded_default_keeps_its_hash() -> None:
     first = load_corpus()
     assert first.sha256 == load_corpus().sha256
-    assert first.vocab_size > 90 and len(first.train) == first.characters
+    assert first.vocab_size > 90 and len(first.train) > first.characters  # and an end between documents
     assert 2.5 < first.unigram_entropy < 4

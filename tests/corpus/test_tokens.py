@@ -58,7 +58,7 @@ def test_unknown_characters_and_the_size_of_a_vocabulary() -> None:
     assert tokenizer.encode("abz").ids == [4, 5, 1]
     assert tokenizer.get_vocab_size() == 4 + 3
     assert PIECES.get_vocab_size() <= 400
-    assert encode(tokenizer, [("", "abc"), ("", "c")]).tolist() == [4, 5, 6, 6]
+    assert encode(tokenizer, [("", "abc"), ("", "c")]).tolist() == [4, 5, 6, 3, 6]
     assert encode(tokenizer, []).dtype == np.uint16
 
 
