@@ -134,7 +134,7 @@ def _print_table(folders: list[Path], report: Path) -> None:
     shown = _fitting([tables.SHORT, *lines], console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in shown:
-        table.add_column(tables.SHORT[i], justify="left" if i < 2 else "right", no_wrap=i > 0)
+        table.add_column(tables.SHORT[i], justify="left" if i < 2 else "right", no_wrap=i > 0, min_width=0 if i else 12)
     for arm, cells in zip(arms, lines, strict=True):
         colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
         texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]

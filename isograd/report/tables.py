@@ -66,7 +66,7 @@ def summary(arms: Sequence[ArmFiles]) -> str:
         parts.append("; ".join(f"{a.label}: {outcome(a)}" for a in failed) + ".")
     if trained:
         finals = [r.outcome["final_loss"] for a in trained for r in a.runs if r.outcome["outcome"] == "finished"]
-        names = "; ".join(a.label for a in trained)
+        names = "; ".join(a.label if len({*a.outcomes}) == 1 else f"{a.label} ({outcome(a)})" for a in trained)
         parts.append(f"Trained: {names}, with final losses from {min(finals):.3f} to {max(finals):.3f} nats.")
     seeds = len({r.run["seed"] for a in arms for r in a.runs})
     if seeds == 1:

@@ -296,6 +296,7 @@ def test_the_summary_calls_nobody_best(study: Path) -> None:
     assert text.startswith("Trained: post-ln, no warm-up; ") and "best" not in text and "One seed" not in text
     edit(folders[0] / "outcome.json", outcome="collapsed", final_loss=99.0)
     mixed = summary(arms_of(folders))
+    assert mixed.startswith("Trained: post-ln, no warm-up (1 collapsed, 1 finished); ")
     assert "99" not in mixed  # a collapsed seed is no training loss
     edit(folders[1] / "outcome.json", outcome="diverged", final_loss=None)
     arm = arms_of(folders)[0]
