@@ -54,7 +54,8 @@ def same_numbers(one: Path, other: Path) -> None:
     """The same runs with the same losses, quantities and outcomes, times aside."""
     assert [p.name for p in runs(one)] == [p.name for p in runs(other)] != []
     for a, b in zip(runs(one), runs(other), strict=True):
-        for name in ("metrics.jsonl", "quantities.jsonl", "resolved.json"):
+        assert read(a / "resolved.json") == read(b / "resolved.json"), a.name
+        for name in ("metrics.jsonl", "quantities.jsonl"):
             assert (a / name).read_text() == (b / name).read_text(), (a.name, name)
         mine, theirs = ({k: v for k, v in read(p / "outcome.json").items() if k not in TIMES} for p in (a, b))
         assert {**mine, "provenance": 0} == {**theirs, "provenance": 0}
