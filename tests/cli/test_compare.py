@@ -134,7 +134,7 @@ def test_a_folder_named_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_kill_leaves_no_process_and_costs_no_number(text: Path, tmp_path: Path) -> None:
     arms = ["--placements", "pre-ln", "admin"]
     out, there = tmp_path / "killed", tmp_path / "undisturbed"
-    process = started(compare_command(text, out, *arms, "--jobs", "2", steps=130))
+    process = started(compare_command(text, out, *arms, "--jobs", "2", steps=400))
     wait_until_training(out, steps=110)
     process.kill()
     process.communicate(timeout=20)
@@ -142,7 +142,7 @@ def test_a_kill_leaves_no_process_and_costs_no_number(text: Path, tmp_path: Path
     assert not any((folder / "outcome.json").exists() for folder in runs(out))
     assert any([*folder.glob("checkpoints/*")] for folder in runs(out))
     for folder in (out, there):
-        assert called(*compare_command(text, folder, *arms, "--jobs", "1", steps=130))[0] == 0
+        assert called(*compare_command(text, folder, *arms, "--jobs", "1", steps=400))[0] == 0
     same_numbers(out, there)
 
 
