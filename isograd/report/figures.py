@@ -39,9 +39,9 @@ def loss_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> str:
         if len(arm.runs) > 1:
             axes.fill_between(steps, low, high, color=style(i)["color"], alpha=0.18, linewidth=0)
     if unigram_entropy is not None:
-        axes.axhline(unigram_entropy, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
+        named = f"unigram entropy {unigram_entropy:.3f}"
+        axes.axhline(unigram_entropy, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)), label=named)
         _near(axes, arms, unigram_entropy)
-        _name_entropy(axes, unigram_entropy)
     _label(axes, "step", "training loss (nats)")
     return _svg(figure, "loss", axes)
 
@@ -128,23 +128,6 @@ def _near(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
         low, high = min([*ends, entropy]), max([entropy, sorted(ends)[int(0.97 * (len(ends) - 1))]])
         if high > low:
             axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
-
-
-def _name_entropy(axes: Axes, entropy: float) -> None:
-    """Below its line, where curves seldom are; above it where the line lies at the bottom."""
-    low, high = axes.get_ylim()
-    above = entropy < low + 0.15 * (high - low)
-    axes.annotate(
-        f"unigram entropy {entropy:.3f}",
-        (1, entropy),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, 4 if above else -5),
-        textcoords="offset points",
-        ha="right",
-        va="bottom" if above else "top",
-        fontsize=8,
-        color=_INK,
-    )
 
 
 def _figure(panels: int, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
