@@ -141,6 +141,10 @@ def check_machine(run: Run) -> None:
         RecipeError: which key, and what to do.
     """
     micro_batch(run)
+    try:
+        optimizer_of(run.training)
+    except ImportError as error:
+        raise RecipeError(str(error)) from error
     if run.training.precision == "fp16" and not torch.cuda.is_available():
         raise RecipeError("training.precision=fp16 needs a GPU; use bf16 or fp32 on a CPU")
     if run.training.fsdp and PartialState().distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):

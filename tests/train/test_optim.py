@@ -1,6 +1,7 @@
 """Optimizers against their rules written by hand in fp64, schedules against their formulas."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.run import Training
+from isograd.train.run import RecipeError, Training, load_run
+from isograd.train.trainer import check_machine
 
 B1, B2, EPS, LR = 0.9, 0.98, 1e-8, 0.05
 START = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.1, -0.7]], dtype=torch.float64)
@@ -135,3 +137,9 @@ def test_schedules_by_hand(decay: str, warmup: int) -> None:
 def test_linear_goes_down_to_one_step_above_zero() -> None:
     rate = schedule_of(Training(steps=10, warmup=0, decay="linear"))
     assert [round(rate(t), 12) for t in (1, 2, 10, 11)] == [1.0, 0.9, 0.1, 0.0]
+
+
+def test_an_absent_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(RecipeError, match=r"Lamb comes from pytorch_optimizer; pip install 'isograd\[optim\]'"):
+        check_machine(load_run(overrides=["training.optimizer=lamb"]))
