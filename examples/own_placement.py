@@ -36,7 +36,6 @@ def main(source: str = "embedded", steps: int = 100, out: Path = Path("runs/own-
         arms,
         on_step=lambda index, step, loss: print(f"{arms[index].label}: step {step}, loss {loss:.3f}"),
         on_end=lambda index, result: print(f"{arms[index].label}: {result['outcome']}"),
-        jobs=1,  # a placement registered here is known to this process only
     )
     return write_report([arm.folder for arm in arms], out)
 

@@ -1,5 +1,6 @@
 """The examples run, and the recipes say what they are named for."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -35,3 +36,12 @@ def test_recipes_load(recipe: Path) -> None:
     assert run.model.placement in CATALOGUE
     assert run.name
     assert f"`{recipe.name}`" in (ROOT / "recipes/README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name)
+def test_pages_are_filled_in(page: Path) -> None:
+    """No placeholder is left, and what a page links to is there."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"@[A-Z]+@", text)
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), target

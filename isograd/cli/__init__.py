@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
 VERBS = {
@@ -18,6 +19,8 @@ VERBS = {
     "list": "the catalogue of placements",
     "show": "one placement: its formulas with their numbers",
 }
+
+_IMPORT = "a module to import first, such as one of yours that registers placements"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # an arrow in a terminal that has none is no reason to stop
     try:
         options = _options(arguments, verb)
+        _import(options.imports)
         signal.signal(signal.SIGTERM, _terminate)
         code = int(options.run(options))
         sys.stdout.flush()
@@ -42,6 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"isograd {verb}: {one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _import(modules: list[str]) -> None:
+    """Import what registers placements, also from the current folder."""
+    if modules:
+        sys.path.insert(0, str(Path.cwd()))
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise UserError(f"--import {module}: {error}") from error
 
 
 class UserError(Exception):
@@ -86,6 +101,7 @@ def _parser(verb: str | None) -> argparse.ArgumentParser:
         sub = verbs.add_parser(
             name, help=text, description=text[0].upper() + text[1:] + ".", formatter_class=argparse.RawTextHelpFormatter
         )
+        sub.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=_IMPORT)
         if name == verb:
             import_module(f"isograd.cli.{name}_verb").configure(sub)
     return parser

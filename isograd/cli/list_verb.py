@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from isograd.cli.console import output
 from isograd.placement import CATALOGUE
-from isograd.placement.text import formulas, legend
+from isograd.placement.text import final_formula, formulas, legend
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.json:
         entries = {
-            name: {"formulas": formulas(p), "final_norm": p.final is not None, "about": p.about, "paper": p.paper}
+            name: {"formulas": formulas(p), "final": final_formula(p), "about": p.about, "paper": p.paper}
             for name, p in CATALOGUE.items()
         }
         print(json.dumps(entries, indent=2))
@@ -28,8 +28,8 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"[bold]{escape(name)}[/bold]  {escape(placement.about)}  [dim]{escape(placement.paper)}[/dim]")
         for line in formulas(placement).values():
             console.print(f"    {escape(line)}")
-        if placement.final:
-            console.print("    x <- LN(x) after the last layer")
+        if final := final_formula(placement):
+            console.print(f"    {escape(final)} after the last layer")
         for line in legend(placement):
             console.print(f"    [dim]{escape(line)}[/dim]")
     console.print("\n'isograd show NAME layers=48' prints the numbers of one of them.")

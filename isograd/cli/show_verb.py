@@ -6,7 +6,7 @@ from typing import Any
 
 from isograd.cli import UserError
 from isograd.placement import UnknownPlacement, get
-from isograd.placement.text import formulas, legend, numbers
+from isograd.placement.text import final_formula, formulas, legend, numbers
 
 _KEYS = ("layers", "encoder", "decoder")
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         content = {
             "placement": options.placement,
             "formulas": formulas(placement, cross=two),
-            "final_norm": placement.final is not None,
+            "final": final_formula(placement),
             "legend": legend(placement),
             "paper": placement.paper,
             "sites": towers,
@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"{options.placement}: {placement.about}\n{placement.paper}\n")
     for kind, line in formulas(placement, cross=two).items():
         print(f"  {kind:<6} {line}")
-    if placement.final:
-        print("  final  x <- LN(x) after the last layer")
+    if final := final_formula(placement):
+        print(f"  final  {final} after the last layer")
     print()
     for line in legend(placement):
         print(f"  {line}")

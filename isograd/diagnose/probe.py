@@ -12,6 +12,7 @@ Outside `step` the model carries no hooks, so a compiled model runs compiled; ru
 (`torch.compiler.set_stance("force_eager")`), since compiled code does not see hooks that come later.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class Probe:
         gradient_norm       Frobenius norm of the gradient of all parameters of the module
         gradient_mean_abs   mean |gradient| of its last projection, W_O or W_2 (NormFormer's figure 3)
         residual_rms        root mean square of what the module gives on: the residual stream
-        branch_skip_ratio   Var[gain * f(x)] / Var[skip * x]
+        branch_skip_ratio   Var[gain * f(x)] / Var[skip * x]; of a foreign module Var[y - x] / Var[x], which says
+                            something of modules that add their input
         update_ratio        |W' - W| / |W| of the last projection
         skip, gain, heads, pre, mid, out, post
                             mean of the learned coefficient or norm gain, with its `_min` and `_max`
@@ -63,7 +65,7 @@ class Probe:
         if addresses is None:
             self.watched = [_of_sublayer(a, m) for a, m in model.named_modules() if isinstance(m, Sublayer)]
         else:
-            self.watched = [_of_module(a, model.get_submodule(a)) for a in addresses]
+            self.watched = [_of_module(a, _at(model, a)) for a in addresses]
         if not self.watched:
             raise ValueError("this model has no isograd sublayers; pass the addresses of the modules to watch")
         self.rows: list[Row] = []
@@ -74,6 +76,8 @@ class Probe:
     def step(self, step: int) -> Iterator["Probe"]:
         """Observe what happens inside as training step `step`; its rows are appended at the end."""
         self._values, self._before = {}, {}
+        with torch.no_grad():
+            self._read_coefficients()
         with ExitStack() as hooks:
             for index, watched in enumerate(self.watched):
                 for handle in self._attach(index, watched.module):
@@ -81,7 +85,6 @@ class Probe:
             yield self
         with torch.no_grad():
             self._read_updates()
-            self._read_coefficients()
             self.rows.extend(self._collect(step))
 
     @torch.no_grad()
@@ -141,6 +144,14 @@ class Probe:
         for (index, name), number in zip(self._values, numbers, strict=True):
             rows[index][name] = number
         return rows
+
+
+def _at(model: nn.Module, address: str) -> nn.Module:
+    try:
+        return model.get_submodule(address)
+    except AttributeError as error:
+        near = difflib.get_close_matches(address, [name for name, _ in model.named_modules()], n=1, cutoff=0.0)
+        raise AttributeError(f"the model has no module {address!r}; did you mean {near[0]!r}?") from error
 
 
 def _of_sublayer(address: str, sublayer: Sublayer) -> Watched:

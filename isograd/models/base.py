@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils import logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from isograd.models.config import IsogradConfig
@@ -17,6 +18,8 @@ from isograd.transformer.norms import make_norm
 from isograd.transformer.positions import position_ids, rotary_tables
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers
 from isograd.transformer.start import start
+
+logger = logging.get_logger(__name__)
 
 
 class IsogradPreTrainedModel(PreTrainedModel):
@@ -35,6 +38,16 @@ class IsogradPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         start(module, self.config, self.config.scheme())
+
+    def train(self, mode: bool = True) -> "IsogradPreTrainedModel":
+        """As ever, with a word where a placement that wants a calibration has had none."""
+        if mode and self.config.calibration is None and self.config.entry().calibrate:
+            logger.warning_once(
+                f"placement {self.config.placement!r} has not been calibrated: its skips are 1, as in post-ln;"
+                " call isograd.train.calibrate.calibrate(model, batch) before the first step"
+            )
+        super().train(mode)
+        return self
 
 
 class IsogradModel(IsogradPreTrainedModel):
@@ -57,6 +70,7 @@ class IsogradModel(IsogradPreTrainedModel):
         layers, other = config.depths(self.tower)
         vocabulary = (config.encoder_vocab_size if self.tower == "encoder" else None) or config.vocab_size
         self.causal = self.tower == "decoder"
+        self.longest = config.max_position_embeddings if config.position_embedding_type == "learned" else None
         self.rotary = config.position_embedding_type == "rotary"
         self.embedding = InputEmbedding(config, vocabulary)
         self.layers = make_layers(config, config.entry(), self.tower, layers, other, self.causal)
@@ -122,6 +136,10 @@ class IsogradModel(IsogradPreTrainedModel):
             return given + config.position_offset
         batch, time, _ = vectors.shape
         past = cache.get_seq_length() if cache is not None else 0
+        if self.longest is not None and isinstance(past, int) and past + time > self.longest:
+            raise ValueError(
+                f"{past + time} positions asked for, but the learned table has max_position_embeddings={self.longest}"
+            )
         padding = mask if mask is not None and mask.ndim == 2 else None
         return position_ids(batch, time, past, config.position_offset, padding, vectors.device)
 

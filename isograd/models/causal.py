@@ -40,12 +40,10 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,  # (batch, time), the inputs themselves; shifted here; -100 is ignored
-        shift_labels: Tensor | None = None,  # (batch, time), the next token of every position
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        label_smoothing: float = 0.0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (batch, time, vocabulary), or with labels the mean loss in nats.
@@ -53,10 +51,13 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         With labels of either kind the matrix of logits is not formed (`logits` is None) unless `output_logits=True`.
 
         Args:
-            shift_labels: targets already shifted, in place of `labels`: every position predicts.
+            shift_labels: by keyword: targets already shifted, in place of `labels`: every position predicts.
             num_items_in_batch: divisor of the summed loss; None takes the number of predicted tokens.
-            label_smoothing: see `isograd.transformer.loss.linear_cross_entropy`.
+            label_smoothing: by keyword: see `isograd.transformer.loss.linear_cross_entropy`.
         """
+        # not parameters: transformers' Trainer takes each with "label" in its name for a target that must be there
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        smoothing: float = kwargs.pop("label_smoothing", 0.0)
         training = labels is not None or shift_labels is not None
         outputs = self.model(
             input_ids,
@@ -75,7 +76,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
                 rows.flatten(0, 1),
                 self.lm_head.weight,
                 target.flatten(),
-                label_smoothing=label_smoothing,
+                label_smoothing=smoothing,
                 items=num_items_in_batch,
                 chunk=self.config.loss_chunk,
             )

@@ -41,6 +41,18 @@ _FRAMEWORK = frozenset(vars(PretrainedConfig())) | {  # what transformers reads 
 }
 
 
+TERMS = {  # of a recipe -> of the configuration, where they differ
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+    "act": "hidden_act",
+    "positions": "position_embedding_type",
+    "dropout": "hidden_dropout",
+    "tie_embeddings": "tie_word_embeddings",
+}
+
+
 class IsogradConfig(PretrainedConfig):
     """Shape, placement and start of a model. `encoder_layers` makes it an encoder-decoder.
 
@@ -237,6 +249,6 @@ def _refuse_unknown(names: Iterable[str]) -> None:
     for name in names:
         if name in _FRAMEWORK or name.startswith("_"):
             continue
-        near = difflib.get_close_matches(name, own, n=1)
+        near = [TERMS[name]] if name in TERMS else difflib.get_close_matches(name, own, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "expected one of " + ", ".join(own)
         raise ValueError(f"unknown option {name!r}: {hint}")

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -59,15 +58,16 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
         masked_positions: Tensor | None = None,  # (n,), indices into batch * time
         output_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        label_smoothing: float = 0.0,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Logits (batch, time, vocabulary), or with labels the mean loss in nats over the labelled places.
 
         With labels, head and logits are formed at labelled places only and `logits` is None unless
         `output_logits=True`. A collator that knows the places passes `masked_positions`: a compiled graph cannot find
-        them itself and then runs the head at every place, to the same loss.
+        them itself and then runs the head at every place, to the same loss. `label_smoothing` is taken by keyword.
         """
+        # not a parameter: transformers' Trainer takes each with "label" in its name for a target that must be there
+        smoothing: float = kwargs.pop("label_smoothing", 0.0)
         outputs = self.model(
             input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs
         )
@@ -80,7 +80,7 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
                 self.head.decoder.weight,
                 target,
                 bias=self.head.decoder.bias,
-                label_smoothing=label_smoothing,
+                label_smoothing=smoothing,
                 items=num_items_in_batch,
                 chunk=self.config.loss_chunk,
             )
@@ -108,6 +108,8 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
 class IsogradForSequenceClassification(IsogradPreTrainedModel):
     """logits = W dropout(tanh(V dropout(h) + b)) + c with h the first position, or the last token of a decoder."""
 
+    accepts_loss_kwargs = False  # the loss is a mean over the batch; Trainer divides it by the accumulation steps
+
     def __init__(self, config: IsogradConfig) -> None:
         if config.is_encoder_decoder:
             raise ValueError("encoder_layers is set: classification takes a model of one tower")
@@ -126,11 +128,14 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,  # (batch,): class ids, or floats when num_labels is 1
+        labels: Tensor | None = None,  # (batch,): class ids or floats; (batch, num_labels) of 0 and 1
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Logits (batch, num_labels); the loss is cross-entropy, or the mean squared error when num_labels is 1."""
-        kwargs.pop("num_items_in_batch", None)
+        """Logits (batch, num_labels), and with labels transformers' loss for `config.problem_type`.
+
+        Unset, it follows from the labels: the mean squared error when num_labels is 1, cross-entropy for class ids,
+        binary cross-entropy for several labels at once.
+        """
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -143,8 +148,8 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
         logits = self.classifier(self.drop(self.dense(self.drop(pooled)).tanh()))
         loss = None
         if labels is not None:
-            regression = self.config.num_labels == 1
-            loss = F.mse_loss(logits[:, 0], labels.to(logits.dtype)) if regression else F.cross_entropy(logits, labels)
+            targets = labels.to(logits.dtype) if self.config.num_labels == 1 else labels
+            loss = self.loss_function(labels=targets, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

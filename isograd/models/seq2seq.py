@@ -48,14 +48,18 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         output_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        label_smoothing: float = 0.0,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Logits (batch, time, vocabulary), or with labels the mean loss in nats.
 
         Without `decoder_input_ids` the decoder reads the labels shifted right behind `decoder_start_token_id`. With
         labels the matrix of logits is not formed (`logits` is None) unless `output_logits=True`.
+        `label_smoothing` is taken by keyword.
         """
+        # not a parameter: transformers' Trainer takes each with "label" in its name for a target that must be there
+        smoothing: float = kwargs.pop("label_smoothing", 0.0)
+        if labels is None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError("pass labels, decoder_input_ids or decoder_inputs_embeds: the decoder has nothing to read")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
@@ -80,7 +84,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
                 hidden.flatten(0, 1),
                 self.lm_head.weight,
                 labels.flatten(),
-                label_smoothing=label_smoothing,
+                label_smoothing=smoothing,
                 items=num_items_in_batch,
                 chunk=self.config.loss_chunk,
             )
@@ -105,6 +109,20 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
             )
         shifted = torch.cat([labels.new_full((labels.shape[0], 1), first), labels[:, :-1]], dim=1)
         return shifted.where(shifted != IGNORE, pad)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As in transformers, where one table serves all three.
+
+        Raises:
+            ValueError: encoder and decoder have tables of their own, which one number cannot resize.
+        """
+        if not self.config.share_encoder_embeddings:
+            raise ValueError(
+                "encoder and decoder have tables of their own; resize them before training by building the model with"
+                " another vocab_size and encoder_vocab_size, or share them (share_encoder_embeddings=True)"
+            )
+        table: nn.Module = super().resize_token_embeddings(*args, **kwargs)
+        return table
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         return self.encoder

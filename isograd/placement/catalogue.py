@@ -105,9 +105,11 @@ def get(name: str) -> Placement:
     """
     if name in CATALOGUE:
         return CATALOGUE[name]
-    near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(CATALOGUE)
-    raise UnknownPlacement(f"unknown placement {name!r}: {hint} ('isograd list' shows all)")
+    raise UnknownPlacement(
+        f"unknown placement {name!r}: {hint} ('isograd list' shows all; one of your own must be registered first)"
+    )
 
 
 class UnknownPlacement(KeyError):  # noqa: N818  (the name says what is wrong; "Error" would add nothing)

@@ -9,7 +9,6 @@ A placement says which norms exist, what `skip` and `gain` are, and how the weig
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Literal
 
 from isograd.placement.laws import Kind, Site
@@ -98,7 +97,7 @@ class Start:
     """
 
     base: str | None = None
-    gain: Mapping[Role, float | Law] = field(default_factory=lambda: MappingProxyType({}))
+    gain: Mapping[Role, float | Law] = field(default_factory=dict)
 
     def at(self, site: Site) -> dict[Role, float]:
         """Role -> factor at `site`, roles without a factor left out."""

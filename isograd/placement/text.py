@@ -29,6 +29,11 @@ def formulas(placement: Placement, *, cross: bool = False) -> dict[Kind, str]:
     return {kind: formula(placement.of(kind), kind) for kind in kinds}
 
 
+def final_formula(placement: Placement) -> str | None:
+    """What happens after the last layer of a tower; None where nothing does."""
+    return f"x <- {_norm('x', placement.final)}" if placement.final else None
+
+
 def numbers(placement: Placement, layers: int, tower: Tower = "decoder", other: int = 0) -> list[dict[str, object]]:
     """One dict per site: layer, kind, skip, gain (start values where learned), and the start factor of each role."""
     return [_row(placement, site) for site in sites(layers, tower, other)]

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from isograd.report.runs import ArmFiles, at_end, at_start
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C8C8C")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _INK = "#0a0b0c"  # stands for currentColor in the SVG
 
@@ -94,6 +94,7 @@ def coefficients(arms: Sequence[ArmFiles]) -> str | None:
                 continue
             axes.plot(*arm.profile(name, kind, at_start), **(style(i) | {"linewidth": 0.9, "alpha": 0.6}))
             axes.plot(*end, label=arm.label, marker="o", markersize=2.6, **style(i))
+        _widen(axes, 0.05)
         _label(axes, "layer", title)
         axes.ticklabel_format(axis="y", useOffset=False)  # 0.9999, not 9e-5 beside a +9.999e-1 in the corner
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -119,6 +120,13 @@ def _log(axes: Axes) -> None:
     """A logarithmic axis where there is anything to show on it."""
     if any(y > 0 for line in axes.lines for y in np.asarray(line.get_ydata())):
         axes.set_yscale("log")
+
+
+def _widen(axes: Axes, least: float) -> None:
+    """Show at least this span, so that noise around 1 does not look like a finding."""
+    low, high = axes.get_ylim()
+    if high - low < least:
+        axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
 
 
 def _near(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:

@@ -118,7 +118,7 @@ def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:
         yield {
             "placement": built["placement"],
             "formulas": [line.replace("<-", "←") for line in built["formulas"].values()],
-            "final": built["final_norm"],
+            "final": (built["final"] or "").replace("<-", "←"),
             "legend": built["legend"],
             "about": built["about"],
             "note": built["note"],

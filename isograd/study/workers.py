@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from isograd.placement import get, register
 from isograd.train.allocator import keep_freed_memory
 from isograd.train.metrics import write_json
 from isograd.train.run import Run
@@ -87,7 +88,7 @@ class _Worker:
             self._start()
         self.index, self.job = index, job
         with suppress(OSError):  # it has died just now: `hear` will say so
-            self.pipe.send(job)
+            self.pipe.send((get(job[0].model.placement), *job))  # it may be registered in this process only
 
     def hear(self) -> tuple[int, Any]:
         """The job's index with (step, loss), or with its outcome; an error of the worker is raised here."""
@@ -157,9 +158,10 @@ def _work(pipe: Connection, threads: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
-            run, folder = pipe.recv()
+            placement, run, folder = pipe.recv()
         except EOFError:
             return
+        register(run.model.placement, placement, overwrite=True)
         pipe.send(_outcome(run, folder, pipe))
 
 

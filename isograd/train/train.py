@@ -19,8 +19,9 @@ import isograd
 from isograd.data import Corpus, PackedSequences, load_corpus
 from isograd.data.tokenizers import SPECIAL, for_transformers
 from isograd.models import IsogradConfig, IsogradForCausalLM
+from isograd.models.config import TERMS
 from isograd.placement import UnknownPlacement
-from isograd.placement.text import formulas, legend, numbers
+from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import calibrate
 from isograd.train.callbacks import Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
@@ -29,16 +30,6 @@ from isograd.train.run import RecipeError, Run
 from isograd.train.trainer import IsogradTrainer, check_machine
 
 ENDED = ("finished", "diverged", "collapsed")
-TERMS = {  # of a recipe's model -> of the configuration, where they differ
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "ffn": "intermediate_size",
-    "act": "hidden_act",
-    "positions": "position_embedding_type",
-    "dropout": "hidden_dropout",
-    "tie_embeddings": "tie_word_embeddings",
-}
 
 
 def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -194,7 +185,7 @@ def _model(run: Run, corpus: Corpus, samples: PackedSequences, checkpoint: Path 
     model = IsogradForCausalLM(config_of(run, corpus.vocab_size))
     if model.config.entry().calibrate:
         batch = samples.__getitems__(range(min(run.training.batch, len(samples))))
-        calibrate(model.train(), batch)
+        calibrate(model, batch)
     return model
 
 
@@ -223,7 +214,7 @@ def resolved(run: Run, model: IsogradForCausalLM, corpus: Corpus) -> dict[str, A
         "placement": run.model.placement,
         "formulas": formulas(entry),
         "legend": legend(entry),
-        "final_norm": entry.final is not None,
+        "final": final_formula(entry),
         "about": entry.about,
         "paper": entry.paper,
         "note": entry.note,

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_list_json() -> None:
     content = json.loads(out)
     assert (code, err, list(content)) == (0, "", list(CATALOGUE))
     assert content["post-ln"]["formulas"] == {"attn": "x <- LN(x + Attn(x))", "ffn": "x <- LN(x + FFN(x))"}
-    assert content["pre-ln"]["final_norm"] and not content["post-ln"]["final_norm"]
+    assert (content["pre-ln"]["final"], content["post-ln"]["final"]) == ("x <- LN(x)", None)
 
 
 def test_show_deepnorm_decoder() -> None:
@@ -134,3 +135,27 @@ def test_a_reader_that_goes_early_and_a_terminal_without_arrows() -> None:
     code = "import sys; from isograd.cli import main; print(main(['list']), '\\u2192')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ascii_only)
     assert done.stdout.endswith("0 ?\n") and not done.stderr
+
+
+def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--import` registers first; what it registers is shown with its own norm, and trained in other processes."""
+    (tmp_path / "mine.py").write_text(
+        "from isograd.placement import Learned, Norm, Placement, Residual, register\n"
+        "N = Norm(kind='rmsnorm')\n"
+        "register('mine', Placement(each=Residual(pre=N, out=N, gain=Learned(start=0.1)), final=N, about='mine'))\n"
+    )
+    (tmp_path / "text.txt").write_text("a text of some words and of some more\n" * 60)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "isograd"]
+    shown = subprocess.run([*command, "show", "mine", "--import", "mine"], capture_output=True, text=True, check=True)
+    assert "attn   x <- x + gain * RMS(Attn(RMS(x)))" in shown.stdout
+    assert "final  x <- RMS(x) after the last layer" in shown.stdout
+    small = ["--layers", "1", "--width", "8", "--heads", "2", "--steps", "2", "--batch", "2", "--length", "8"]
+    arms = ["--placements", "mine", "pre-ln", "--data", "text.txt", "--out", "out", "--jobs", "2"]
+    told = subprocess.run(
+        [*command, "compare", "--import", "mine", "--json", *arms, *small], capture_output=True, text=True, check=True
+    )
+    assert [a["outcome"] for a in json.loads(told.stdout)["arms"]].count("failed") == 0
+    wrong = subprocess.run([*command, "list", "--import", "nobody"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr) == (2, "isograd list: --import nobody: No module named 'nobody'\n")

@@ -96,13 +96,13 @@ def test_every_quantity_by_brute_force(placement: str, placements: None) -> None
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_coefficients_are_those_that_the_placement_learns(placement: str, placements: None) -> None:
     network = model(placement=placement)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
     rows, _ = observed(network)
-    after = dict(network.named_parameters())
     places = {"skip": "combine.skip", "gain": "combine.gain", "heads": "branch.heads", "mid": "branch.mid"}
     for row in rows:
         learned = set()
         for name in ("skip", "gain", "heads", "pre", "mid", "out", "post"):
-            p = after.get(f"{row['address']}.{places.get(name, name)}.weight")
+            p = before.get(f"{row['address']}.{places.get(name, name)}.weight")
             if p is not None:
                 learned.add(name)
                 values = [row[name], row[f"{name}_min"], row[f"{name}_max"]]
