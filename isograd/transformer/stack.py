@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from isograd.placement import Norm, Placement, Site, sites
+from isograd.placement import Norm, Placement, Site, Tower, sites
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Embedding
 from isograd.transformer.positions import make_positions
@@ -38,9 +38,11 @@ class Layer(GradientCheckpointingLayer):
         return self.ffn(x)
 
 
-def make_layers(config: Any, placement: Placement, tower: str, layers: int, other: int, causal: bool) -> nn.ModuleList:
+def make_layers(
+    config: Any, placement: Placement, tower: Tower, layers: int, other: int, causal: bool
+) -> nn.ModuleList:
     """The layers of one tower, each sublayer built from the placement at its site."""
-    every = sites(layers, tower, other)  # type: ignore[arg-type]  # "encoder" | "decoder", checked by the caller
+    every = sites(layers, tower, other)
     return nn.ModuleList(
         Layer(config, placement, {s.kind: s for s in every if s.layer == layer}, causal)
         for layer in range(1, layers + 1)
