@@ -119,7 +119,8 @@ def test_an_interrupted_run_says_so_and_goes_on(tmp_path: Path) -> None:
     run = small(training={"steps": 3000, "checkpoint_every": 20, "probe_every": 0})
     write_json(tmp_path / "recipe.json", run.as_dict())
     script = (
-        "import sys, json; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
+        "import sys, json, signal; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
         "from isograd.train.run import run_from_dict; from isograd.train.train import train\n"
         f"train(run_from_dict(json.loads(Path({str(tmp_path / 'recipe.json')!r}).read_text())), Path(sys.argv[1]))"
     )
