@@ -162,7 +162,7 @@ def test_an_interrupt_is_one_line(name: str, text: Path, tmp_path: Path) -> None
     assert (process.returncode, stdout) == (130, "")
     assert stderr == "interrupted; start the same command again to go on\n"
     assert gone_within(2, process.pid)
-    assert len(runs(tmp_path / "out")) == 2
+    assert 1 <= len(runs(tmp_path / "out")) <= 2  # the third had not begun, the second perhaps not
 
 
 @pytest.mark.parametrize(
