@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isograd.placement import CATALOGUE
-from isograd.train.run import load_run
+from isograd.train.recipe import load_run
 
 ROOT = Path(__file__).parents[1]
 

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _recipe(options: argparse.Namespace) -> Any:
-    from isograd.train.run import load_run
+    from isograd.train.recipe import load_run
 
     overrides = list(options.overrides)
     path = options.recipe

@@ -1,23 +1,20 @@
-"""A run: the whole recipe of one training as a frozen dataclass, read from YAML and `key=value`."""
+"""A run: the whole recipe of one training as a frozen dataclass."""
 
-import difflib
 import hashlib
 import json
 import math
-import re
-from argparse import ArgumentError
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
-
-import yaml
-from jsonargparse import ArgumentParser
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["adam", "adamw", "sgd", "radam", "radam-original", "lamb"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
-Decay = Literal["constant", "linear", "cosine", "inverse-sqrt"]
+Decay = Literal["constant", "linear", "cosine", "inverse-sqrt", "polynomial", "step"]
+Task = Literal["language", "translation"]
+Smoothing = Literal["torch", "fairseq"]
+First = Literal["xiong", "fairseq"]
+Select = Literal["last", "best", "average"]
+Vocabulary = Literal["bpe", "unigram", "char", "subword-nmt"]
 
 
 class RecipeError(ValueError):
@@ -29,7 +26,8 @@ class Model:
     """The shape of the model; see `isograd.IsogradConfig` for each term."""
 
     placement: str = "pre-ln"
-    layers: int = 12
+    layers: int = 12  # of the decoder in a translation
+    encoder_layers: int | None = None  # of a translation's encoder; None: as many as `layers`
     width: int = 64
     heads: int = 4
     ffn: int | None = None  # None: 4 x width
@@ -41,6 +39,7 @@ class Model:
     scale_embedding: bool = True
     embedding_norm: bool = False
     tie_embeddings: bool = True
+    share_embeddings: bool = False  # one table for encoder, decoder and head (joint vocabulary)
     start: str | None = None
     initializer_range: float = 0.02
     dropout: float = 0.0
@@ -63,20 +62,62 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Parallel text of a translation; see `isograd.data.parallel.load_parallel` for each term."""
+
+    train: tuple[str, ...] = ("numbers",)
+    valid: tuple[str, ...] = ()  # none: 500 pairs of `train` are held out
+    source: str = "de"
+    target: str = "en"
+    vocabulary: Vocabulary = "bpe"
+    vocab_size: int = 8000
+    joint: bool = True
+    codes: str | None = None  # subword-nmt's merges
+    dictionaries: tuple[str, ...] = ()  # fairseq's: one joined, or source and target
+    tokenized: bool = False  # the text is Moses-tokenised; scores are of the detokenised text
+    longest: int = 250  # tokens of a side; longer pairs are left out and counted
+    ratio: float = 0.0  # of the longer side to the shorter one, in tokens; 0: any
+    pool: int = 0  # pairs that are sorted by length together; 0: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How a translation is searched for; see `isograd.models.search.search`."""
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    extra: int = 50  # a hypothesis has at most `stretch` x source + `extra` tokens
+    stretch: float = 1.0
+    pairs: int = 500  # of the validation set that are translated for the BLEU during training; 0: none
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
-    """How it is trained. `batch` is the global batch in sequences: devices x accumulation x micro-batch."""
+    """How it is trained.
+
+    `batch` is the global batch in sequences, devices x accumulation x micro-batch; in a translation `tokens` is, the
+    larger side with its padding counted.
+    """
 
     steps: int = 300
+    epochs: int = 0  # of a translation; 0: `steps` alone decides, else whichever ends first
     batch: int = 16
+    tokens: int = 4096
     accumulation: int = 1
     lr: float = 1e-3
     warmup: int = 0
+    first: First = "xiong"  # update t = 1, 2, .. runs at the rate of t ("xiong") or of t - 1 ("fairseq")
+    warmup_from: float = 0.0  # the rate before the warm-up
     decay: Decay = "constant"
+    decay_to: float = 0.0  # the rate at the end of "linear", "polynomial" and "cosine"
+    decay_at: int = 0  # "step": from this update (epoch, if training.epochs is set) on, the rate is a tenth
+    power: float = 1.0  # of "polynomial"
     optimizer: Optimizer = "adam"
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
+    smoothing: Smoothing = "torch"  # eps/V on every class, or fairseq's eps/(V-1) on every other class
     clip: float = 0.0  # 0: no clipping
     precision: Precision = "fp32"
     compile: bool = False
@@ -85,6 +126,10 @@ class Training:
     probe_every: int = 10  # 0: no probe
     checkpoint_every: int = 100  # 0: none; a killed run then starts anew
     valid_sequences: int = 512
+    valid_every: int = 0  # updates between validations of a translation; 0: once per epoch
+    patience: int = 0  # validations without a lower loss after which training stops; 0: none
+    select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss, or an average
+    average: int = 5  # how many validated checkpoints "average" takes
     track: tuple[Tracker, ...] = ()  # transformers' integrations
 
 
@@ -93,44 +138,36 @@ class Run:
     """One training, whole."""
 
     name: str | None = None
+    task: Task = "language"
     seed: int = 0
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
+    pairs: Pairs = field(default_factory=Pairs)
+    search: Search = field(default_factory=Search)
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
-        t = self.training
-        for key in ("steps", "batch", "accumulation"):
-            if getattr(t, key) < 1:
-                raise RecipeError(f"training.{key}={getattr(t, key)} must be at least 1")
-        if t.batch % t.accumulation:
-            raise RecipeError(f"training.batch={t.batch} does not divide by training.accumulation={t.accumulation}")
-        for key in ("warmup", "weight_decay", "clip", "eps", "probe_every", "checkpoint_every", "valid_sequences"):
-            if not 0 <= getattr(t, key) < math.inf:
-                raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative")
-        if not 0 < t.lr < math.inf:
-            raise RecipeError(f"training.lr={t.lr} must be finite and above 0")
-        if not all(0 <= beta < 1 for beta in t.betas):
-            raise RecipeError(f"training.betas={list(t.betas)} must be in [0, 1)")
-        if t.warmup >= t.steps and t.decay in ("linear", "cosine"):
-            raise RecipeError(
-                f"training.warmup={t.warmup} leaves no step of training.steps={t.steps} for decay {t.decay!r}"
-            )
-        if t.fsdp and t.optimizer == "lamb":
-            raise RecipeError(
-                "training.optimizer=lamb cannot run on shards (training.fsdp=true); take another optimizer"
-            )
-        if not 0 <= t.label_smoothing < 1:
-            raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
+        _check_task(self)
+        _check_training(self.training)
         for key in ("norm_eps", "initializer_range"):
             if not 0 < getattr(self.model, key) < math.inf:
                 raise RecipeError(f"model.{key}={getattr(self.model, key)} must be finite and above 0")
-        for key in ("length", "vocab_size"):
-            if getattr(self.data, key) < 1:
-                raise RecipeError(f"data.{key}={getattr(self.data, key)} must be at least 1")
+        for key in ("data.length", "data.vocab_size", "pairs.vocab_size", "pairs.longest", "search.beam"):
+            _at_least(self, key, 1)
+        for key in ("pairs.ratio", "pairs.pool", "search.extra", "search.stretch", "search.pairs"):
+            _at_least(self, key, 0)
         for key, seed in (("seed", self.seed), ("data.seed", self.data_seed)):
             if not 0 <= seed < 2**32:
                 raise RecipeError(f"{key}={seed} must be in [0, 2^32)")
+        if self.task == "translation":
+            _check_translation(self)
+
+    @property
+    def encoder_layers(self) -> int | None:
+        """Layers of the encoder; None in a model of one tower."""
+        if self.task == "language":
+            return None
+        return self.model.layers if self.model.encoder_layers is None else self.model.encoder_layers
 
     @property
     def data_seed(self) -> int:
@@ -146,108 +183,81 @@ class Run:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
-    """A run from a YAML recipe (None: defaults) and `key=value` overrides such as `model.layers=36`.
-
-    Raises:
-        RecipeError: no such file, not YAML, an unknown key (with the nearest known one), a value of the wrong type.
-    """
-    content = _read(recipe) if recipe else {}
-    for override in overrides:
-        key, sign, value = override.partition("=")
-        if not sign:
-            raise RecipeError(f"{override!r} is no override; write key=value, such as model.layers=36")
-        try:
-            key = key.strip()  # a name such as 2024-01-01 is text, not a date
-            _set(content, key.split("."), value if key == "name" else yaml.safe_load(value))
-        except yaml.YAMLError as error:
-            raise RecipeError(f"{override!r}: the value is not YAML ({' '.join(str(error).split())})") from error
-    return run_from_dict(content)
+_LANGUAGE = ("data.source", "data.valid", "data.field", "data.level", "data.vocab_size", "data.length")
+_TRANSLATION = ("epochs", "tokens", "smoothing", "valid_every", "patience", "select", "average")
+ONLY: dict[Task, tuple[str, ...]] = {  # keys that one task alone reads
+    "language": (*_LANGUAGE, "training.batch", "training.valid_sequences"),
+    "translation": (
+        "model.encoder_layers",
+        "model.share_embeddings",
+        *(f"pairs.{f.name}" for f in fields(Pairs)),
+        *(f"search.{f.name}" for f in fields(Search)),
+        *(f"training.{name}" for name in _TRANSLATION),
+    ),
+}
+_NOT_NEGATIVE = ("epochs", "warmup", "warmup_from", "decay_to", "decay_at", "power", "weight_decay", "clip", "eps")
+_COUNTS = ("probe_every", "checkpoint_every", "valid_sequences", "valid_every", "patience")
 
 
-def run_from_dict(content: Mapping[str, Any]) -> Run:
-    """The run that a nested mapping describes, such as `Run.as_dict()` gives.
-
-    Raises:
-        RecipeError: as `load_run`.
-    """
-    _check_keys(content)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--run", type=Run)
-    try:
-        parsed = parser.parse_object({"run": dict(content)})
-    except (ArgumentError, TypeError, ValueError) as error:
-        raise RecipeError(_plain(str(error))) from error
-    run: Run = parser.instantiate(parsed).run
-    return run
-
-
-def known_keys(of: type = Run, prefix: str = "") -> list[str]:
-    """Every key of a recipe, dotted.
-
-    >>> "model.placement" in known_keys()
-    True
-    """
-    keys = []
-    for f in fields(of):
-        inner: Any = f.default_factory
-        nested = isinstance(inner, type) and is_dataclass(inner)
-        keys.extend(known_keys(inner, f"{prefix}{f.name}.") if nested else [prefix + f.name])
-    return keys
-
-
-def _read(recipe: Path) -> dict[str, Any]:
-    if not recipe.is_file():
-        raise RecipeError(f"{recipe}: no such recipe")
-    try:
-        content = yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{recipe}: not YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(content, dict):
-        raise RecipeError(f"{recipe}: expected keys and values, found {type(content).__name__}")
-    return content
-
-
-def _set(content: dict[str, Any], path: list[str], value: Any) -> None:
-    for part in path[:-1]:
-        content = content.setdefault(part, {})
-        if not isinstance(content, dict):
-            raise RecipeError(f"{'.'.join(path)}: {part} is a value, not a section")
-    content[path[-1]] = value
-
-
-def _check_keys(content: Mapping[str, Any], prefix: str = "") -> None:
-    known = known_keys()
-    sections = {k.split(".")[0] for k in known if "." in k}
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key in sections:
-            _check_keys(value, f"{key}.")
-        elif key in sections:
-            raise RecipeError(f"{key} is a section; set one of its keys, such as {_nearest(key + '.', known)}")
-        elif key not in known:
-            raise RecipeError(f"unknown key {key!r}; did you mean {_nearest(key, known)!r}?")
-        elif value is None and _default(key) is not None:
-            raise RecipeError(f"{key} is empty; give it a value, or leave it out for {_default(key)!r}")
-
-
-def _plain(message: str) -> str:
-    """The parser's message in one line, with our keys and without Python's words."""
-    one_line = " ".join(message.split()).replace('Parser key "run.', '"')
-    return re.sub(r"a (?:<class '(\w+)'>|typing\.(?=Literal))", r"\1", one_line)
-
-
-def _default(key: str) -> Any:
-    value: Any = Run()
+def _value(of: Any, key: str) -> Any:
     for part in key.split("."):
-        value = getattr(value, part)
-    return value
+        of = getattr(of, part)
+    return of
 
 
-def _nearest(key: str, known: list[str]) -> str:
-    """By the last part first (`lr` -> training.lr), then by likeness."""
-    same_end = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
-    likely = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    likely_end = difflib.get_close_matches(key.split(".")[-1], [k.split(".")[-1] for k in known], n=1, cutoff=0.6)
-    by_end = [k for k in known if likely_end and k.split(".")[-1] == likely_end[0]]
-    return (same_end or by_end or likely)[0]
+def _at_least(run: Run, key: str, least: float) -> None:
+    if not least <= _value(run, key) < math.inf:
+        raise RecipeError(f"{key}={_value(run, key)} must be at least {least:g}")
+
+
+def _check_task(run: Run) -> None:
+    """What the other task reads must be at its default: set, it would change nothing."""
+    sections = {"model": Model(), "data": Data(), "pairs": Pairs(), "search": Search(), "training": Training()}
+    for task, keys in ONLY.items():
+        for key in keys if task != run.task else ():
+            section, name = key.split(".")
+            if _value(run, key) != getattr(sections[section], name):
+                raise RecipeError(f"{key} is read by task={task} only, and this is task={run.task}")
+
+
+def _check_training(t: Training) -> None:
+    for key in ("steps", "batch", "tokens", "accumulation", "average"):
+        if getattr(t, key) < 1:
+            raise RecipeError(f"training.{key}={getattr(t, key)} must be at least 1")
+    if t.batch % t.accumulation:
+        raise RecipeError(f"training.batch={t.batch} does not divide by training.accumulation={t.accumulation}")
+    for key in (*_NOT_NEGATIVE, *_COUNTS):
+        if not 0 <= getattr(t, key) < math.inf:
+            raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative")
+    if not 0 < t.lr < math.inf:
+        raise RecipeError(f"training.lr={t.lr} must be finite and above 0")
+    if not all(0 <= beta < 1 for beta in t.betas):
+        raise RecipeError(f"training.betas={list(t.betas)} must be in [0, 1)")
+    if t.warmup >= t.steps and t.decay in ("linear", "cosine", "polynomial"):
+        raise RecipeError(
+            f"training.warmup={t.warmup} leaves no step of training.steps={t.steps} for decay {t.decay!r}"
+        )
+    if (t.decay == "step") != bool(t.decay_at):
+        raise RecipeError("training.decay=step and training.decay_at (when the rate falls) belong together")
+    if t.fsdp and t.optimizer == "lamb":
+        raise RecipeError("training.optimizer=lamb cannot run on shards (training.fsdp=true); take another optimizer")
+    if not 0 <= t.label_smoothing < 1:
+        raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
+
+
+def _check_translation(run: Run) -> None:
+    pairs = run.pairs
+    if not pairs.train:
+        raise RecipeError("pairs.train is empty; name at least one source of parallel text, or 'numbers'")
+    if pairs.source == pairs.target:
+        raise RecipeError(f"pairs.source and pairs.target are both {pairs.source!r}")
+    if run.model.share_embeddings and not (pairs.joint and run.model.tie_embeddings):
+        raise RecipeError("model.share_embeddings=true needs pairs.joint=true and model.tie_embeddings=true")
+    if (pairs.vocabulary == "subword-nmt") != bool(pairs.codes):
+        raise RecipeError("pairs.vocabulary=subword-nmt and pairs.codes (the file of merges) belong together")
+    if pairs.dictionaries and pairs.vocabulary != "subword-nmt":
+        raise RecipeError("pairs.dictionaries is for pairs.vocabulary=subword-nmt")
+    if len(pairs.dictionaries) not in ((0, 1) if pairs.joint else (0, 2)):
+        raise RecipeError("pairs.dictionaries takes one joined file with pairs.joint=true, and two files without")
+    if 0 < pairs.ratio < 1:
+        raise RecipeError(f"pairs.ratio={pairs.ratio} must be at least 1 (longer side to shorter), or 0 for any")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from isograd.train.run import Run, known_keys, load_run
+from isograd.train.recipe import known_keys, load_run
+from isograd.train.run import Run
 from tests.study.arms import called, read, refused
 
 SHAPE = [

@@ -11,14 +11,15 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# placement <- transformer <- models <- data <- diagnose <- theory, train, evaluate, export <- study <- report <- cli
+# placement <- transformer <- models <- data <- diagnose <- evaluate <- theory, train, export <- study <- report <- cli
 LEVELS = [
     {"placement"},
     {"transformer"},
     {"models"},
     {"data"},
     {"diagnose"},
-    {"theory", "train", "evaluate", "export"},
+    {"evaluate"},
+    {"theory", "train", "export"},
     {"study"},
     {"report"},
     {"cli"},

@@ -15,7 +15,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from isograd.train.run import run_from_dict
+from isograd.train.recipe import run_from_dict
 from isograd.train.train import train
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.run import RecipeError, Training, load_run
+from isograd.train.recipe import load_run
+from isograd.train.run import RecipeError, Training
 from isograd.train.trainer import check_machine
 
 B1, B2, EPS, LR = 0.9, 0.98, 1e-8, 0.05

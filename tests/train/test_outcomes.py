@@ -121,7 +121,7 @@ def test_an_interrupted_run_says_so_and_goes_on(tmp_path: Path) -> None:
     script = (
         "import sys, json, signal; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
-        "from isograd.train.run import run_from_dict; from isograd.train.train import train\n"
+        "from isograd.train.recipe import run_from_dict; from isograd.train.train import train\n"
         f"train(run_from_dict(json.loads(Path({str(tmp_path / 'recipe.json')!r}).read_text())), Path(sys.argv[1]))"
     )
     folder = tmp_path / "run"

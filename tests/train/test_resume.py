@@ -36,7 +36,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
-from isograd.train.run import run_from_dict
+from isograd.train.recipe import run_from_dict
 from isograd.train.train import train
 torch.set_num_threads(1)
 

@@ -9,7 +9,8 @@ import pytest
 
 from isograd.data import Corpus, PackedSequences
 from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.run import Data, Model, RecipeError, Run, Training, known_keys, load_run, run_from_dict
+from isograd.train.recipe import known_keys, load_run, run_from_dict
+from isograd.train.run import Data, Model, RecipeError, Run, Training
 from isograd.train.train import config_of, load_corpus_of
 from isograd.train.trainer import arguments, check_machine
 from tests.train.recipes import small

@@ -1,0 +1,121 @@
+"""Recipes: a run from YAML and `key=value` overrides, unknown keys refused with a suggestion."""
+
+import difflib
+import re
+from argparse import ArgumentError
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from isograd.train.run import RecipeError, Run
+
+
+def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
+    """A run from a YAML recipe (None: defaults) and `key=value` overrides such as `model.layers=36`.
+
+    Raises:
+        RecipeError: no such file, not YAML, an unknown key (with the nearest known one), a value of the wrong type.
+    """
+    content = _read(recipe) if recipe else {}
+    for override in overrides:
+        key, sign, value = override.partition("=")
+        if not sign:
+            raise RecipeError(f"{override!r} is no override; write key=value, such as model.layers=36")
+        try:
+            key = key.strip()  # a name such as 2024-01-01 is text, not a date
+            _set(content, key.split("."), value if key == "name" else yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise RecipeError(f"{override!r}: the value is not YAML ({' '.join(str(error).split())})") from error
+    return run_from_dict(content)
+
+
+def run_from_dict(content: Mapping[str, Any]) -> Run:
+    """The run that a nested mapping describes, such as `Run.as_dict()` gives.
+
+    Raises:
+        RecipeError: as `load_run`.
+    """
+    _check_keys(content)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--run", type=Run)
+    try:
+        parsed = parser.parse_object({"run": dict(content)})
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise RecipeError(_plain(str(error))) from error
+    run: Run = parser.instantiate(parsed).run
+    return run
+
+
+def known_keys(of: type = Run, prefix: str = "") -> list[str]:
+    """Every key of a recipe, dotted.
+
+    >>> "model.placement" in known_keys()
+    True
+    """
+    keys = []
+    for f in fields(of):
+        inner: Any = f.default_factory
+        nested = isinstance(inner, type) and is_dataclass(inner)
+        keys.extend(known_keys(inner, f"{prefix}{f.name}.") if nested else [prefix + f.name])
+    return keys
+
+
+def _read(recipe: Path) -> dict[str, Any]:
+    if not recipe.is_file():
+        raise RecipeError(f"{recipe}: no such recipe")
+    try:
+        content = yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{recipe}: not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{recipe}: expected keys and values, found {type(content).__name__}")
+    return content
+
+
+def _set(content: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        content = content.setdefault(part, {})
+        if not isinstance(content, dict):
+            raise RecipeError(f"{'.'.join(path)}: {part} is a value, not a section")
+    content[path[-1]] = value
+
+
+def _check_keys(content: Mapping[str, Any], prefix: str = "") -> None:
+    known = known_keys()
+    sections = {k.split(".")[0] for k in known if "." in k}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key in sections:
+            _check_keys(value, f"{key}.")
+        elif key in sections:
+            raise RecipeError(f"{key} is a section; set one of its keys, such as {_nearest(key + '.', known)}")
+        elif key not in known:
+            raise RecipeError(f"unknown key {key!r}; did you mean {_nearest(key, known)!r}?")
+        elif value is None and _default(key) is not None:
+            raise RecipeError(f"{key} is empty; give it a value, or leave it out for {_default(key)!r}")
+
+
+def _plain(message: str) -> str:
+    """The parser's message in one line, with our keys and without Python's words."""
+    one_line = " ".join(message.split()).replace('Parser key "run.', '"')
+    return re.sub(r"a (?:<class '(\w+)'>|typing\.(?=Literal))", r"\1", one_line)
+
+
+def _default(key: str) -> Any:
+    value: Any = Run()
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    """By the last part first (`lr` -> training.lr), then by likeness."""
+    same_end = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
+    likely = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    likely_end = difflib.get_close_matches(key.split(".")[-1], [k.split(".")[-1] for k in known], n=1, cutoff=0.6)
+    by_end = [k for k in known if likely_end and k.split(".")[-1] == likely_end[0]]
+    return (same_end or by_end or likely)[0]
