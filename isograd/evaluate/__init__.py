@@ -1,0 +1,1 @@
+"""Trained models measured the way their field measures them."""
