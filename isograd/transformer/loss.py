@@ -17,6 +17,28 @@ from isograd.transformer.product import add_gradient, linear
 IGNORE = -100
 
 
+def smoothing_of(eps: float, definition: str, classes: int) -> float:
+    """The eps of `linear_cross_entropy` that stands for `eps` in one of the two definitions in use, V = `classes`.
+
+    "torch"    1 - eps on the target and eps/V on every class, the target too: eps (Szegedy et al. 2016; torch;
+               fairseq 0.8 and with it Transformer-Clinic)
+    "fairseq"  1 - eps on the target and eps/(V - 1) on every other class: eps V / (V - 1) (fairseq 0.12)
+
+    >>> smoothing_of(0.1, "torch", 5), smoothing_of(0.1, "fairseq", 5)
+    (0.1, 0.125)
+
+    Raises:
+        ValueError: an unknown definition.
+    """
+    match definition:
+        case "torch":
+            return eps
+        case "fairseq":
+            return eps * classes / (classes - 1)
+        case _:
+            raise ValueError(f"label smoothing is 'torch' or 'fairseq', not {definition!r}")
+
+
 def linear_cross_entropy(
     hidden: Tensor,  # (rows, width)
     weight: Tensor,  # (vocabulary, width)
@@ -30,8 +52,8 @@ def linear_cross_entropy(
     """The loss in nats, in float32 or better.
 
     Args:
-        label_smoothing: eps of the formula, spread over all V classes. fairseq's eps over the V - 1 other classes is
-            eps * V / (V - 1) here.
+        label_smoothing: eps of the formula, spread over all V classes; `smoothing_of` gives it for fairseq's
+            definition, too.
         items: what the sum is divided by; None counts the targets that are not IGNORE.
     """
     if items is None:

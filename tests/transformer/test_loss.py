@@ -1,5 +1,6 @@
-"""The chunked loss against torch's cross-entropy on the whole matrix of logits."""
+"""The chunked loss against torch's cross-entropy on the whole matrix of logits, and against the originals' sums."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from isograd.transformer.loss import IGNORE, linear_cross_entropy
+from isograd.transformer.loss import IGNORE, linear_cross_entropy, smoothing_of
 from tests.build import close
+from tests.golden import PAD, REDUCED, WHOLE, present, read
 
 ROWS, WIDTH, VOCABULARY = 23, 6, 11
 
@@ -56,17 +58,69 @@ def test_any_shape_and_chunk(rows: int, chunk: int, ignored: int, eps: float) ->
         close(got, expected, 1e-12)
 
 
-@pytest.mark.parametrize("eps", [0.1, 0.3])
-def test_fairseqs_smoothing_is_ours_with_another_epsilon(eps: float) -> None:
-    """fairseq: weight 1 - eps on the target and eps/(V - 1) on each other class; ours: eps V/(V - 1)."""
-    hidden, weight, _, target = problem(ignored=0)
-    log_p = F.linear(hidden, weight).log_softmax(-1)
-    weights = torch.full_like(log_p, eps / (VOCABULARY - 1)).scatter(1, target[:, None], 1 - eps)
-    fairseq = -(weights * log_p).sum()
-    torch_eps = eps * VOCABULARY / (VOCABULARY - 1)
-    close(linear_cross_entropy(hidden, weight, target, label_smoothing=torch_eps, items=1), fairseq, 1e-12)
-    same = linear_cross_entropy(hidden, weight, target, label_smoothing=eps, items=1)
-    assert (same - fairseq).abs() > 1e-3  # the foil: the two definitions differ
+def on_target_and_all(log_p: Tensor, target: Tensor, eps: float) -> Tensor:
+    """1 - eps on the target, and eps/V on every class."""
+    one_hot = F.one_hot(target, log_p.shape[1]).to(log_p.dtype)
+    return -(((1 - eps) * one_hot + eps / log_p.shape[1]) * log_p).sum()
+
+
+def on_target_and_others(log_p: Tensor, target: Tensor, eps: float) -> Tensor:
+    """1 - eps on the target, and eps/(V - 1) on every other class."""
+    others = torch.full_like(log_p, eps / (log_p.shape[1] - 1))
+    return -(others.scatter(1, target[:, None], 1 - eps) * log_p).sum()
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1, 0.3, 0.95])
+@pytest.mark.parametrize(
+    ("name", "rule", "other"),
+    [("torch", on_target_and_all, on_target_and_others), ("fairseq", on_target_and_others, on_target_and_all)],
+)
+def test_both_definitions_of_smoothing_by_hand(
+    name: str, rule: Callable[..., Tensor], other: Callable[..., Tensor], eps: float
+) -> None:
+    hidden, weight, bias, target = problem()
+    kept = target != IGNORE
+    leaves = (hidden, weight, bias)
+    eps_here = smoothing_of(eps, name, VOCABULARY)
+    ours = linear_cross_entropy(hidden, weight, target, bias=bias, label_smoothing=eps_here, items=1, chunk=7)
+    by_hand = rule(F.linear(hidden[kept], weight, bias).log_softmax(-1), target[kept], eps)
+    for got, expected in zip(with_gradients(ours, *leaves), with_gradients(by_hand, *leaves), strict=True):
+        close(got, expected, 1e-12)
+    foil = other(F.linear(hidden[kept], weight, bias).log_softmax(-1), target[kept], eps)
+    assert (ours - foil).abs() > 1e-4 or not eps
+
+
+@pytest.mark.parametrize(
+    ("case", "tag", "name", "summed"),  # the originals' own sums, float32
+    [
+        ("admin/admin_perturbed_learned", "init/", "torch", 102.46592712402344),
+        ("admin/admin_perturbed_learned", "trained/", "torch", 102.32564544677734),
+        ("encdec/ed_post_plain", "", "fairseq", 113.90034484863281),
+        ("encdec/ed_pre_plain", "", "fairseq", 116.03829956054688),
+    ],
+)
+def test_the_originals_smoothed_losses(case: str, tag: str, name: str, summed: float) -> None:
+    """Transformer-Clinic (fairseq 0.8) has torch's definition, fairseq 0.12 its own; eps 0.1."""
+    if not (present(case, REDUCED) or present(case, WHOLE)):
+        pytest.skip(f"{case} is not beside this checkout")
+    tensors, _ = read(case)
+    logits, target = tensors[f"{tag}out64/logits"].flatten(0, 1), tensors["in/target"].flatten()
+    target = target.where(target != PAD, IGNORE)
+    classes = logits.shape[1]
+
+    def loss(definition: str) -> float:
+        eps = smoothing_of(0.1, definition, classes)
+        same = torch.eye(classes, dtype=logits.dtype)  # W h = h: the logits as they are
+        return linear_cross_entropy(logits, same, target, label_smoothing=eps, items=1).item()
+
+    assert loss(name) == pytest.approx(summed, rel=5e-7)
+    assert loss("fairseq" if name == "torch" else "torch") != pytest.approx(summed, rel=5e-7)  # the foil
+
+
+@pytest.mark.parametrize("name", ["", "Torch", "fairseq0.8", "eps/V"])
+def test_definitions_nobody_has_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'torch' or 'fairseq', not '{name}'"):
+        smoothing_of(0.1, name, VOCABULARY)
 
 
 @pytest.mark.parametrize("items", [1, 7, torch.tensor(13)])
