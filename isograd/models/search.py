@@ -81,14 +81,20 @@ def search(
 
 
 def translate_ids(
-    model: IsogradForSeq2SeqLM, sources: Sequence[Sequence[int]], *, tokens: int = 8192, beam: int = 5, **options: Any
+    model: IsogradForSeq2SeqLM,
+    sources: Sequence[Sequence[int]],
+    *,
+    tokens: int = 8192,
+    beam: int = 5,
+    lengths: Sequence[int] | None = None,
+    **options: Any,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """(index of the source, its hypotheses) for every source, batch by batch, the longest first.
 
     Args:
         sources: ids of each sentence, eos at its end.
         tokens: bound on sentences * beam * length in a batch.
-        options: as in `search`.
+        lengths, options: as in `search`.
 
     Raises:
         ValueError: an empty source, or one that is longer than a learned table of positions, by its index.
@@ -100,14 +106,16 @@ def translate_ids(
         if longest is not None and len(source) > longest:
             raise ValueError(f"source {index} has {len(source)} tokens, and the model reads {longest} at most")
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-    return _translate(model, sources, _batches(order, [len(s) * beam for s in sources], tokens), beam, options)
+    batches = _batches(order, [len(source) * beam for source in sources], tokens)
+    own = [len(source) for source in sources] if lengths is None else lengths
+    return _translate(model, sources, batches, own, options | {"beam": beam})
 
 
 def _translate(
     model: IsogradForSeq2SeqLM,
     sources: Sequence[Sequence[int]],
     batches: list[list[int]],
-    beam: int,
+    lengths: Sequence[int],
     options: dict[str, Any],
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     pad = model.config.pad_token_id or 0
@@ -118,7 +126,8 @@ def _translate(
         for row, index in enumerate(batch):
             rows[row, : len(sources[index])] = torch.as_tensor(sources[index])
             mask[row, : len(sources[index])] = 1
-        found = search(model, rows.to(model.device), mask.to(model.device), beam=beam, **options)
+        own = [lengths[index] for index in batch]
+        found = search(model, rows.to(model.device), mask.to(model.device), lengths=own, **options)
         yield from zip(batch, found, strict=True)
 
 
