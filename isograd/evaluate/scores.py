@@ -1,14 +1,20 @@
-"""hypotheses, references -> BLEU and chrF with their signatures, the papers' tokenised BLEU, exact match."""
+"""hypotheses, references -> BLEU and chrF with their signatures, the papers' tokenised BLEU, exact match.
+
+Importing this needs sacrebleu and sacremoses; without them the error names the extra.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from types import ModuleType
 from typing import Any
 
 from isograd.data import DataError
 
-EXTRA = "scores need sacrebleu and sacremoses; pip install 'isograd[mt]'"
+try:
+    from sacrebleu.metrics import BLEU, CHRF
+    from sacremoses import MosesDetokenizer, MosesTokenizer
+except ImportError as missing:
+    raise ImportError(f"scores need {missing.name}; pip install 'isograd[mt]'", name=missing.name) from missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,6 @@ def score(hypotheses: Sequence[str], references: Sequence[str], *, tokenized: bo
 
     Raises:
         DataError: unequal counts, no lines at all, or a language whose tokeniser sacrebleu lacks here.
-        ImportError: sacrebleu or sacremoses is missing; the message names the extra.
     """
     if len(hypotheses) != len(references):
         raise DataError(
@@ -56,52 +61,39 @@ def score(hypotheses: Sequence[str], references: Sequence[str], *, tokenized: bo
         )
     if not references:
         raise DataError("no lines to score")
-    metrics, moses = _libraries()
     sides = [line.strip() for line in hypotheses], [line.strip() for line in references]
-    written, split, text = _both_ways(moses, sides, tokenized, language)
-    measures = {"bleu": _bleu(metrics, language), "chrf": metrics.CHRF()}
-    measures["legacy_bleu"] = metrics.BLEU(tokenize="none", smooth_method="none", force=True)
-    numbers: dict[str, float] = {}
-    for name, measure in measures.items():
-        ours, theirs = split if name == "legacy_bleu" else written
-        numbers[name] = min(
-            measure.corpus_score(ours, [theirs]).score, 100.0
-        )  # the exponential of logarithms rounds up
-    equal = sum(ours == theirs for ours, theirs in zip(*sides, strict=True))
+    written, split, text = _both_ways(sides, tokenized, language)
+    legacy = BLEU(tokenize="none", smooth_method="none", force=True)
+    measures = {"bleu": (_bleu(language), written), "chrf": (CHRF(), written), "legacy_bleu": (legacy, split)}
     return Scores(
-        **numbers,
-        exact_match=100 * equal / len(references),
+        **{name: _measured(measure, *of) for name, (measure, of) in measures.items()},
+        exact_match=100 * sum(map(str.__eq__, *sides)) / len(references),
         lines=len(references),
-        signatures={name: str(measure.get_signature()) for name, measure in measures.items()},
+        signatures={name: str(measure.get_signature()) for name, (measure, _) in measures.items()},
         text={"bleu": text[0], "chrf": text[0], "legacy_bleu": text[1]},
     )
 
 
-def _libraries() -> tuple[ModuleType, ModuleType]:
-    try:
-        import sacremoses
-        from sacrebleu import metrics
-    except ImportError as error:
-        raise ImportError(EXTRA) from error
-    return metrics, sacremoses
-
-
 def _both_ways(
-    moses: ModuleType, sides: tuple[list[str], list[str]], tokenized: bool, language: str
+    sides: tuple[list[str], list[str]], tokenized: bool, language: str
 ) -> tuple[list[list[str]], list[list[str]], tuple[str, str]]:
     """Both sides as people write them, both sides in Moses's tokens, and how either came about."""
     means = f"by sacremoses {version('sacremoses')} for {language!r}"
     if tokenized:
-        joiner = moses.MosesDetokenizer(lang=language)
+        joiner = MosesDetokenizer(lang=language)
         written = [[joiner.detokenize(line.split()) for line in side] for side in sides]
         return written, list(sides), (f"unescaped and detokenised {means}", "as it came")
-    splitter = moses.MosesTokenizer(lang=language)
+    splitter = MosesTokenizer(lang=language)
     split = [[splitter.tokenize(line, return_str=True) for line in side] for side in sides]
     return list(sides), split, ("as it came", f"tokenised {means}")
 
 
-def _bleu(metrics: ModuleType, language: str) -> Any:
+def _bleu(language: str) -> Any:
     try:
-        return metrics.BLEU(trg_lang=language)
+        return BLEU(trg_lang=language)
     except (ImportError, RuntimeError) as error:  # Japanese and Korean need a dictionary of sacrebleu's own extras
         raise DataError(f"BLEU of language {language!r}: {' '.join(str(error).split())}") from error
+
+
+def _measured(measure: Any, ours: list[str], theirs: list[str]) -> float:
+    return min(measure.corpus_score(ours, [theirs]).score, 100.0)  # rounding takes BLEU a little above
