@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from isograd.train.run import Training
+from isograd.train.run import RecipeError, Training
 
 
 def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -48,24 +48,72 @@ def _kept_library(name: str) -> Any:
         raise ImportError(f"{name} comes from pytorch_optimizer; pip install 'isograd[optim]'") from error
 
 
-def schedule_of(training: Training) -> Callable[[int], float]:
-    """Factor on the peak rate at update t = 1, 2, .. `steps`, with W the warm-up.
+def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Callable[[int], float]:
+    """Factor on the peak rate at update t = 1, 2, .., with W = `warmup`, T = `steps` (even where `epochs` end first).
 
-    t <= W: t / W (Xiong et al. 2020, section 3.1: the rate *of* update t, so the first update moves). Afterwards
-    "constant" 1, "linear" (T + 1 - t) / (T - W), "cosine" (1 + cos(pi (t - 1 - W) / (T - W))) / 2, "inverse-sqrt"
-    sqrt(s / (s + t - W)) with s = W, or s = 10000 without warm-up.
+        n = t      first="xiong": the rate *of* update t, so the first update moves (Xiong et al. 2020, section 3.1)
+        n = t - 1  first="fairseq": the rate left by the update before, so a warm-up begins at `warmup_from` itself
+
+    The warm-up, t <= W, is a + (1 - a) n / W with a = warmup_from / lr. Then, with e = decay_to / lr and
+    u = (t - 1 - W) / (T - W), which is 0 in the first update after the warm-up and 1 after the last one:
+
+        "constant"      1
+        "linear"        e + (1 - e) (1 - u)
+        "polynomial"    e + (1 - e) (1 - u)^power
+        "cosine"        e + (1 - e) (1 + cos(pi u)) / 2
+        "inverse-sqrt"  sqrt(W / n) (Vaswani et al. 2017, section 5.3); sqrt(s / (s + n)), s = 10000, without warm-up
+        "step"          1, and 1/10 from update `decay_at` on; from epoch `decay_at` = 1, 2, .. on, if `epochs` is set
+
+    "fairseq" is thus fairseq's inverse_sqrt, polynomial_decay ("linear" is power 1) and one cycle of its cosine, update
+    by update. "xiong" is one update ahead in the warm-up and in "inverse-sqrt" only: u counts the updates made in both,
+    since the value at t would be 0 in the last update, which would then stand still.
+
+    Args:
+        updates_per_epoch: needed where "step" counts epochs.
+
+    Raises:
+        RecipeError: "step" falls inside the warm-up.
 
     >>> rate = schedule_of(Training(steps=100, warmup=4, decay="inverse-sqrt"))
     >>> [round(rate(t), 4) for t in (1, 4, 16)]
     [0.25, 1.0, 0.5]
+    >>> rate = schedule_of(Training(steps=100, warmup=4, decay="inverse-sqrt", first="fairseq"))
+    >>> [round(rate(t), 4) for t in (1, 5, 17)]
+    [0.0, 1.0, 0.5]
     """
-    warmup, total = training.warmup, training.steps
+    warmup, total, power = training.warmup, training.steps, training.power
+    begin, end = training.warmup_from / training.lr, training.decay_to / training.lr
+    behind = 1 if training.first == "fairseq" else 0
     scale = warmup or 10_000
+    falls = _falls_at(training, updates_per_epoch) if training.decay == "step" else 0
     decays: dict[str, Callable[[int], float]] = {
         "constant": lambda t: 1.0,
-        "linear": lambda t: (total + 1 - t) / (total - warmup),
-        "cosine": lambda t: (1 + math.cos(math.pi * (t - 1 - warmup) / (total - warmup))) / 2,
-        "inverse-sqrt": lambda t: math.sqrt(scale / (scale + t - warmup)),
+        "linear": lambda t: end + (1 - end) * left(t),
+        "polynomial": lambda t: end + (1 - end) * left(t) ** power,
+        "cosine": lambda t: end + (1 - end) * (1 + math.cos(math.pi * made(t) / (total - warmup))) / 2,
+        "inverse-sqrt": lambda t: math.sqrt(scale / (scale + t - behind - warmup)),
+        "step": lambda t: 0.1 if t >= falls else 1.0,
     }
     decay = decays[training.decay]
-    return lambda t: t / warmup if t <= warmup else max(0.0, decay(t))
+
+    def made(t: int) -> int:  # updates since the warm-up
+        return min(t - 1, total) - warmup
+
+    def left(t: int) -> float:
+        return (total - warmup - made(t)) / (total - warmup)
+
+    return lambda t: begin + (t - behind) * (1 - begin) / warmup if t <= warmup else decay(t)
+
+
+def _falls_at(training: Training, updates_per_epoch: int | None) -> int:
+    """The first update whose rate is a tenth."""
+    at = training.decay_at
+    if training.epochs:
+        if updates_per_epoch is None:
+            raise ValueError("training.decay_at counts epochs here; pass updates_per_epoch")
+        at = (at - 1) * updates_per_epoch + 1
+    if at <= training.warmup:
+        raise RecipeError(
+            f"training.decay_at={training.decay_at} (update {at}) falls inside training.warmup={training.warmup}"
+        )
+    return at

@@ -1,5 +1,7 @@
 """Optimizers against their rules written by hand in fp64, schedules against their formulas."""
 
+import doctest
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -8,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.optimization import (
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_inverse_sqrt_schedule,
+    get_polynomial_decay_schedule_with_warmup,
+)
 
+from isograd.train import optim
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import load_run
 from isograd.train.run import RecipeError, Training
@@ -120,6 +128,12 @@ FORMULAS: dict[str, Callable[[int, int, int], float]] = {
     "cosine": lambda t, w, total: math.cos(math.pi / 2 * (t - 1 - w) / (total - w)) ** 2,
     "inverse-sqrt": lambda t, w, total: w**0.5 * t**-0.5 if w else (1e4 / (1e4 + t)) ** 0.5,
 }
+OLD: dict[str, Callable[[int, int, int], float]] = {  # in this very order of operations
+    "constant": lambda t, w, total: 1.0,
+    "linear": lambda t, w, total: (total + 1 - t) / (total - w),
+    "cosine": lambda t, w, total: (1 + math.cos(math.pi * (t - 1 - w) / (total - w))) / 2,
+    "inverse-sqrt": lambda t, w, total: math.sqrt((w or 10_000) / ((w or 10_000) + t - w)),
+}
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 7])
@@ -138,6 +152,186 @@ def test_schedules_by_hand(decay: str, warmup: int) -> None:
 def test_linear_goes_down_to_one_step_above_zero() -> None:
     rate = schedule_of(Training(steps=10, warmup=0, decay="linear"))
     assert [round(rate(t), 12) for t in (1, 2, 10, 11)] == [1.0, 0.9, 0.1, 0.0]
+
+
+def rates(updates: int, updates_per_epoch: int | None = None, **options: Any) -> list[float]:
+    """Of updates 1, 2, ..: what the optimizer steps with."""
+    training = Training(**options)
+    rate = schedule_of(training, updates_per_epoch)
+    return [training.lr * rate(t) for t in range(1, updates + 1)]
+
+
+def same(got: list[float], expected: list[float]) -> bool:
+    return len(got) == len(expected) and all(map(functools.partial(math.isclose, rel_tol=1e-9), got, expected))
+
+
+def inverse_sqrt(n: int, lr: float, init: float, w: int) -> float:
+    return init + n * (lr - init) / w if n < w else lr * math.sqrt(w / n)
+
+
+def polynomial_decay(n: int, lr: float, end: float, w: int, total: int, power: float) -> float:
+    if w > 0 and n <= w:
+        return lr * n / w
+    return end if n >= total else end + (lr - end) * (1 - (n - w) / (total - w)) ** power
+
+
+def one_cosine(n: int, lr: float, low: float, init: float, w: int, total: int) -> float:
+    if n < w:
+        return init + n * (lr - init) / w
+    return low + (lr - low) * (1 + math.cos(math.pi * (n - w) / (total - w))) / 2
+
+
+def clinic_linear(n: int, lr: float, low: float, init: float, w: int, total: int) -> float:
+    return init + n * (lr - init) / w if n < w else lr - (n - w) * (lr - low) / (total - w)
+
+
+FAIRSEQ: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {  # our recipe, and the rate after n updates
+    "inverse_sqrt": (
+        {"decay": "inverse-sqrt", "lr": 5e-4, "warmup": 40, "steps": 200},
+        lambda n: inverse_sqrt(n, 5e-4, 0.0, 40),
+    ),
+    "inverse_sqrt of ADMIN": (
+        {"decay": "inverse-sqrt", "lr": 7e-4, "warmup": 60, "warmup_from": 1e-7, "steps": 200},
+        lambda n: inverse_sqrt(n, 7e-4, 1e-7, 60),
+    ),
+    "polynomial_decay of NormFormer": (
+        {"decay": "polynomial", "lr": 3e-3, "warmup": 7, "steps": 200},
+        lambda n: polynomial_decay(n, 3e-3, 0.0, 7, 200, 1.0),
+    ),
+    "polynomial_decay, squared": (
+        {"decay": "polynomial", "lr": 1e-3, "warmup": 9, "steps": 190, "decay_to": 1e-5, "power": 2.0},
+        lambda n: polynomial_decay(n, 1e-3, 1e-5, 9, 190, 2.0),
+    ),
+    "polynomial_decay as linear": (
+        {"decay": "linear", "lr": 1e-3, "steps": 150, "decay_to": 1e-4},
+        lambda n: polynomial_decay(n, 1e-3, 1e-4, 0, 150, 1.0),
+    ),
+    "cosine": (
+        {"decay": "cosine", "lr": 1e-3, "warmup": 20, "steps": 200, "decay_to": 1e-5, "warmup_from": 1e-6},
+        lambda n: one_cosine(n, 1e-3, 1e-5, 1e-6, 20, 200),
+    ),
+    "clinic_linear": (
+        {"decay": "linear", "lr": 5e-4, "steps": 200, "decay_to": 1e-9},
+        lambda n: clinic_linear(n, 5e-4, 1e-9, 0.0, 0, 200),
+    ),
+    "clinic_linear of ADMIN": (
+        {"decay": "linear", "lr": 5e-4, "warmup": 1, "warmup_from": 1e-7, "steps": 200, "decay_to": 1e-9},
+        lambda n: clinic_linear(n, 5e-4, 1e-9, 1e-7, 1, 200),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAIRSEQ)
+def test_fairseqs_update_runs_at_the_rate_after_the_one_before(name: str) -> None:
+    options, rule = FAIRSEQ[name]
+    total = options["steps"]
+    got = rates(total, first="fairseq", **options)
+    assert same(got, [rule(n) for n in range(total)])
+    assert not same(got, [rule(n) for n in range(1, total + 1)])  # the foil: one update off
+    if options.get("warmup"):
+        assert got[0] == pytest.approx(options.get("warmup_from", 0.0), rel=1e-12)
+        assert not same(got, rates(total, **options))
+
+
+def test_values_worked_out_on_paper() -> None:
+    """ADMIN's IWSLT14: 7e-4, 6000 updates from 1e-7; at 4 W a half. Xiong's: 5e-4 in update 4000 itself."""
+    rate = schedule_of(
+        Training(steps=100_000, lr=7e-4, warmup=6000, warmup_from=1e-7, decay="inverse-sqrt", first="fairseq")
+    )
+    for t, expected in ((1, 1e-7), (3001, 3.5005e-4), (6001, 7e-4), (24001, 3.5e-4)):
+        assert math.isclose(7e-4 * rate(t), expected, rel_tol=1e-9), t
+    rate = schedule_of(Training(steps=100_000, lr=5e-4, warmup=4000, decay="inverse-sqrt"))
+    for t, expected in ((1, 1.25e-7), (2000, 2.5e-4), (4000, 5e-4), (16000, 2.5e-4)):
+        assert math.isclose(5e-4 * rate(t), expected, rel_tol=1e-9), t
+
+
+def test_xiongs_rate_is_vaswanis() -> None:
+    """lr(t) = d^-1/2 min(t^-1/2, t W^-3/2), its peak (d W)^-1/2; t from 1."""
+    d, w = 512, 40
+    noam = [d**-0.5 * min(t**-0.5, t * w**-1.5) for t in range(1, 301)]
+    options: dict[str, Any] = {"steps": 300, "lr": (d * w) ** -0.5, "warmup": w, "decay": "inverse-sqrt"}
+    assert same(rates(300, **options), noam)
+    assert not same(rates(300, first="fairseq", **options), noam)
+
+
+TRANSFORMERS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
+    "linear": (get_polynomial_decay_schedule_with_warmup, {"lr_end": 1e-5}, {"decay_to": 1e-5}),
+    "polynomial": (
+        get_polynomial_decay_schedule_with_warmup,
+        {"lr_end": 1e-5, "power": 1.5},
+        {"decay_to": 1e-5, "power": 1.5},
+    ),
+    "cosine": (get_cosine_with_min_lr_schedule_with_warmup, {"min_lr": 1e-5}, {"decay_to": 1e-5}),
+    "inverse-sqrt": (get_inverse_sqrt_schedule, {}, {}),
+}
+
+
+@pytest.mark.parametrize("decay", TRANSFORMERS)
+def test_transformers_counts_as_fairseq_does(decay: str) -> None:
+    """Its schedulers, stepped beside an optimizer."""
+    made, theirs, ours = TRANSFORMERS[decay]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    length = {} if decay == "inverse-sqrt" else {"num_training_steps": 50}
+    scheduler = made(optimizer, num_warmup_steps=8, **length, **theirs)
+    seen = []
+    for _ in range(50):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    options: dict[str, Any] = {"steps": 50, "lr": 1e-3, "warmup": 8, "decay": decay, **ours}
+    assert same(rates(50, first="fairseq", **options), seen)
+    assert not same(rates(50, **options), seen)
+    if decay != "inverse-sqrt":  # the conventions differ in the warm-up only
+        assert same(rates(50, **options)[8:], seen[8:])
+
+
+@pytest.mark.parametrize("first", ["xiong", "fairseq"])
+@pytest.mark.parametrize("warmup", [0, 5])
+@pytest.mark.parametrize("decay", ["linear", "polynomial", "cosine"])
+def test_decays_arrive_where_they_are_sent_and_stay(decay: str, warmup: int, first: str) -> None:
+    seen = rates(60, steps=30, lr=1e-3, warmup=warmup, decay=decay, decay_to=2e-4, power=2.0, first=first)
+    assert math.isclose(seen[warmup], 1e-3) and min(seen[warmup:30]) > 2e-4
+    assert seen[warmup:31] == sorted(seen[warmup:31], reverse=True)
+    assert same(seen[30:], [2e-4] * 30)
+
+
+def test_power_one_is_linear_to_the_bit() -> None:
+    options: dict[str, Any] = {"steps": 97, "warmup": 10, "decay_to": 1e-5}
+    assert rates(97, decay="polynomial", **options) == rates(97, decay="linear", **options)
+    assert rates(97, decay="polynomial", power=2.0, **options) != rates(97, decay="linear", **options)
+
+
+@pytest.mark.parametrize("first", ["xiong", "fairseq"])
+def test_step_falls_to_a_tenth(first: str) -> None:
+    """At an update, or where an epoch begins (Xiong et al. 2020: IWSLT14, epoch 8); the warm-up comes before."""
+    options: dict[str, Any] = {"lr": 5e-4, "decay": "step", "steps": 30, "first": first}
+    assert same(rates(30, decay_at=12, **options), [5e-4] * 11 + [5e-5] * 19)
+    assert same(rates(30, 3, decay_at=8, epochs=10, **options), [5e-4] * 21 + [5e-5] * 9)
+    assert same(rates(30, 3, decay_at=12, **options), [5e-4] * 11 + [5e-5] * 19)  # without epochs it counts updates
+    warm = rates(30, decay_at=12, warmup=4, **options)
+    assert same(warm[:4], rates(4, lr=5e-4, warmup=4, first=first)) and same(warm[4:], [5e-4] * 7 + [5e-5] * 19)
+
+
+def test_steps_that_cannot_be_placed() -> None:
+    with pytest.raises(ValueError, match="counts epochs here; pass updates_per_epoch"):
+        schedule_of(Training(decay="step", decay_at=8, epochs=10))
+    with pytest.raises(RecipeError, match=r"decay_at=3 \(update 9\) falls inside training.warmup=9"):
+        schedule_of(Training(decay="step", decay_at=3, epochs=10, warmup=9), updates_per_epoch=4)
+    schedule_of(Training(decay="step", decay_at=3, epochs=10, warmup=8), updates_per_epoch=4)
+
+
+def test_bits_of_old_recipes() -> None:
+    """A run that was begun before there were other conventions goes on with the same bits."""
+    for decay, old in OLD.items():
+        for total, warmup in ((20, 0), (97, 7), (300, 150)):
+            rate = schedule_of(Training(steps=total, warmup=warmup, decay=decay))  # type: ignore[arg-type]
+            expected = [t / warmup if t <= warmup else old(t, warmup, total) for t in range(1, total + 2)]
+            assert [rate(t) for t in range(1, total + 2)] == expected
+
+
+def test_examples() -> None:
+    result = doctest.testmod(optim)
+    assert result.attempted and not result.failed
 
 
 def test_an_absent_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The chunked loss against torch's cross-entropy on the whole matrix of logits, and against the originals' sums."""
 
+import doctest
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from isograd.transformer import loss
 from isograd.transformer.loss import IGNORE, linear_cross_entropy, smoothing_of
 from tests.build import close
 from tests.golden import PAD, REDUCED, WHOLE, present, read
@@ -108,19 +110,24 @@ def test_the_originals_smoothed_losses(case: str, tag: str, name: str, summed: f
     target = target.where(target != PAD, IGNORE)
     classes = logits.shape[1]
 
-    def loss(definition: str) -> float:
+    def smoothed(definition: str) -> float:
         eps = smoothing_of(0.1, definition, classes)
         same = torch.eye(classes, dtype=logits.dtype)  # W h = h: the logits as they are
         return linear_cross_entropy(logits, same, target, label_smoothing=eps, items=1).item()
 
-    assert loss(name) == pytest.approx(summed, rel=5e-7)
-    assert loss("fairseq" if name == "torch" else "torch") != pytest.approx(summed, rel=5e-7)  # the foil
+    assert smoothed(name) == pytest.approx(summed, rel=5e-7)
+    assert smoothed("fairseq" if name == "torch" else "torch") != pytest.approx(summed, rel=5e-7)  # the foil
 
 
 @pytest.mark.parametrize("name", ["", "Torch", "fairseq0.8", "eps/V"])
 def test_definitions_nobody_has_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"'torch' or 'fairseq', not '{name}'"):
         smoothing_of(0.1, name, VOCABULARY)
+
+
+def test_examples() -> None:
+    result = doctest.testmod(loss)
+    assert result.attempted and not result.failed
 
 
 @pytest.mark.parametrize("items", [1, 7, torch.tensor(13)])
