@@ -19,8 +19,8 @@ from isograd.data.errors import DataError
 Document = tuple[str, str]
 
 EMBEDDED = "embedded"
-_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write one alone; UTF-8 cannot
-_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write one alone; UTF-8 cannot
+OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def read(source: str, field: str = "text", split: str = "train") -> list[Document]:
@@ -62,25 +62,25 @@ def _file(path: Path, field: str) -> list[Document]:
         raise DataError(f"{path}: no such file")
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a file")
-    kind = path.with_suffix("").suffix if path.suffix in _OPEN else path.suffix
+    kind = path.with_suffix("").suffix if path.suffix in OPEN else path.suffix
     if kind == ".parquet":
         return _parquet(path, field)
-    raw = _bytes(path)
+    raw = read_bytes(path)
     if not raw.strip():
         raise DataError(f"{path}: is empty")
-    text = _decode(raw, path).replace("\r\n", "\n")
+    text = decode(raw, path).replace("\r\n", "\n")
     return _json_lines(text, path, field) if kind in (".jsonl", ".json") else [(path.name, text)]
 
 
-def _bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     try:
-        with _OPEN.get(path.suffix, open)(path, "rb") as file:
+        with OPEN.get(path.suffix, open)(path, "rb") as file:
             return file.read()
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def _decode(raw: bytes, path: Path) -> str:
+def decode(raw: bytes, path: Path) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -100,7 +100,7 @@ def _json_lines(text: str, path: Path, field: str) -> list[Document]:
             raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise DataError(f"{path}, line {number}: expected an object with a text {field!r}, {_found(row, field)}")
-        if _SURROGATE.search(row[field]):
+        if SURROGATE.search(row[field]):
             raise DataError(f"{path}, line {number}: {field!r} holds half a surrogate pair (\\udXXX), which is no text")
         documents.append((f"row {len(documents) + 1}", row[field]))
     return documents
@@ -122,7 +122,7 @@ def _parquet(path: Path, field: str) -> list[Document]:
             names = file.schema_arrow.names
             return _column(names, lambda: file.read(columns=[field]).column(field).to_pylist(), str(path), field)
     except (ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({_first_line(error)})") from error
+        raise DataError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
 
 
 def _hub(name: str, field: str, split: str) -> list[Document]:
@@ -134,7 +134,7 @@ def _hub(name: str, field: str, split: str) -> list[Document]:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:  # the hub raises many kinds; a user needs one line
         raise DataError(
-            f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {_first_line(error)}"
+            f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {first_line(error)}"
         ) from error
     return _column(rows.column_names, lambda: rows[field], name, field)
 
@@ -149,5 +149,5 @@ def _column(names: Iterable[str], values: Callable[[], Iterable[Any]], where: st
     return documents
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

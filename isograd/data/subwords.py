@@ -1,0 +1,275 @@
+"""Vocabularies of a translation: text to ids and back, trained here or read from subword-nmt and fairseq."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from isograd.data.errors import DataError
+from isograd.data.text import decode as decode_bytes
+from isograd.data.text import read_bytes
+from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text
+
+Kind = Literal["bpe", "unigram", "char"]
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+_END = "</w>"  # of a word, in the pieces of subword-nmt's merges
+_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
+_LINES = 1 << 14  # encoded at a time
+
+
+@dataclass(frozen=True)
+class Subwords:
+    """One side's text <-> ids.
+
+    Attributes:
+        tokenizer: of the `tokenizers` library; it appends </s> by itself.
+        size: ids below it are the vocabulary's. A vocabulary read from merges has pieces beyond it, which only occur
+            on the way to longer ones: where one is left over, it is <unk>.
+    """
+
+    tokenizer: Tokenizer
+    size: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.size
+
+    @property
+    def pad_id(self) -> int:
+        return self._id("pad_token")
+
+    @property
+    def unk_id(self) -> int:
+        return self._id("unk_token")
+
+    @property
+    def bos_id(self) -> int:
+        return self._id("bos_token")
+
+    @property
+    def eos_id(self) -> int:
+        return self._id("eos_token")
+
+    def _id(self, role: str) -> int:
+        found = self.tokenizer.token_to_id(SPECIAL[role])
+        assert found is not None
+        return found
+
+    def encode(self, lines: Iterable[str]) -> list[list[int]]:
+        """Ids of every line, </s> at its end."""
+        rows: list[list[int]] = []
+        lines = iter(lines)
+        while chunk := list(islice(lines, _LINES)):
+            rows.extend(encoding.ids for encoding in self.tokenizer.encode_batch_fast(chunk))
+        if self.size == self.tokenizer.get_vocab_size():
+            return rows
+        unk, size = self.unk_id, self.size
+        return [[i if i < size else unk for i in row] for row in rows]
+
+    def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """Text of every row of ids, without special tokens."""
+        return [text.strip() for text in self.tokenizer.decode_batch([list(row) for row in rows])]
+
+    def save(self, folder: Path) -> None:
+        """As a folder of transformers, which `AutoTokenizer.from_pretrained` reads too."""
+        fast = for_transformers(self.tokenizer)
+        fast.init_kwargs["dictionary_size"] = self.size
+        fast.save_pretrained(folder)
+
+    @staticmethod
+    def load(folder: Path) -> "Subwords":
+        folder = Path(folder)
+        tokenizer = reads_text(Tokenizer.from_file(str(folder / "tokenizer.json")))
+        options = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return Subwords(tokenizer, options.get("dictionary_size", tokenizer.get_vocab_size()))
+
+
+def train_subwords(lines: Iterable[str], kind: Kind, vocab_size: int) -> Subwords:
+    """A vocabulary of the lines, ids 0 to 3 as in `SPECIAL`, white space normalised to single blanks.
+
+    Args:
+        kind: "bpe" and "unigram" work on bytes, so that every text has pieces and none is <unk>; "char" has one id per
+            character, and <unk> for one it has not seen.
+        vocab_size: at most so many ids, of "bpe" and "unigram".
+    """
+    least = len(SPECIAL) + len(BYTES)
+    if kind != "char" and vocab_size < least:
+        raise DataError(f"vocab_size={vocab_size}: {kind!r} needs at least {least}, the bytes and the special tokens")
+    tokenizer = _characters(lines) if kind == "char" else _bytes(lines, kind, vocab_size)
+    return _finished(tokenizer, tokenizer.get_vocab_size())
+
+
+def _finished(tokenizer: Tokenizer, size: int) -> Subwords:
+    end = SPECIAL["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
+    )
+    return Subwords(reads_text(tokenizer), size)
+
+
+def _blanks() -> Any:
+    return normalizers.Sequence([normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+
+
+def _characters(lines: Iterable[str]) -> Tokenizer:
+    normal = _blanks()
+    alphabet = sorted(set().union(*(normal.normalize_str(line) for line in lines)))
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *alphabet])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
+    tokenizer.normalizer = normal
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(SPECIAL.values()))
+    return tokenizer
+
+
+def _bytes(lines: Iterable[str], kind: Kind, vocab_size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+    tokenizer.normalizer = _blanks()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    options: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "special_tokens": list(SPECIAL.values()),
+        "initial_alphabet": BYTES,
+        "show_progress": False,
+    }
+    if kind == "bpe":
+        tokenizer.train_from_iterator(lines, trainers.BpeTrainer(min_frequency=2, **options))
+    else:
+        tokenizer.train_from_iterator(lines, trainers.UnigramTrainer(unk_token=SPECIAL["unk_token"], **options))
+    return tokenizer
+
+
+def read_subword_nmt(codes: Path, dictionary: Path | None = None, lines: Iterable[str] = ()) -> Subwords:
+    """subword-nmt's merges with a fairseq dictionary: fairseq's pieces and ids for text of words between blanks.
+
+    Args:
+        codes: a file of merges, '#version: 0.2'.
+        dictionary: lines of 'token count'; None collects the pieces of `lines`, the most frequent first.
+
+    Raises:
+        DataError: another version, or a line that is none.
+    """
+    merges = _merges(codes)
+    tokens = _dictionary(dictionary) if dictionary else _collected(merges, lines)
+    return _of_merges(merges, [_piece(token) for token in tokens])
+
+
+def _piece(token: str) -> str:
+    """fairseq writes "fo@@ o" for the pieces "fo", "o</w>"."""
+    return token[:-2] if token.endswith("@@") and len(token) > 2 else token + _END
+
+
+def _of_merges(merges: list[tuple[str, str]], pieces: list[str]) -> Subwords:
+    """The pieces have the ids after the special ones; what merges need beside them comes after those."""
+    vocabulary = {piece: i for i, piece in enumerate([*_FAIRSEQ, *pieces])}
+    size = len(vocabulary)
+    for left, right in merges:
+        for piece in (left, right, left + right):
+            vocabulary.setdefault(piece, len(vocabulary))
+    unk = SPECIAL["unk_token"]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=_END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.decoder = decoders.BPEDecoder(suffix=_END)
+    tokenizer.add_special_tokens(list(SPECIAL.values()))
+    return _finished(tokenizer, size)
+
+
+def _merges(path: Path) -> list[tuple[str, str]]:
+    first, *rest = _lines(path)
+    if first != "#version: 0.2":
+        raise DataError(f"{path}, line 1: expected '#version: 0.2' of subword-nmt, found {first[:40]!r}")
+    merges: dict[tuple[str, str], None] = {}  # of two equal ones the first counts
+    for number, line in enumerate(rest, start=2):
+        pair = line.split(" ")
+        if len(pair) != 2 or not all(pair):
+            raise DataError(f"{path}, line {number}: expected a merge, two pieces and a blank, found {line[:40]!r}")
+        merges[pair[0], pair[1]] = None
+    return list(merges)
+
+
+def _dictionary(path: Path) -> list[str]:
+    tokens: dict[str, None] = {}
+    for number, line in enumerate(_lines(path), start=1):
+        token, _, count = line.rpartition(" ")
+        if not token or not count.isdecimal():
+            raise DataError(
+                f"{path}, line {number}: expected 'token count' of a fairseq dictionary, found {line[:40]!r}"
+            )
+        if token in tokens or token in _FAIRSEQ:
+            raise DataError(f"{path}, line {number}: {token!r} stands twice")
+        tokens[token] = None
+    return list(tokens)
+
+
+def _collected(merges: list[tuple[str, str]], lines: Iterable[str]) -> list[str]:
+    """Pieces of the lines as fairseq writes and orders them: by falling count, equal ones by the alphabet."""
+    counts: Counter[str] = Counter()
+    words = Counter(word for line in lines for word in line.split(" ") if word)
+    letters = sorted({piece for word in words for piece in (*word, word[-1] + _END)})
+    tokenizer = _of_merges(merges, letters).tokenizer
+    for word, count in words.items():
+        for piece in tokenizer.encode(word, add_special_tokens=False).tokens:
+            counts[piece.removesuffix(_END) if piece.endswith(_END) else piece + "@@"] += count
+    return sorted(counts, key=lambda token: (-counts[token], token))
+
+
+def _lines(path: Path) -> list[str]:
+    return decode_bytes(read_bytes(Path(path)), Path(path)).replace("\r\n", "\n").rstrip("\n").split("\n")
+
+
+@dataclass(frozen=True)
+class PairTokenizer:
+    """The vocabularies of both sides; one and the same object when they are joint.
+
+    Attributes:
+        languages: of source and target, as they were named.
+        tokenized: the text is Moses-tokenised.
+    """
+
+    source: Subwords
+    target: Subwords
+    languages: tuple[str, str] = ("de", "en")
+    tokenized: bool = False
+
+    @property
+    def joint(self) -> bool:
+        return self.source is self.target
+
+    def save(self, folder: Path) -> None:
+        """The tokenizer's files in the folder itself when joint, else in two folders there; and translation.json."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for side, part in _parts(folder, self.joint).items():
+            getattr(self, side).save(part)
+        source, target = self.languages
+        facts = {"source": source, "target": target, "tokenized": self.tokenized, "joint": self.joint}
+        (folder / "translation.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(folder: Path) -> "PairTokenizer":
+        folder = Path(folder)
+        facts = json.loads((folder / "translation.json").read_text(encoding="utf-8"))
+        sides = {side: Subwords.load(part) for side, part in _parts(folder, facts["joint"]).items()}
+        languages = facts["source"], facts["target"]
+        return PairTokenizer(sides["source"], sides.get("target", sides["source"]), languages, facts["tokenized"])
+
+
+def _parts(folder: Path, joint: bool) -> dict[str, Path]:
+    return {"source": folder} if joint else {s: folder / f"{s}_tokenizer" for s in ("source", "target")}
