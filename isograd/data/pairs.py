@@ -1,40 +1,47 @@
-"""Reading parallel text: number words, two files, JSON lines, and `datasets` names; every failure is one `DataError`.
+"""Reading parallel text: number words, two files, JSON lines, Parquet, and `datasets` names.
 
-A source is found first and read later: its key says whether an encoded copy of it is at hand, and costs a hash of the
-files' bytes at most.
+A source is found first and read later: its key tells whether an encoded copy is at hand, and costs no more than a hash
+of the files' bytes. Every failure is one `DataError`.
 """
 
-import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isograd.data import numbers
 from isograd.data.errors import DataError
-from isograd.data.text import OPEN, SURROGATE, decode, first_line, read_bytes
+from isograd.data.text import (
+    JSON_LINES,
+    OPEN,
+    file_kind,
+    file_sha256,
+    file_text,
+    first_line,
+    json_rows,
+    no_surrogates,
+)
 
 NUMBERS = "numbers"
-_ROWS = (".jsonl", ".json")
-_HUB = re.compile(r"[\w.-]+(/[\w.-]+){0,2}")
-_DEFAULT = {"train": "train", "valid": "validation"}  # splits on the hub
+_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+){0,2}")
+_PARTS = {"train": "train", "valid": "validation"}  # of a data set, unless its name says which
+_ROWS = 10_000  # of a data set, read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Parallel lines.
+    """Parallel text.
 
     Attributes:
-        where: the files of the two sides (or twice the same), for messages.
-        unit: what is counted there: "line" or "row".
-        numbers: of every pair there, from 1.
+        where: the files of the two sides, or twice the same, for messages.
+        unit: what is counted there, "line" or "row".
+        numbers: of each pair there, from 1.
     """
 
     where: tuple[str, str]
     unit: str
-    numbers: Iterable[int]
+    numbers: Sequence[int]
     source: list[str]
     target: list[str]
 
@@ -47,8 +54,8 @@ class Found:
     """A source that is there.
 
     Attributes:
-        key: another one means another text.
-        read: gives it.
+        key: the same key, the same text.
+        read: gives the text.
     """
 
     name: str
@@ -57,55 +64,55 @@ class Found:
 
 
 def find_pairs(name: str, source: str, target: str, role: str = "train") -> Found:
-    """What a name stands for: "numbers", "PREFIX", "a.de,b.en", a .jsonl, or a data set of the hub or a folder.
+    """What a name stands for.
 
     Args:
-        source, target: languages; the ends of a prefix's files, the keys of JSON lines, the columns of data sets.
-        role: "train" or "valid" decides the part of what has parts, unless the name does (":test").
+        name: "numbers"; "PREFIX" of PREFIX.de and PREFIX.en, each plain, .gz or .xz; "a.de,b.en", two files; a .jsonl
+            or .parquet with rows {"de": .., "en": ..} or {"translation": {"de": .., "en": ..}}; a folder or name of
+            `datasets`, "OWNER/NAME", "NAME/CONFIG" or "OWNER/NAME/CONFIG". The first and the last take ":PART".
+        source, target: the languages: ends of a prefix's files, keys of rows.
+        role: "train" or "valid" decides the part where the name does not.
 
     Raises:
-        DataError: nothing there; in one line, with what was looked for.
+        DataError: nothing is there; with what was looked for.
     """
+    path = Path(name)
     base, _, part = name.partition(":")
     if base == NUMBERS:
         return _number_words(part or role, source, target)
     if "," in name:
-        return _two_files(name, *_split(name), source, target)
-    path = Path(name)
-    kind = path.with_suffix("").suffix if path.suffix in OPEN else path.suffix
-    if kind in _ROWS:
-        return _json_file(path, source, target)
-    halves = [_half(name, language) for language in (source, target)]
-    if halves[0] and halves[1]:
-        return _two_files(name, halves[0], halves[1], source, target)
-    if halves[0] or halves[1]:
-        there, absent = (halves[0], target) if halves[0] else (halves[1], source)
-        raise DataError(f"{there} is there, its other half is not; looked for {_looked_for(name, absent)}")
-    if Path(base).is_dir() or (_HUB.fullmatch(base) and not base.startswith(".")):
-        return _data_set(name, base, part or _DEFAULT[role], source, target)
-    raise DataError(f"{name}: no such text; looked for {_looked_for(name, source)}")
+        return _two_files(name, _halves(name))
+    if file_kind(path) in JSON_LINES:
+        return _file(path, _json, source, target)
+    if file_kind(path) == ".parquet":
+        return _file(path, _parquet, source, target)
+    there = [_first_file(name, language) for language in (source, target)]
+    if any(there):
+        return _two_files(name, [there[i] or _absent(name, (source, target)[i]) for i in (0, 1)])
+    if _is_data_set(base):
+        return _data_set(name, base, part or _PARTS[role], source, target)
+    return _absent(name, source)
 
 
 def _number_words(part: str, source: str, target: str) -> Found:
     name = f"{NUMBERS}:{part}"
+    count = len(numbers.integers(part))
 
     def read() -> Pairs:
-        lines = numbers.numbers(part, source, target)
-        count = range(1, len(lines[0]) + 1)
-        return Pairs(where=(name, name), unit="line", numbers=count, source=lines[0], target=lines[1])
+        left, right = numbers.numbers(part, source, target)
+        return Pairs(where=(name, name), unit="line", numbers=range(1, count + 1), source=left, target=right)
 
-    numbers.integers(part)
-    return Found(name=name, key=f"{name} {numbers.version()}", read=read)
+    return Found(name=name, key=f"{name} {source} {target} {numbers.version()}", read=read)
 
 
-def _split(name: str) -> tuple[Path, Path]:
+def _halves(name: str) -> list[Path]:
     halves = name.split(",")
     if len(halves) != 2 or not all(halves):
-        raise DataError(f"{name}: expected two files with a comma between them")
-    return Path(halves[0]), Path(halves[1])
+        raise DataError(f"{name}: expected two files, 'a.de,b.en'")
+    return [Path(half.strip()) for half in halves]
 
 
-def _half(prefix: str, language: str) -> Path | None:
+def _first_file(prefix: str, language: str) -> Path | None:
     return next((path for path in _candidates(prefix, language) if path.is_file()), None)
 
 
@@ -113,107 +120,126 @@ def _candidates(prefix: str, language: str) -> list[Path]:
     return [Path(f"{prefix}.{language}{packed}") for packed in ("", *OPEN)]
 
 
-def _looked_for(prefix: str, language: str) -> str:
-    return ", ".join(map(str, _candidates(prefix, language)))
+def _absent(prefix: str, language: str) -> Any:
+    looked_for = ", ".join(map(str, _candidates(prefix, language)))
+    raise DataError(f"{prefix}: no parallel text; looked for {looked_for}")
 
 
-def _two_files(name: str, first: Path, second: Path, source: str, target: str) -> Found:
-    for path in (first, second):
-        _is_file(path)
+def _two_files(name: str, files: list[Path]) -> Found:
+    first, second = files
+    key = f"{file_sha256(first)} {file_sha256(second)}"
 
     def read() -> Pairs:
-        sides = [text_lines(path) for path in (first, second)]
-        if len(sides[0]) != len(sides[1]):
+        left, right = (_lines(path) for path in files)
+        if len(left) != len(right):
             raise DataError(
-                f"{first} has {len(sides[0])} lines and {second} has {len(sides[1])}; parallel files have equally many"
+                f"{first} has {len(left)} lines and {second} has {len(right)}; line n of one must translate line n of "
+                "the other"
             )
-        count = range(1, len(sides[0]) + 1)
-        return Pairs(where=(str(first), str(second)), unit="line", numbers=count, source=sides[0], target=sides[1])
+        where, count = (str(first), str(second)), range(1, len(left) + 1)
+        return Pairs(where=where, unit="line", numbers=count, source=left, target=right)
 
-    return Found(name=name, key=f"{_sha(first)} {_sha(second)}", read=read)
-
-
-def _is_file(path: Path) -> None:
-    if not path.exists():
-        raise DataError(f"{path}: no such file")
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder; name a file")
+    return Found(name=name, key=key, read=read)
 
 
-def text_lines(path: Path) -> list[str]:
-    """Lines of a file, divided at LF and CR LF alone, so that no exotic separator in a sentence shifts the pairs."""
-    text = decode(read_bytes(path), path).replace("\r\n", "\n")
-    if not text.strip():
-        raise DataError(f"{path}: is empty")
-    return text.removesuffix("\n").split("\n")
+def _lines(path: Path) -> list[str]:
+    """Divided at LF and CR LF alone: any other separator is part of a sentence, and dividing there shifts the pairs."""
+    return file_text(path).removesuffix("\n").split("\n")
 
 
-def _sha(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-
-
-def _json_file(path: Path, source: str, target: str) -> Found:
-    _is_file(path)
+def _file(path: Path, rows: Callable[[Path], Iterable[tuple[int, Any]]], source: str, target: str) -> Found:
+    unit = "row" if rows is _parquet else "line"
 
     def read() -> Pairs:
-        rows = []
-        for number, line in enumerate(text_lines(path), start=1):
-            if line.strip():
-                rows.append((number, *_json_pair(line, f"{path}, line {number}", source, target)))
-        return _of_rows(str(path), "line", rows)
+        return _of_rows(str(path), unit, rows(path), source, target)
 
-    return Found(name=str(path), key=_sha(path), read=read)
+    return Found(name=str(path), key=file_sha256(path), read=read)
 
 
-def _json_pair(line: str, where: str, source: str, target: str) -> tuple[str, str]:
+def _json(path: Path) -> Iterable[tuple[int, Any]]:
+    return json_rows(file_text(path), path)
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON ({error.msg})") from error
-    pair = _pair(row, where, source, target)
-    if any(SURROGATE.search(side) for side in pair):
-        raise DataError(f"{where}: holds half a surrogate pair (\\udXXX), which is no text")
-    return pair
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DataError(f"{path}: Parquet needs pyarrow; pip install 'isograd[data]'") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            batches = (batch.to_pylist() for batch in file.iter_batches(_ROWS))
+            yield from enumerate((row for rows in batches for row in rows), start=1)
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
 
 
-def _pair(row: Any, where: str, source: str, target: str) -> tuple[str, str]:
-    """Both sides of {"de": .., "en": ..} or {"translation": {"de": .., "en": ..}}."""
-    inner = row.get("translation", row) if isinstance(row, dict) else row
-    if not isinstance(inner, dict) or not all(isinstance(inner.get(k), str) for k in (source, target)):
-        found = f"keys {', '.join(inner)}" if isinstance(inner, dict) else type(inner).__name__
-        raise DataError(f"{where}: expected an object with the texts {source!r} and {target!r}, found {found}")
-    return inner[source], inner[target]
-
-
-def _of_rows(where: str, unit: str, rows: list[tuple[int, str, str]]) -> Pairs:
-    if not rows:
+def _of_rows(where: str, unit: str, rows: Iterable[tuple[int, Any]], source: str, target: str) -> Pairs:
+    count: list[int] = []
+    sides: tuple[list[str], list[str]] = ([], [])
+    for number, row in rows:
+        count.append(number)
+        for side, language in zip(sides, (source, target), strict=True):
+            side.append(_text(row, language, f"{where}, {unit} {number}"))
+    if not count:
         raise DataError(f"{where}: holds no pairs")
-    count, left, right = (list(column) for column in zip(*rows, strict=True))
-    return Pairs(where=(where, where), unit=unit, numbers=count, source=left, target=right)
+    return Pairs(where=(where, where), unit=unit, numbers=count, source=sides[0], target=sides[1])
 
 
-def _data_set(name: str, base: str, split: str, source: str, target: str) -> Found:
-    rows = _load(name, base, split, source)
+def _text(row: Any, language: str, where: str) -> str:
+    """One side of {"de": .., "en": ..} or {"translation": {"de": .., "en": ..}}."""
+    inner = row.get("translation", row) if isinstance(row, dict) else row
+    text = inner.get(language) if isinstance(inner, dict) else None
+    if isinstance(text, str):
+        return no_surrogates(text, where, language)
+    if not isinstance(inner, dict):
+        found = f"a {type(inner).__name__}"
+    else:
+        found = f"a {type(text).__name__} there" if language in inner else f"the keys {', '.join(map(str, inner))}"
+    raise DataError(f"{where}: expected an object with a text {language!r}, found {found}")
+
+
+def _is_data_set(base: str) -> bool:
+    """A folder; a name of the hub; or a folder with a card and one of its configurations.
+
+    A name below a folder without a card is a misspelt prefix: asking the hub for it would only take time.
+    """
+    path = Path(base)
+    if path.is_dir() or (path.parent / "README.md").is_file():
+        return True
+    return bool(_HUB.fullmatch(base)) and (path.parent == Path() or not path.parent.is_dir())
+
+
+def _data_set(name: str, base: str, part: str, source: str, target: str) -> Found:
+    data = _load(name, base, part, source)
+
+    def rows() -> Iterator[tuple[int, Any]]:
+        batches = data.iter(batch_size=_ROWS)
+        yield from enumerate((row for batch in batches for row in _unzipped(batch)), start=1)
 
     def read() -> Pairs:
-        pairs = [(i, *_pair(row, f"{name}, row {i}", source, target)) for i, row in enumerate(rows, start=1)]
-        return _of_rows(name, "row", pairs)
+        return _of_rows(name, "row", rows(), source, target)
 
-    return Found(name=name, key=f"{base} {split} {rows._fingerprint}", read=read)
+    return Found(name=name, key=f"{base} {part} {data._fingerprint}", read=read)
 
 
-def _load(name: str, base: str, split: str, source: str) -> Any:
+def _unzipped(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True))
+
+
+def _load(name: str, base: str, part: str, source: str) -> Any:
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'") from error
-    try:
-        return datasets.load_dataset(base, split=split)
-    except Exception as error:  # the hub raises many kinds; a user needs one line
-        raise DataError(
-            f"{name!r}: no {_looked_for(base, source)} here, and as a data set it cannot be loaded: {first_line(error)}"
-        ) from error
+    head, _, config = base.rpartition("/")
+    ways = [(base, None), (head, config)] if head and not Path(base).is_dir() else [(base, None)]
+    errors: list[Exception] = []
+    for path, configuration in ways:
+        try:
+            return datasets.load_dataset(path, configuration, split=part)
+        except Exception as error:  # the hub raises many kinds; a user needs one line
+            errors.append(error)
+    looked_for = ", ".join(map(str, _candidates(base, source)))
+    raise DataError(
+        f"{name}: no {looked_for} here, and as a data set it cannot be loaded: {first_line(errors[-1])}"
+    ) from errors[-1]

@@ -6,64 +6,33 @@ call only maps arrays.
 
 import hashlib
 import json
-import shutil
-import tempfile
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-
+from isograd.data.cache import MARK, write_entry
+from isograd.data.cleaning import Pair, complete, hold_out, non_empty, reasons
 from isograd.data.corpus import cache_folder, unigram_entropy
 from isograd.data.errors import DataError
 from isograd.data.pairs import NUMBERS, Found, Pairs, find_pairs
+from isograd.data.ragged import Ragged
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
+from isograd.data.text import file_sha256
+
+__all__ = ["ParallelCorpus", "Ragged", "load_parallel"]
 
 Vocabulary = Literal["bpe", "unigram", "char", "subword-nmt"]
 
-HELD_OUT = 500
-_FORMAT = 1  # of the cache; raise it when the encoding changes
-_STALE = 24 * 3600  # seconds after which a build that was killed is swept away
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Rows of different lengths: row i is flat[offsets[i] : offsets[i + 1]]."""
-
-    flat: np.ndarray
-    offsets: np.ndarray  # int64, one more than rows
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        return self.flat[self.offsets[index] : self.offsets[index + 1]]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
-    @staticmethod
-    def of(rows: Sequence[Sequence[int]], vocab_size: int) -> "Ragged":
-        """In the smallest unsigned type that holds the vocabulary."""
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-        return Ragged(np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1])), offsets)
-
-    def save(self, folder: Path, name: str) -> None:
-        np.save(folder / f"{name}.npy", self.flat)
-        np.save(folder / f"{name}.offsets.npy", self.offsets)
-
-    @staticmethod
-    def load(folder: Path, name: str) -> "Ragged":
-        """Memory-mapped."""
-        return Ragged(*(np.load(folder / f"{name}{end}.npy", mmap_mode="r") for end in ("", ".offsets")))
+_FORMAT = 2  # of the cache; raise it when the encoding changes
+_ARRAYS = ("train_source", "train_target", "valid_source", "valid_target")
+_REASONS = {
+    "empty": "with an empty side",
+    "held_out": "held out for validation",
+    "long": "longer than pairs.longest",
+    "ratio": "of a higher ratio than pairs.ratio",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,14 +123,12 @@ def load_parallel(
     _check(wanted, train)
     if not valid and all(name.partition(":")[0] == NUMBERS for name in train):
         valid = (NUMBERS,)  # words that every other number is made of are not held out
-    parts = [[find_pairs(name, source, target, r) for name in n] for n, r in ((train, "train"), (valid, "valid"))]
-    folder = (cache or cache_folder()) / _key(wanted, parts)[:32]
-    if not (folder / "facts.json").exists():
-        try:
-            _build(folder, wanted, *parts)
-        except OSError as error:
-            raise DataError(f"the cache {folder.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
-    return _load(folder, ", ".join(found.name for found in parts[0]))
+    found = tuple([find_pairs(name, source, target, r) for name in n] for n, r in ((train, "train"), (valid, "valid")))
+    folder = (cache or cache_folder()) / _key(wanted, found)[:32]
+    if not (folder / MARK).exists():
+        pairs = [[one.read() for one in part] for part in found]
+        write_entry(folder, lambda scratch: _fill(scratch, wanted, *pairs))
+    return _load(folder, ", ".join(one.name for one in found[0]))
 
 
 def _check(wanted: _Wanted, train: Sequence[str]) -> None:
@@ -178,101 +145,57 @@ def _check(wanted: _Wanted, train: Sequence[str]) -> None:
         )
 
 
-def _key(wanted: _Wanted, parts: list[list[Found]]) -> str:
-    files = [hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in (wanted.codes, *wanted.dictionaries) if f]
-    options = {k: v for k, v in vars(wanted).items() if k not in ("codes", "dictionaries")}
-    keys = [[found.key for found in part] for part in parts]
-    return hashlib.sha256(json.dumps([_FORMAT, options, files, keys]).encode()).hexdigest()
+def _key(wanted: _Wanted, found: Sequence[Sequence[Found]]) -> str:
+    """Of the cache entry: of the options and of the files as they lie there, which are not unpacked for it."""
+    return _sha(wanted, [[one.key for one in part] for part in found])
 
 
-def _build(folder: Path, wanted: _Wanted, train: list[Found], valid: list[Found]) -> None:
-    """Write the cache entry under a temporary name and move it into place, so that a kill leaves nothing half-done."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
-    try:
-        _fill(scratch, wanted, [found.read() for found in train], [found.read() for found in valid])
-        try:
-            scratch.rename(folder)
-        except OSError:  # another process was first, or part of an entry was removed
-            if not (folder / "facts.json").exists():
-                shutil.rmtree(folder)
-                scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _sha(wanted: _Wanted, content: Any) -> str:
+    files = [file_sha256(Path(name)) for name in (wanted.codes, *wanted.dictionaries) if name]
+    options = asdict(wanted) | {"codes": None, "dictionaries": None}
+    return hashlib.sha256(json.dumps([_FORMAT, options, files, content]).encode()).hexdigest()
 
 
-def _sweep(cache: Path) -> None:
-    """Remove what builds of yesterday and before left when they were killed."""
-    for left in cache.glob(".building-*"):
-        try:
-            if time.time() - left.stat().st_mtime > _STALE:
-                shutil.rmtree(left, ignore_errors=True)
-        except OSError:  # another process was first
-            continue
+def _text_sha(*parts: list[Pair]) -> list[str]:
+    """Of every part, whatever files it came in."""
+    digests = [hashlib.sha256() for _ in parts]
+    for part, digest in zip(parts, digests, strict=True):
+        for pair in part:
+            digest.update(json.dumps(pair).encode())
+    return [digest.hexdigest() for digest in digests]
 
 
 def _fill(folder: Path, wanted: _Wanted, train: list[Pairs], valid: list[Pairs]) -> None:
-    counts = {"read": sum(map(len, train))}
-    pairs, held = _non_empty(train), _all(valid)
-    counts["empty"] = counts["read"] - len(pairs)
-    if not valid:
-        whole = len(pairs)
-        pairs, held = hold_out(pairs)
-        counts["held_out"] = whole - len(pairs)
+    whole, read = non_empty(train), sum(map(len, train))
+    counts = {"read": read, "empty": read - len(whole)}
+    _some_left(whole, counts)
+    pairs, held = (whole, complete(valid)) if valid else hold_out(whole)
     tokenizer = _vocabularies(wanted, pairs)
-    kept = _encoded(tokenizer, pairs)
-    keep = _keep([row.lengths - 1 for row in kept], wanted, counts)
-    if not keep.any():
-        raise DataError(f"no training pair is left of {counts['read']}: {_said(counts)}")
-    size = (tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    digest = hashlib.sha256(json.dumps([_FORMAT, wanted.languages, size]).encode())
-    for name, side in zip(("train_source", "train_target"), kept, strict=True):
-        part = _taken(side, keep)
-        part.save(folder, name)
-        digest.update(part.flat.tobytes())
-    entropy = unigram_entropy(part.flat)
-    for name, side in zip(("valid_source", "valid_target"), _encoded(tokenizer, held), strict=True):
-        side.save(folder, name)
-        digest.update(side.flat.tobytes())
+    sides = _encoded(tokenizer, pairs)
+    out = reasons(sides[0].lengths - 1, sides[1].lengths - 1, wanted.longest, wanted.ratio)
+    keep = ~(out["long"] | out["ratio"])
+    counts |= {reason: int(mask.sum()) for reason, mask in out.items()}
+    counts |= {"held_out": len(whole) - len(pairs), "kept": int(keep.sum())}
+    _some_left(keep.nonzero()[0], counts)
+    kept = [side.rows(keep) for side in sides]
+    for name, rows in zip(_ARRAYS, [*kept, *_encoded(tokenizer, held)], strict=True):
+        rows.save(folder, name)
     tokenizer.save(folder / "tokenizer")
-    lines = [list(side) for side in zip(*held, strict=True)]
-    (folder / "valid.json").write_text(json.dumps(lines, ensure_ascii=False), encoding="utf-8")
-    facts = {"unigram_entropy": entropy, "sha256": digest.hexdigest(), "counts": counts}
-    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / "valid.json").write_text(json.dumps(list(zip(*held, strict=True))))
+    facts: dict[str, Any] = {"sha256": _sha(wanted, _text_sha(whole, held)), "counts": counts}
+    facts["unigram_entropy"] = unigram_entropy(kept[1].flat)
+    (folder / MARK).write_text(json.dumps(facts))
 
 
-def _non_empty(parts: list[Pairs]) -> list[tuple[str, str]]:
-    both = (pair for part in parts for pair in zip(part.source, part.target, strict=True))
-    return [(a, b) for a, b in both if a.strip() and b.strip()]
+def _some_left(pairs: Sized, counts: dict[str, int]) -> None:
+    if not len(pairs):
+        why = ", ".join(f"{counts[k]} {said}" for k, said in _REASONS.items() if counts.get(k))
+        raise DataError(f"no training pair is left of {counts['read']}: {why}")
 
 
-def _all(parts: list[Pairs]) -> list[tuple[str, str]]:
-    """Pairs of a validation set, where nothing may be lost in silence: a score would be of another set."""
-    for part in parts:
-        for number, *pair in zip(part.numbers, part.source, part.target, strict=True):
-            for where, text in zip(part.where, pair, strict=True):
-                if not text.strip():
-                    raise DataError(f"{where}, {part.unit} {number}: an empty side in a validation set")
-    return _non_empty(parts)
-
-
-def hold_out(pairs: list[tuple[str, str]], most: int = HELD_OUT) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Training and validation pairs: those whose text has the lowest hashes are held out, with all their copies.
-
-    One in twenty, 500 at most; the choice depends on the text alone, not on its order.
-    """
-    marks = {pair: hashlib.sha256(json.dumps(pair).encode()).digest() for pair in set(pairs)}
-    if len(marks) < 2:
-        raise DataError(f"{len(marks)} different pairs are too few to hold any out; name a validation set")
-    lowest = sorted(marks, key=marks.__getitem__)[: min(most, max(1, len(marks) // 20))]
-    held = set(lowest)
-    return [pair for pair in pairs if pair not in held], lowest
-
-
-def _vocabularies(wanted: _Wanted, pairs: list[tuple[str, str]]) -> PairTokenizer:
+def _vocabularies(wanted: _Wanted, pairs: list[Pair]) -> PairTokenizer:
     sides = [[pair[i] for pair in pairs] for i in (0, 1)]
-    texts = [chain(*sides)] if wanted.joint else sides
+    texts: list[Iterable[str]] = [chain(*sides)] if wanted.joint else [*sides]
     files = wanted.dictionaries or (None,) * len(texts)
     made = [_vocabulary(wanted, text, file) for text, file in zip(texts, files, strict=True)]
     return PairTokenizer(made[0], made[-1], wanted.languages, wanted.tokenized)
@@ -285,39 +208,20 @@ def _vocabulary(wanted: _Wanted, lines: Iterable[str], dictionary: str | None) -
     return train_subwords(lines, wanted.vocabulary, wanted.vocab_size)
 
 
-def _encoded(tokenizer: PairTokenizer, pairs: list[tuple[str, str]]) -> list[Ragged]:
+def _encoded(tokenizer: PairTokenizer, pairs: list[Pair]) -> list[Ragged]:
     both = (tokenizer.source, tokenizer.target)
     return [Ragged.of(side.encode(pair[i] for pair in pairs), side.vocab_size) for i, side in enumerate(both)]
 
 
-def _keep(lengths: list[np.ndarray], wanted: _Wanted, counts: dict[str, int]) -> np.ndarray:
-    """Which pairs stay; every other one is counted by its first reason."""
-    longer, shorter = np.maximum(*lengths), np.minimum(*lengths)
-    long = longer > wanted.longest
-    uneven = ~long & (longer > wanted.ratio * shorter) if wanted.ratio else np.zeros_like(long)
-    keep = ~(long | uneven)
-    counts.update(long=int(long.sum()), ratio=int(uneven.sum()), kept=int(keep.sum()))
-    return keep
-
-
-def _taken(rows: Ragged, keep: np.ndarray) -> Ragged:
-    lengths = rows.lengths
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths[keep])])
-    return Ragged(rows.flat[np.repeat(keep, lengths)], offsets)
-
-
-def _said(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason not in ("read", "kept"))
-
-
 def _load(folder: Path, source: str) -> ParallelCorpus:
-    facts = json.loads((folder / "facts.json").read_text())
+    facts = json.loads((folder / MARK).read_text())
     lines = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
+    train_source, train_target, valid_source, valid_target = (Ragged.load(folder, name) for name in _ARRAYS)
     return ParallelCorpus(
-        train_source=Ragged.load(folder, "train_source"),
-        train_target=Ragged.load(folder, "train_target"),
-        valid_source=Ragged.load(folder, "valid_source"),
-        valid_target=Ragged.load(folder, "valid_target"),
+        train_source=train_source,
+        train_target=train_target,
+        valid_source=valid_source,
+        valid_target=valid_target,
         valid_lines=(lines[0], lines[1]),
         tokenizer=PairTokenizer.load(folder / "tokenizer"),
         source=source,

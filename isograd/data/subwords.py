@@ -1,7 +1,6 @@
 """Vocabularies of a translation: text to ids and back, trained here or read from subword-nmt and fairseq."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,15 +19,12 @@ from tokenizers import (
 )
 
 from isograd.data.errors import DataError
-from isograd.data.text import decode as decode_bytes
-from isograd.data.text import read_bytes
+from isograd.data.merges import collected, merging_tokenizer, read_dictionary, read_merges
 from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text
 
 Kind = Literal["bpe", "unigram", "char"]
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-_END = "</w>"  # of a word, in the pieces of subword-nmt's merges
-_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 _LINES = 1 << 14  # encoded at a time
 
 
@@ -38,16 +34,12 @@ class Subwords:
 
     Attributes:
         tokenizer: of the `tokenizers` library; it appends </s> by itself.
-        size: ids below it are the vocabulary's. A vocabulary read from merges has pieces beyond it, which only occur
-            on the way to longer ones: where one is left over, it is <unk>.
+        vocab_size: ids below it are the vocabulary's. One read from merges has pieces beyond it, which are met on
+            the way to longer ones: where one is left over, it is <unk>.
     """
 
     tokenizer: Tokenizer
-    size: int
-
-    @property
-    def vocab_size(self) -> int:
-        return self.size
+    vocab_size: int
 
     @property
     def pad_id(self) -> int:
@@ -76,19 +68,19 @@ class Subwords:
         lines = iter(lines)
         while chunk := list(islice(lines, _LINES)):
             rows.extend(encoding.ids for encoding in self.tokenizer.encode_batch_fast(chunk))
-        if self.size == self.tokenizer.get_vocab_size():
+        unk, size = self.unk_id, self.vocab_size
+        if size == self.tokenizer.get_vocab_size():
             return rows
-        unk, size = self.unk_id, self.size
         return [[i if i < size else unk for i in row] for row in rows]
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """Text of every row of ids, without special tokens."""
-        return [text.strip() for text in self.tokenizer.decode_batch([list(row) for row in rows])]
+        return [text.strip(" ") for text in self.tokenizer.decode_batch([list(row) for row in rows])]
 
     def save(self, folder: Path) -> None:
         """As a folder of transformers, which `AutoTokenizer.from_pretrained` reads too."""
         fast = for_transformers(self.tokenizer)
-        fast.init_kwargs["dictionary_size"] = self.size
+        fast.init_kwargs["dictionary_size"] = self.vocab_size  # kept in tokenizer_config.json
         fast.save_pretrained(folder)
 
     @staticmethod
@@ -111,10 +103,11 @@ def train_subwords(lines: Iterable[str], kind: Kind, vocab_size: int) -> Subword
     if kind != "char" and vocab_size < least:
         raise DataError(f"vocab_size={vocab_size}: {kind!r} needs at least {least}, the bytes and the special tokens")
     tokenizer = _characters(lines) if kind == "char" else _bytes(lines, kind, vocab_size)
-    return _finished(tokenizer, tokenizer.get_vocab_size())
+    return _ending(tokenizer, tokenizer.get_vocab_size())
 
 
-def _finished(tokenizer: Tokenizer, size: int) -> Subwords:
+def _ending(tokenizer: Tokenizer, size: int) -> Subwords:
+    """With </s> behind every text."""
     end = SPECIAL["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
@@ -142,7 +135,7 @@ def _bytes(lines: Iterable[str], kind: Kind, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
     tokenizer.normalizer = _blanks()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)])
     options: dict[str, Any] = {
         "vocab_size": vocab_size,
         "special_tokens": list(SPECIAL.values()),
@@ -157,7 +150,7 @@ def _bytes(lines: Iterable[str], kind: Kind, vocab_size: int) -> Tokenizer:
 
 
 def read_subword_nmt(codes: Path, dictionary: Path | None = None, lines: Iterable[str] = ()) -> Subwords:
-    """subword-nmt's merges with a fairseq dictionary: fairseq's pieces and ids for text of words between blanks.
+    """subword-nmt's merges with a fairseq dictionary: their pieces and ids, for text of words between blanks.
 
     Args:
         codes: a file of merges, '#version: 0.2'.
@@ -166,72 +159,9 @@ def read_subword_nmt(codes: Path, dictionary: Path | None = None, lines: Iterabl
     Raises:
         DataError: another version, or a line that is none.
     """
-    merges = _merges(codes)
-    tokens = _dictionary(dictionary) if dictionary else _collected(merges, lines)
-    return _of_merges(merges, [_piece(token) for token in tokens])
-
-
-def _piece(token: str) -> str:
-    """fairseq writes "fo@@ o" for the pieces "fo", "o</w>"."""
-    return token[:-2] if token.endswith("@@") and len(token) > 2 else token + _END
-
-
-def _of_merges(merges: list[tuple[str, str]], pieces: list[str]) -> Subwords:
-    """The pieces have the ids after the special ones; what merges need beside them comes after those."""
-    vocabulary = {piece: i for i, piece in enumerate([*_FAIRSEQ, *pieces])}
-    size = len(vocabulary)
-    for left, right in merges:
-        for piece in (left, right, left + right):
-            vocabulary.setdefault(piece, len(vocabulary))
-    unk = SPECIAL["unk_token"]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=_END))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    tokenizer.decoder = decoders.BPEDecoder(suffix=_END)
-    tokenizer.add_special_tokens(list(SPECIAL.values()))
-    return _finished(tokenizer, size)
-
-
-def _merges(path: Path) -> list[tuple[str, str]]:
-    first, *rest = _lines(path)
-    if first != "#version: 0.2":
-        raise DataError(f"{path}, line 1: expected '#version: 0.2' of subword-nmt, found {first[:40]!r}")
-    merges: dict[tuple[str, str], None] = {}  # of two equal ones the first counts
-    for number, line in enumerate(rest, start=2):
-        pair = line.split(" ")
-        if len(pair) != 2 or not all(pair):
-            raise DataError(f"{path}, line {number}: expected a merge, two pieces and a blank, found {line[:40]!r}")
-        merges[pair[0], pair[1]] = None
-    return list(merges)
-
-
-def _dictionary(path: Path) -> list[str]:
-    tokens: dict[str, None] = {}
-    for number, line in enumerate(_lines(path), start=1):
-        token, _, count = line.rpartition(" ")
-        if not token or not count.isdecimal():
-            raise DataError(
-                f"{path}, line {number}: expected 'token count' of a fairseq dictionary, found {line[:40]!r}"
-            )
-        if token in tokens or token in _FAIRSEQ:
-            raise DataError(f"{path}, line {number}: {token!r} stands twice")
-        tokens[token] = None
-    return list(tokens)
-
-
-def _collected(merges: list[tuple[str, str]], lines: Iterable[str]) -> list[str]:
-    """Pieces of the lines as fairseq writes and orders them: by falling count, equal ones by the alphabet."""
-    counts: Counter[str] = Counter()
-    words = Counter(word for line in lines for word in line.split(" ") if word)
-    letters = sorted({piece for word in words for piece in (*word, word[-1] + _END)})
-    tokenizer = _of_merges(merges, letters).tokenizer
-    for word, count in words.items():
-        for piece in tokenizer.encode(word, add_special_tokens=False).tokens:
-            counts[piece.removesuffix(_END) if piece.endswith(_END) else piece + "@@"] += count
-    return sorted(counts, key=lambda token: (-counts[token], token))
-
-
-def _lines(path: Path) -> list[str]:
-    return decode_bytes(read_bytes(Path(path)), Path(path)).replace("\r\n", "\n").rstrip("\n").split("\n")
+    merges = read_merges(Path(codes))
+    tokens = read_dictionary(Path(dictionary)) if dictionary else collected(merges, lines)
+    return _ending(*merging_tokenizer(merges, tokens))
 
 
 @dataclass(frozen=True)

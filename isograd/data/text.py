@@ -5,12 +5,13 @@ another format or folder are the same documents; every failure is one `DataError
 """
 
 import gzip
+import hashlib
 import json
 import lzma
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from isograd.data.errors import DataError
 Document = tuple[str, str]
 
 EMBEDDED = "embedded"
-SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write one alone; UTF-8 cannot
+JSON_LINES = (".jsonl", ".json")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write one alone; UTF-8 cannot
 OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
@@ -58,18 +60,41 @@ def _language_reference() -> list[Document]:
 
 
 def _file(path: Path, field: str) -> list[Document]:
+    must_be_a_file(path)
+    if file_kind(path) == ".parquet":
+        return _parquet(path, field)
+    text = file_text(path)
+    return _json_lines(text, path, field) if file_kind(path) in JSON_LINES else [(path.name, text)]
+
+
+def must_be_a_file(path: Path) -> None:
     if not path.exists():
         raise DataError(f"{path}: no such file")
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a file")
-    kind = path.with_suffix("").suffix if path.suffix in OPEN else path.suffix
-    if kind == ".parquet":
-        return _parquet(path, field)
+
+
+def file_kind(path: Path) -> str:
+    """The suffix before .gz or .xz."""
+    return path.with_suffix("").suffix if path.suffix in OPEN else path.suffix
+
+
+def file_text(path: Path) -> str:
+    """What a file says, plain or packed, with LF at the end of its lines."""
     raw = read_bytes(path)
     if not raw.strip():
         raise DataError(f"{path}: is empty")
-    text = decode(raw, path).replace("\r\n", "\n")
-    return _json_lines(text, path, field) if kind in (".jsonl", ".json") else [(path.name, text)]
+    return decode(raw, path).replace("\r\n", "\n")
+
+
+def file_sha256(path: Path) -> str:
+    """Of the bytes as they lie there, packed or not."""
+    must_be_a_file(path)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
 
 
 def read_bytes(path: Path) -> bytes:
@@ -89,20 +114,29 @@ def decode(raw: bytes, path: Path) -> str:
         raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{bad:02x}); convert the file to UTF-8") from error
 
 
+def json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
+    """Every row with the number of its line."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
+
+
+def no_surrogates(text: str, where: str, field: str) -> str:
+    if _SURROGATE.search(text):
+        raise DataError(f"{where}: {field!r} holds half a surrogate pair (\\udXXX), which is no text")
+    return text
+
+
 def _json_lines(text: str, path: Path, field: str) -> list[Document]:
     documents: list[Document] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from error
+    for number, row in json_rows(text, path):
+        where = f"{path}, line {number}"
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            raise DataError(f"{path}, line {number}: expected an object with a text {field!r}, {_found(row, field)}")
-        if SURROGATE.search(row[field]):
-            raise DataError(f"{path}, line {number}: {field!r} holds half a surrogate pair (\\udXXX), which is no text")
-        documents.append((f"row {len(documents) + 1}", row[field]))
+            raise DataError(f"{where}: expected an object with a text {field!r}, {_found(row, field)}")
+        documents.append((f"row {len(documents) + 1}", no_surrogates(row[field], where, field)))
     return documents
 
 
