@@ -16,6 +16,8 @@ from typing import NoReturn
 VERBS = {
     "compare": "train placements side by side on real text; a table and a page at the end",
     "train": "train one model from a recipe",
+    "translate": "translate lines of stdin with a trained model",
+    "evaluate": "score a trained model on held-out data",
     "list": "the catalogue of placements",
     "show": "one placement: its formulas with their numbers",
 }

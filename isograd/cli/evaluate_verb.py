@@ -1,0 +1,21 @@
+"""`isograd evaluate WHAT`: a file per kind of evaluation, `evaluate_WHAT.py`."""
+
+import argparse
+from importlib import import_module
+
+KINDS = {"translation": "BLEU, chrF, the papers' tokenised BLEU and exact match of translations"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    for name, text in KINDS.items():
+        sub = kinds.add_parser(name, help=text, description=f"{text}.", formatter_class=argparse.RawTextHelpFormatter)
+        sub.add_argument(  # as in front of the kind; suppressed, it leaves what was given there
+            "--import",
+            dest="imports",
+            action="append",
+            default=argparse.SUPPRESS,
+            metavar="MODULE",
+            help="a module to import first, such as one of yours that registers placements",
+        )
+        import_module(f"isograd.cli.evaluate_{name}").configure(sub)

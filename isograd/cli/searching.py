@@ -1,0 +1,70 @@
+"""What `translate` and `evaluate translation` share: the options of the search, and loading the model."""
+
+import argparse
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from isograd.cli import UserError, one_line
+
+if TYPE_CHECKING:
+    from isograd.evaluate.translation import Translator
+
+
+def configure_search(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--beam", type=count, default=5, help="hypotheses that are kept at each step, default 5")
+    add(
+        "--length-penalty",
+        type=finite,
+        default=1.0,
+        metavar="P",
+        help="a hypothesis of n tokens scores log p / n^P, default 1",
+    )
+    add("--batch", type=count, default=8192, metavar="TOKENS", help="lines x beam x longest line, default 8192")
+    add("--precision", choices=("fp32", "bf16"), default="fp32", help="of weights and activations, default fp32")
+    add("--threads", type=count, help="threads of the CPU (default: torch's)")
+
+
+def search_options(options: argparse.Namespace) -> dict[str, Any]:
+    """As `SearchOptions` names them."""
+    return {"beam": options.beam, "length_penalty": options.length_penalty, "tokens": options.batch}
+
+
+def load(options: argparse.Namespace, console: Console) -> "Translator":
+    """The translator of `options.model`."""
+    with console.status("loading the model"):
+        import torch
+
+        from isograd.cli.quiet import quiet
+        from isograd.data import DataError
+        from isograd.evaluate.translation import Translator
+        from isograd.train.allocator import keep_freed_memory
+
+        quiet()
+        keep_freed_memory()
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        try:
+            return Translator.load(options.model, precision=options.precision)
+        except DataError as error:
+            raise UserError(one_line(error)) from error
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, and got {text!r}")
+    return int(text)
+
+
+def finite(text: str) -> float:
+    """A number that is neither infinite nor NaN."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"expected a number, and got {text!r}")
+    return number
