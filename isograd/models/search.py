@@ -5,6 +5,9 @@
 At each step the 2 * beam best continuations of a sentence are taken. Those by eos are finished if they are among the
 first `beam`; the first `beam` others live on. A sentence stops when `beam` hypotheses are finished; they are not
 compared with what still lives. At the greatest length eos is forced, at its own log-probability.
+
+`generate` of transformers 5.23, with a processor for the forced eos, gives 71 of the 100 reference lists: where more
+hypotheses finish in a step than there are places left, it lets the better of them push out what was finished before.
 """
 
 from collections.abc import Iterator, Sequence
@@ -248,17 +251,17 @@ class _Search:
         """Accept what is finished, in the order of rank, until a sentence has `beam` hypotheses."""
         accepted = by_eos[:, : self.beam] & best[:, : self.beam].isfinite()
         for row, rank in accepted.nonzero().tolist():
-            found = self.found[self.sentences[row]]
-            if len(found) == self.beam:
-                continue
             beam = int(parent[row, rank])
-            found.append(
-                Hypothesis(
-                    tokens=[*written[row, beam].tolist(), self.ids.eos],
-                    score=float(best[row, rank]) / (time + 1) ** self.length_penalty,
-                    token_scores=[*scores[row, beam].tolist(), float(own[row, rank])],
-                )
+            hypothesis = Hypothesis(
+                tokens=[*written[row, beam].tolist(), self.ids.eos],
+                score=float(best[row, rank]) / (time + 1) ** self.length_penalty,
+                token_scores=[*scores[row, beam].tolist(), float(own[row, rank])],
             )
+            self._accept(self.found[self.sentences[row]], hypothesis)
+
+    def _accept(self, found: list[Hypothesis], hypothesis: Hypothesis) -> None:
+        if len(found) < self.beam:
+            found.append(hypothesis)
 
     def _stay(self, time: int) -> list[int]:
         """Rows that go on, each at its place; the last ones take the places of those that stop."""
