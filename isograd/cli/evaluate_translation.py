@@ -73,7 +73,7 @@ def _check(options: argparse.Namespace) -> None:
     if not options.model:
         raise UserError("name a MODEL, or --hyp FILE with translations that exist")
     _refuse(given & {"tokenized", "language"}, "the model's folder says it")
-    if ({"src", "ref"} <= given) == ("pairs" in given) or len(given & {"src", "ref", "pairs"}) > 2:
+    if given & {"src", "ref", "pairs"} not in ({"src", "ref"}, {"pairs"}):
         raise UserError("give --src FILE and --ref FILE, or --pairs SOURCE")
     if options.out and (options.out.is_dir() or not options.out.parent.is_dir()):
         raise UserError(f"--out {options.out}: not a file in a folder that exists")

@@ -88,8 +88,8 @@ def _written(found: Iterable["Translation"], scores: bool, console: Console) -> 
     try:
         with console.status("") if shown else nullcontext() as status:
             for translation in found:
-                print(_scored(translation) if scores else translation.text, flush=True)
                 lines += 1
+                print(_scored(translation) if scores else translation.text, flush=True)
                 if translation.failure:
                     failed += 1
                     said = f"isograd translate: line {translation.line}: {translation.failure}"
@@ -97,7 +97,7 @@ def _written(found: Iterable["Translation"], scores: bool, console: Console) -> 
                 if status:
                     status.update(f"{lines:,} lines, {lines / (time.perf_counter() - began):.1f} lines/s")
     except KeyboardInterrupt:
-        print(f"interrupted after {lines:,} lines", file=sys.stderr)
+        print(f"interrupted after line {lines}", file=sys.stderr)
         return 130
     if failed:
         said = f"{failed:,} of {lines:,} lines could not be translated; they are empty in the output"

@@ -1,0 +1,144 @@
+"""`isograd translate`: stdin to stdout."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isograd.cli.translate_verb import windows
+from isograd.evaluate.translation import Translator
+from tests.evaluate.small import LINES, saved
+from tests.study.arms import called, refused
+
+INPUT = "".join(f"{line}\n" for line in LINES).encode()
+
+
+@pytest.fixture(scope="session", name="folder")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(name="expected")
+def _expected(folder: Path) -> list[str]:
+    return [translation.text for translation in Translator.load(folder).translate(LINES)]
+
+
+@pytest.fixture(name="given")
+def _given(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return put
+
+
+def started(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "isograd", "translate", str(folder), "--threads", "1", *more]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes)
+
+
+def test_a_line_for_a_line(folder: Path, expected: list[str], given: Any) -> None:
+    given(INPUT)
+    assert called("translate", str(folder)) == (0, "".join(f"{line}\n" for line in expected), "")
+    given(INPUT.replace(b"\n", b"\r\n").removesuffix(b"\r\n"))
+    assert called("translate", str(folder))[:2] == (0, "".join(f"{line}\n" for line in expected))
+    given(b"")
+    assert called("translate", str(folder)) == (0, "", "")
+
+
+def test_options_reach_the_search(folder: Path, given: Any) -> None:
+    how: list[dict[str, Any]] = [{"beam": 2}, {"length_penalty": 0.0}, {"tokens": 100}]
+    words = ["--beam 2", "--length-penalty 0", "--batch 100"]
+    for options, line in zip(how, words, strict=True):
+        given(INPUT)
+        found = Translator.load(folder).translate(LINES, **options)
+        assert called("translate", *line.split(), str(folder))[1].splitlines() == [t.text for t in found]
+
+
+def test_scores_stand_before_a_tab(folder: Path, given: Any) -> None:
+    given(INPUT + b"\n")
+    *found, empty = called("translate", str(folder), "--scores")[1].split("\n")[:-1]
+    for line, translation in zip(found, Translator.load(folder).translate(LINES), strict=True):
+        score, text = line.split("\t")
+        assert text == translation.text and float(score) == pytest.approx(translation.score, abs=1e-5)
+    assert empty == "\t"
+
+
+def test_lines_that_fail(folder: Path, expected: list[str], given: Any) -> None:
+    given(b"\xff\n" + INPUT + b"a" * 80)
+    code, out, err = called("translate", str(folder))
+    assert (code, out.split("\n")) == (1, ["", *expected, "", ""])
+    assert err.splitlines() == [
+        "isograd translate: line 1: not UTF-8 (byte 0xff)",
+        "isograd translate: line 8: 81 tokens, and the model reads 80 at most",
+        "isograd translate: 2 of 8 lines could not be translated; they are empty in the output",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "nosuch: no such folder"),
+        (["FOLDER", "--beam", "0"], "--beam: expected a whole number of at least 1, and got '0'"),
+        (["FOLDER", "--length-penalty", "nan"], "--length-penalty: expected a number, and got 'nan'"),
+        (["FOLDER", "--precision", "fp8"], "--precision"),
+        (["FOLDER", "more"], "unrecognized arguments: more"),
+        ([], "model"),
+    ],
+)
+def test_refused(words: list[str], said: str, folder: Path, given: Any) -> None:
+    given(INPUT)
+    assert said in refused("translate", *(str(folder) if word == "FOLDER" else word for word in words))
+
+
+def test_a_file_comes_in_full_windows(tmp_path: Path) -> None:
+    """However the reads fall, so that a file is searched in the same batches each time."""
+    (tmp_path / "in").write_bytes(b"".join(b"%d %s\n" % (i, b"x" * 100) for i in range(2500)))
+    with (tmp_path / "in").open("rb") as file:
+        assert [len(window) for window in windows(file, 1000)] == [1000, 1000, 500]
+    with (tmp_path / "in").open("rb") as file:
+        assert (
+            b"".join(line + b"\n" for window in windows(file, 7) for line in window) == (tmp_path / "in").read_bytes()
+        )
+
+
+def test_a_pipe_comes_as_it_is_written() -> None:
+    """What is there is not kept waiting for more; half a line is."""
+    end, begin = os.pipe()
+    with os.fdopen(end, "rb") as source, os.fdopen(begin, "wb", buffering=0) as sink:
+        found = windows(source, 1000)
+        sink.write(b"one\ntwo\nthr")
+        assert next(found) == [b"one", b"two"]
+        sink.write(b"ee\n\n")
+        assert next(found) == [b"three", b""]
+        sink.write(b"four")
+        sink.close()
+        assert list(found) == [[b"four"]]
+
+
+def test_a_line_is_answered_before_the_next_is_written(folder: Path, expected: list[str]) -> None:
+    """Until the user has had enough."""
+    process = started(folder)
+    assert process.stdin and process.stdout
+    for line, translation in zip(LINES[:3], expected, strict=False):
+        process.stdin.write(f"{line}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.readline().decode() == f"{translation}\n"
+    process.send_signal(signal.SIGTERM)  # what Ctrl-C does, and heard in a background job, too
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, b"", b"interrupted after line 3\n")
+
+
+def test_a_reader_that_has_gone(folder: Path) -> None:
+    process = started(folder)
+    assert process.stdin and process.stdout and process.stderr
+    process.stdout.close()
+    process.stdin.write(INPUT * 50)
+    process.stdin.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
+    process.stderr.close()
