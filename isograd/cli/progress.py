@@ -36,6 +36,14 @@ class RunProgress:
         self.bars.start_task(self.tasks[index])
         self.bars.update(self.tasks[index], completed=step, loss=f"loss {loss:.3f}")
 
+    def validated(self, row: dict[str, Any]) -> None:
+        """A validation has been made: its row as a line."""
+        said = f"step {row['step']}"
+        said += f" (epoch {row['epoch']:.1f})" if row.get("epoch") is not None else ""
+        numbers = {"validation loss": ("loss", ".3f"), "perplexity": ("perplexity", ".2f"), "BLEU": ("bleu", ".1f")}
+        found = [f"{name} {row[key]:{form}}" for name, (key, form) in numbers.items() if row.get(key) is not None]
+        self.console.print(f"{said}: {', '.join(found)}", highlight=False, markup=False, soft_wrap=True)
+
     def end(self, index: int, result: dict[str, Any]) -> None:
         """Run `index` has ended (or had ended before)."""
         outcome, final = result["outcome"], result.get("final_loss")

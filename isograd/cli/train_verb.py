@@ -10,7 +10,8 @@ from isograd.cli import UserError, one_line
 
 _EPILOG = """\
 examples:
-  isograd train recipes/xiong2020/char-lm.yaml model.placement=post-ln training.warmup=150
+  isograd train recipes/number-words.yaml
+  isograd train recipes/post-ln-collapses-without-warmup.yaml training.warmup=150
   isograd train model.layers=36 training.lr=3e-4
   torchrun --standalone --nproc-per-node 2 -m isograd train RECIPE training.fsdp=true
 
@@ -77,7 +78,7 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
     folder = options.out or Path("runs") / (recipe.name or name_of(recipe))
     try:
         with showing([recipe.model.placement], recipe.training.steps, console) as progress:
-            outcome = train(recipe, folder, progress=lambda step, loss: progress.step(0, step, loss))
+            outcome = train(recipe, folder, lambda step, loss: progress.step(0, step, loss), progress.validated)
             progress.end(0, outcome)
     except (DataError, RecipeError, UnknownPlacement) as error:
         raise UserError(one_line(error)) from error
@@ -95,5 +96,7 @@ def _tell(outcome: dict[str, Any], folder: Path, as_json: bool) -> None:
         return
     named = {"final loss": outcome.get("final_loss"), "validation loss": outcome.get("validation_loss")}
     losses = [f"{name} {loss:.4f}" for name, loss in named.items() if loss is not None]
+    if outcome.get("bleu") is not None:
+        losses.append(f"validation BLEU {outcome['bleu']:.1f}")
     print(", ".join([outcome["outcome"], *losses]))
     print(f"folder: {folder}")

@@ -50,6 +50,7 @@ TERMS = {  # of a recipe -> of the configuration, where they differ
     "positions": "position_embedding_type",
     "dropout": "hidden_dropout",
     "tie_embeddings": "tie_word_embeddings",
+    "share_embeddings": "share_encoder_embeddings",
 }
 
 

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from isograd.data import Corpus, PackedSequences
 from isograd.placement import get
 from isograd.study.lock import alone
 from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
 from isograd.train.run import Data, Model, RecipeError, Run, Training
-from isograd.train.train import check_text, config_of, ended, load_corpus_of, train
+from isograd.train.task import Task
+from isograd.train.train import check_text, ended, load_task, train
 from isograd.train.trainer import check_machine
 
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
@@ -81,7 +81,8 @@ def plan(
 def name_of(run: Run) -> str:
     """A folder's name that people can read and that no other run has."""
     m, t = run.model, run.training
-    return f"{m.placement}-{m.layers}l-lr{t.lr:g}-w{t.warmup}-s{run.seed}-{run.key()}"
+    depth = f"{m.layers}l" if run.encoder_layers is None else f"{run.encoder_layers}l-{m.layers}l"
+    return f"{m.placement}-{depth}-lr{t.lr:g}-w{t.warmup}-s{run.seed}-{run.key()}"
 
 
 def compare(
@@ -105,14 +106,12 @@ def compare(
     at_once = min(default_jobs() if jobs is None else jobs, len(arms))
     if at_once < 1:
         raise RecipeError(f"jobs={jobs} must be at least 1")
-    corpora = {data: load_corpus_of(run) for data, run in {arm.run.data: arm.run for arm in arms}.items()}
-    for arm in arms:
-        _check(arm.run, corpora[arm.run.data])
+    tasks = _tasks(arms)
     with alone(arms[0].folder.parent):
         if fresh:
             _remove(arms)
-        for arm in arms:
-            check_text(arm.folder, corpora[arm.run.data])
+        for arm, task in zip(arms, tasks, strict=True):
+            check_text(arm.folder, task)
         outcomes = _compare(arms, on_step, on_end, at_once)
     return [result_of(arm, outcomes[i]) for i, arm in enumerate(arms)]
 
@@ -137,11 +136,18 @@ def _compare(arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, at_once: int) 
     return outcomes
 
 
-def _check(run: Run, corpus: Corpus) -> None:
-    """Refuse what cannot be trained, before anything is written."""
-    check_machine(run)
-    config_of(run, corpus.vocab_size)
-    PackedSequences(corpus.train, run.data.length)
+def _tasks(arms: Sequence[Arm]) -> list[Task]:
+    """The task of each arm, every corpus loaded once; what cannot be trained is refused before anything is written."""
+    corpora: dict[Any, Any] = {}
+    tasks = []
+    for run in (arm.run for arm in arms):
+        check_machine(run)
+        data = (run.task, run.data, run.pairs)
+        task = load_task(run, corpora.get(data))
+        task.config()
+        corpora[data] = task.corpus
+        tasks.append(task)
+    return tasks
 
 
 def _remove(arms: Sequence[Arm]) -> None:

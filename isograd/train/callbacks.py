@@ -50,7 +50,7 @@ class Log(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._clock = (state.global_step, time.perf_counter())
 
-    def tokens_per_second(self, tokens: int) -> float | None:
+    def tokens_per_second(self, tokens: float) -> float | None:
         """Median over batches of steps, with `tokens` of them in a step; None before the first batch has gone by."""
         return statistics.median(self._rates) * tokens if self._rates else None
 

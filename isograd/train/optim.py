@@ -49,7 +49,7 @@ def _kept_library(name: str) -> Any:
 
 
 def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Callable[[int], float]:
-    """Factor on the peak rate at update t = 1, 2, .., with W = `warmup`, T = `steps` (even where `epochs` end first).
+    """Factor on the peak rate at update t = 1, 2, .., W = `warmup`, T = `steps` (of a translation: what its epochs give).
 
         n = t      first="xiong": the rate *of* update t, so the first update moves (Xiong et al. 2020, section 3.1)
         n = t - 1  first="fairseq": the rate left by the update before, so a warm-up begins at `warmup_from` itself
@@ -61,18 +61,21 @@ def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Cal
         "linear"        e + (1 - e) (1 - u)
         "polynomial"    e + (1 - e) (1 - u)^power
         "cosine"        e + (1 - e) (1 + cos(pi u)) / 2
-        "inverse-sqrt"  sqrt(W / n) (Vaswani et al. 2017, section 5.3); sqrt(s / (s + n)), s = 10000, without warm-up
-        "step"          1, and 1/10 from update `decay_at` on; from epoch `decay_at` = 1, 2, .. on, if `epochs` is set
+        "inverse-sqrt"  sqrt(W / n) (Vaswani et al. 2017, section 5.3); sqrt(s / (s + n)), s = 10000, without warm-up;
+                        with `decay_at` D 1 before update D and sqrt(D / n) from there on (Xiong et al. 2020, WMT14)
+        "step"          1, and 1/10 from update `decay_at` on (Xiong et al. 2020, IWSLT14)
+
+    `decay_at` counts epochs 1, 2, .. where `epochs` is set.
 
     "fairseq" is thus fairseq's inverse_sqrt, polynomial_decay ("linear" is power 1) and one cycle of its cosine, update
     by update. "xiong" is one update ahead in the warm-up and in "inverse-sqrt" only: u counts the updates made in both,
     since the value at t would be 0 in the last update, which would then stand still.
 
     Args:
-        updates_per_epoch: needed where "step" counts epochs.
+        updates_per_epoch: needed where `decay_at` counts epochs.
 
     Raises:
-        RecipeError: "step" falls inside the warm-up.
+        RecipeError: `decay_at` falls inside the warm-up.
 
     >>> rate = schedule_of(Training(steps=100, warmup=4, decay="inverse-sqrt"))
     >>> [round(rate(t), 4) for t in (1, 4, 16)]
@@ -85,13 +88,15 @@ def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Cal
     begin, end = training.warmup_from / training.lr, training.decay_to / training.lr
     behind = 1 if training.first == "fairseq" else 0
     scale = warmup or 10_000
-    falls = _falls_at(training, updates_per_epoch) if training.decay == "step" else 0
+    falls = _falls_at(training, updates_per_epoch) if training.decay_at else 0
     decays: dict[str, Callable[[int], float]] = {
         "constant": lambda t: 1.0,
         "linear": lambda t: end + (1 - end) * left(t),
         "polynomial": lambda t: end + (1 - end) * left(t) ** power,
         "cosine": lambda t: end + (1 - end) * (1 + math.cos(math.pi * made(t) / (total - warmup))) / 2,
-        "inverse-sqrt": lambda t: math.sqrt(scale / (scale + t - behind - warmup)),
+        "inverse-sqrt": lambda t: (
+            math.sqrt(falls / max(falls, t - behind)) if falls else math.sqrt(scale / (scale + t - behind - warmup))
+        ),
         "step": lambda t: 0.1 if t >= falls else 1.0,
     }
     decay = decays[training.decay]
@@ -106,7 +111,7 @@ def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Cal
 
 
 def _falls_at(training: Training, updates_per_epoch: int | None) -> int:
-    """The first update whose rate is a tenth."""
+    """The first update at which a decay that waits begins."""
     at = training.decay_at
     if training.epochs:
         if updates_per_epoch is None:

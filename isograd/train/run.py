@@ -110,7 +110,7 @@ class Training:
     warmup_from: float = 0.0  # the rate before the warm-up
     decay: Decay = "constant"
     decay_to: float = 0.0  # the rate at the end of "linear", "polynomial" and "cosine"
-    decay_at: int = 0  # "step": from this update (epoch, if training.epochs is set) on, the rate is a tenth
+    decay_at: int = 0  # when "step" (to a tenth) or "inverse-sqrt" begins: an update, or an epoch if epochs is set
     power: float = 1.0  # of "polynomial"
     optimizer: Optimizer = "adam"
     betas: tuple[float, float] = (0.9, 0.98)
@@ -237,12 +237,35 @@ def _check_training(t: Training) -> None:
         raise RecipeError(
             f"training.warmup={t.warmup} leaves no step of training.steps={t.steps} for decay {t.decay!r}"
         )
-    if (t.decay == "step") != bool(t.decay_at):
-        raise RecipeError("training.decay=step and training.decay_at (when the rate falls) belong together")
+    _check_schedule(t)
     if t.fsdp and t.optimizer == "lamb":
         raise RecipeError("training.optimizer=lamb cannot run on shards (training.fsdp=true); take another optimizer")
     if not 0 <= t.label_smoothing < 1:
         raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
+
+
+def _check_schedule(t: Training) -> None:
+    """What the chosen decay does not read must be at its default."""
+    reads: dict[str, tuple[Decay, ...]] = {
+        "decay_to": ("linear", "polynomial", "cosine"),
+        "decay_at": ("step", "inverse-sqrt"),
+        "power": ("polynomial",),
+    }
+    for key, decays in reads.items():
+        if getattr(t, key) != getattr(Training, key) and t.decay not in decays:
+            raise RecipeError(f"training.{key} is read by training.decay={' or '.join(decays)}, and this is {t.decay}")
+    if t.decay == "step" and not t.decay_at:
+        raise RecipeError("training.decay=step needs training.decay_at: when the rate falls to a tenth")
+    if t.warmup_from and not t.warmup:
+        raise RecipeError("training.warmup_from is the rate before a warm-up, and training.warmup=0")
+    for key in ("warmup_from", "decay_to"):
+        if getattr(t, key) > t.lr:
+            raise RecipeError(f"training.{key}={getattr(t, key)} is above the peak training.lr={t.lr}")
+    if not t.power:
+        raise RecipeError("training.power=0 never decays; it must be above 0")
+    last, unit = (t.epochs, "epochs") if t.epochs else (t.steps, "steps")
+    if t.decay_at > last:
+        raise RecipeError(f"training.decay_at={t.decay_at} comes after the last of training.{unit}={last}")
 
 
 def _check_translation(run: Run) -> None:
@@ -261,3 +284,5 @@ def _check_translation(run: Run) -> None:
         raise RecipeError("pairs.dictionaries takes one joined file with pairs.joint=true, and two files without")
     if 0 < pairs.ratio < 1:
         raise RecipeError(f"pairs.ratio={pairs.ratio} must be at least 1 (longer side to shorter), or 0 for any")
+    if run.training.fsdp and (run.search.pairs or run.training.select != "last"):
+        raise RecipeError("training.fsdp=true needs search.pairs=0 and training.select=last: weights lie in shards")

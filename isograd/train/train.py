@@ -1,8 +1,8 @@
 """From a run to its folder: build, calibrate, train, judge, write. Started again, it goes on where it was."""
 
 import json
+import math
 import platform
-import re
 import shutil
 import statistics
 import time
@@ -16,23 +16,23 @@ from accelerate import PartialState
 from transformers import set_seed
 
 import isograd
-from isograd.data import Corpus, PackedSequences, load_corpus
-from isograd.data.tokenizers import SPECIAL, for_transformers
-from isograd.models import IsogradConfig, IsogradForCausalLM
-from isograd.models.config import TERMS
-from isograd.placement import UnknownPlacement
+from isograd.models import IsogradConfig, IsogradPreTrainedModel
+from isograd.placement import Tower
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import calibrate
 from isograd.train.callbacks import Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
+from isograd.train.language import LanguageModelling
 from isograd.train.metrics import finite, judge, keep_until, read_rows, write_json
 from isograd.train.run import RecipeError, Run
+from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
+from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen
 
 ENDED = ("finished", "diverged", "collapsed")
 
 
-def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+def train(run: Run, folder: Path, progress: Progress | None = None, report: Report | None = None) -> dict[str, Any]:
     """Train `run` in `folder` and return its outcome; a run that has ended already is not trained again.
 
     A killed or interrupted run goes on from its last checkpoint, to the same numbers. An error during training is
@@ -40,6 +40,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str,
 
     Args:
         progress: called with (step, loss) as the log is written.
+        report: called with each validation during the training.
 
     Raises:
         RecipeError, DataError: the recipe or the data cannot be used here; nothing has been written then.
@@ -50,19 +51,16 @@ def train(run: Run, folder: Path, progress: Progress | None = None) -> dict[str,
     if done is not None:
         return done
     check_machine(run)
-    corpus = load_corpus_of(run)
-    check_text(folder, corpus)
-    config_of(run, corpus.vocab_size)
+    task = load_task(run)
+    check_text(folder, task)
+    task.config()
     set_seed(run.seed)
-    samples = PackedSequences(
-        corpus.train, run.data.length, run.training.steps * run.training.batch, seed=run.data_seed
-    )
     if state.is_main_process:
         _claim(run, folder)
     state.wait_for_everyone()
     began = time.perf_counter()
     try:
-        outcome = _train(run, folder, corpus, samples, progress)
+        outcome = _train(task, folder, progress, report)
     except KeyboardInterrupt:
         _write_outcome(folder, {"outcome": "interrupted"}, state)
         raise
@@ -91,46 +89,43 @@ def ended(run: Run, folder: Path) -> dict[str, Any] | None:
     return outcome if outcome.get("outcome") in ENDED else None
 
 
-def check_text(folder: Path, corpus: Corpus) -> None:
+def load_task(run: Run, corpus: Any = None) -> Task:
+    """The task of a run, its data loaded.
+
+    Args:
+        corpus: `Task.corpus` of another run on the same data, to load it once.
+
+    Raises:
+        RecipeError, DataError: what the recipe names cannot be used here.
+    """
+    if run.task == "language":
+        return LanguageModelling(run, corpus)
+    try:
+        from isograd.train.translation import Translation
+    except ImportError as error:
+        raise RecipeError(f"task=translation needs {error.name}; pip install 'isograd[mt]'") from error
+    return Translation(run, corpus)
+
+
+def check_text(folder: Path, task: Task) -> None:
     """A run goes on with the text that it began with.
 
     Raises:
         FileExistsError: the folder holds a run on another text.
     """
     path = folder / "resolved.json"
-    if path.exists() and _there(path).get("data", {}).get("sha256") != corpus.sha256:
+    if path.exists() and _there(path).get("data", {}).get("sha256") != task.sha256:
         raise FileExistsError(
-            f"{folder} holds a run on another text: {corpus.source} (or how it is read) has changed since;"
+            f"{folder} holds a run on another text: {task.source} (or how it is read) has changed since;"
             " choose another folder, or remove it"
         )
 
 
-def load_corpus_of(run: Run) -> Corpus:
-    """The corpus that a run names."""
-    data = run.data
-    return load_corpus(data.source, level=data.level, vocab_size=data.vocab_size, field=data.field, valid=data.valid)
-
-
-def config_of(run: Run, vocab_size: int) -> IsogradConfig:
-    """The model's configuration that a run describes.
-
-    Raises:
-        RecipeError: a value that no model has, under the recipe's name for it.
-    """
-    ids = {name.replace("_token", "_token_id"): i for i, name in enumerate(SPECIAL) if name != "unk_token"}
-    given: dict[str, Any] = {TERMS.get(name, name): value for name, value in vars(run.model).items()} | ids
-    try:
-        return IsogradConfig(vocab_size=vocab_size, max_position_embeddings=run.data.length, is_decoder=True, **given)
-    except (ValueError, UnknownPlacement) as error:
-        ours = {TERMS.get(name, name): f"model.{name}" for name in vars(run.model)}
-        raise RecipeError(re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))) from error
-
-
-def gradient_ratio(rows: list[dict[str, Any]]) -> float | None:
-    """mean |gradient| of W_2 in the first layer over that in the last, each averaged over the steps of `rows`."""
+def gradient_ratio(rows: list[dict[str, Any]], tower: Tower = "decoder") -> float | None:
+    """mean |gradient| of W_2 in a tower's first layer over that in its last, each averaged over the steps of `rows`."""
     values: dict[int, list[float]] = {}
     for row in rows:
-        if row.get("kind") == "ffn" and row.get("gradient_mean_abs") is not None:
+        if row.get("kind") == "ffn" and row.get("tower", tower) == tower and row.get("gradient_mean_abs") is not None:
             values.setdefault(row["layer"], []).append(row["gradient_mean_abs"])
     if not values:
         return None
@@ -138,98 +133,101 @@ def gradient_ratio(rows: list[dict[str, Any]]) -> float | None:
     return first / last if last else None
 
 
-def _train(
-    run: Run, folder: Path, corpus: Corpus, samples: PackedSequences, progress: Progress | None
-) -> dict[str, Any]:
+def _train(task: Task, folder: Path, progress: Progress | None, report: Report | None) -> dict[str, Any]:
+    run = task.run
     checkpoint = last_checkpoint(folder / "checkpoints")
-    model = _model(run, corpus, samples, checkpoint)
+    model = _model(task, checkpoint)
     if run.training.gradient_checkpointing:
         # the name in newer versions of transformers, and in older ones, of the same method
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-    trainer = IsogradTrainer(run, model, samples, folder / "checkpoints")
+    trainer = IsogradTrainer(run, model, task.samples, folder / "checkpoints", task.updates_per_epoch)
     log = Log(trainer, folder, progress=progress)
     trainer.add_callback(log)
+    if run.task != "language":
+        trainer.add_callback(Validate(trainer, task, folder, report))
     trainer.add_callback(Seal(trainer, folder / "checkpoints"))
     if run.training.probe_every:
         trainer.add_callback(Observe(trainer, folder, run.training.probe_every))
     if trainer.is_world_process_zero():
         drop_broken(folder / "checkpoints")
-        write_json(folder / "resolved.json", resolved(run, model, corpus))
-        for name in ("metrics.jsonl", "quantities.jsonl"):
-            keep_until(folder / name, step_of(checkpoint) if checkpoint else 0)
+        write_json(folder / "resolved.json", resolved(task, model))
+        for name in ("metrics.jsonl", "quantities.jsonl", ROWS):
+            if (folder / name).exists():
+                keep_until(folder / name, step_of(checkpoint) if checkpoint else 0)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    name, final = judge([row["loss"] for row in _losses(folder)], corpus.unigram_entropy)
-    outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
-    if name != "diverged":
-        outcome["validation_loss"] = validation_loss(run, trainer.model, corpus)
+    outcome = _judged(task, trainer, folder)
     trainer.save_model(str(folder / "model"))
     if trainer.is_world_process_zero():
-        for_transformers(corpus.tokenizer).save_pretrained(folder / "model")
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        task.save_tokenizer(folder / "model")
+        for name in ("checkpoints", WEIGHTS):
+            shutil.rmtree(folder / name, ignore_errors=True)
     rows = read_rows(folder / "quantities.jsonl")
     return outcome | {
         "steps": trainer.state.global_step,
-        "unigram_entropy": corpus.unigram_entropy,
+        "unigram_entropy": task.unigram_entropy,
         "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1]),
         "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50]),
-        "tokens_per_second": log.tokens_per_second(run.training.batch * run.data.length),
+        "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
-def _model(run: Run, corpus: Corpus, samples: PackedSequences, checkpoint: Path | None) -> IsogradForCausalLM:
+def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]:
+    """Outcome and losses, of the weights that are kept.
+
+    A translation is judged by its held-out loss, since the loss in training is smoothed.
+    """
+    name, final = judge([row["loss"] for row in _losses(folder)], task.unigram_entropy)
+    outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
+    if name == "diverged":
+        return outcome
+    if task.run.task == "language":
+        return outcome | {"validation_loss": task.validate(trainer.model)["loss"]}
+    steps = take_chosen(trainer, task, folder)
+    held_out = next((r for r in read_rows(folder / ROWS) if [r["step"]] == steps), None)
+    held_out = held_out or task.validate(trainer.model)
+    loss = math.nan if held_out["loss"] is None else held_out["loss"]
+    return {
+        "outcome": judge([loss], task.unigram_entropy)[0],
+        "final_loss": final,
+        "validation_loss": loss,
+        "perplexity": held_out["perplexity"],
+        "bleu": held_out["bleu"],
+        "kept_steps": steps,
+    }
+
+
+def _model(task: Task, checkpoint: Path | None) -> IsogradPreTrainedModel:
     """A fresh model, calibrated on the first batch, or an empty one of the checkpoint's configuration."""
     if checkpoint:
-        return IsogradForCausalLM(IsogradConfig.from_pretrained(checkpoint))
-    model = IsogradForCausalLM(config_of(run, corpus.vocab_size))
+        return task.build(IsogradConfig.from_pretrained(checkpoint))
+    model = task.build(task.config())
     if model.config.entry().calibrate:
-        batch = samples.__getitems__(range(min(run.training.batch, len(samples))))
-        calibrate(model, batch)
+        calibrate(model, task.first_batch())
     return model
 
 
-def validation_loss(run: Run, model: torch.nn.Module, corpus: Corpus) -> float | None:
-    """Mean loss over at most `training.valid_sequences` held-out sequences; None when the text has none."""
-    batch, limit = run.training.batch, run.training.valid_sequences
-    if limit < 1 or len(corpus.valid) <= run.data.length:
-        return None
-    held_out = PackedSequences(corpus.valid, run.data.length)
-    count = min(limit, len(held_out))
-    device = next(model.parameters()).device
-    total = 0.0
-    model.eval()
-    with torch.no_grad():
-        for begin in range(0, count, batch):
-            rows = held_out.__getitems__(range(begin, min(begin + batch, count)))
-            loss = model(**{k: v.to(device) for k, v in rows.items()}).loss
-            total += float(loss) * len(rows["input_ids"])
-    return total / count
-
-
-def resolved(run: Run, model: IsogradForCausalLM, corpus: Corpus) -> dict[str, Any]:
+def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
     """What was built: formulas, the numbers of every site, sizes, data."""
-    entry = model.config.entry()
+    config = model.config
+    entry = config.entry()
+    towers: list[Tower] = ["decoder"] if config.encoder_layers is None else ["encoder", "decoder"]
+    sites = [row for tower in towers for row in numbers(entry, config.depths(tower)[0], tower, config.depths(tower)[1])]
     return {
-        "placement": run.model.placement,
+        "placement": task.run.model.placement,
         "formulas": formulas(entry),
         "legend": legend(entry),
         "final": final_formula(entry),
         "about": entry.about,
         "paper": entry.paper,
         "note": entry.note,
-        "sites": numbers(entry, run.model.layers),
-        "start": model.config.scheme(),
-        "calibration": model.config.calibration,
+        "sites": sites,
+        "start": config.scheme(),
+        "calibration": config.calibration,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "data": {
-            "source": corpus.source,
-            "sha256": corpus.sha256,
-            "characters": corpus.characters,
-            "tokens": len(corpus.train),
-            "vocab_size": corpus.vocab_size,
-            "unigram_entropy": corpus.unigram_entropy,
-        },
+        "steps": task.run.training.steps,
+        "data": task.facts(),
     }
 
 

@@ -20,8 +20,10 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from isograd.data.batches import as_is
 from isograd.diagnose import Probe
 from isograd.diagnose.probe import whole
+from isograd.models import IsogradPreTrainedModel
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.run import RecipeError, Run
+from isograd.transformer.loss import smoothing_of
 from isograd.transformer.parameters import decayed
 
 
@@ -33,13 +35,22 @@ class IsogradTrainer(Trainer):
         model: the model, calibrated where its placement asks for it.
         train_dataset: the samples of the whole training in their order, one epoch of them.
         folder: where checkpoints go.
+        updates_per_epoch: where the recipe counts in epochs.
     """
 
     lr_scheduler: Any
 
-    def __init__(self, run: Run, model: nn.Module, train_dataset: Dataset[Any], folder: Path) -> None:
+    def __init__(
+        self,
+        run: Run,
+        model: IsogradPreTrainedModel,
+        train_dataset: Dataset[Any],
+        folder: Path,
+        updates_per_epoch: int | None = None,
+    ) -> None:
         self.recipe = run
-        self.schedule = schedule_of(run.training)
+        self.schedule = schedule_of(run.training, updates_per_epoch)
+        self.smoothing = smoothing_of(run.training.label_smoothing, run.training.smoothing, model.config.vocab_size)
         self.probe: Probe | None = None  # set while a step is observed
         self.losses: list[Tensor] = []  # of the micro-batches of this step
         self.norm: Tensor | None = None  # of all gradients, before clipping
@@ -76,11 +87,19 @@ class IsogradTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The model's own loss; the unsmoothed one is not formed a second time."""
-        outputs = model(**inputs, label_smoothing=self.recipe.training.label_smoothing if model.training else 0.0)
+        """The model's own loss; the unsmoothed one is not formed a second time.
+
+        Where micro-batches hold different numbers of targets, `num_items_in_batch` is the sum over all of them, and
+        each loss is a part of the update's: one long batch and several short ones are then the same update.
+        """
+        smoothing = self.smoothing if model.training else 0.0
+        loss = model(**inputs, label_smoothing=smoothing, num_items_in_batch=num_items_in_batch).loss
+        if num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # DDP takes the mean of the processes' gradients
         if model.training:
-            self.losses.append(outputs.loss.detach())
-        return (outputs.loss, outputs) if return_outputs else outputs.loss
+            parts = 1 if num_items_in_batch is None else self.args.gradient_accumulation_steps
+            self.losses.append(loss.detach() * parts)
+        return (loss, None) if return_outputs else loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """Norms of all gradients, once: for the log, for the probe, for clipping (in this order)."""
@@ -159,7 +178,9 @@ def check_machine(run: Run) -> None:
 
 
 def micro_batch(run: Run) -> int:
-    """Sequences of one process in one pass: batch / (processes x accumulation)."""
+    """Samples of one process in one pass: batch / (processes x accumulation) sequences."""
+    if run.task == "translation":
+        return 1  # a sample is a whole micro-batch
     t, processes = run.training, PartialState().num_processes
     micro, rest = divmod(t.batch, t.accumulation * processes)
     if rest or not micro:

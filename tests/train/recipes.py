@@ -36,6 +36,33 @@ def small(name: str | None = None, seed: int = 0, **sections: dict[str, Any]) ->
     return run_from_dict({"name": name, "seed": seed, **content})
 
 
+WORDS = ("one two three four five six seven eight nine ten", "eins zwei drei vier fünf sechs sieben acht neun zehn")
+TRANSLATION: dict[str, dict[str, Any]] = {
+    "model": {"layers": 2, "encoder_layers": 1, "width": 16, "heads": 2, "dropout": 0.1, "share_embeddings": True},
+    "pairs": {"vocabulary": "char", "longest": 40, "source": "en"},
+    "search": {"beam": 2, "pairs": 4, "extra": 5},
+    "training": {"steps": 9, "tokens": 300, "probe_every": 3, "checkpoint_every": 2, "valid_every": 3}
+    | {"label_smoothing": 0.1, "lr": 0.01},
+}
+
+
+def pairs_files() -> str:
+    """The prefix of two files of parallel text, every pair different, beside the cache of this test session."""
+    prefix = Path(os.environ["XDG_CACHE_HOME"]) / "pairs"
+    english, german = (side.split() for side in WORDS)
+    for language, words in (("en", english), ("de", german)):
+        lines = (" ".join(words[int(d)] for d in str(i * 7)) for i in range(160))
+        prefix.with_suffix(f".{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(prefix)
+
+
+def small_translation(name: str | None = None, seed: int = 0, **sections: dict[str, Any]) -> Run:
+    """A translation of 160 pairs, with keys of its sections replaced."""
+    content: dict[str, Any] = {part: TRANSLATION[part] | sections.get(part, {}) for part in TRANSLATION}
+    content["pairs"] = {"train": [pairs_files()], "target": "de"} | content["pairs"]
+    return run_from_dict({"name": name, "task": "translation", "seed": seed, **content})
+
+
 def outcome(folder: Path) -> dict[str, Any]:
     return read_json(folder / "outcome.json")
 

@@ -12,9 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from isograd.data import PackedSequences
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE
+from isograd.train.language import LanguageModelling, load_corpus_of
 from isograd.train.metrics import read_rows
 from isograd.train.optim import schedule_of
-from isograd.train.train import config_of, load_corpus_of, train
+from isograd.train.train import train
 from isograd.train.trainer import IsogradTrainer
 from tests.build import NAMES, randomised
 from tests.train.recipes import small
@@ -26,7 +27,7 @@ def trainer(folder: Path, model: dict[str, Any], **training: Any) -> IsogradTrai
     run = small(model=model, training={"weight_decay": DECAY, "optimizer": "adamw", **training})
     corpus = load_corpus_of(run)
     samples = PackedSequences(corpus.train, run.data.length, run.training.steps * run.training.batch, seed=0)
-    return IsogradTrainer(run, randomised(IsogradForCausalLM(config_of(run, corpus.vocab_size))), samples, folder)
+    return IsogradTrainer(run, randomised(IsogradForCausalLM(LanguageModelling(run, corpus).config())), samples, folder)
 
 
 def expected_sets(names: list[str]) -> tuple[set[str], set[str]]:

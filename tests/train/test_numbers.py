@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from isograd.data import PackedSequences
 from isograd.models import IsogradForCausalLM
+from isograd.train.language import LanguageModelling, load_corpus_of
 from isograd.train.metrics import read_rows
 from isograd.train.run import RecipeError, Run
-from isograd.train.train import config_of, load_corpus_of, train
+from isograd.train.train import train
 from tests.train.recipes import losses, outcome, small, weights
 
 
@@ -27,7 +28,7 @@ def by_hand(run: Run, smoothing: float = 0.0) -> tuple[list[float], list[float],
     """The training as a plain loop: losses, norms before clipping, final weights. No Trainer, no chunked loss."""
     corpus, t = load_corpus_of(run), run.training
     torch.manual_seed(run.seed)
-    model = IsogradForCausalLM(config_of(run, corpus.vocab_size)).train()
+    model = IsogradForCausalLM(LanguageModelling(run, corpus).config()).train()
     samples = PackedSequences(corpus.train, run.data.length, t.steps * t.batch, seed=run.data_seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=t.lr, momentum=t.betas[0])
     seen, norms = [], []

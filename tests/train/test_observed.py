@@ -9,8 +9,9 @@ import torch
 from isograd.data import PackedSequences
 from isograd.models import IsogradForCausalLM
 from isograd.train.callbacks import Observe
+from isograd.train.language import LanguageModelling, load_corpus_of
 from isograd.train.metrics import read_rows
-from isograd.train.train import config_of, gradient_ratio, load_corpus_of, train
+from isograd.train.train import gradient_ratio, train
 from isograd.train.trainer import IsogradTrainer
 from tests.train.recipes import losses, outcome, small, weights
 
@@ -39,7 +40,7 @@ def test_gradients_of_an_observed_step_by_hand(tmp_path: Path) -> None:
     run = small(training={"batch": 8})
     corpus = load_corpus_of(run)
     torch.manual_seed(run.seed)
-    model = IsogradForCausalLM(config_of(run, corpus.vocab_size)).train()
+    model = IsogradForCausalLM(LanguageModelling(run, corpus).config()).train()
     rows = PackedSequences(corpus.train, run.data.length, 64, seed=run.data_seed).__getitems__(range(8))
     model(**rows).loss.backward()
     for training in ({}, {"clip": 1e-3}, {"accumulation": 4}, {"accumulation": 8, "clip": 1e-3}):
@@ -84,7 +85,7 @@ def test_no_hooks_after_a_training(raises: bool, tmp_path: Path) -> None:
     run = small(training={"probe_every": 1})
     corpus = load_corpus_of(run)
     samples = PackedSequences(corpus.train, 8, 24, seed=0)
-    model = IsogradForCausalLM(config_of(run, corpus.vocab_size))
+    model = IsogradForCausalLM(LanguageModelling(run, corpus).config())
     before = hooks(model)
     trainer = IsogradTrainer(run, model, samples, tmp_path)
     trainer.add_callback(Observe(trainer, tmp_path, every=1))

@@ -14,8 +14,9 @@ import torch
 
 from isograd.models import IsogradForCausalLM
 from isograd.placement import Learned, Norm, Placement, Residual, register
+from isograd.train.language import load_corpus_of
 from isograd.train.metrics import append_rows, finite, judge, keep_until, read_rows, write_json
-from isograd.train.train import ended, gradient_ratio, load_corpus_of, train
+from isograd.train.train import ended, gradient_ratio, train
 from tests.train.recipes import losses, outcome, same_run, small
 
 

@@ -1,19 +1,21 @@
 """Recipes: what is read, what is refused and with which words, and that every key changes what is built."""
 
 import dataclasses
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isograd.data import Corpus, PackedSequences
+from isograd.train.language import LanguageModelling
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import known_keys, load_run, run_from_dict
-from isograd.train.run import Data, Model, RecipeError, Run, Training
-from isograd.train.train import config_of, load_corpus_of
-from isograd.train.trainer import arguments, check_machine
-from tests.train.recipes import small
+from isograd.train.run import Data, Model, Pairs, RecipeError, Run, Search, Training
+from isograd.train.train import load_task
+from isograd.train.trainer import IsogradTrainer, arguments, check_machine
+from isograd.train.validation import Validate
+from tests.train.recipes import pairs_files, small, small_translation
 
 
 def refused(*parts: str, overrides: tuple[str, ...] = (), recipe: Path | None = None) -> None:
@@ -146,6 +148,34 @@ OTHER: dict[str, Any] = {
     "training.probe_every": 3, "training.checkpoint_every": 3, "training.valid_sequences": 1,
     "training.track": ["wandb"],
 }  # fmt: skip
+OF_A_TRANSLATION: dict[str, Any] = {
+    "model.encoder_layers": 3, "model.share_embeddings": False,
+    "pairs.train": ["other"], "pairs.valid": ["other"], "pairs.source": "fr", "pairs.target": "fr",
+    "pairs.vocabulary": "bpe", "pairs.vocab_size": 290, "pairs.joint": False, "pairs.codes": "other.codes",
+    "pairs.dictionaries": ["other.dict"], "pairs.tokenized": True, "pairs.longest": 12, "pairs.ratio": 1.1,
+    "pairs.pool": 5, "search.beam": 3, "search.length_penalty": 0.6, "search.extra": 7, "search.stretch": 2.0,
+    "search.pairs": 2, "training.epochs": 1, "training.tokens": 128, "training.smoothing": "fairseq",
+    "training.valid_every": 4, "training.patience": 1, "training.select": "best", "training.average": 3,
+    "training.first": "fairseq", "training.warmup_from": 1e-4, "training.decay_to": 1e-4, "training.decay_at": 5,
+    "training.power": 2.0,
+}  # fmt: skip
+READ_BY_BOTH = {f"training.{name}" for name in ("first", "warmup_from", "decay_to", "decay_at", "power")}
+DEFAULT_THERE = {"model.share_embeddings", "pairs.vocabulary"}  # the other value is the other task's default
+OWN = [key for key in OF_A_TRANSLATION if key not in READ_BY_BOTH | DEFAULT_THERE]
+NEEDS: dict[str, dict[str, dict[str, Any]]] = {  # what else must be set for a key to be read
+    "model.share_embeddings": {"training": {"steps": 3}},
+    "pairs.vocab_size": {"pairs": {"vocabulary": "bpe"}},
+    "pairs.joint": {"model": {"share_embeddings": False}},
+    "pairs.codes": {"pairs": {"vocabulary": "subword-nmt", "codes": "some.codes"}},
+    "pairs.dictionaries": {"pairs": {"vocabulary": "subword-nmt", "codes": "some.codes"}},
+    "training.epochs": {"training": {"steps": 40}},
+    "training.average": {"training": {"select": "average"}},
+    "training.first": {"training": {"warmup": 4}},
+    "training.warmup_from": {"training": {"warmup": 4}},
+    "training.decay_to": {"training": {"decay": "linear"}},
+    "training.decay_at": {"training": {"decay": "inverse-sqrt"}},
+    "training.power": {"training": {"decay": "polynomial"}},
+}
 
 
 def changed(run: Run, key: str, value: Any) -> Run:
@@ -157,33 +187,58 @@ def changed(run: Run, key: str, value: Any) -> Run:
     return run_from_dict(content)
 
 
-def test_the_table_holds_every_key() -> None:
-    assert set(OTHER) == set(known_keys())
-    sections = {"model": Model, "data": Data, "training": Training}
-    expected = {f"{s}.{f.name}" for s, of in sections.items() for f in dataclasses.fields(of)} | {"name", "seed"}
-    assert set(known_keys()) == expected
+def test_the_tables_hold_every_key() -> None:
+    assert {*OTHER, *OF_A_TRANSLATION, "task"} == set(known_keys()) and not set(OTHER) & set(OF_A_TRANSLATION)
+    sections = {"model": Model, "data": Data, "pairs": Pairs, "search": Search, "training": Training}
+    expected = {f"{s}.{f.name}" for s, of in sections.items() for f in dataclasses.fields(of)}
+    assert set(known_keys()) == expected | {"name", "task", "seed"}
 
 
-@pytest.mark.parametrize("key", OTHER)
+def base(key: str) -> Run:
+    """A run in which the key is read."""
+    if key in OTHER:
+        return small()
+    given = NEEDS.get(key, {})
+    shared = {"share_embeddings": key == "model.share_embeddings"}
+    return small_translation(**given | {"model": shared | given.get("model", {})})
+
+
+@pytest.mark.parametrize("key", [*OTHER, *OF_A_TRANSLATION])
 def test_round_trip_and_key(key: str) -> None:
     """as_dict and back is the same run; the key changes with everything but the name."""
-    one, other = small(), changed(small(), key, OTHER[key])
+    one = base(key)
+    other = changed(one, key, (OTHER | OF_A_TRANSLATION)[key])
     assert run_from_dict(other.as_dict()) == other != one
     assert (other.key() == one.key()) == (key == "name")
     assert len(one.key()) == 10 and int(one.key(), 16) >= 0
 
 
-def built(run: Run, corpus: Corpus, folder: Path) -> dict[str, Any]:
+@pytest.mark.parametrize("key", [*OWN, "data.source", "training.batch"])
+def test_what_the_other_task_reads_is_refused(key: str) -> None:
+    other = small_translation() if key in OTHER else small()
+    with pytest.raises(RecipeError, match=f"{key}.* is read by task"):
+        changed(other, key, (OTHER | OF_A_TRANSLATION)[key])
+
+
+def built(run: Run, folder: Path) -> dict[str, Any]:
     """All that a run decides before its first step, as text."""
-    made = PackedSequences(corpus.train, run.data.length, run.training.steps * run.training.batch, run.data_seed)
-    options = arguments(run, folder).to_dict()
+    task = load_task(run)
+    made = task.samples
+    options = arguments(task.run, folder).to_dict()
+    schedule = schedule_of(task.run.training, task.updates_per_epoch)
+    untracked = replace(task.run, training=replace(task.run.training, track=()))  # trackers need not be installed
+    trainer = IsogradTrainer(untracked, task.build(task.config()), made, folder, task.updates_per_epoch)
+    facts = {k: v for k, v in task.facts().items() if k not in ("source", "sha256")}
     return {
-        "config": config_of(run, corpus.vocab_size).to_dict(),
+        "config": task.config().to_dict(),
         "arguments": {k: v for k, v in options.items() if k not in ("logging_dir", "output_dir")},
         "optimizer": [str(part) for part in optimizer_of(run.training)],
-        "schedule": [schedule_of(run.training)(t) for t in range(1, run.training.steps + 1)],
-        "order": [made[i]["input_ids"].tolist() for i in range(len(made))],
-        "valid": corpus.valid.tolist(),
+        "schedule": [schedule(t) for t in range(1, task.run.training.steps + 1)],
+        "smoothing": trainer.smoothing,
+        "order": [{k: v.tolist() for k, v in made[i].items()} for i in range(len(made))],
+        "facts": facts,
+        "valid": task.corpus.valid.tolist() if run.task == "language" else list(task.corpus.valid_lines),
+        "every": Validate(trainer, task, folder).every,
     }
 
 
@@ -191,27 +246,42 @@ ELSEWHERE = {  # keys that act in the training loop itself; test -> where they a
     "training.label_smoothing": "test_numbers", "training.clip": "test_numbers",
     "training.probe_every": "test_numbers", "training.valid_sequences": "test_numbers",
     "training.gradient_checkpointing": "test_numbers",
+    "training.patience": "test_translation", "training.select": "test_translation",
+    "training.average": "test_translation", "search.beam": "test_translation", "search.pairs": "test_translation",
+    "search.length_penalty": "test_translation", "search.extra": "test_translation",
+    "search.stretch": "test_translation", "pairs.tokenized": "test_translation",
+    "training.fsdp": "test_distributed", "training.compile": "test_numbers",
 }  # fmt: skip
+CODES = "#version: 0.2\no n\n"
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.compile and FSDP are only named here, not used
-@pytest.mark.parametrize("key", [k for k in OTHER if k not in ELSEWHERE])
+@pytest.mark.filterwarnings("ignore")  # what is only named here says that it is not used
+@pytest.mark.parametrize("key", [k for k in (*OTHER, *OF_A_TRANSLATION) if k not in ELSEWHERE])
 def test_every_key_changes_what_is_built(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.txt").write_text("another text, of other words\n" * 40)
     rows = [f'{{"text": "{"one " * 90}", "body": "{"two " * 90}"}}\n']
     Path("rows.jsonl").write_text("".join(rows))
+    Path("some.codes").write_text(CODES)
+    Path("other.codes").write_text(CODES + "t w\n")
+    Path("other.dict").write_text("one 5\ntwo 4\n")
+    for language in ("en", "de", "fr"):
+        Path(f"other.{language}").write_text("".join(f"{language} {i}\n" for i in range(50)))
+        prefix = Path(pairs_files())
+        if language == "fr":
+            prefix.with_suffix(".fr").write_text(prefix.with_suffix(".de").read_text()[::-1].strip() + "\n")
+    one = base(key)
     data = {"level": "bpe"} if key == "data.vocab_size" else {"source": "rows.jsonl"} if key == "data.field" else {}
     model = {"start": "normal"} if key == "model.initializer_range" else {}
-    one = small(data=data, model=model)
-    other = changed(one, key, OTHER[key])
-    first, second = (built(run, load_corpus_of(run), tmp_path) for run in (one, other))
+    if key in OTHER:
+        one = small(data=data, model=model)
+    first, second = (built(run, tmp_path) for run in (one, changed(one, key, (OTHER | OF_A_TRANSLATION)[key])))
     assert first != second
 
 
 def test_the_foil_a_name_changes_nothing(tmp_path: Path) -> None:
-    corpus = load_corpus_of(small())
-    assert built(small(), corpus, tmp_path) == built(small(), corpus, tmp_path)
+    assert built(small(), tmp_path) == built(small(), tmp_path)
+    assert built(small_translation(), tmp_path) == built(small_translation(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +300,7 @@ def test_the_foil_a_name_changes_nothing(tmp_path: Path) -> None:
 )
 def test_shapes_no_model_has_are_named_as_in_the_recipe(model: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(RecipeError) as error:
-        config_of(small(model=model), 50)
+        LanguageModelling(small(model=model)).config()
     for part in parts:
         assert part in str(error.value), str(error.value)
 

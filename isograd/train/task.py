@@ -1,0 +1,84 @@
+"""What a training needs to know of its task: data, the model's class and shape, what is measured on held-out text."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from isograd.models import IsogradConfig, IsogradPreTrainedModel
+from isograd.models.config import TERMS
+from isograd.placement import UnknownPlacement
+from isograd.train.run import RecipeError, Run
+
+
+class Task(ABC):
+    """One run's data, and what depends on it.
+
+    Attributes:
+        run: the recipe, with the number of steps that its epochs come to.
+        corpus: the data itself.
+        updates_per_epoch: None where a training is not told in epochs.
+        source, sha256: what was read.
+        unigram_entropy: of the predicted tokens, nats.
+        samples: all batches of the training in their order; one epoch of them is the training.
+    """
+
+    run: Run
+    corpus: Any
+    updates_per_epoch: int | None = None
+    source: str
+    sha256: str
+    unigram_entropy: float
+    samples: Dataset[Any]
+
+    @abstractmethod
+    def config(self) -> IsogradConfig:
+        """The model's configuration.
+
+        Raises:
+            RecipeError: a value that no model has, under the recipe's name for it.
+        """
+
+    @abstractmethod
+    def build(self, config: IsogradConfig) -> IsogradPreTrainedModel:
+        """A fresh model."""
+
+    @abstractmethod
+    def first_batch(self) -> Mapping[str, Tensor]:
+        """What a calibration profiles: the first micro-batch of the training."""
+
+    @abstractmethod
+    def tokens_per_update(self) -> float:
+        """Predicted tokens of one update, on average, all processes together."""
+
+    @abstractmethod
+    def validate(self, model: nn.Module) -> dict[str, float | None]:
+        """What is measured on held-out text: "loss" (nats per token) at least; None where there is none."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What is known of the data, for people."""
+
+    @abstractmethod
+    def save_tokenizer(self, folder: Path) -> None:
+        """Beside the model."""
+
+
+def config_from(run: Run, **facts: Any) -> IsogradConfig:
+    """The configuration that a run's model section and the facts of its data describe."""
+    given: dict[str, Any] = {TERMS.get(name, name): value for name, value in vars(run.model).items()} | facts
+    try:
+        return IsogradConfig(**given)
+    except (ValueError, UnknownPlacement) as error:
+        ours = {TERMS.get(name, name): f"model.{name}" for name in vars(run.model)}
+        raise RecipeError(re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))) from error
+
+
+def with_steps(run: Run, steps: int) -> Run:
+    """The run with so many updates."""
+    return replace(run, training=replace(run.training, steps=steps))

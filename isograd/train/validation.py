@@ -1,0 +1,114 @@
+"""Validation during training: a row and the weights each time, when to stop, and which weights are kept."""
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import TrainerCallback
+
+from isograd.train.metrics import append_rows, read_rows
+from isograd.train.run import RecipeError
+from isograd.train.task import Task
+from isograd.train.trainer import IsogradTrainer
+
+Row = dict[str, Any]
+Report = Callable[[Row], None]
+ROWS = "validation.jsonl"
+WEIGHTS = "validated"
+
+
+class Validate(TrainerCallback):
+    """Every so many updates: `task.validate`, a row of validation.jsonl, and the weights where they may be wanted.
+
+    The rows decide when to stop and what to keep, so a training that goes on after a kill decides the same.
+    """
+
+    def __init__(self, trainer: IsogradTrainer, task: Task, folder: Path, report: Report | None = None) -> None:
+        self.trainer = trainer
+        self.task = task
+        self.folder = folder
+        self.report = report
+        t = task.run.training
+        self.every = t.valid_every or task.updates_per_epoch or t.steps
+        if t.select == "average" and t.steps // self.every < 1:
+            raise RecipeError(f"training.select=average needs a validation within training.steps={t.steps}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        step, t = state.global_step, self.task.run.training
+        if step % self.every and step != state.max_steps:
+            return control
+        row = {"step": step, "epoch": self._epoch(step), **self.task.validate(self.trainer.model)}
+        if self.trainer.is_world_process_zero():
+            append_rows(self.folder / ROWS, [row])
+        self.trainer.accelerator.wait_for_everyone()
+        rows = read_rows(self.folder / ROWS)
+        if t.select != "last":
+            self._keep(rows)
+        if self.report:
+            self.report(row)
+        if t.patience and since_best(rows) >= t.patience:
+            control.should_training_stop = True
+        return control
+
+    def _epoch(self, step: int) -> float | None:
+        per_epoch = self.task.updates_per_epoch
+        return round(step / per_epoch, 3) if per_epoch else None
+
+    def _keep(self, rows: list[Row]) -> None:
+        """Write these weights; remove those that can no longer be chosen."""
+        folder = self.folder / WEIGHTS
+        self.trainer.save_model(str(folder / f"step-{rows[-1]['step']}"))
+        wanted = {f"step-{row['step']}" for row in [*chosen(rows, self.task), *rows[-1:]]}
+        if self.trainer.is_world_process_zero():
+            for path in folder.iterdir():
+                if path.name not in wanted:
+                    shutil.rmtree(path)
+
+
+def since_best(rows: list[Row]) -> int:
+    """How many validations ago the lowest loss was."""
+    return len(rows) - 1 - rows.index(best(rows))
+
+
+def best(rows: list[Row]) -> Row:
+    """The row of the lowest loss; the first of equal ones. A loss that is not finite (None) is the highest."""
+    return min(rows, key=lambda row: float("inf") if row["loss"] is None else row["loss"])
+
+
+def chosen(rows: list[Row], task: Task) -> list[Row]:
+    """Whose weights `training.select` takes."""
+    t = task.run.training
+    return {"last": rows[-1:], "best": [best(rows)], "average": rows[-t.average :]}[t.select]
+
+
+def average(files: Iterable[Path]) -> dict[str, Tensor]:
+    """Mean of the weights in several safetensors files, summed in float64; each keeps its own type.
+
+    Vaswani et al. 2017, section 6.1, average their last checkpoints; so do the recipes of Liu et al. 2020.
+    """
+    total: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    count = 0
+    for count, file in enumerate(files, start=1):  # noqa: B007  (used after the loop)
+        for name, value in load_file(file).items():
+            kinds[name] = value.dtype
+            total[name] = total[name] + value if name in total else value.double()
+    return {name: (value / count).to(kinds[name]) for name, value in total.items()}
+
+
+def take_chosen(trainer: IsogradTrainer, task: Task, folder: Path) -> list[int]:
+    """Put the chosen weights into the model; the steps that they come from."""
+    rows = read_rows(folder / ROWS)
+    if task.run.training.select == "last" or not rows:
+        return [trainer.state.global_step]
+    steps = [row["step"] for row in chosen(rows, task)]
+    weights = average(folder / WEIGHTS / f"step-{step}" / "model.safetensors" for step in steps)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    missing = model.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys, missing
+    model.tie_weights()
+    return steps

@@ -1,0 +1,227 @@
+"""A translation's training: the numbers of a loop by hand, killed or not; validation, choice of weights, stopping."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from isograd.data import DataError
+from isograd.evaluate.scores import score
+from isograd.models import IsogradForSeq2SeqLM
+from isograd.models.search import search
+from isograd.train.metrics import read_rows, write_json
+from isograd.train.run import RecipeError
+from isograd.train.train import load_task, train
+from isograd.train.validation import average, best, since_best
+from isograd.transformer.loss import IGNORE
+from tests.train.recipes import losses, pairs_files, same_run, small_translation, weights
+
+
+def test_the_loss_curve_is_that_of_a_loop_by_hand(tmp_path: Path) -> None:
+    """Adam on the batches in their order, smoothed cross-entropy over all targets, warm-up of four updates."""
+    run = small_translation(model={"dropout": 0.0}, training={"warmup": 4})
+    train(run, tmp_path)
+    task = load_task(run)
+    torch.manual_seed(run.seed)
+    model = task.build(task.config()).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=run.training.betas, eps=run.training.eps)
+    expected = []
+    for step in range(1, 10):
+        batch = task.samples[step - 1]
+        logits = model(**batch, output_logits=True).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE, label_smoothing=0.1
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * min(1.0, step / 4)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    assert losses(tmp_path) == pytest.approx(expected, rel=1e-4)
+    assert losses(tmp_path) != pytest.approx(losses_of(small_translation(), tmp_path / "dropout"), rel=1e-4)
+
+
+def losses_of(run: Any, folder: Path) -> list[float]:
+    train(run, folder)
+    return losses(folder)
+
+
+def test_accumulated_batches_weigh_every_target_alike(tmp_path: Path) -> None:
+    """Two micro-batches of different numbers of targets are one update of both: sums over sums, no mean of means."""
+    run = small_translation(model={"dropout": 0.0}, training={"accumulation": 2, "label_smoothing": 0.0, "steps": 2})
+    train(run, tmp_path)
+    task = load_task(run)
+    torch.manual_seed(run.seed)
+    model = task.build(task.config()).eval()
+    parts = [task.samples[i] for i in (0, 1)]
+    counts = [int((b["labels"] != IGNORE).sum()) for b in parts]
+    means = [model(**b).loss.item() for b in parts]
+    whole = sum(n * mean for n, mean in zip(counts, means, strict=True)) / sum(counts)
+    assert counts[0] != counts[1]
+    assert losses(tmp_path)[0] == pytest.approx(whole, rel=1e-5)
+
+
+def test_validation_is_the_unsmoothed_loss_and_the_bleu_of_the_search(tmp_path: Path) -> None:
+    run = small_translation()
+    got = train(run, tmp_path)
+    task = load_task(run)
+    corpus = task.corpus
+    model = IsogradForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
+    total = count = 0.0
+    for i in range(len(corpus.valid_source)):
+        source = torch.tensor(corpus.valid_source[i].tolist())[None]
+        labels = torch.tensor(corpus.valid_target[i].tolist())[None]
+        total += model(input_ids=source, labels=labels).loss.item() * labels.numel()
+        count += labels.numel()
+    assert got["validation_loss"] == pytest.approx(total / count, rel=1e-5)
+    assert got["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
+    found = []
+    for i in range(4):
+        source = torch.tensor(corpus.valid_source[i].tolist())[None]
+        (hypotheses,) = search(model, source, torch.ones_like(source), beam=2, extra=5)
+        found.append(hypotheses[0].tokens)
+    lines = corpus.tokenizer.target.decode(found)
+    assert got["bleu"] == pytest.approx(score(lines, corpus.valid_lines[1][:4], tokenized=False, language="de").bleu)
+
+
+def test_the_rows_of_the_validation(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    train(small_translation(), tmp_path, report=seen.append)
+    rows = read_rows(tmp_path / "validation.jsonl")
+    assert rows == seen and [r["step"] for r in rows] == [3, 6, 9]
+    per_epoch = load_task(small_translation()).updates_per_epoch
+    assert [r["epoch"] for r in rows] == [round(s / per_epoch, 3) for s in (3, 6, 9)]
+    assert not (tmp_path / "validated").exists()
+
+
+def test_epochs_end_a_training_and_validate_once_each(tmp_path: Path) -> None:
+    run = small_translation(training={"epochs": 2, "steps": 1000, "valid_every": 0, "tokens": 200})
+    task = load_task(run)
+    got = train(run, tmp_path)
+    assert got["steps"] == task.samples.until(2) == task.run.training.steps < 1000
+    assert len(read_rows(tmp_path / "validation.jsonl")) == 2 == got["steps"] / task.updates_per_epoch
+
+
+@pytest.mark.parametrize("select", ["last", "best", "average"])
+def test_which_weights_are_kept(select: str, tmp_path: Path) -> None:
+    """Against trainings that end where the chosen weights were."""
+    t = {"select": select, "average": 2, "lr": 0.3}
+    got = train(small_translation(training=t), tmp_path / "whole")
+    rows = read_rows(tmp_path / "whole/validation.jsonl")
+    steps = {"last": [9], "average": [6, 9], "best": [best(rows)["step"]]}[select]
+    assert got["kept_steps"] == steps
+    shorter = []
+    for step in steps:
+        train(small_translation(training=t | {"steps": step, "select": "last"}), tmp_path / str(step))
+        shorter.append(weights(tmp_path / str(step)))
+    for name, value in weights(tmp_path / "whole").items():
+        mean = sum(w[name].double() for w in shorter) / len(shorter)
+        assert torch.equal(value, mean.to(value.dtype)), name
+
+
+def test_average_by_hand(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    values = [torch.randn(3, 4) for _ in range(3)]
+    for i, value in enumerate(values):
+        save_file({"a": value, "half": value.to(torch.bfloat16)}, tmp_path / f"{i}.safetensors")
+    mean = average(tmp_path / f"{i}.safetensors" for i in range(3))
+    torch.testing.assert_close(mean["a"], torch.stack(values).double().mean(0).float(), rtol=0, atol=0)
+    assert mean["half"].dtype == torch.bfloat16
+
+
+def test_best_and_patience_by_rows() -> None:
+    rows = [{"step": s, "loss": loss} for s, loss in ((1, 3.0), (2, 2.0), (3, 2.0), (4, None), (5, 2.5))]
+    assert best(rows)["step"] == 2
+    assert [since_best(rows[:n]) for n in range(1, 6)] == [0, 0, 1, 2, 3]
+
+
+def test_patience_stops(tmp_path: Path) -> None:
+    """At a rate that ruins the model, the loss does not fall again; a patient training goes on to its end."""
+    hasty = {"lr": 5.0, "steps": 60, "valid_every": 1, "clip": 1.0}
+    got = train(small_translation(training=hasty | {"patience": 2}), tmp_path / "hasty")
+    rows = read_rows(tmp_path / "hasty/validation.jsonl")
+    assert got["steps"] == len(rows) < 60 and since_best(rows) == 2
+    assert all(since_best(rows[:n]) < 2 for n in range(1, len(rows)))
+
+
+@pytest.mark.parametrize("select", ["last", "average"])
+def test_killed_in_mid_epoch_it_goes_on_to_the_same_bits(select: str, tmp_path: Path) -> None:
+    """kill -9 after the fourth update, between two checkpoints of an epoch; then the same call again."""
+    run = small_translation(training={"steps": 12, "select": select, "average": 3, "tokens": 150})
+    assert load_task(run).updates_per_epoch > 5
+    train(run, tmp_path / "whole")
+    write_json(tmp_path / "run.json", run.as_dict())
+    code = (
+        "import json, os, signal, sys; from pathlib import Path\n"
+        "from isograd.train.recipe import run_from_dict; from isograd.train.train import train\n"
+        "from transformers import TrainerCallback\n"
+        "import isograd.train.train as t\n"
+        "class Kill(TrainerCallback):\n"
+        "    def on_step_begin(self, args, state, control, **kwargs):\n"
+        "        if state.global_step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "trainer = t.IsogradTrainer\n"
+        "t.IsogradTrainer = lambda *a, **k: (lambda it: (it.add_callback(Kill()), it)[1])(trainer(*a, **k))\n"
+        "train(run_from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))\n"
+    )
+    killed = tmp_path / "killed"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run.json"), str(killed)], env=os.environ | {
+        "OMP_NUM_THREADS": str(torch.get_num_threads())})  # fmt: skip
+    assert done.returncode == -signal.SIGKILL and not (killed / "outcome.json").exists()
+    assert (killed / "checkpoints/checkpoint-4/sealed.json").exists()
+    train(run, killed)
+    same_run(tmp_path / "whole", killed)
+    assert (killed / "validation.jsonl").read_text() == (tmp_path / "whole/validation.jsonl").read_text()
+
+
+def test_another_text_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    prefix = Path(pairs_files())
+    for language in ("en", "de"):
+        (tmp_path / f"text.{language}").write_text(prefix.with_suffix(f".{language}").read_text(encoding="utf-8"))
+    run = small_translation(pairs={"train": [str(tmp_path / "text")]}, training={"steps": 3})
+    train(run, tmp_path / "run")
+    (tmp_path / "run/outcome.json").unlink()
+    with (tmp_path / "text.de").open("a") as german, (tmp_path / "text.en").open("a") as english:
+        german.write("zehn\n")
+        english.write("ten\n")
+    with pytest.raises(FileExistsError, match="another text"):
+        train(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": {"length": 64}}, "data.length is read by task=language only"),
+        ({"training": {"batch": 64}}, "training.batch is read by task=language only"),
+        ({"pairs": {"joint": False}}, "model.share_embeddings=true needs pairs.joint=true"),
+        ({"pairs": {"codes": "codes.txt"}}, "belong together"),
+        ({"pairs": {"ratio": 0.5}}, "pairs.ratio=0.5"),
+        ({"pairs": {"target": "en"}}, "both 'en'"),
+        ({"search": {"beam": 0}}, "search.beam=0"),
+        ({"training": {"fsdp": True}}, "search.pairs=0"),
+        ({"training": {"decay": "step"}}, "decay_at"),
+    ],
+)
+def test_contradictions_are_refused(sections: dict[str, dict[str, Any]], said: str) -> None:
+    from isograd.train.recipe import run_from_dict
+
+    content = small_translation().as_dict()
+    for section, keys in sections.items():
+        content[section] |= keys
+    with pytest.raises(RecipeError, match=said):
+        run_from_dict(content)
+
+
+def test_bad_text_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "text.en").write_text("one\ntwo\n")
+    (tmp_path / "text.de").write_text("eins\n")
+    with pytest.raises(DataError, match="2 lines") as error:
+        train(small_translation(pairs={"train": [str(tmp_path / "text")]}), tmp_path / "run")
+    assert "has 1;" in str(error.value) and not (tmp_path / "run").exists()
