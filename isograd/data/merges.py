@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from isograd.data.errors import DataError
 from isograd.data.text import file_text, must_be_a_file
+from isograd.data.tokenizers import reads_text
 
 Merge = tuple[str, str]
 
@@ -28,17 +29,18 @@ def merging_tokenizer(merges: Sequence[Merge], tokens: Iterable[str]) -> tuple[T
     Args:
         tokens: as in a fairseq dictionary, "pyr@@" or "de".
     """
-    vocabulary = {piece: i for i, piece in enumerate([*SPECIAL, *map(_piece, tokens)])}
-    size = len(vocabulary)
-    for left, right in merges:
-        for piece in (left, right, left + right):
-            vocabulary.setdefault(piece, len(vocabulary))
+    pieces = dict.fromkeys(map(_piece, tokens))
+    size = len(SPECIAL) + len(pieces)
+    pieces |= dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right))
+    if special := pieces.keys() & set(SPECIAL):
+        raise DataError(f"a merge or a dictionary has the piece {min(special)!r}, which is a special token's name")
+    vocabulary = {piece: i for i, piece in enumerate([*SPECIAL, *pieces])}
     model = models.BPE(vocabulary, list(merges), unk_token="<unk>", end_of_word_suffix=_END)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     tokenizer.decoder = decoders.BPEDecoder(suffix=_END)
     tokenizer.add_special_tokens(list(SPECIAL))
-    return tokenizer, size
+    return reads_text(tokenizer), size
 
 
 def read_merges(path: Path) -> list[Merge]:

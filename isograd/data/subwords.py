@@ -20,6 +20,7 @@ from tokenizers import (
 
 from isograd.data.errors import DataError
 from isograd.data.merges import collected, merging_tokenizer, read_dictionary, read_merges
+from isograd.data.text import must_be_a_file
 from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text
 
 Kind = Literal["bpe", "unigram", "char"]
@@ -195,6 +196,7 @@ class PairTokenizer:
     @staticmethod
     def load(folder: Path) -> "PairTokenizer":
         folder = Path(folder)
+        must_be_a_file(folder / "translation.json")
         facts = json.loads((folder / "translation.json").read_text(encoding="utf-8"))
         sides = {side: Subwords.load(part) for side, part in _parts(folder, facts["joint"]).items()}
         languages = facts["source"], facts["target"]
