@@ -231,15 +231,22 @@ def _load(name: str, base: str, part: str, source: str) -> Any:
         import datasets
     except ImportError as error:
         raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'") from error
-    head, _, config = base.rpartition("/")
-    ways = [(base, None), (head, config)] if head and not Path(base).is_dir() else [(base, None)]
     errors: list[Exception] = []
-    for path, configuration in ways:
+    for path, configuration in _ways(base):
         try:
             return datasets.load_dataset(path, configuration, split=part)
         except Exception as error:  # the hub raises many kinds; a user needs one line
             errors.append(error)
+            if not isinstance(error, OSError):  # it is there, but not so
+                break
+    worst = errors[0] if isinstance(errors[-1], OSError) else errors[-1]
     looked_for = ", ".join(map(str, _candidates(base, source)))
     raise DataError(
-        f"{name}: no {looked_for} here, and as a data set it cannot be loaded: {first_line(errors[-1])}"
-    ) from errors[-1]
+        f"{name}: no {looked_for} here, and as a data set it cannot be loaded: {first_line(worst.__cause__ or worst)}"
+    ) from worst
+
+
+def _ways(base: str) -> list[tuple[str, str | None]]:
+    """Data set and configuration; "a/b" may be both in one or one behind the other."""
+    head, _, configuration = base.rpartition("/")
+    return [(base, None), *([(head, configuration)] if head and not Path(base).is_dir() else [])]

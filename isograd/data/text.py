@@ -183,5 +183,5 @@ def _column(names: Iterable[str], values: Callable[[], Iterable[Any]], where: st
     return documents
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
