@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from isograd import __version__
 from isograd.cli import UserError, one_line
 from isograd.cli.console import output
 from isograd.cli.searching import configure_search, load, search_options
@@ -161,7 +162,7 @@ def _speed(done: "Evaluation") -> dict[str, float]:
 
 
 def _libraries() -> dict[str, str]:
-    return {name: version(name) for name in ("sacrebleu", "sacremoses")}
+    return {"isograd": __version__} | {name: version(name) for name in ("sacrebleu", "sacremoses")}
 
 
 def _tell(scores: "Scores", facts: dict[str, Any], as_json: bool) -> None:

@@ -84,12 +84,13 @@ def _more(stream: BufferedReader) -> bool:
 def _written(found: Iterable["Translation"], scores: bool, console: Console) -> int:
     """Print each line as soon as it is found; the exit code."""
     began, lines, failed = time.perf_counter(), 0, 0
-    shown = console.is_terminal and not sys.stdout.isatty()  # in one terminal the two would mix
+    out = sys.stdout  # rich would send it to where the status is shown
+    shown = console.is_terminal and not out.isatty()  # in one terminal the two would mix
     try:
         with console.status("") if shown else nullcontext() as status:
             for translation in found:
                 lines += 1
-                print(_scored(translation) if scores else translation.text, flush=True)
+                print(_scored(translation) if scores else translation.text, file=out, flush=True)
                 if translation.failure:
                     failed += 1
                     said = f"isograd translate: line {translation.line}: {translation.failure}"

@@ -2,9 +2,13 @@
 
 import io
 import os
+import pty
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +40,24 @@ def _given(monkeypatch: pytest.MonkeyPatch) -> Any:
     return put
 
 
-def started(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "isograd", "translate", str(folder), "--threads", "1", *more]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, **pipes)
+@contextmanager
+def started(folder: Path, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own, for a minute at most: a line that is never answered fails a test and does not hang it."""
+    command = [sys.executable, "-m", "isograd", "translate", str(folder), "--threads", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
+        watch = threading.Timer(60, process.kill)
+        watch.start()
+        yield process
+        watch.cancel()
+
+
+def everything(terminal: int) -> bytes:
+    """What was shown in a terminal that its program has left."""
+    shown = b""
+    with os.fdopen(terminal, "rb", buffering=0) as screen, suppress(OSError):
+        while part := screen.read(1 << 12):
+            shown += part
+    return shown
 
 
 def test_a_line_for_a_line(folder: Path, expected: list[str], given: Any) -> None:
@@ -122,23 +140,25 @@ def test_a_pipe_comes_as_it_is_written() -> None:
 
 
 def test_a_line_is_answered_before_the_next_is_written(folder: Path, expected: list[str]) -> None:
-    """Until the user has had enough."""
-    process = started(folder)
-    assert process.stdin and process.stdout
-    for line, translation in zip(LINES[:3], expected, strict=False):
-        process.stdin.write(f"{line}\n".encode())
-        process.stdin.flush()
-        assert process.stdout.readline().decode() == f"{translation}\n"
-    process.send_signal(signal.SIGTERM)  # what Ctrl-C does, and heard in a background job, too
-    out, err = process.communicate()
-    assert (process.returncode, out, err) == (130, b"", b"interrupted after line 3\n")
+    """Until the user has had enough; what is shown in a terminal on the way is not in the output."""
+    terminal, stderr = pty.openpty()
+    with started(folder, stderr) as process:
+        os.close(stderr)
+        assert process.stdin and process.stdout
+        for line, translation in zip(LINES[:3], expected, strict=False):
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline().decode() == f"{translation}\n"
+        process.send_signal(signal.SIGTERM)  # what Ctrl-C does, and heard in a background job, too
+        assert process.stdout.read() == b"" and process.wait() == 130
+    shown = everything(terminal)
+    assert b"loading the model" in shown and shown.endswith(b"interrupted after line 3\r\n")
 
 
 def test_a_reader_that_has_gone(folder: Path) -> None:
-    process = started(folder)
-    assert process.stdin and process.stdout and process.stderr
-    process.stdout.close()
-    process.stdin.write(INPUT * 50)
-    process.stdin.close()
-    assert process.stderr.read() == b"" and process.wait() == 0
-    process.stderr.close()
+    with started(folder) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdout.close()
+        process.stdin.write(INPUT * 50)
+        process.stdin.close()
+        assert process.stderr.read() == b"" and process.wait() == 0
