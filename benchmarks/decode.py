@@ -17,6 +17,7 @@ forced at that length on both sides.
 
 import argparse
 import gzip
+import itertools
 import json
 import multiprocessing
 import os
@@ -30,7 +31,7 @@ from typing import Any
 
 from step import machine, spread
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 8000,
     "hidden_size": 256,
     "num_hidden_layers": 6,
@@ -83,7 +84,7 @@ def ours(model: Any, work: Work) -> Translate:
 
     def translate() -> list[list[int]]:
         best: list[list[int]] = [[]] * len(work.sources)
-        forced = {} if work.lengths is None else {"lengths": work.lengths, "extra": 0}
+        forced: dict[str, Any] = {} if work.lengths is None else {"lengths": work.lengths, "extra": 0}
         found = translate_ids(model, work.sources, beam=work.beam, tokens=work.tokens, **forced)
         for index, hypotheses in found:
             best[index] = hypotheses[0].tokens
@@ -124,7 +125,7 @@ def end_at(lengths: Any, eos: int) -> Any:
     import torch
     from transformers import LogitsProcessor
 
-    class EndAt(LogitsProcessor):  # type: ignore[misc]
+    class EndAt(LogitsProcessor):
         def __call__(self, input_ids: Any, scores: Any) -> Any:
             rows = lengths <= input_ids.shape[1] - 1  # the start token is among them
             if rows.any():
@@ -257,22 +258,22 @@ def measure(contestants: Sequence[Contestant], work: Work, options: argparse.Nam
 
 def table(results: Sequence[Result]) -> list[str]:
     """Times, and how many times faster isograd is than each contestant of the same dtype."""
-    lines = [f"{'':28}{'CPU s':>8}{'isograd is':>14}{'min..max':>13}{'equal':>8}"]
+    lines = [f"{'':28}{'CPU s':>8}{'isograd is':>16}{'min..max':>13}{'equal':>8}"]
     for result in results:
         own = next(r for r in results if r.contestant.batch is None and r.contestant.bf16 == result.contestant.bf16)
         factor, ends = spread([a / b for a, b in zip(result.seconds, own.seconds, strict=True)])
         equal = statistics.fmean(a == b for a, b in zip(result.best, results[0].best, strict=True))
         lines.append(
-            f"{result.contestant.name:28}{statistics.median(result.seconds):8.2f}{factor + ' x faster':>14}{ends:>13}"
+            f"{result.contestant.name:28}{statistics.median(result.seconds):8.2f}{factor + ' x as fast':>16}{ends:>13}"
             f"{equal:8.3f}"
         )
     return lines
 
 
 def read_lines(path: Path, n: int) -> list[str]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
-        return [line.strip() for line, _ in zip(lines, range(n), strict=False)]
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        return [line.strip() for line in itertools.islice(lines, n)]
 
 
 def make_work(options: argparse.Namespace) -> Work:

@@ -9,6 +9,8 @@ Every key is written once, into a slot of its sentence, and stays there: when be
 move and no keys do. A sentence that is finished gives its place to the last one, which is the only one copied.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -156,3 +158,19 @@ class Decoding:
         for layer in self.own:
             layer.repack(order, order.shape[1] + self.room)
         return seen.gather(2, order[:, None].expand(-1, seen.shape[1], -1))
+
+
+@contextmanager
+def decoding_mode(model: IsogradForSeq2SeqLM) -> Iterator[None]:
+    """Eval mode, and attention that takes a mask per beam; both as they were at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    attention = model.config._attn_implementation
+    model.eval()
+    if attention != "eager":
+        model.config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = attention
+        for module, mode in modes:
+            module.training = mode

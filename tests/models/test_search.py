@@ -12,6 +12,7 @@ from transformers import LogitsProcessor
 
 from isograd.models import decoding
 from isograd.models import search as module
+from isograd.models.beam import BeamSearch
 from isograd.models.search import Hypothesis, search, translate_ids
 from isograd.placement import CATALOGUE, Learned, Norm, Placement, Residual, register
 from isograd.transformer.positions import POSITIONS
@@ -69,7 +70,7 @@ def test_single_sentences_give_the_same_lists() -> None:
         ]
 
 
-class Loose(module._Search):
+class Loose(BeamSearch):
     """A wrong rule: eos is accepted wherever it stands among the 2 * beam best."""
 
     def _collect(self, best: Tensor, *rest: Any) -> None:
@@ -80,14 +81,14 @@ class Loose(module._Search):
             del found[beam:]
 
 
-class Short(module._Search):
+class Short(BeamSearch):
     """A wrong rule: eos is not counted in the length."""
 
     def _collect(self, *args: Any) -> None:
         super()._collect(*args[:-1], args[-1] - 1 if args[-1] else 0)
 
 
-class Early(module._Search):
+class Early(BeamSearch):
     """A wrong rule: a sentence stops at its first finished hypothesis."""
 
     def _stay(self, time: int) -> list[int]:
@@ -101,7 +102,7 @@ class Early(module._Search):
 def test_a_broken_rule_changes_a_list(wrong: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """The foil."""
     network, ids, results = golden()
-    monkeypatch.setattr(module, "_Search", wrong)
+    monkeypatch.setattr(module, "BeamSearch", wrong)
     different = 0
     for setting in ("beam5_lenpen0.6", "beam4_lenpen2.0"):
         for found, expected in zip(by_rules(network, ids, setting), results[setting], strict=True):
@@ -139,7 +140,7 @@ def by_generate(network: Any, ids: Tensor, beam: int, penalty: float) -> list[li
     return [rows[begin : begin + beam] for begin in range(0, len(rows), beam)]
 
 
-class Merged(module._Search):
+class Merged(BeamSearch):
     """What generate does: of all that are finished, the best `beam` are kept."""
 
     def _accept(self, found: list[Hypothesis], hypothesis: Hypothesis) -> None:
@@ -155,7 +156,7 @@ class Merged(module._Search):
 def test_how_many_of_the_lists_generate_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """71 of 100, and all 100 of ours once we let a better hypothesis push out one that was finished before."""
     network, ids, results = golden(torch.float32)
-    monkeypatch.setattr(module, "_Search", Merged)
+    monkeypatch.setattr(module, "BeamSearch", Merged)
     same = 0
     for setting, (beam, penalty) in SETTINGS.items():
         theirs = by_generate(network, ids, beam, penalty)
@@ -375,11 +376,13 @@ def test_a_generator_that_is_left_early_leaves_all_as_it_was() -> None:
 
 def test_bad_input() -> None:
     network, (ids, mask) = small(), batch(5, 3)
-    for wrong in ({"beam": 0}, {"min_length": -1}, {"extra": -1}, {"stretch": -0.5}):
+    for wrong in ({"beam": 0}, {"min_length": -1}, {"extra": -1}, {"stretch": -0.5}, {"limit": -1}):
         with pytest.raises(ValueError, match="a search needs sentences, beam >= 1"):
             search(network, ids, mask, **wrong)
     with pytest.raises(ValueError, match="limit=32, but the model's positions allow 31 tokens"):
         search(network, ids, mask, limit=32)
+    with pytest.raises(ValueError, match="1 lengths for 2 sentences"):
+        search(network, ids, mask, lengths=[3])
     with pytest.raises(ValueError, match="source 1 is empty"):
         translate_ids(network, [[3, EOS], []])
     with pytest.raises(ValueError, match="source 0 has 33 tokens, and the model reads 32 at most"):
