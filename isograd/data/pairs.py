@@ -132,10 +132,8 @@ def _two_files(name: str, files: list[Path]) -> Found:
     def read() -> Pairs:
         left, right = (_lines(path) for path in files)
         if len(left) != len(right):
-            raise DataError(
-                f"{first} has {len(left)} lines and {second} has {len(right)}; line n of one must translate line n of "
-                "the other"
-            )
+            counts = f"{first} has {len(left)} lines and {second} has {len(right)}"
+            raise DataError(f"{counts}; line n of one must translate line n of the other")
         where, count = (str(first), str(second)), range(1, len(left) + 1)
         return Pairs(where=where, unit="line", numbers=count, source=left, target=right)
 

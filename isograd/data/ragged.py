@@ -1,8 +1,8 @@
 """Rows of different lengths in one array."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +28,13 @@ class Ragged:
         return np.diff(self.offsets)
 
     @staticmethod
-    def of(rows: Sequence[Sequence[int]], vocab_size: int) -> "Ragged":
-        """The rows in the smallest unsigned type that holds the vocabulary."""
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-        return Ragged(np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1])), offsets)
+    def of(rows: Iterable[Sequence[int]], vocab_size: int) -> "Ragged":
+        """The rows in the smallest unsigned type that holds the vocabulary; they need not all be there at once."""
+        flat, lengths = array("H" if vocab_size <= 1 << 16 else "I"), array("q", [0])
+        for row in rows:
+            flat.extend(row)
+            lengths.append(len(row))
+        return Ragged(np.array(flat), np.cumsum(np.array(lengths)))
 
     def rows(self, keep: np.ndarray) -> "Ragged":
         """The rows where `keep` (bool, one per row) is true."""

@@ -1,7 +1,7 @@
 """Vocabularies of a translation: text to ids and back, trained here or read from subword-nmt and fairseq."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -65,28 +65,34 @@ class Subwords:
 
     def encode(self, lines: Iterable[str]) -> list[list[int]]:
         """Ids of every line, </s> at its end."""
-        rows: list[list[int]] = []
+        return list(self.encode_each(lines))
+
+    def encode_each(self, lines: Iterable[str]) -> Iterator[list[int]]:
+        """The same one by one: all rows of a large text at once, as lists, are several gigabytes."""
+        unk, size = self.unk_id, self.vocab_size
+        beyond = size < self.tokenizer.get_vocab_size()
         lines = iter(lines)
         while chunk := list(islice(lines, _LINES)):
-            rows.extend(encoding.ids for encoding in self.tokenizer.encode_batch_fast(chunk))
-        unk, size = self.unk_id, self.vocab_size
-        if size == self.tokenizer.get_vocab_size():
-            return rows
-        return [[i if i < size else unk for i in row] for row in rows]
+            for encoding in self.tokenizer.encode_batch_fast(chunk):
+                yield [i if i < size else unk for i in encoding.ids] if beyond else encoding.ids
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """Text of every row of ids, without special tokens."""
         return [text.strip(" ") for text in self.tokenizer.decode_batch([list(row) for row in rows])]
 
     def save(self, folder: Path) -> None:
-        """As a folder of transformers, which `AutoTokenizer.from_pretrained` reads too."""
+        """As a folder of transformers, which `AutoTokenizer.from_pretrained` reads too.
+
+        To that one the pieces beyond a dictionary are ids beyond it, where `Subwords.load` makes them <unk>.
+        """
         fast = for_transformers(self.tokenizer)
         fast.init_kwargs["dictionary_size"] = self.vocab_size  # kept in tokenizer_config.json
         fast.save_pretrained(folder)
 
     @staticmethod
     def load(folder: Path) -> "Subwords":
-        folder = Path(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            must_be_a_file(folder / name)
         tokenizer = reads_text(Tokenizer.from_file(str(folder / "tokenizer.json")))
         options = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         return Subwords(tokenizer, options.get("dictionary_size", tokenizer.get_vocab_size()))
@@ -147,7 +153,24 @@ def _bytes(lines: Iterable[str], kind: Kind, vocab_size: int) -> Tokenizer:
         tokenizer.train_from_iterator(lines, trainers.BpeTrainer(min_frequency=2, **options))
     else:
         tokenizer.train_from_iterator(lines, trainers.UnigramTrainer(unk_token=SPECIAL["unk_token"], **options))
+        tokenizer.model = _settled(json.loads(tokenizer.to_str())["model"]["vocab"])
     return tokenizer
+
+
+def _settled(vocabulary: list[tuple[str, float]]) -> models.Unigram:
+    """The same pieces in the same order every time.
+
+    The trainer's scores differ in the last bits from run to run, equal ones change places, and the bytes it has not
+    seen (at the lowest score, each 1e-4 above the one before) come in any order.
+    """
+    special, pieces = vocabulary[: len(SPECIAL)], vocabulary[len(SPECIAL) :]
+    lowest = min(score for _, score in pieces)
+    unseen = lowest + 1e-4 * len(BYTES)
+    bytes_ = set(BYTES)
+    settled = [(lowest if piece in bytes_ and score <= unseen else score, piece) for piece, score in pieces]
+    ordered = sorted((-round(score, 9), piece) for score, piece in settled)
+    tokens = [(piece, score) for piece, score in special] + [(piece, -score) for score, piece in ordered]
+    return models.Unigram(tokens, unk_id=1)
 
 
 def read_subword_nmt(codes: Path, dictionary: Path | None = None, lines: Iterable[str] = ()) -> Subwords:
@@ -185,7 +208,6 @@ class PairTokenizer:
 
     def save(self, folder: Path) -> None:
         """The tokenizer's files in the folder itself when joint, else in two folders there; and translation.json."""
-        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for side, part in _parts(folder, self.joint).items():
             getattr(self, side).save(part)
@@ -195,7 +217,6 @@ class PairTokenizer:
 
     @staticmethod
     def load(folder: Path) -> "PairTokenizer":
-        folder = Path(folder)
         must_be_a_file(folder / "translation.json")
         facts = json.loads((folder / "translation.json").read_text(encoding="utf-8"))
         sides = {side: Subwords.load(part) for side, part in _parts(folder, facts["joint"]).items()}

@@ -15,6 +15,7 @@ from subword_nmt.learn_bpe import learn_bpe
 from transformers import AutoTokenizer
 
 from isograd.data import DataError
+from isograd.data.numbers import numbers
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
 
 LINES = [
@@ -76,6 +77,13 @@ def test_a_vocabulary_is_as_large_as_it_was_asked_for() -> None:
     for kind in ("bpe", "unigram"):
         with pytest.raises(DataError, match=r"vocab_size=259: .* needs at least 260"):
             train_subwords(lines, kind, 259)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_text_gives_the_same_ids_every_time(kind: str) -> None:
+    lines = [f"{a} {b}" for a, b in zip(*numbers("valid"), strict=True)]
+    several = {train_subwords(lines, kind, 400).tokenizer.to_str() for _ in range(3)}  # type: ignore[arg-type]
+    assert len(several) == 1
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "merges"])
@@ -257,4 +265,8 @@ def test_a_pair_of_vocabularies_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_no_translation(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"translation\.json: no such file"):
+        PairTokenizer.load(tmp_path)
+    PairTokenizer(TRAINED["char"], TRAINED["char"]).save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"tokenizer\.json: no such file"):
         PairTokenizer.load(tmp_path)
