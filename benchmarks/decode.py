@@ -1,18 +1,20 @@
-"""Beam search beside `MarianMTModel.generate`: the same weights, the same sentences, one thread each.
+"""Beam search beside transformers' `generate`: the same weights, the same sentences, one thread each.
 
     python benchmarks/decode.py --data test2016.de --reference test2016.en
-    python benchmarks/decode.py --model runs/multi30k/model --data test2016.de --json decode.json
+    python benchmarks/decode.py --data test2016.de --model runs/multi30k --json decode.json
     python benchmarks/decode.py --data test2016.de --sentences 64 --rounds 2      does it run?
 
-isograd sorts the sentences by length and cuts batches by tokens; transformers gets them in the order of the file,
-`--batch` at a time, as its users would. Every contestant lives in its own process, pinned to one processor, and they
-take turns; a turn translates all sentences once. A ratio is formed within a round; the table shows its median over the
-rounds and its smallest and largest value. "equal" is the share of best hypotheses that are isograd's in fp32.
+The peer is MarianMTModel for a post-ln model, and PegasusForConditionalGeneration, its pre-ln twin, for a pre-ln one,
+with the weights of ours. isograd sorts the sentences by length and cuts batches by tokens; the peer gets them in the
+order of the file, `--batch` at a time, as its users would. Every contestant lives in its own process, pinned to one
+processor, and they take turns; a turn translates all sentences once. A ratio is formed within a round; the table shows
+its median over the rounds and its smallest and largest value. "equal" is the share of best hypotheses that are those
+of isograd in the first dtype.
 
-With `--model` (post-ln, sinusoidal or learned positions: what Marian can be given) sentences end where the model ends
-them. Without it the weights are random, sentences are random words of the lengths in `--data`, and each hypothesis ends
-at the length of its line in `--reference` (of its source, without one): eos is made improbable in the weights, and
-forced at that length on both sides.
+With `--model` (ReLU, positions added to the embedding, one table for both languages) sentences end where the model ends
+them. Without it the weights are random (post-ln, d 256, 6 + 6 layers, 8000 words), sentences are random words of the
+lengths in `--data`, and each hypothesis ends at the length of its line in `--reference` (of its source, without one):
+eos is made improbable in the weights, and forced at that length on both sides.
 """
 
 import argparse
@@ -97,7 +99,7 @@ def theirs(model: Any, work: Work, batch: int) -> Translate:
     """`generate` in file order; its tokens up to the first eos after the start token."""
     import torch
 
-    marian, config = marian_of(model), model.config
+    peer, config = peer_of(model), model.config
     pad, eos = config.pad_token_id, config.eos_token_id
 
     def translate() -> list[list[int]]:
@@ -106,12 +108,13 @@ def theirs(model: Any, work: Work, batch: int) -> Translate:
             rows = [torch.tensor(ids) for ids in work.sources[begin : begin + batch]]
             ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
             lengths = None if work.lengths is None else torch.tensor(work.lengths[begin : begin + batch])
-            out = marian.generate(
+            longest = min(ids.shape[1] + 51, config.max_position_embeddings - 1)
+            out = peer.generate(
                 input_ids=ids,
                 attention_mask=(ids != pad).long(),
                 num_beams=work.beam,
                 suppress_tokens=[pad],
-                max_new_tokens=ids.shape[1] + 51 if lengths is None else int(lengths.max()) + 1,
+                max_new_tokens=longest if lengths is None else int(lengths.max()) + 1,
                 logits_processor=[] if lengths is None else [end_at(lengths.repeat_interleave(work.beam), eos)],
             )
             best += [[*row[: row.index(eos)], eos] if eos in row else row for row in out[:, 1:].tolist()]
@@ -137,17 +140,20 @@ def end_at(lengths: Any, eos: int) -> Any:
     return EndAt()
 
 
-def marian_of(model: Any) -> Any:
-    """A MarianMTModel with the weights of a post-ln model."""
+def peer_of(model: Any) -> Any:
+    """transformers' model of the same function, with the same weights."""
     import torch
-    from transformers import MarianConfig, MarianMTModel
+    from transformers import MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
     c = model.config
-    if c.placement != "post-ln" or c.position_embedding_type not in ("sinusoidal", "learned") or c.hidden_act != "relu":
-        raise SystemExit(f"{c.placement} with {c.position_embedding_type} positions and {c.hidden_act} is no Marian")
-    config = MarianConfig(
+    wanted = {"norm": "layernorm", "norm_eps": 1e-5, "bias": True, "embedding_norm": False, "hidden_act": "relu"}
+    wanted |= {"share_encoder_embeddings": True}
+    unlike = [f"{k}={getattr(c, k)}" for k, v in wanted.items() if getattr(c, k) != v]
+    if c.placement not in ("post-ln", "pre-ln") or c.position_embedding_type in ("rotary", "none") or unlike:
+        raise SystemExit(f"transformers has no {c.placement} model with {c.position_embedding_type} positions {unlike}")
+    post = c.placement == "post-ln"
+    config = (MarianConfig if post else PegasusConfig)(
         vocab_size=c.vocab_size,
-        decoder_vocab_size=c.vocab_size,
         d_model=c.hidden_size,
         encoder_layers=c.encoder_layers,
         decoder_layers=c.num_hidden_layers,
@@ -158,46 +164,42 @@ def marian_of(model: Any) -> Any:
         activation_function=c.hidden_act,
         max_position_embeddings=c.max_position_embeddings,
         scale_embedding=c.scale_embedding,
-        share_encoder_decoder_embeddings=c.share_encoder_embeddings,
-        tie_encoder_decoder=c.share_encoder_embeddings,
         pad_token_id=c.pad_token_id,
         eos_token_id=c.eos_token_id,
         bos_token_id=c.bos_token_id,
         decoder_start_token_id=c.decoder_start_token_id,
         forced_eos_token_id=None,
+        **({"decoder_vocab_size": c.vocab_size} if post else {}),
     )
-    marian = MarianMTModel(config).eval()
+    peer: Any = (MarianMTModel if post else PegasusForConditionalGeneration)(config).eval()
     positions = torch.arange(c.max_position_embeddings)[None] + c.position_offset
-    state = {"final_logits_bias": torch.zeros(1, c.vocab_size)}
+    state = {"final_logits_bias": torch.zeros(1, c.vocab_size), "lm_head.weight": model.lm_head.weight.float()}
+    state["model.shared.weight"] = state["lm_head.weight"]
     for tower in ("encoder", "decoder"):
         own = getattr(model, tower)
         state[f"model.{tower}.embed_positions.weight"] = own.embedding.positions(positions)[0].float()
         for name, value in own.state_dict().items():
             if not name.startswith("embedding.positions"):
-                state[f"model.{tower}.{_marian_name(name, tower)}"] = value.float()
-    state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
-    state["lm_head.weight"] = model.lm_head.weight.float()
-    wanted = set(marian.state_dict())
-    missing = wanted - set(state)
-    assert not missing, missing
-    marian.load_state_dict({k: v for k, v in state.items() if k in wanted})
-    marian.generation_config.forced_eos_token_id = None
-    return marian.to(model.dtype)
+                state[f"model.{tower}.{_their_name(name)}"] = value.float()
+    peer.load_state_dict(state)
+    return peer.to(model.dtype)
 
 
-def _marian_name(name: str, tower: str) -> str:
-    for pattern, other in (
-        (r"embedding\.tokens\.", "embed_tokens."),
-        (r"attn\.branch\.(query|key|value)\.", lambda m: f"self_attn.{m[1][0]}_proj."),
-        (r"cross\.branch\.(query|key|value)\.", lambda m: f"encoder_attn.{m[1][0]}_proj."),
-        (r"attn\.branch\.out\.", "self_attn.out_proj."),
-        (r"cross\.branch\.out\.", "encoder_attn.out_proj."),
-        (r"attn\.post\.", "self_attn_layer_norm."),
-        (r"cross\.post\.", "encoder_attn_layer_norm."),
-        (r"ffn\.post\.", "final_layer_norm."),
-        (r"ffn\.branch\.into\.", "fc1."),
-        (r"ffn\.branch\.out\.", "fc2."),
-    ):
+def _their_name(name: str) -> str:
+    parts = {
+        r"^norm\.": "layer_norm.",
+        r"embedding\.tokens\.": "embed_tokens.",
+        r"attn\.branch\.(q|k|v)\w+\.": r"self_attn.\1_proj.",
+        r"cross\.branch\.(q|k|v)\w+\.": r"encoder_attn.\1_proj.",
+        r"attn\.branch\.out\.": "self_attn.out_proj.",
+        r"cross\.branch\.out\.": "encoder_attn.out_proj.",
+        r"attn\.(pre|post)\.": "self_attn_layer_norm.",
+        r"cross\.(pre|post)\.": "encoder_attn_layer_norm.",
+        r"ffn\.(pre|post)\.": "final_layer_norm.",
+        r"ffn\.branch\.into\.": "fc1.",
+        r"ffn\.branch\.out\.": "fc2.",
+    }
+    for pattern, other in parts.items():
         name = re.sub(pattern, other, name)
     return name
 
@@ -206,10 +208,11 @@ def build(path: str | None) -> Any:
     """The trained model, or a random one that hardly ever writes eos."""
     import torch
 
+    from isograd.evaluate.loading import load_translation_model
     from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 
     if path is not None:
-        return IsogradForSeq2SeqLM.from_pretrained(path).eval()
+        return load_translation_model(path, torch.float32)[0].eval()
     torch.manual_seed(0)
     model = IsogradForSeq2SeqLM(IsogradConfig(**SHAPE)).eval()
     with torch.no_grad():
@@ -280,11 +283,11 @@ def make_work(options: argparse.Namespace) -> Work:
     lines = read_lines(options.data, options.sentences)
     lengths = None
     if options.model:
-        from transformers import AutoTokenizer
+        import torch
 
-        eos = json.loads((Path(options.model) / "config.json").read_text())["eos_token_id"]
-        encode = AutoTokenizer.from_pretrained(options.model)
-        sources = [[*(i for i in encode(line)["input_ids"] if i != eos), eos] for line in lines]
+        from isograd.evaluate.loading import load_translation_model
+
+        sources = load_translation_model(options.model, torch.float32)[1].source.encode(lines)
     else:
         import random
 
@@ -303,7 +306,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="source sentences, plain or gz")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="their translations, for lengths only")
-    parser.add_argument("--model", metavar="FOLDER", help="a trained model with its tokenizer")
+    parser.add_argument("--model", metavar="FOLDER", help="a trained run, or its model")
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 32], help="sentences per call of generate")
