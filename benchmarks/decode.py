@@ -9,7 +9,8 @@ with the weights of ours. isograd sorts the sentences by length and cuts batches
 order of the file, `--batch` at a time, as its users would. Every contestant lives in its own process, pinned to one
 processor, and they take turns; a turn translates all sentences once. A ratio is formed within a round; the table shows
 its median over the rounds and its smallest and largest value. "equal" is the share of best hypotheses that are those
-of isograd in the first dtype.
+of isograd in the first dtype. `generate` goes on, by default, where a better hypothesis could still be found; with
+early_stopping=True it stops when isograd does, and is shown once, for the last `--batch`.
 
 With `--model` (ReLU, positions added to the embedding, one table for both languages) sentences end where the model ends
 them. Without it the weights are random (post-ln, d 256, 6 + 6 layers, 8000 words), sentences are random words of the
@@ -69,6 +70,7 @@ class Contestant:
     name: str
     batch: int | None  # None: isograd
     bf16: bool
+    early: bool = False  # early_stopping=True: stops when `beam` hypotheses are finished, as isograd does
 
 
 @dataclass(kw_only=True)
@@ -95,7 +97,7 @@ def ours(model: Any, work: Work) -> Translate:
     return translate
 
 
-def theirs(model: Any, work: Work, batch: int) -> Translate:
+def theirs(model: Any, work: Work, batch: int, early: bool) -> Translate:
     """`generate` in file order; its tokens up to the first eos after the start token."""
     import torch
 
@@ -113,6 +115,7 @@ def theirs(model: Any, work: Work, batch: int) -> Translate:
                 input_ids=ids,
                 attention_mask=(ids != pad).long(),
                 num_beams=work.beam,
+                early_stopping=early,
                 suppress_tokens=[pad],
                 max_new_tokens=longest if lengths is None else int(lengths.max()) + 1,
                 logits_processor=[] if lengths is None else [end_at(lengths.repeat_interleave(work.beam), eos)],
@@ -230,7 +233,9 @@ def compete(connection: Any, contestant: Contestant, work: Work, threads: int, p
 
     torch.set_num_threads(threads)
     model = build(work.model).to(torch.bfloat16 if contestant.bf16 else torch.float32)
-    translate = ours(model, work) if contestant.batch is None else theirs(model, work, contestant.batch)
+    translate = (
+        ours(model, work) if contestant.batch is None else theirs(model, work, contestant.batch, contestant.early)
+    )
     connection.send(translate())
     while connection.recv():
         before = time.process_time()
@@ -329,6 +334,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bf16 = dtype == "bf16"
         contestants.append(Contestant(name=f"isograd {dtype}", batch=None, bf16=bf16))
         contestants += [Contestant(name=f"generate {dtype}, batch {n}", batch=n, bf16=bf16) for n in options.batch]
+        contestants.append(
+            Contestant(name="  with early_stopping=True", batch=options.batch[-1], bf16=bf16, early=True)
+        )
     print(
         f"{len(work.sources)} sentences, mean length {statistics.fmean(map(len, work.sources)):.1f}, beam {work.beam},"
         f" {'trained model' if work.model else 'random weights, forced lengths'}, {options.threads} thread,"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isograd.models.beam import BeamSearch, Hypothesis
-from isograd.models.decoding import Decoding, decoding_mode
+from isograd.models.decoding import STEPS, Decoding, decoding_mode
 from isograd.models.seq2seq import IsogradForSeq2SeqLM
 
 
@@ -76,7 +76,7 @@ def translate_ids(
 
     Args:
         sources: ids of each sentence, eos at its end.
-        tokens: bound on sentences * beam * length in a batch.
+        tokens: bound on sentences * beam * length in a batch; a short source counts 16, as keys have room for so many.
         lengths, options: as in `search`.
 
     Raises:
@@ -89,7 +89,7 @@ def translate_ids(
         if longest is not None and len(source) > longest:
             raise ValueError(f"source {index} has {len(source)} tokens, and the model reads {longest} at most")
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-    batches = _batches(order, [len(source) * beam for source in sources], tokens)
+    batches = _batches(order, [max(len(source), STEPS) * beam for source in sources], tokens)
     own = [len(source) for source in sources] if lengths is None else lengths
     return _translate(model, sources, batches, own, options | {"beam": beam})
 
