@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isograd.study.labels import labels
 from isograd.train.metrics import read_rows
 
 Row = dict[str, Any]
@@ -107,13 +108,8 @@ def arms_of(folders: Iterable[Path]) -> list[ArmFiles]:
             continue
         recipe = {k: v for k, v in run.run.items() if k not in ("seed", "name")}
         groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(run)
-    return [ArmFiles(label=label(g[0].run), runs=g) for g in groups.values()]
-
-
-def label(run: Row) -> str:
-    """Placement and warm-up."""
-    warmup = run["training"]["warmup"]
-    return f"{run['model']['placement']}, {f'warm-up {warmup}' if warmup else 'no warm-up'}"
+    named = labels([group[0].run for group in groups.values()])
+    return [ArmFiles(label=label, runs=group) for label, group in zip(named, groups.values(), strict=True)]
 
 
 def smoothed(points: Sequence[tuple[int, float]], window: int = 10) -> list[tuple[int, float]]:

@@ -1,4 +1,4 @@
-"""The main job: the same model and data, placements side by side."""
+"""The main job: one recipe, placements side by side."""
 
 import shutil
 from collections.abc import Sequence
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from isograd.placement import get
+from isograd.study.labels import labels
 from isograd.study.lock import alone
 from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
+from isograd.train.recipe import with_overrides
 from isograd.train.run import Data, Model, RecipeError, Run, Training
 from isograd.train.task import Task
 from isograd.train.train import check_text, ended, load_task, train
@@ -27,16 +29,11 @@ DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One line of the comparison: a run and the folder it lives in."""
+    """One line of the comparison: a run, the folder it lives in, and what tells it from the other arms, for people."""
 
     run: Run
     folder: Path
-
-    @property
-    def label(self) -> str:
-        """Placement and warm-up, for people."""
-        warmup = self.run.training.warmup
-        return f"{self.run.model.placement}, {f'warm-up {warmup}' if warmup else 'no warm-up'}"
+    label: str
 
 
 def plan(
@@ -49,7 +46,7 @@ def plan(
     data: Data | None = None,
     training: Training | None = None,
 ) -> list[Arm]:
-    """The arms in the order they run: seed by seed, so that a first whole comparison is there early.
+    """The arms of a comparison of language models, in the order they run.
 
     Args:
         placements: names; None takes the default set, in which post-ln stands twice.
@@ -59,23 +56,57 @@ def plan(
         UnknownPlacement: a name that is not in the catalogue.
         RecipeError: settings that contradict each other.
     """
-    model, data, training = model or Model(), data or Data(), training or Training()
+    base = Run(model=model or Model(), data=data or Data(), training=training or Training())
     chosen = [(p, False) for p in placements] if placements else list(DEFAULT)
-    half = training.steps // 2
+    half = base.training.steps // 2
     for placement, _ in chosen:
         get(placement)  # refuse an unknown name before anything is written
     pairs = [(p, warmup if warmup is not None else half if warm else 0) for p, warm in chosen]
-    arms = []
-    for seed in dict.fromkeys(seeds):
-        for placement, steps in dict.fromkeys(pairs):
-            run = Run(
-                seed=seed,
-                model=replace(model, placement=placement),
-                data=data,
-                training=replace(training, warmup=steps),
-            )
-            arms.append(Arm(run=run, folder=folder / name_of(run)))
-    return arms
+    return _arms(
+        folder,
+        [
+            replace(base, model=replace(base.model, placement=p), training=replace(base.training, warmup=steps))
+            for p, steps in pairs
+        ],
+        seeds,
+    )
+
+
+def plan_arms(
+    folder: Path, base: Run, arms: Sequence[Sequence[str]] = (), seeds: Sequence[int] | None = None
+) -> list[Arm]:
+    """Arms of any recipe, in the order they run.
+
+    Args:
+        base: the recipe.
+        arms: for each a placement and `key=value` overrides of the recipe; none: the default set of placements.
+        seeds: None takes the recipe's.
+
+    Raises:
+        UnknownPlacement: a name that is not in the catalogue.
+        RecipeError: settings that contradict each other.
+    """
+    arms = arms or [[placement] for placement in dict.fromkeys(p for p, _ in DEFAULT)]
+    return _arms(folder, [_arm(base, arm) for arm in arms], seeds or [base.seed])
+
+
+def _arm(base: Run, words: Sequence[str]) -> Run:
+    placement, *overrides = words
+    if "=" in placement:
+        raise RecipeError(f"an arm begins with a placement, such as post-ln, not with {placement!r}")
+    get(placement)
+    for override in overrides:
+        if override.partition("=")[0].strip() in ("seed", "name", "task", "model.placement"):
+            raise RecipeError(f"{override!r} cannot differ between arms; an arm is a placement and other settings")
+    return with_overrides(base, [f"model.placement={placement}", *overrides])
+
+
+def _arms(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]:
+    """Each run with each seed once, seed by seed, so that a first whole comparison is there early."""
+    runs = list(dict.fromkeys(runs))
+    named = list(zip(runs, labels([run.as_dict() for run in runs]), strict=True))
+    seeded = [(replace(run, seed=seed), label) for seed in dict.fromkeys(seeds) for run, label in named]
+    return [Arm(run=run, folder=folder / name_of(run), label=label) for run, label in seeded]
 
 
 def name_of(run: Run) -> str:
@@ -165,19 +196,17 @@ def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
         "lr": run.training.lr,
         "warmup": run.training.warmup,
         "seed": run.seed,
+        "arm": arm.label,
+        "task": run.task,
+        "encoder_layers": run.encoder_layers,
     }
-    numbers = (
-        "final_loss",
-        "validation_loss",
-        "gradient_ratio_start",
-        "gradient_ratio_end",
-        "tokens_per_second",
-        "parameters",
-        "error",
-    )
+    numbers = ["final_loss", "validation_loss"]
+    numbers += ["perplexity", "bleu", "kept_steps"] if run.task == "translation" else []
+    numbers += ["gradient_ratio_start", "gradient_ratio_end", "tokens_per_second", "parameters"]
+    numbers += ["error"] if "error" in outcome else []
     return (
         settings
         | {"outcome": outcome["outcome"]}
-        | {name: outcome.get(name) for name in numbers if name != "error" or "error" in outcome}
+        | {name: outcome.get(name) for name in numbers}
         | {"folder": str(arm.folder)}
     )

@@ -13,6 +13,8 @@ from jsonargparse import ArgumentParser
 
 from isograd.train.run import RecipeError, Run
 
+COMPARED = ("arms", "seeds")  # top-level keys that are read by `isograd compare` alone
+
 
 def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
     """A run from a YAML recipe (None: defaults) and `key=value` overrides such as `model.layers=36`.
@@ -21,16 +23,34 @@ def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
         RecipeError: no such file, not YAML, an unknown key (with the nearest known one), a value of the wrong type.
     """
     content = _read(recipe) if recipe else {}
-    for override in overrides:
-        key, sign, value = override.partition("=")
-        if not sign:
-            raise RecipeError(f"{override!r} is no override; write key=value, such as model.layers=36")
-        try:
-            key = key.strip()  # a name such as 2024-01-01 is text, not a date
-            _set(content, key.split("."), value if key == "name" else yaml.safe_load(value))
-        except yaml.YAMLError as error:
-            raise RecipeError(f"{override!r}: the value is not YAML ({' '.join(str(error).split())})") from error
-    return run_from_dict(content)
+    return run_from_dict(_overridden({k: v for k, v in content.items() if k not in COMPARED}, overrides))
+
+
+def load_arms(recipe: Path) -> tuple[list[list[str]], list[int]]:
+    """What a recipe says of a comparison: `arms`, each a placement and overrides, and `seeds`; empty where it has none.
+
+    Raises:
+        RecipeError: as `load_run`.
+    """
+    content = _read(recipe)
+    arms, seeds = (content.get(key) or [] for key in COMPARED)
+    arms = [[arm] if isinstance(arm, str) else arm for arm in arms] if isinstance(arms, list) else [arms]
+    if not all(isinstance(arm, list) and arm and all(isinstance(word, str) for word in arm) for arm in arms):
+        raise RecipeError(
+            f"{recipe}: arms is a list of lists of text, such as [[post-ln], [post-ln, training.warmup=400]]"
+        )
+    if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
+        raise RecipeError(f"{recipe}: seeds is a list of whole numbers, such as [1, 2, 3]")
+    return arms, seeds
+
+
+def with_overrides(run: Run, overrides: Sequence[str]) -> Run:
+    """The run with `key=value` overrides.
+
+    Raises:
+        RecipeError: as `load_run`.
+    """
+    return run_from_dict(_overridden(run.as_dict(), overrides))
 
 
 def run_from_dict(content: Mapping[str, Any]) -> Run:
@@ -73,6 +93,19 @@ def _read(recipe: Path) -> dict[str, Any]:
         raise RecipeError(f"{recipe}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{recipe}: expected keys and values, found {type(content).__name__}")
+    return content
+
+
+def _overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    for override in overrides:
+        key, sign, value = override.partition("=")
+        if not sign:
+            raise RecipeError(f"{override!r} is no override; write key=value, such as model.layers=36")
+        try:
+            key = key.strip()  # a name such as 2024-01-01 is text, not a date
+            _set(content, key.split("."), value if key == "name" else yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise RecipeError(f"{override!r}: the value is not YAML ({' '.join(str(error).split())})") from error
     return content
 
 

@@ -145,7 +145,7 @@ def test_another_text_is_another_run(planned: Plan, tmp_path: Path, text: Path) 
     mine.write_text(text.read_text())
     arms = [
         Arm(run=plan(Path(), data=Data(source=str(mine), length=8), model=a.run.model, training=a.run.training,
-                     placements=["pre-ln"])[0].run, folder=a.folder)
+                     placements=["pre-ln"])[0].run, folder=a.folder, label="pre-ln")
         for a in planned()[:1]
     ]  # fmt: skip
     before = trained(arms)

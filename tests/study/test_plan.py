@@ -62,10 +62,9 @@ def test_a_folder_per_run() -> None:
 
 
 def test_labels() -> None:
-    assert [Arm(run=Run(training=Training(warmup=w)), folder=Path()).label for w in (0, 9)] == [
-        "pre-ln, no warm-up",
-        "pre-ln, warm-up 9",
-    ]
+    training = Training(warmup=9)
+    assert [a.label for a in plan(Path("out"), placements=["pre-ln"], warmup=9)] == ["pre-ln, warm-up 9"]
+    assert [a.label for a in plan(Path("out"), placements=["pre-ln"], training=training)] == ["pre-ln, no warm-up"]
 
 
 def test_the_same_data_and_start_seed_for_all_arms() -> None:

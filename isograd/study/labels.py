@@ -1,0 +1,60 @@
+"""What people call the arms of a comparison: placement, warm-up, and whatever else tells them apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+ALWAYS = ("model.placement", "training.warmup")
+NEVER = ("name", "seed")  # runs that differ in these alone are one arm
+_WORDS = {"model.layers": "{} layers", "model.encoder_layers": "{} encoder layers", "training.steps": "{} steps"}
+_WORDS |= {"training.epochs": "{} epochs"}
+
+
+def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label for each run (as `Run.as_dict` gives it), in terms of the keys in which these runs differ.
+
+    >>> one = {"model": {"placement": "pre-ln"}, "training": {"warmup": 0, "lr": 1e-3, "batch": 8}}
+    >>> two = {"model": {"placement": "pre-ln"}, "training": {"warmup": 9, "lr": 2e-3, "batch": 8}}
+    >>> labels([one, two])
+    ['pre-ln, no warm-up, lr 0.001', 'pre-ln, warm-up 9, lr 0.002']
+    """
+    found = [dict(flat(run)) for run in runs]
+    differing = [key for key in differences(runs) if key not in ALWAYS]
+    return [", ".join([*_first(one), *(_said(key, one.get(key)) for key in differing)]) for one in found]
+
+
+def differences(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dotted keys in which runs differ, but for name and seed, in the order of the recipe."""
+    found = [dict(flat(run)) for run in runs]
+    keys = dict.fromkeys(key for one in found for key in one if key not in NEVER)
+    return [key for key in keys if any(one.get(key) != found[0].get(key) for one in found)]
+
+
+def flat(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values."""
+    for name, value in run.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def shown(value: Any) -> str:
+    """A value of a recipe for people: (0.9, 0.98), 0.001, none."""
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(shown, value)) + ")"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _first(one: Mapping[str, Any]) -> tuple[str, str]:
+    warmup = one["training.warmup"]
+    return one["model.placement"], f"warm-up {warmup}" if warmup else "no warm-up"
+
+
+def _said(key: str, value: Any) -> str:
+    if key in _WORDS and value is not None:
+        return _WORDS[key].format(value)
+    if isinstance(value, str):
+        value = value.rpartition("/")[2]  # of a file its name
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {shown(value)}"
