@@ -1,4 +1,4 @@
-"""Search in every placement: scores are those of the whole model, whatever the batch; bounds; nothing is left behind."""
+"""Search in every placement: the whole model's scores, whatever the batch; bounds; all is left as it was."""
 
 import random
 from collections.abc import Iterator, Sequence
