@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from isograd.placement.formula import Placement, Role
 from isograd.placement.laws import Site
+from isograd.transformer.dropout import dropout as drop
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Coefficient, Linear
 from isograd.transformer.positions import rotate
@@ -135,5 +136,5 @@ def eager_attention(
     if mask is not None:
         scores = scores + mask
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    weights = drop(weights, dropout, module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isograd.placement import Placement, Site
+from isograd.transformer.dropout import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Linear
 
@@ -35,7 +36,7 @@ class FeedForward(nn.Module):
         width, inner = config.hidden_size, config.intermediate_size
         self.into = Linear(width, inner, role="ffn_in", gain=gains.get("ffn_in", 1.0), bias=config.bias)
         self.act = ACTIVATIONS[config.hidden_act]
-        self.dropout = nn.Dropout(config.activation_dropout) if config.activation_dropout else nn.Identity()
+        self.dropout = make_dropout(config.activation_dropout)
         self.mid = make_norm(residual.mid, inner, config)
         self.out = Linear(inner, width, role="ffn_out", gain=gains.get("ffn_out", 1.0), bias=config.bias)
 

@@ -7,6 +7,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from isograd.placement import Norm, Placement, Site, Tower, sites
+from isograd.transformer.dropout import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Embedding
 from isograd.transformer.positions import make_positions
@@ -59,7 +60,7 @@ class InputEmbedding(nn.Module):
         self.tokens = Embedding(vocab_size, width, padding_idx=config.pad_token_id)
         self.positions = make_positions(config)
         self.norm = make_norm(Norm() if config.embedding_norm else None, width, config)
-        self.drop = nn.Dropout(config.embedding_dropout) if config.embedding_dropout else nn.Identity()
+        self.drop = make_dropout(config.embedding_dropout)
 
     def forward(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
         """Token vectors (batch, time, width), unscaled, and ids (batch, time) -> what the first layer reads."""

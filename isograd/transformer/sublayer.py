@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from isograd.placement.formula import Learned, Placement, Residual
 from isograd.placement.laws import Site
 from isograd.transformer.attention import Attention
+from isograd.transformer.dropout import make_dropout
 from isograd.transformer.feedforward import make_feedforward
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Coefficient
@@ -78,7 +79,7 @@ class Sublayer(nn.Module):
         self.pre = make_norm(residual.pre, width, config)
         self.branch = branch
         self.out = make_norm(residual.out, width, config)
-        self.drop = nn.Dropout(config.hidden_dropout) if config.hidden_dropout else nn.Identity()
+        self.drop = make_dropout(config.hidden_dropout)
         self.combine = make_combine(residual, width)
         self.post = make_norm(residual.post, width, config)
 
