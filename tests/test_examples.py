@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from isograd.placement import CATALOGUE
-from isograd.train.recipe import load_run
+from isograd.study.compare import plan_arms
+from isograd.train.recipe import load_arms, load_run
 
 ROOT = Path(__file__).parents[1]
+
+
+def named(recipe: Path) -> str:
+    return f"{recipe.parent.name}-{recipe.stem}"
 
 
 def test_own_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,12 +35,43 @@ def test_probe_any_model() -> None:
     assert all(row["gradient_mean_abs"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_initial_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down a Post-LN decoder gradients fall by about sqrt(2/3) per layer; in the encoder, and with Pre-LN, they do not.
+
+    At a size for seconds; the figures at width 256 and 12 layers are in docs/results.
+    """
+    factors = runpy.run_path(str(ROOT / "examples/initial_gradients.py"))["factors"]
+    post = factors("post-ln", layers=6, width=64, seed=0, source="numbers")
+    assert 0.7 < post["decoder"] < 0.9 < post["encoder"] < 1.1
+    assert factors("pre-ln", layers=6, width=64, seed=0, source="numbers")["decoder"] > 1.0
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
 def test_recipes_load(recipe: Path) -> None:
     run = load_run(recipe)
     assert run.model.placement in CATALOGUE
     assert run.name
-    assert f"`{recipe.name}`" in (ROOT / "recipes/README.md").read_text(encoding="utf-8")
+    name = recipe.relative_to(ROOT / "recipes").as_posix()
+    assert f"`{name}`" in (ROOT / "recipes/README.md").read_text(encoding="utf-8")
+    if recipe.parent.name != "recipes":
+        assert run.name == name.removesuffix(".yaml").replace("/", "-")
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "recipes").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
+def test_the_arms_of_the_papers_recipes(recipe: Path, tmp_path: Path) -> None:
+    """Every arm is a run of its own, and the text says what the paper found and where ours is."""
+    words, seeds = load_arms(recipe)
+    arms = plan_arms(tmp_path, load_run(recipe), words, seeds or [0])
+    assert len({arm.folder for arm in arms}) == len(arms) >= 3
+    assert {arm.run.model.placement for arm in arms} <= set(CATALOGUE)
+    text = recipe.read_text(encoding="utf-8")
+    assert "# Paper" in text and "# Ours" in text
+    for page in re.findall(r"docs/results/[\w-]+\.md", text):
+        assert (ROOT / page).exists(), page
 
 
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name)

@@ -159,8 +159,11 @@ class Run:
         for key, seed in (("seed", self.seed), ("data.seed", self.data_seed)):
             if not 0 <= seed < 2**32:
                 raise RecipeError(f"{key}={seed} must be in [0, 2^32)")
+        t = self.training
         if self.task == "translation":
             _check_translation(self)
+        elif t.batch % t.accumulation:
+            raise RecipeError(f"training.batch={t.batch} does not divide by training.accumulation={t.accumulation}")
 
     @property
     def encoder_layers(self) -> int | None:
@@ -224,8 +227,6 @@ def _check_training(t: Training) -> None:
     for key in ("steps", "batch", "tokens", "accumulation", "average"):
         if getattr(t, key) < 1:
             raise RecipeError(f"training.{key}={getattr(t, key)} must be at least 1")
-    if t.batch % t.accumulation:
-        raise RecipeError(f"training.batch={t.batch} does not divide by training.accumulation={t.accumulation}")
     for key in (*_NOT_NEGATIVE, *_COUNTS):
         if not 0 <= getattr(t, key) < math.inf:
             raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative")
