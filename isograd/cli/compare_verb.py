@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from isograd.cli import UserError, one_line
-from isograd.cli.console import output
-from isograd.cli.progress import COLOURS, showing
+from isograd.cli.progress import showing
 
 _EPILOG = """\
 examples:
@@ -179,6 +178,7 @@ def _source(name: str) -> str:
 
 
 def _tell(arms: list[Any], results: list[dict[str, Any]], as_json: bool) -> int:
+    from isograd.cli.compare_table import print_table
     from isograd.report.page import write_report
 
     failed = [r for r in results if r["outcome"] == "failed"]
@@ -187,7 +187,7 @@ def _tell(arms: list[Any], results: list[dict[str, Any]], as_json: bool) -> int:
         content = {"unigram_entropy": _entropy(arms), "arms": results, "report": str(report)}
         print(json.dumps(content, indent=2))
     else:
-        _print_table([a.folder for a in arms], report)
+        print_table([a.folder for a in arms], report)
     for result in failed:
         trace = Path(result["folder"]) / "error.txt"
         see = f" (see {trace})" if trace.exists() else ""
@@ -200,38 +200,3 @@ def _entropy(arms: list[Any]) -> float | None:
 
     known = [read_run(a.folder).resolved for a in arms]
     return next((r["data"]["unigram_entropy"] for r in known if r), None)
-
-
-def _print_table(folders: list[Path], report: Path) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from isograd.report import tables
-    from isograd.report.runs import arms_of
-
-    arms = arms_of(folders)
-    console = output()
-    lines = tables.rows(arms)
-    shown = _fitting([tables.SHORT, *lines], console.width)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i in shown:
-        table.add_column(tables.SHORT[i], justify="left" if i < 2 else "right", no_wrap=i > 0, min_width=0 if i else 12)
-    for arm, cells in zip(arms, lines, strict=True):
-        colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
-        texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]
-        table.add_row(*texts)
-    console.print(table)
-    console.print(
-        "[dim]losses in nats; g1/gL: mean |gradient| of W_2, first layer over last, at step 1 → at the end[/dim]"
-    )
-    console.print(f"\n{tables.summary(arms)}", markup=False)
-    console.print(f"\nreport: {report}", markup=False, soft_wrap=True)
-
-
-def _fitting(lines: list[tuple[str, ...]], width: int) -> list[int]:
-    """Columns that a terminal has room for beside a label of 16; the files and the page have them all."""
-    shown = list(range(len(lines[0])))
-    for dispensable in ("params", "valid", "tok/s"):
-        if 16 + sum(2 + max(len(cells[i]) for cells in lines) for i in shown[1:]) > width:
-            shown.remove(lines[0].index(dispensable))
-    return shown

@@ -1,185 +1,162 @@
-"""Figures as SVG text that takes the page's colours: ink is `currentColor`, the ground is clear.
+"""The figures: each a drawing from the files of arms. Towers of an encoder-decoder have panels of their own."""
 
-One colour and dash per arm throughout, safe for colour-blind readers (Okabe and Ito's set, yellow left out).
-"""
-
-import io
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from isograd.report.runs import ArmFiles, at_end, at_start
+from isograd.report.canvas import INK, Drawing, drawing, label, log, style, widen
+from isograd.report.runs import ArmFiles, Curve, at_end, at_start, towers
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_INK = "#0a0b0c"  # stands for currentColor in the SVG
-
-
-def style(index: int) -> dict[str, Any]:
-    """Colour and dash of the index-th arm; 28 differ, since 7 colours and 4 dashes have no divisor in common."""
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[index % len(DASHES)],
-        "linewidth": 1.8,
-    }
+_LEVEL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
 
 
-def loss_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> str:
+def loss_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> Drawing:
     """Training loss over steps, a running mean of ten; with several seeds the mean and the band of all."""
-    figure, (axes,) = _figure(1, height=3.9)
+    drawn = drawing(1, height=3.9)
+    (axes,) = drawn.panels
     for i, arm in enumerate(arms):
-        steps, mean, low, high = arm.curve()
-        axes.plot(steps, mean, label=arm.label, **style(i))
-        if len(arm.runs) > 1:
-            axes.fill_between(steps, low, high, color=style(i)["color"], alpha=0.18, linewidth=0)
+        _line(axes, i, arm, arm.curve(), arm.label)
     if unigram_entropy is not None:
-        named = f"unigram entropy {unigram_entropy:.3f}"
-        axes.axhline(unigram_entropy, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)), label=named)
-        _near(axes, arms, unigram_entropy)
-    _label(axes, "step", "training loss (nats)")
-    return _svg(figure, "loss", axes)
+        axes.axhline(unigram_entropy, **_LEVEL, label=f"unigram entropy {unigram_entropy:.3f}")
+        _near(axes, [y for arm in arms for y in arm.curve()[1][5:]], unigram_entropy)
+    label(axes, "step", "training loss (nats)")
+    return drawn
 
 
-def gradient_profiles(arms: Sequence[ArmFiles]) -> str:
+def validation_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> Drawing | None:
+    """Validation loss, and BLEU, over epochs; the mean over seeds and the band of all. None where nothing is known.
+
+    In the manner of Xiong et al. 2020, figures 2 and 4.
+    """
+    names = {"loss": "validation loss (nats per token)", "bleu": "validation BLEU"}
+    shown = {name: title for name, title in names.items() if any(arm.validation(name)[0] for arm in arms)}
+    if not shown:
+        return None
+    drawn = drawing(len(shown), height=3.7)
+    for axes, (name, title) in zip(drawn.panels, shown.items(), strict=True):
+        for i, arm in enumerate(arms):
+            named = arm.label if set(arm.outcomes) == {"finished"} else f"{arm.label}: {arm.outcome}"
+            _line(axes, i, arm, arm.validation(name), named, marker="o", markersize=3.4)
+        label(axes, "epoch" if all(arm.in_epochs for arm in arms) else "step", title)
+        axes.set_xlim(left=0)
+    if "loss" in shown and unigram_entropy is not None:
+        _low_part(drawn.panels[0], arms, unigram_entropy)
+    if "bleu" in shown:
+        drawn.panels[-1].set_ylim(bottom=0)
+    return drawn
+
+
+def gradient_profiles(arms: Sequence[ArmFiles]) -> Drawing:
     """mean |gradient| of W_2 by layer, at the first step and over the last fifty."""
-    return _profiles(arms, "gradient_mean_abs", "mean |gradient| of W₂", "gradients", log=True)
+    return _profiles(arms, "gradient_mean_abs", "mean |gradient| of W₂")
 
 
-def residual_profiles(arms: Sequence[ArmFiles]) -> str:
+def residual_profiles(arms: Sequence[ArmFiles]) -> Drawing:
     """Root mean square of the stream after each layer."""
-    return _profiles(arms, "residual_rms", "residual RMS after the layer", "residual", log=True)
+    return _profiles(arms, "residual_rms", "residual RMS after the layer")
 
 
-def dependency_profiles(arms: Sequence[ArmFiles]) -> str:
+def dependency_profiles(arms: Sequence[ArmFiles]) -> Drawing:
     """Var[branch] / Var[skip] of the feed-forward sublayer by layer."""
-    return _profiles(arms, "branch_skip_ratio", "Var[branch] / Var[skip], ffn", "dependency", log=True)
+    return _profiles(arms, "branch_skip_ratio", "Var[branch] / Var[skip], ffn")
 
 
-def ratio_curves(arms: Sequence[ArmFiles]) -> str:
+def ratio_curves(arms: Sequence[ArmFiles]) -> Drawing:
     """First over last layer's mean |gradient| of W_2, through training."""
-    figure, (axes,) = _figure(1, height=3.4)
-    for i, arm in enumerate(arms):
-        axes.plot(*arm.ratio("gradient_mean_abs", "ffn"), label=arm.label, **style(i))
-    axes.axhline(1.0, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
-    _log(axes)
-    _label(axes, "step", "first / last layer")
-    return _svg(figure, "ratio", axes)
+    both = towers(arms)
+    drawn = drawing(len(both), height=3.4, sharey=True)
+    for axes, tower in zip(drawn.panels, both, strict=True):
+        for i, arm in enumerate(arms):
+            axes.plot(*arm.ratio("gradient_mean_abs", "ffn", tower), label=arm.label, **style(i))
+        axes.axhline(1.0, **_LEVEL)
+        if len(both) > 1:
+            axes.set_title(tower, fontsize=9, color=INK)
+        label(axes, "step", "first / last layer" if tower == both[0] else "")
+    for axes in drawn.panels:
+        log(axes)
+    return drawn
 
 
-COEFFICIENTS = {
+COEFFICIENTS = {  # those that only a decoder has behind the others, so that towers stand side by side
     ("skip", "attn"): "skip, attention",
     ("skip", "ffn"): "skip, feed-forward",
     ("heads", "attn"): "head scale",
     ("out", "attn"): "gain of the norm after attention",
-    ("mid", "ffn"): "gain of the norm inside the feed-forward",
+    ("mid", "ffn"): "gain of the norm inside the ffn",
+    ("skip", "cross"): "skip, cross-attention",
+    ("heads", "cross"): "head scale, cross-attention",
+    ("out", "cross"): "gain of the norm after cross-attention",
 }
 
 
-def coefficients(arms: Sequence[ArmFiles]) -> str | None:
+def coefficients(arms: Sequence[ArmFiles]) -> Drawing | None:
     """Learned coefficients by layer, thin at the start and bold at the end; None when no arm has any."""
-    shown = {key: title for key, title in COEFFICIENTS.items() if any(arm.profile(*key, at_start)[0] for arm in arms)}
+    both = towers(arms)
+    places = [(name, kind, tower) for name, kind in COEFFICIENTS for tower in both]
+    shown = [(name, kind, tower) for name, kind, tower in places if _learned(arms, name, kind, tower)]
     if not shown:
         return None
-    figure, grid = _figure(len(shown), height=3.3)
-    for axes, ((name, kind), title) in zip(grid, shown.items(), strict=True):
+    drawn = drawing(len(shown), height=3.3 if len(shown) <= 4 else 2.7)
+    for axes, (name, kind, tower) in zip(drawn.panels, shown, strict=True):
         for i, arm in enumerate(arms):
-            end = arm.profile(name, kind, at_end)
+            end = arm.profile(name, kind, at_end, tower)
             if not end[0]:
                 continue
-            axes.plot(*arm.profile(name, kind, at_start), **(style(i) | {"linewidth": 0.9, "alpha": 0.6}))
+            axes.plot(*arm.profile(name, kind, at_start, tower), **(style(i) | {"linewidth": 0.9, "alpha": 0.6}))
             axes.plot(*end, label=arm.label, marker="o", markersize=2.6, **style(i))
-        _widen(axes, 0.05)
-        _label(axes, "layer", title)
+        widen(axes, 0.05)
+        label(axes, "layer" if len(both) == 1 else f"{tower} layer", COEFFICIENTS[name, kind])
         axes.ticklabel_format(axis="y", useOffset=False)  # 0.9999, not 9e-5 beside a +9.999e-1 in the corner
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _svg(figure, "coefficients", *grid)
+    return drawn
 
 
-def _profiles(arms: Sequence[ArmFiles], name: str, title: str, salt: str, log: bool) -> str:
-    figure, grid = _figure(2, height=3.6, sharey=True)
-    for axes, when, moment in zip(
-        grid, (at_start, at_end), ("at the first step", "mean of the last 50 steps"), strict=True
-    ):
+def _learned(arms: Sequence[ArmFiles], name: str, kind: str, tower: str) -> bool:
+    return any(arm.profile(name, kind, at_start, tower)[0] for arm in arms)
+
+
+def _line(axes: Axes, index: int, arm: ArmFiles, curve: Curve, named: str, **markers: Any) -> None:
+    """The mean over seeds, with a band from the lowest to the highest."""
+    x, mean, low, high = curve
+    axes.plot(x, mean, label=named, **style(index), **markers)
+    if len(arm.runs) > 1:
+        axes.fill_between(x, low, high, color=style(index)["color"], alpha=0.18, linewidth=0)
+
+
+def _profiles(arms: Sequence[ArmFiles], name: str, title: str) -> Drawing:
+    """A row of panels per tower: at the start, and at the end."""
+    both = towers(arms)
+    drawn = drawing(2 * len(both), height=3.6 if len(both) == 1 else 3.0, sharey=True)
+    moments = [(at_start, "at the first step"), (at_end, "mean of the last 50 steps")]
+    places = [(tower, when, moment) for tower in both for when, moment in moments]
+    for axes, (tower, when, moment) in zip(drawn.panels, places, strict=True):
         for i, arm in enumerate(arms):
-            axes.plot(*arm.profile(name, "ffn", when), label=arm.label, marker="o", markersize=2.6, **style(i))
-        axes.set_title(moment, fontsize=9, color=_INK)
-        _label(axes, "layer", title if when is at_start else "")
-        if log:
-            _log(axes)
+            line = arm.profile(name, "ffn", when, tower)
+            axes.plot(*line, label=arm.label, marker="o", markersize=2.6, **style(i))
+        axes.set_title(moment if len(both) == 1 else f"{tower}, {moment}", fontsize=9, color=INK)
+        label(axes, "layer" if tower == both[-1] else "", title if when is at_start else "")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _svg(figure, salt, *grid)
+    for axes in drawn.panels:
+        log(axes)
+    return drawn
 
 
-def _log(axes: Axes) -> None:
-    """A logarithmic axis where there is anything to show on it."""
-    if any(y > 0 for line in axes.lines for y in np.asarray(line.get_ydata())):
-        axes.set_yscale("log")
-
-
-def _widen(axes: Axes, least: float) -> None:
-    """Show at least this span, so that noise around 1 does not look like a finding."""
-    low, high = axes.get_ylim()
-    if high - low < least:
-        axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
-
-
-def _near(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
+def _near(axes: Axes, ends: Sequence[float], entropy: float) -> None:
     """Cut the first steps' peak off, so that the part where arms differ fills the figure."""
-    ends = [y for arm in arms for y in arm.curve()[1][5:]]
     if ends:
         low, high = min([*ends, entropy]), max([entropy, sorted(ends)[int(0.97 * (len(ends) - 1))]])
         if high > low:
             axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
 
 
-def _figure(panels: int, height: float, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    columns = min(panels, 2)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(8.4, height * rows), layout="constrained")
-    figure.patch.set_alpha(0)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey).flatten()
-    for axes in grid[panels:]:
-        axes.set_axis_off()
-    return figure, list(grid[:panels])
-
-
-def _label(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=9, color=_INK)
-    axes.set_ylabel(y, fontsize=9, color=_INK)
-    axes.patch.set_alpha(0)
-    axes.tick_params(labelsize=8, colors=_INK, which="both")
-    axes.grid(True, color=_INK, alpha=0.12, linewidth=0.6)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_INK)
-
-
-def _svg(figure: Figure, salt: str, *legend_of: Axes) -> str:
-    """The figure with one legend below it."""
-    entries: dict[str, Any] = {}
-    for axes in legend_of:
-        entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    if entries:
-        figure.legend(
-            entries.values(),
-            [name.replace("$", r"\$") for name in entries],  # a name is no formula
-            loc="outside lower center",
-            ncols=min(3, len(entries)),
-            fontsize=8.5,
-            frameon=False,
-            labelcolor=_INK,
-            handlelength=3.2,
-        )
-    text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    svg = text.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", svg)  # ids are one per page, not one per figure
-    return svg.replace(_INK, "currentColor")
+def _low_part(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
+    """Cut the first validations' peak off; the unigram entropy where a line comes to rest at it."""
+    means = [arm.validation("loss")[1] for arm in arms]
+    if any(mean and abs(mean[-1] - entropy) < 0.3 for mean in means):
+        axes.axhline(entropy, **_LEVEL, label=f"unigram entropy {entropy:.3f}")
+    later = [y for mean in means for y in (mean[1:] if len(mean) > 3 else mean)]
+    low, high = min(later), max(later)
+    if high > low:
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))

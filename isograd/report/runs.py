@@ -3,8 +3,10 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from isograd.study.labels import labels
 from isograd.train.metrics import read_rows
 
 Row = dict[str, Any]
+Curve = tuple[list[float], list[float], list[float], list[float]]  # x; over seeds the mean, the lowest, the highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class RunFiles:
     outcome: Row
     metrics: list[Row]
     quantities: list[Row]
+    validation: list[Row]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,46 +42,97 @@ class ArmFiles:
         return self.runs[0]
 
     @property
+    def task(self) -> str:
+        return self.first.run.get("task", "language")
+
+    @property
     def outcomes(self) -> list[str]:
         return [r.outcome["outcome"] for r in self.runs]
+
+    @property
+    def outcome(self) -> str:
+        """ "collapsed", or "2 finished, 1 collapsed" over seeds that differ."""
+        counts = Counter(self.outcomes)
+        return self.outcomes[0] if len(counts) == 1 else ", ".join(f"{n} {name}" for name, n in counts.most_common())
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether the validations can be told in epochs."""
+        return all(row.get("epoch") is not None for run in self.runs for row in run.validation)
 
     def values(self, name: str) -> list[float]:
         """A number of the outcome over the seeds that have it."""
         return [r.outcome[name] for r in self.runs if r.outcome.get(name) is not None]
 
-    def curve(self) -> tuple[list[int], list[float], list[float], list[float]]:
-        """Steps, and mean, lowest and highest loss over the seeds at each, averaged over a short window."""
+    def curve(self) -> Curve:
+        """Steps, and the loss over the seeds at each, averaged over a short window."""
         by_step: dict[int, list[float]] = {}
         for run in self.runs:
             for step, loss in smoothed([(r["step"], r["loss"]) for r in run.metrics if r["loss"] is not None]):
                 by_step.setdefault(step, []).append(loss)
-        steps = sorted(by_step)
-        return steps, *([f(by_step[s]) for s in steps] for f in (statistics.fmean, min, max))  # type: ignore[return-value]
+        return _over_seeds([([step], by_step[step]) for step in sorted(by_step)])
 
-    def profile(self, name: str, kind: str, when: Callable[[int, int], bool]) -> tuple[list[int], list[float]]:
+    def validation(self, name: str) -> Curve:
+        """Epochs (else steps), and a number of the first, second, ... validation over the seeds that got so far."""
+        x = "epoch" if self.in_epochs else "step"
+        points = []
+        for rows in zip_longest(*(run.validation for run in self.runs)):
+            known = [row for row in rows if row is not None and row.get(name) is not None]
+            if known:
+                points.append(([row[x] for row in known], [row[name] for row in known]))
+        return _over_seeds(points)
+
+    def profile(
+        self, name: str, kind: str, when: Callable[[int, int], bool], tower: str = "decoder"
+    ) -> tuple[list[int], list[float]]:
         """Layers, and the mean of a quantity over seeds and over the steps that `when(step, last)` picks."""
         by_layer: dict[int, list[float]] = {}
         for run in self.runs:
             last = max((r["step"] for r in run.quantities), default=0)
-            for row in run.quantities:
-                if row["kind"] == kind and row.get(name) is not None and when(row["step"], last):
+            for row in _rows(run, name, kind, tower):
+                if when(row["step"], last):
                     by_layer.setdefault(row["layer"], []).append(row[name])
         layers = sorted(by_layer)
         return layers, [statistics.fmean(by_layer[layer]) for layer in layers]
 
-    def ratio(self, name: str, kind: str) -> tuple[list[int], list[float]]:
+    def ratio(self, name: str, kind: str, tower: str = "decoder") -> tuple[list[int], list[float]]:
         """Observed steps, and the first layer's value over the last layer's, mean over seeds."""
         by_step: dict[int, list[float]] = {}
         for run in self.runs:
             ends: dict[int, dict[int, float]] = {}
-            for row in run.quantities:
-                if row["kind"] == kind and row.get(name) is not None:
-                    ends.setdefault(row["step"], {})[row["layer"]] = row[name]
+            for row in _rows(run, name, kind, tower):
+                ends.setdefault(row["step"], {})[row["layer"]] = row[name]
             for step, of in ends.items():
                 if of[max(of)]:
                     by_step.setdefault(step, []).append(of[min(of)] / of[max(of)])
         steps = sorted(by_step)
         return steps, [statistics.fmean(by_step[s]) for s in steps]
+
+    def level(self, when: Callable[[int, int], bool], tower: str) -> list[float]:
+        """For each seed that has it: mean |gradient| of W_2 in a tower's first layer over that in its last."""
+        found = []
+        for run in self.runs:
+            layers, values = replace(self, runs=[run]).profile("gradient_mean_abs", "ffn", when, tower)
+            if layers and values[-1]:
+                found.append(values[0] / values[-1])
+        return found
+
+
+def towers(arms: Iterable[ArmFiles]) -> list[str]:
+    """The towers of these models, in the order in which text runs through them."""
+    return ["encoder", "decoder"] if any(arm.task == "translation" for arm in arms) else ["decoder"]
+
+
+def _rows(run: RunFiles, name: str, kind: str, tower: str) -> Iterator[Row]:
+    """The rows of a tower's sublayers that have a quantity. A row that names no tower is of the only one."""
+    for row in run.quantities:
+        if row["kind"] == kind and row.get("tower", "decoder") == tower and row.get(name) is not None:
+            yield row
+
+
+def _over_seeds(points: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Curve:
+    mean, values = statistics.fmean, [y for _, y in points]
+    return [mean(x) for x, _ in points], [mean(y) for y in values], list(map(min, values)), list(map(max, values))
 
 
 def at_start(step: int, last: int) -> bool:
@@ -97,6 +152,7 @@ def read_run(folder: Path) -> RunFiles:
         outcome=_json(folder / "outcome.json") or {"outcome": "interrupted"},
         metrics=read_rows(folder / "metrics.jsonl"),
         quantities=read_rows(folder / "quantities.jsonl"),
+        validation=read_rows(folder / "validation.jsonl"),
     )
 
 

@@ -1,50 +1,89 @@
 """Results as rows of text, for the terminal and the page."""
 
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from isograd.report.runs import ArmFiles
+from isograd.report.runs import ArmFiles, at_end, at_start
 
-HEADER = (
-    "placement",
-    "outcome",
-    "final loss",
-    "validation",
-    "gradient first/last",
-    "tokens/s",
-    "parameters",
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What stands above a column on the page and in a terminal, and in it."""
+
+    name: str
+    short: str
+    cell: Callable[[ArmFiles], str]
+
+
+def _number(name: str, form: str) -> Callable[[ArmFiles], str]:
+    return lambda arm: spread(arm.values(name), form)
+
+
+def _level(tower: str) -> Callable[[ArmFiles], str]:
+    """At step 1, and over the last 50 steps."""
+    return lambda arm: f"{_geometric(arm.level(at_start, tower))} → {_geometric(arm.level(at_end, tower))}"
+
+
+def _ratio(arm: ArmFiles) -> str:
+    return f"{_geometric(arm.values('gradient_ratio_start'))} → {_geometric(arm.values('gradient_ratio_end'))}"
+
+
+def _speed(arm: ArmFiles) -> str:
+    speeds = arm.values("tokens_per_second")
+    return f"{statistics.median(speeds):,.0f}" if speeds else "–"
+
+
+def _size(arm: ArmFiles) -> str:
+    sizes = arm.values("parameters")
+    return f"{sizes[0]:,.0f}" if sizes else "–"
+
+
+_NAMES = (
+    Column(name="placement", short="placement", cell=lambda arm: arm.label),
+    Column(name="outcome", short="outcome", cell=lambda arm: arm.outcome),
 )
-SHORT = ("placement", "outcome", "final", "valid", "g1/gL", "tok/s", "params")  # for a terminal
+_SPEED = Column(name="tokens/s", short="tok/s", cell=_speed)
+COLUMNS = {
+    "language": (
+        *_NAMES,
+        Column(name="final loss", short="final", cell=_number("final_loss", "{:.3f}")),
+        Column(name="validation", short="valid", cell=_number("validation_loss", "{:.3f}")),
+        Column(name="gradient first/last", short="g1/gL", cell=_ratio),
+        _SPEED,
+        Column(name="parameters", short="params", cell=_size),
+    ),
+    "translation": (
+        *_NAMES,
+        Column(name="validation loss", short="valid", cell=_number("validation_loss", "{:.3f}")),
+        Column(name="perplexity", short="ppl", cell=_number("perplexity", "{:.2f}")),
+        Column(name="BLEU", short="BLEU", cell=_number("bleu", "{:.1f}")),
+        Column(name="training loss", short="train", cell=_number("final_loss", "{:.3f}")),
+        Column(name="gradient first/last, encoder", short="g1/gL enc", cell=_level("encoder")),
+        Column(name="decoder", short="g1/gL dec", cell=_ratio),
+        _SPEED,
+    ),
+}
+
+
+DISPENSABLE = {  # what a narrow terminal is spared, first things first
+    "language": ("params", "valid", "tok/s"),
+    "translation": ("train", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
+}
+
+
+def columns(arms: Sequence[ArmFiles]) -> tuple[Column, ...]:
+    """The columns of a table of these arms."""
+    return COLUMNS[arms[0].task]
 
 
 def rows(arms: Sequence[ArmFiles]) -> list[tuple[str, ...]]:
     """One row per arm; over several seeds the mean, and lowest to highest behind it (of ratios the geometric mean)."""
-    return [
-        (
-            arm.label,
-            outcome(arm),
-            spread(arm.values("final_loss"), "{:.3f}"),
-            spread(arm.values("validation_loss"), "{:.3f}"),
-            f"{_mean(arm, 'gradient_ratio_start')} → {_mean(arm, 'gradient_ratio_end')}",
-            f"{statistics.median(arm.values('tokens_per_second')):,.0f}" if arm.values("tokens_per_second") else "–",
-            f"{arm.values('parameters')[0]:,.0f}" if arm.values("parameters") else "–",
-        )
-        for arm in arms
-    ]
+    return [tuple(column.cell(arm) for column in columns(arms)) for arm in arms]
 
 
-def _mean(arm: ArmFiles, name: str) -> str:
-    values = arm.values(name)
+def _geometric(values: Sequence[float]) -> str:
     return f"{statistics.geometric_mean(values):.2g}" if values and min(values) > 0 else "–"
-
-
-def outcome(arm: ArmFiles) -> str:
-    """ "collapsed", or "2 finished, 1 collapsed" over seeds that differ."""
-    counts = Counter(arm.outcomes)
-    if len(counts) == 1:
-        return arm.outcomes[0]
-    return ", ".join(f"{n} {name}" for name, n in counts.most_common())
 
 
 def spread(values: Sequence[float], form: str) -> str:
@@ -60,14 +99,13 @@ def spread(values: Sequence[float], form: str) -> str:
 def summary(arms: Sequence[ArmFiles]) -> str:
     """What happened, in two sentences. Nobody is called best: that takes seeds and intervals."""
     failed = [a for a in arms if not any(o == "finished" for o in a.outcomes)]
-    trained = [a for a in arms if a.values("final_loss") and a not in failed]
+    trained = [a for a in arms if a.values(_JUDGED[a.task]) and a not in failed]
     parts = []
     if failed:
-        parts.append("; ".join(f"{a.label}: {outcome(a)}" for a in failed) + ".")
+        parts.append("; ".join(f"{a.label}: {a.outcome}" for a in failed) + ".")
     if trained:
-        finals = [r.outcome["final_loss"] for a in trained for r in a.runs if r.outcome["outcome"] == "finished"]
-        names = "; ".join(a.label if len({*a.outcomes}) == 1 else f"{a.label} ({outcome(a)})" for a in trained)
-        parts.append(f"Trained: {names}, with final losses from {min(finals):.3f} to {max(finals):.3f} nats.")
+        names = "; ".join(a.label if len({*a.outcomes}) == 1 else f"{a.label} ({a.outcome})" for a in trained)
+        parts.append(f"Trained: {names}, with {_range(trained)}.")
     seeds = len({r.run["seed"] for a in arms for r in a.runs})
     if seeds == 1:
         parts.append("One seed: differences of a few hundredths between trained arms mean nothing.")
@@ -77,3 +115,17 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     if any(seen and held_out and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5 for seen, held_out in both):
         parts.append("Validation is far above training: the text is small and learnt by heart; compare validation.")
     return " ".join(parts)
+
+
+_JUDGED = {"language": "final_loss", "translation": "validation_loss"}  # the number that an outcome is told by
+
+
+def _range(trained: Sequence[ArmFiles]) -> str:
+    """From the lowest to the highest end of the runs that finished."""
+    ends = [r.outcome for a in trained for r in a.runs if r.outcome["outcome"] == "finished"]
+    task = trained[0].task
+    losses = [end[_JUDGED[task]] for end in ends]
+    kind = "final" if task == "language" else "validation"
+    said = f"{kind} losses from {min(losses):.3f} to {max(losses):.3f} nats"
+    scores = [end["bleu"] for end in ends if end.get("bleu") is not None]
+    return said + (f" and BLEU from {min(scores):.1f} to {max(scores):.1f}" if scores else "")

@@ -18,7 +18,7 @@ import pytest
 import isograd
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas
-from isograd.report.figures import style
+from isograd.report.canvas import style
 from isograd.report.page import write_report
 from isograd.report.runs import arms_of
 from isograd.report.tables import rows, summary

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from isograd.placement import UnknownPlacement
-from isograd.study.compare import Arm, name_of, plan
-from isograd.train.run import Data, Model, RecipeError, Run, Training
+from isograd.study.compare import name_of, plan
+from isograd.train.run import Data, Model, RecipeError, Training
 
 
 def arms(**options: Any) -> list[tuple[str, int, int]]:

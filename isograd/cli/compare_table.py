@@ -1,0 +1,51 @@
+"""The table that ends a comparison in a terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from isograd.cli.console import output
+from isograd.cli.progress import COLOURS
+from isograd.report import tables
+from isograd.report.runs import arms_of
+
+
+def print_table(folders: Sequence[Path], report: Path) -> None:
+    """A line per arm, what happened in a sentence, and where the page is."""
+    arms = arms_of(folders)
+    console = output()
+    names, lines = tuple(column.short for column in tables.columns(arms)), tables.rows(arms)
+    shown = _fitting([names, *lines], console.width, tables.DISPENSABLE[arms[0].task])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i in shown:
+        table.add_column(names[i], justify="left" if i < 2 else "right", no_wrap=i > 0, min_width=0 if i else 12)
+    for arm, cells in zip(arms, lines, strict=True):
+        colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
+        texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]
+        table.add_row(*texts)
+    console.print(table)
+    console.print(f"[dim]{_LEGEND[arms[0].task]}[/dim]")
+    console.print(f"\n{tables.summary(arms)}", markup=False)
+    console.print(f"\nreport: {report}", markup=False, soft_wrap=True)
+
+
+_GRADIENT = "mean |gradient| of W_2, first layer over last, at step 1 → at the end"
+_LEGEND = {
+    "language": f"losses in nats; g1/gL: {_GRADIENT}",
+    "translation": f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {_GRADIENT}",
+}
+
+
+def _fitting(lines: list[tuple[str, ...]], width: int, dispensable: Sequence[str]) -> list[int]:
+    """Columns that a terminal has room for beside a label of 16; the files and the page have them all."""
+    shown = list(range(len(lines[0])))
+    for name in dispensable:
+        if _width(lines, shown) > width:
+            shown.remove(lines[0].index(name))
+    return shown
+
+
+def _width(lines: list[tuple[str, ...]], shown: list[int]) -> int:
+    return 16 + sum(2 + max(len(cells[i]) for cells in lines) for i in shown[1:])

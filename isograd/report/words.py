@@ -1,0 +1,90 @@
+"""What the page says in words: what was compared on what, and every setting."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from isograd.report.runs import ArmFiles, Row
+from isograd.study.labels import ALWAYS, differences, flat, shown
+from isograd.train.run import ONLY
+
+
+def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
+    """Shape, data and training in a sentence; of what differs between the arms each value.
+
+    Args:
+        text: the facts of the data, where they are known.
+    """
+    seeds = sorted({r.run["seed"] for a in arms for r in a.runs})
+    said = _translation(arms, text) if arms[0].task == "translation" else _language(arms)
+    return (
+        f"{said}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
+        " Same data order and same start seed for all arms."
+    )
+
+
+def settings(arms: Sequence[ArmFiles], text: Row | None) -> Iterator[tuple[str, str]]:
+    """Names and values: the data, each section of the recipe, versions and hardware."""
+    yield from _data(text) if text else ()
+    task = arms[0].task
+    unread = {key for other, keys in ONLY.items() if other != task for key in keys} | set(ALWAYS)
+    for section in ("model", "data", "pairs", "search", "training"):
+        keys = [key for key, _ in flat({section: arms[0].first.run.get(section, {})}) if key not in unread]
+        if keys:
+            yield section, ", ".join(f"{key.partition('.')[2]} {_each(arms, key)}" for key in keys)
+    made = [run.outcome["provenance"] for arm in arms for run in arm.runs if "provenance" in run.outcome]
+    for name in made[0] if made else ():
+        yield name, "; ".join(dict.fromkeys(one[name] for one in made))
+
+
+def differing(arms: Sequence[ArmFiles]) -> list[str]:
+    """The dotted keys in which these arms differ."""
+    return differences([arm.first.run for arm in arms])
+
+
+def _language(arms: Sequence[ArmFiles]) -> str:
+    def of(key: str) -> str:
+        return _each(arms, key)
+
+    return (
+        f"{of('model.layers')} layers, width {of('model.width')}, {of('model.heads')} heads; sequences of"
+        f" {of('data.length')} ({of('data.level')} level), batch {of('training.batch')}, {of('training.optimizer')}"
+        f" at LR {of('training.lr')}, {of('training.steps')} steps"
+    )
+
+
+def _translation(arms: Sequence[ArmFiles], text: Row | None) -> str:
+    def of(key: str) -> str:
+        return _each(arms, key)
+
+    pairs = f"{text['pairs']['kept']:,} pairs" if text else "pairs"
+    sizes = dict.fromkeys((text["source_vocab_size"], text["vocab_size"])) if text else {}
+    vocabulary = f"{' and '.join(f'{size:,}' for size in sizes)} ({of('pairs.vocabulary')})" if text else "unknown"
+    steps = " / ".join(dict.fromkeys(f"{arm.first.resolved['steps']:,}" for arm in arms if arm.first.resolved))
+    return (
+        f"{pairs} {of('pairs.source')} → {of('pairs.target')}, vocabulary {vocabulary};"
+        f" {' / '.join(dict.fromkeys(map(_depth, arms)))} layers (encoder + decoder), width {of('model.width')},"
+        f" {of('model.heads')} heads; batches of {of('training.tokens')} tokens, {of('training.optimizer')}"
+        f" at LR {of('training.lr')}, {steps or of('training.steps')} steps"
+    )
+
+
+def _depth(arm: ArmFiles) -> str:
+    model = arm.first.run["model"]
+    encoder = model["layers"] if model["encoder_layers"] is None else model["encoder_layers"]
+    return f"{encoder}+{model['layers']}"
+
+
+def _data(text: Row) -> Iterator[tuple[str, str]]:
+    yield "text", f"{text['source']}: {text['tokens']:,} training tokens, vocabulary {text['vocab_size']:,}"
+    if isinstance(text.get("pairs"), dict):
+        left_out = ", ".join(f"{name} {count:,}" for name, count in text["pairs"].items())
+        yield "pairs", f"{left_out}; held out {text['valid_pairs']:,}"
+        yield "updates per epoch", f"{text['updates_per_epoch']:,}, batches filled to {text['fill']:.2f}"
+    yield "sha256 of the data", text["sha256"]
+    yield "unigram entropy", f"{text['unigram_entropy']:.4f} nats"
+
+
+def _each(arms: Sequence[ArmFiles], key: str) -> str:
+    """A setting; where arms differ in it, each of its values."""
+    values: dict[str, Any] = dict.fromkeys(shown(dict(flat(arm.first.run)).get(key)) for arm in arms)
+    return " / ".join(values)
