@@ -8,14 +8,14 @@ import hashlib
 import json
 import math
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from isograd.data.cache import MARK, write_entry
 from isograd.data.errors import DataError
 from isograd.data.text import EMBEDDED, Document, read
 from isograd.data.tokenizers import SPECIAL, Level, reads_text, train_tokenizer
@@ -75,11 +75,8 @@ def load_corpus(
     train, held_out = (documents, held_out) if held_out else split(documents)
     digest = _digest(train, held_out, level, vocab_size if level == "bpe" else 0)
     folder = (cache or cache_folder()) / digest[:32]
-    if not (folder / "facts.json").exists():
-        try:
-            _build(folder, train, held_out, level, vocab_size)
-        except OSError as error:
-            raise DataError(f"the cache {folder.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
+    if not (folder / MARK).exists():
+        write_entry(folder, partial(_fill, train=train, valid=held_out, level=level, vocab_size=vocab_size))
     return _load(folder, digest, source)
 
 
@@ -127,26 +124,14 @@ def _digest(train: list[Document], valid: list[Document], level: str, vocab_size
     return sha.hexdigest()
 
 
-def _build(folder: Path, train: list[Document], valid: list[Document], level: Level, vocab_size: int) -> None:
-    """Write the cache entry under a temporary name and move it into place, so that a kill leaves nothing half-done."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
-    try:
-        tokenizer = train_tokenizer((text for _, text in train), level, vocab_size)
-        tokenizer.save(str(scratch / "tokenizer.json"))
-        ids = encode(tokenizer, train)
-        np.save(scratch / "train.npy", ids)
-        np.save(scratch / "valid.npy", encode(tokenizer, valid))
-        facts = {"unigram_entropy": unigram_entropy(ids), "characters": sum(len(t) for _, t in train)}
-        (scratch / "facts.json").write_text(json.dumps(facts))
-        try:
-            scratch.rename(folder)
-        except OSError:  # another process was first, or part of an entry was removed
-            if not (folder / "facts.json").exists():
-                shutil.rmtree(folder)
-                scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _fill(folder: Path, train: list[Document], valid: list[Document], level: Level, vocab_size: int) -> None:
+    tokenizer = train_tokenizer((text for _, text in train), level, vocab_size)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    ids = encode(tokenizer, train)
+    np.save(folder / "train.npy", ids)
+    np.save(folder / "valid.npy", encode(tokenizer, valid))
+    facts = {"unigram_entropy": unigram_entropy(ids), "characters": sum(len(t) for _, t in train)}
+    (folder / MARK).write_text(json.dumps(facts))
 
 
 def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
@@ -164,7 +149,7 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
 
 
 def _load(folder: Path, digest: str, source: str) -> Corpus:
-    facts = json.loads((folder / "facts.json").read_text())
+    facts = json.loads((folder / MARK).read_text())
     assert math.isfinite(facts["unigram_entropy"])
     return Corpus(
         train=np.load(folder / "train.npy", mmap_mode="r"),
