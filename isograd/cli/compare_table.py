@@ -20,7 +20,8 @@ def print_table(folders: Sequence[Path], report: Path) -> None:
     shown = _fitting([names, *lines], console.width, tables.DISPENSABLE[arms[0].task])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in shown:
-        table.add_column(names[i], justify="left" if i < 2 else "right", no_wrap=i > 0, min_width=0 if i else 12)
+        least = max(_widest(cells[i]) for cells in lines) if i == 1 else 0 if i else 12
+        table.add_column(names[i], justify="left" if i < 2 else "right", no_wrap=i > 1, min_width=least)
     for arm, cells in zip(arms, lines, strict=True):
         colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
         texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]
@@ -48,4 +49,10 @@ def _fitting(lines: list[tuple[str, ...]], width: int, dispensable: Sequence[str
 
 
 def _width(lines: list[tuple[str, ...]], shown: list[int]) -> int:
-    return 16 + sum(2 + max(len(cells[i]) for cells in lines) for i in shown[1:])
+    widths = (max(_widest(cells[i]) if i == 1 else len(cells[i]) for cells in lines) for i in shown[1:])
+    return 16 + sum(2 + width for width in widths)
+
+
+def _widest(outcome: str) -> int:
+    """Of an outcome in several lines: "2 finished," and "1 collapsed"."""
+    return max(map(len, outcome.replace(", ", ",\n").splitlines()))

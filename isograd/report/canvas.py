@@ -129,12 +129,14 @@ def _legend(drawn: Drawing) -> None:
         entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if not entries:
         return
-    longest = max(map(len, entries))
+    beside = max(1, min(3, len(entries), 130 // (max(map(len, entries)) + 9)))
+    lines = -(-len(entries) // beside)
+    drawn.figure.set_figheight(drawn.figure.get_figheight() + 0.17 * max(0, lines - 2))  # panels keep their height
     drawn.figure.legend(
         entries.values(),
         [name.replace("$", r"\$") for name in entries],  # a name is no formula
         loc="outside lower center",
-        ncols=max(1, min(3, len(entries), 130 // (longest + 9))),
+        ncols=beside,
         fontsize=8.5,
         frameon=False,
         labelcolor=INK,

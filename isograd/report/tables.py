@@ -104,8 +104,7 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     if failed:
         parts.append("; ".join(f"{a.label}: {a.outcome}" for a in failed) + ".")
     if trained:
-        names = "; ".join(a.label if len({*a.outcomes}) == 1 else f"{a.label} ({a.outcome})" for a in trained)
-        parts.append(f"Trained: {names}, with {_range(trained)}.")
+        parts.append(f"Trained: {_names(trained, len(arms))}, with {_range(trained)}.")
     seeds = len({r.run["seed"] for a in arms for r in a.runs})
     if seeds == 1:
         parts.append("One seed: differences of a few hundredths between trained arms mean nothing.")
@@ -115,6 +114,14 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     if any(seen and held_out and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5 for seen, held_out in both):
         parts.append("Validation is far above training: the text is small and learnt by heart; compare validation.")
     return " ".join(parts)
+
+
+def _names(trained: Sequence[ArmFiles], of: int) -> str:
+    """Each arm by its label; of many arms how many, and those by name of which not every seed trained."""
+    mixed = {a.label: f"{a.label} ({a.outcome})" for a in trained if len({*a.outcomes}) > 1}
+    if len(trained) <= 6:
+        return "; ".join(mixed.get(a.label, a.label) for a in trained)
+    return "; ".join([f"{len(trained)} of {of} arms", *mixed.values()])
 
 
 _JUDGED = {"language": "final_loss", "translation": "validation_loss"}  # the number that an outcome is told by

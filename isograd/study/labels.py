@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ALWAYS = ("model.placement", "training.warmup")
+UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from")  # at 0 nothing is to be said of them
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
 _WORDS = {"model.layers": "{} layers", "model.encoder_layers": "{} encoder layers", "training.steps": "{} steps"}
 _WORDS |= {"training.epochs": "{} epochs"}
@@ -19,7 +20,7 @@ def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     found = [dict(flat(run)) for run in runs]
     differing = [key for key in differences(runs) if key not in ALWAYS]
-    return [", ".join([*_first(one), *(_said(key, one.get(key)) for key in differing)]) for one in found]
+    return [", ".join([*_first(one), *_others(one, differing)]) for one in found]
 
 
 def differences(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -52,9 +53,21 @@ def _first(one: Mapping[str, Any]) -> tuple[str, str]:
     return one["model.placement"], f"warm-up {warmup}" if warmup else "no warm-up"
 
 
+def _others(one: Mapping[str, Any], differing: Sequence[str]) -> Iterator[str]:
+    for key in differing:
+        value = one.get("model.layers") if key == "model.encoder_layers" and one.get(key) is None else one.get(key)
+        if key not in UNREAD or value:
+            yield _said(key, value)
+
+
 def _said(key: str, value: Any) -> str:
     if key in _WORDS and value is not None:
         return _WORDS[key].format(value)
-    if isinstance(value, str):
-        value = value.rpartition("/")[2]  # of a file its name
-    return f"{key.rpartition('.')[2].replace('_', ' ')} {shown(value)}"
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {shown(_short(value))}"
+
+
+def _short(value: Any) -> Any:
+    """Of files their names."""
+    if isinstance(value, list | tuple):
+        return [_short(one) for one in value]
+    return value.rpartition("/")[2] if isinstance(value, str) else value

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from isograd.placement import UnknownPlacement
-from isograd.study.compare import name_of, plan
+from isograd.study.compare import name_of, plan, plan_arms
+from isograd.train.recipe import load_arms, load_run
 from isograd.train.run import Data, Model, RecipeError, Training
+from tests.train.recipes import small_translation
 
 
 def arms(**options: Any) -> list[tuple[str, int, int]]:
@@ -78,3 +81,91 @@ def test_refused() -> None:
         plan(Path("out"), placements=["pre-ln", "postln"])
     with pytest.raises(RecipeError, match=r"training\.warmup=-1"):
         plan(Path("out"), warmup=-1)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(small_translation(name="small", seed=4, training={"warmup": 3}).as_dict()))
+    return path
+
+
+def test_arms_of_a_recipe(recipe: Path) -> None:
+    """Each is what `isograd train` makes of the recipe with that placement and those overrides."""
+    arms = [["post-ln"], ["post-ln", "training.warmup=0"], ["pre-ln", "training.lr=2e-3", "training.optimizer=sgd"]]
+    planned = plan_arms(Path("out"), load_run(recipe), arms, [2, 1])
+    assert [a.run for a in planned] == [
+        load_run(recipe, [f"model.placement={placement}", *overrides, f"seed={seed}"])
+        for seed in (2, 1)
+        for placement, *overrides in arms
+    ]
+    assert [a.label for a in planned[3:]] == [
+        "post-ln, warm-up 3, lr 0.01, optimizer adam",
+        "post-ln, no warm-up, lr 0.01, optimizer adam",
+        "pre-ln, warm-up 3, lr 0.002, optimizer sgd",
+    ]
+    assert len({a.folder for a in planned}) == 6 and {a.folder.parent for a in planned} == {Path("out")}
+
+
+def test_a_recipe_without_arms(recipe: Path) -> None:
+    planned = plan_arms(Path("out"), load_run(recipe))
+    assert [a.run.model.placement for a in planned] == ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
+    assert {(a.run.training.warmup, a.run.seed, a.run.task) for a in planned} == {(3, 4, "translation")}
+
+
+def test_an_arm_twice_is_one(recipe: Path) -> None:
+    arms = [["pre-ln"], ["pre-ln", "training.warmup=3"], ["pre-ln", "training.warmup=2"]]
+    assert len(plan_arms(Path("out"), load_run(recipe), arms, [0, 0])) == 2
+
+
+def test_arms_and_seeds_in_a_recipe(recipe: Path) -> None:
+    """Read for a comparison; to a training the recipe is the same without them."""
+    before = load_run(recipe)
+    assert load_arms(recipe) == ([], [])
+    with recipe.open("a") as file:
+        file.write("arms: [post-ln, [pre-ln, training.lr=2e-3]]\nseeds: [3, 1]\n")
+    assert load_arms(recipe) == ([["post-ln"], ["pre-ln", "training.lr=2e-3"]], [3, 1])
+    assert load_run(recipe) == before
+    with pytest.raises(RecipeError, match="unknown key 'seeds'"):
+        load_run(recipe, ["seeds=[1]"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("arms: 3", "arms is a list of lists"),
+        ("arms: {post-ln: 3}", "arms is a list of lists"),
+        ("arms: [[]]", "arms is a list of lists"),
+        ("arms: [[post-ln, {training.warmup: 3}]]", "arms is a list of lists"),
+        ("seeds: 3", "seeds is a list of whole numbers"),
+        ("seeds: [1, true]", "seeds is a list of whole numbers"),
+        ("seeds: [0.5]", "seeds is a list of whole numbers"),
+    ],
+)
+def test_arms_and_seeds_refused(recipe: Path, line: str, said: str) -> None:
+    with recipe.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RecipeError, match=said):
+        load_arms(recipe)
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        (["training.lr=1"], "an arm begins with a placement"),
+        (["pre-ln", "seed=3"], "cannot differ between arms"),
+        (["pre-ln", "task=language"], "cannot differ between arms"),
+        (["pre-ln", "model.placement=admin"], "cannot differ between arms"),
+        (["pre-ln", "training.warmpu=3"], "did you mean 'training.warmup'"),
+        (["pre-ln", "training.lr=-1"], r"training\.lr=-1"),
+        (["pre-ln", "warm-up"], "no override"),
+    ],
+)
+def test_arms_refused(recipe: Path, arm: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        plan_arms(Path("out"), load_run(recipe), [arm])
+
+
+def test_an_unknown_placement_of_an_arm(recipe: Path) -> None:
+    with pytest.raises(UnknownPlacement, match="did you mean 'post-ln'"):
+        plan_arms(Path("out"), load_run(recipe), [["postln"]])
