@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.study.arms import called, compare_command, lines, read, refused, runs, same_numbers
+from tests.train.recipes import small_translation
 
 SETTINGS = ["placement", "layers", "lr", "warmup", "seed"]
 KEYS = [*SETTINGS, "outcome", "final_loss", "gradient_ratio_start", "gradient_ratio_end", "tokens_per_second"]
@@ -236,3 +238,111 @@ def test_odd_shapes(content: str, words: str, tmp_path: Path) -> None:
     assert {a["outcome"] for a in json.loads(stdout)["arms"]} <= {"finished", "collapsed"}
     page = (tmp_path / "out/report.html").read_text()
     assert "<b>& ü.txt" not in page and "&lt;b&gt;&amp; ü.txt" in page
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A translation with its arms and seeds, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    content = small_translation(name="tiny", model={"encoder_layers": 1}, training={"warmup": 4}).as_dict()
+    arms = {"arms": [["post-ln"], ["post-ln", "training.warmup=0"], ["pre-ln"]], "seeds": [2, 5]}
+    Path("recipe.yaml").write_text(yaml.safe_dump(content | arms))
+    return Path("recipe.yaml")
+
+
+def test_a_recipe_with_its_arms(recipe: Path) -> None:
+    """One command; the same again trains nothing; `isograd train` takes the same file, and gives the arm's numbers."""
+    command = ["compare", "--recipe", str(recipe), "--json", "--jobs", "1"]
+    code, stdout, stderr = called(*command)
+    assert code == 0, stderr
+    content = json.loads(stdout)
+    arms = content["arms"]
+    assert [(a["placement"], a["warmup"], a["seed"]) for a in arms] == [
+        (placement, warmup, seed)
+        for seed in (2, 5)
+        for placement, warmup in (("post-ln", 4), ("post-ln", 0), ("pre-ln", 4))
+    ]
+    for arm in arms:
+        assert (arm["task"], arm["encoder_layers"], arm["layers"], arm["kept_steps"]) == ("translation", 1, 2, [9])
+        last = lines(Path(arm["folder"]) / "validation.jsonl")[-1]
+        assert [arm[k] for k in ("validation_loss", "perplexity", "bleu")] == [
+            last[k] for k in ("loss", "perplexity", "bleu")
+        ]
+    assert content["report"] == "runs/compare-tiny/report.html" and Path("runs/compare-tiny/validation.svg").is_file()
+    before = {p: p.stat().st_mtime_ns for p in Path("runs").glob("*/*/*.json*")}
+    assert json.loads(called(*command)[1]) == content
+    assert {p: p.stat().st_mtime_ns for p in Path("runs").glob("*/*/*.json*")} == before
+    code, stdout, _ = called("train", str(recipe), "--json", "model.placement=post-ln", "seed=2")
+    alone = json.loads(stdout)
+    assert code == 0 and alone["folder"] == "runs/tiny"
+    assert (alone["validation_loss"], alone["bleu"]) == (arms[0]["validation_loss"], arms[0]["bleu"])
+
+
+def test_arms_seeds_and_overrides_of_the_command(recipe: Path) -> None:
+    """In place of those of the recipe; overrides are behind it, also behind an option."""
+    command = [
+        "compare",
+        "--recipe",
+        str(recipe),
+        "training.steps=4",
+        "--json",
+        "--jobs",
+        "1",
+        "--seeds",
+        "3",
+        "--out",
+        "o",
+    ]
+    code, stdout, stderr = called(*command, "--arm", "admin", "--arm", "pre-ln", "training.lr=2e-3", "model.layers=1")
+    assert code == 0, stderr
+    arms = json.loads(stdout)["arms"]
+    assert [(a["placement"], a["lr"], a["layers"], a["seed"], a["warmup"]) for a in arms] == [
+        ("admin", 0.01, 2, 3, 4),
+        ("pre-ln", 0.002, 1, 3, 4),
+    ]
+    assert [a["arm"] for a in arms] == ["admin, warm-up 4, 2 layers, lr 0.01", "pre-ln, warm-up 4, 1 layers, lr 0.002"]
+    assert {len(lines(Path(a["folder"]) / "metrics.jsonl")) for a in arms} == {4}
+    code, stdout, stderr = called(*command, "--placements", "post-ln")
+    assert code == 0 and [a["placement"] for a in json.loads(stdout)["arms"]] == ["post-ln"]
+    table = called(*[word for word in command if word != "--json"], "--placements", "post-ln")[1]
+    assert "BLEU" in table and "report: o/report.html" in table
+
+
+def test_arms_of_the_built_in_model(text: Path, tmp_path: Path) -> None:
+    command = compare_command(text, tmp_path / "out", "--json", "--jobs", "1", steps=4)
+    code, stdout, stderr = called(
+        *command, "--arm", "post-ln", "--arm", "pre-ln", "training.warmup=2", "training.lr=1e-4"
+    )
+    assert code == 0, stderr
+    assert [(a["arm"], a["warmup"]) for a in json.loads(stdout)["arms"]] == [
+        ("post-ln, no warm-up, lr 0.001", 0),
+        ("pre-ln, warm-up 2, lr 0.0001", 2),
+    ]
+    assert (tmp_path / "out/loss.svg").is_file() and not (tmp_path / "out/validation.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--recipe recipe.yaml --layers 3", "write model.layers=3 behind --recipe"),
+        ("--recipe recipe.yaml --warmup 3", "write training.warmup=3 behind --recipe"),
+        ("--recipe recipe.yaml --lr 0.5", "write training.lr=0.5 behind --recipe"),
+        ("--recipe recipe.yaml --data x.txt", "write pairs.train=[x.txt] behind --recipe"),
+        ("--recipe recipe.yaml --arm pre-ln --placements admin", "--arm and --placements contradict each other"),
+        ("--arm pre-ln --warmup 3", "write training.warmup=3 behind each --arm"),
+        ("model.layers=3", "goes behind --recipe"),
+        ("--recipe recipe.yaml --placements pre-ln model.layers=3", "'model.layers=3' is no placement"),
+        ("--recipe recipe.yaml --arm model.layers=3", "an arm begins with a placement"),
+        ("--recipe recipe.yaml --arm preln", "did you mean 'pre-ln'"),
+        ("--recipe recipe.yaml model.layer=3", "did you mean 'model.layers'"),
+        ("--recipe recipe.yaml training.lr=-1", "training.lr=-1"),
+        ("--recipe recipe.yaml --arm pre-ln model.layers=0", "model.layers=0"),
+        ("--recipe nosuch.yaml", "nosuch.yaml: no such recipe"),
+        ("--recipe recipe.yaml pairs.train=[nosuch]", "nosuch"),
+    ],
+)
+def test_recipes_refused(words: str, said: str, recipe: Path) -> None:
+    """One line, and nothing written."""
+    before = sorted(Path().rglob("*"))
+    assert said in refused("compare", *words.split())
+    assert sorted(Path().rglob("*")) == before
