@@ -48,11 +48,12 @@ def log(axes: Axes) -> None:
 
 
 class _Plain(LogFormatterSciNotation):
-    """0.1, 1 and 20 as they are; powers of ten far away from 1."""
+    """0.1, 1 and 20 as they are; powers of ten where the axis goes far away from 1."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         written = super().__call__(x, pos)
-        return f"{x:g}" if written and 1e-3 < x < 1e4 else written
+        low, high = self.axis.get_view_interval()  # type: ignore[union-attr]  # it is an axis' formatter
+        return f"{x:g}" if written and low > 9e-4 and high < 1e4 else written
 
 
 def widen(axes: Axes, least: float) -> None:
