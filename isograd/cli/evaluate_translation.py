@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,7 @@ def _model(options: argparse.Namespace) -> int:
     facts = {
         "model": options.model,
         **names,
-        **search_options(options),
+        **asdict(translator.options(**search_options(options))),
         "precision": options.precision,
         **_speed(done),
         "failures": [{"line": failed.line, "failure": failed.failure} for failed in done.failures],

@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 
 def configure_search(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--beam", type=count, default=5, help="hypotheses that are kept at each step, default 5")
+    add("--beam", type=count, help="hypotheses that are kept at each step (default: as the model was trained, or 5)")
     add(
         "--length-penalty",
         type=finite,
-        default=1.0,
         metavar="P",
-        help="a hypothesis of n tokens scores log p / n^P, default 1",
+        help="a hypothesis of n tokens scores log p / n^P (default: as the model was trained, or 1)",
     )
     add("--batch", type=count, default=8192, metavar="TOKENS", help="lines x beam x longest line, default 8192")
     add("--precision", choices=("fp32", "bf16"), default="fp32", help="of weights and activations, default fp32")
@@ -28,8 +27,9 @@ def configure_search(parser: argparse.ArgumentParser) -> None:
 
 
 def search_options(options: argparse.Namespace) -> dict[str, Any]:
-    """As `SearchOptions` names them."""
-    return {"beam": options.beam, "length_penalty": options.length_penalty, "tokens": options.batch}
+    """What was given, as `SearchOptions` names it."""
+    named = {"beam": options.beam, "length_penalty": options.length_penalty, "tokens": options.batch}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def load(options: argparse.Namespace, console: Console) -> "Translator":

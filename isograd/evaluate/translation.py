@@ -94,6 +94,14 @@ class Translator:
         model, tokenizer = load_translation_model(name, DTYPES[precision])
         return cls(model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer)
 
+    def options(self, **given: Any) -> SearchOptions:
+        """What is not given is as the model's generation_config.json has it, which a training writes."""
+        own = {
+            "beam": self.model.generation_config.num_beams,
+            "length_penalty": self.model.generation_config.length_penalty,
+        }
+        return SearchOptions(**{name: value for name, value in own.items() if value is not None} | given)
+
     def translate(self, lines: Iterable[str | bytes], *, window: int = WINDOW, **options: Any) -> Iterator[Translation]:
         """A translation for every line, in the order of the lines.
 
@@ -102,14 +110,13 @@ class Translator:
         Args:
             lines: with or without their ends; bytes are UTF-8.
             window: lines that are read ahead, and sorted by length for the search.
-            options: see `SearchOptions`.
+            options: see `SearchOptions` and `options`.
         """
         return self.translate_windows(_windows(lines, window), **options)
 
     def translate_windows(self, windows: Iterable[Sequence[str | bytes]], **options: Any) -> Iterator[Translation]:
         """The same, each window of lines as it comes: a source that is slow gives small ones."""
-        how = SearchOptions(**options)
-        return self._in_order(windows, how)
+        return self._in_order(windows, self.options(**options))
 
     def translate_all(self, lines: Sequence[str | bytes], first: int = 1, **options: Any) -> Iterator[Translation]:
         """The same for one window, each translation as soon as it is found, out of order.
@@ -117,7 +124,7 @@ class Translator:
         Args:
             first: number of the first line.
         """
-        return self._found(lines, first, SearchOptions(**options))
+        return self._found(lines, first, self.options(**options))
 
     def _in_order(self, windows: Iterable[Sequence[str | bytes]], how: SearchOptions) -> Iterator[Translation]:
         number = 1

@@ -49,7 +49,7 @@ def _kept_library(name: str) -> Any:
 
 
 def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Callable[[int], float]:
-    """Factor on the peak rate at update t = 1, 2, .., W = `warmup`, T = `steps` (of a translation: what its epochs give).
+    """Factor on the peak rate at update t = 1, 2, .., W = `warmup`, T = `steps` (that its epochs give, if set).
 
         n = t      first="xiong": the rate *of* update t, so the first update moves (Xiong et al. 2020, section 3.1)
         n = t - 1  first="fairseq": the rate left by the update before, so a warm-up begins at `warmup_from` itself

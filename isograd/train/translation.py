@@ -67,7 +67,13 @@ class Translation(Task):
         )
 
     def build(self, config: IsogradConfig) -> IsogradForSeq2SeqLM:
-        return IsogradForSeq2SeqLM(config)
+        """A fresh model, which keeps the recipe's search as its own in generation_config.json."""
+        model = IsogradForSeq2SeqLM(config)
+        s = self.run.search
+        model.generation_config.update(num_beams=s.beam, max_length=config.max_position_embeddings)
+        if s.beam > 1:  # transformers refuses them without beams
+            model.generation_config.update(length_penalty=s.length_penalty, early_stopping=True)
+        return model
 
     def first_batch(self) -> Mapping[str, Tensor]:
         return self.samples[0]

@@ -13,6 +13,7 @@ import torch
 
 from isograd.data import DataError
 from isograd.evaluate.scores import score
+from isograd.evaluate.translation import Translator
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.models.search import search
 from isograd.train.metrics import read_rows, write_json
@@ -89,6 +90,17 @@ def test_validation_is_the_unsmoothed_loss_and_the_bleu_of_the_search(tmp_path: 
         found.append(hypotheses[0].tokens)
     lines = corpus.tokenizer.target.decode(found)
     assert got["bleu"] == pytest.approx(score(lines, corpus.valid_lines[1][:4], tokenized=False, language="de").bleu)
+
+
+def test_the_model_keeps_its_search(tmp_path: Path) -> None:
+    """generation_config.json has the recipe's beam and length penalty; the translator takes them unless told other."""
+    run = small_translation(search={"length_penalty": 0.6}, training={"steps": 1})
+    train(run, tmp_path)
+    translator = Translator.load(tmp_path)
+    assert (translator.options().beam, translator.options().length_penalty) == (2, 0.6)
+    assert (translator.options(beam=1).beam, translator.options(length_penalty=1.0).length_penalty) == (1, 1.0)
+    train(small_translation(search={"beam": 1}, training={"steps": 1}), tmp_path / "greedy")
+    assert Translator.load(tmp_path / "greedy").options().beam == 1
 
 
 def test_the_rows_of_the_validation(tmp_path: Path) -> None:
