@@ -58,6 +58,8 @@ def linear_cross_entropy(
     """
     if items is None:
         items = (target != IGNORE).sum()
+    if hidden.is_cpu and not torch.compiler.is_compiling():  # elsewhere the count of rows would have to be waited for
+        hidden, target = labelled(hidden, target)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     if (
@@ -65,6 +67,14 @@ def linear_cross_entropy(
     ):  # a Function's needs_input_grad does not know: gradients would be formed for nothing
         hidden, weight, bias = hidden.detach(), weight.detach(), bias if bias is None else bias.detach()
     return _LinearCrossEntropy.apply(hidden, weight, bias, target, label_smoothing, chunk, dtype) / items
+
+
+def labelled(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that have a target, unless nearly all have one; the head costs its share of a step by row."""
+    rows = (target != IGNORE).nonzero().squeeze(1)
+    if len(rows) > 0.98 * len(target):  # copying the others would cost as much
+        return hidden, target
+    return hidden.index_select(0, rows), target[rows]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -39,8 +39,11 @@ def with_gradients(loss: Tensor, *leaves: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("chunk", [1, 7, 512])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_values_and_gradients_are_torchs(chunk: int, smoothing: float, with_bias: bool) -> None:
-    hidden, weight, bias, target = problem()
+@pytest.mark.parametrize(("rows", "ignored"), [(ROWS, 5), (100, 1)])  # left out; too few to leave out
+def test_values_and_gradients_are_torchs(
+    chunk: int, smoothing: float, with_bias: bool, rows: int, ignored: int
+) -> None:
+    hidden, weight, bias, target = problem(ignored=ignored, rows=rows)
     leaves = (hidden, weight, bias) if with_bias else (hidden, weight)
     b = bias if with_bias else None
     ours = linear_cross_entropy(hidden, weight, target, bias=b, label_smoothing=smoothing, chunk=chunk)
@@ -218,6 +221,19 @@ def test_the_matrix_of_logits_never_exists() -> None:
         assert largest(chunk, 200) == chunk * 101
     assert largest(512, 200) == 200 * 101  # the foil: one chunk is the whole matrix
     assert all(largest(8, a) == largest(8, b) for a, b in pairwise((50, 100, 400)))
+
+
+def test_rows_without_a_target_have_no_logits() -> None:
+    """Where they are more than a few; elsewhere nothing is copied."""
+    hidden, weight, _, target = problem(ignored=8)
+    for targets, rows in ((target, ROWS - 8), (target.clamp(min=0), ROWS)):
+        with Sizes() as sizes:
+            linear_cross_entropy(hidden, weight, targets).backward()
+        assert max(sizes.seen) == rows * VOCABULARY
+    kept, targets = loss.labelled(hidden, target)
+    assert kept.equal(hidden[target != IGNORE])
+    assert targets.equal(target[target != IGNORE])
+    assert loss.labelled(hidden, target.clamp(min=0))[0] is hidden
 
 
 class Products(TorchDispatchMode):
