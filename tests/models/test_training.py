@@ -183,6 +183,27 @@ def test_dropout_acts_in_training_only(head: str, place: str) -> None:
     assert not torch.equal(noisy(**feed).logits, noisy(**feed).logits)
 
 
+@every_head
+def test_attention_dropout_is_the_same_product(head: str) -> None:
+    """At a p that drops nothing the logits are those without dropout; at 0.5 both back-ends drop the same."""
+    feed = inputs(head)
+    feed["attention_mask"] = torch.ones_like(feed["input_ids"])
+    feed["attention_mask"][0, -2:] = 0
+    quiet = model(head)
+    for p, other, same in (
+        (1e-9, {"attention_dropout": 0.0}, True),
+        (0.5, {"attention_dropout": 0.5, "attn_implementation": "eager"}, True),
+        (0.5, {"attention_dropout": 0.0}, False),
+    ):
+        made = [model(head, **options).train() for options in ({"attention_dropout": p}, other)]
+        logits = []
+        for network in made:
+            network.load_state_dict(quiet.state_dict())
+            torch.manual_seed(0)
+            logits.append(network(**feed).logits)
+        assert torch.allclose(*logits, atol=1e-5) is same
+
+
 @pytest.mark.parametrize("position", POSITIONS)
 def test_loss_falls(position: str) -> None:
     """Twenty steps on one batch, for every kind of position."""
