@@ -25,6 +25,7 @@ class Task(ABC):
         updates_per_epoch: None where a training is not told in epochs.
         source, sha256: what was read.
         unigram_entropy: of the predicted tokens, nats.
+        blind_loss: held-out loss of a model that sees no other token; None where the unigram entropy says it.
         samples: all batches of the training in their order; one epoch of them is the training.
     """
 
@@ -34,6 +35,7 @@ class Task(ABC):
     source: str
     sha256: str
     unigram_entropy: float
+    blind_loss: float | None = None
     samples: Dataset[Any]
 
     @abstractmethod

@@ -23,7 +23,7 @@ from isograd.train.calibrate import calibrate
 from isograd.train.callbacks import Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.language import LanguageModelling
-from isograd.train.metrics import finite, judge, keep_until, read_rows, write_json
+from isograd.train.metrics import finite, judge, judge_blind, keep_until, read_rows, write_json
 from isograd.train.run import RecipeError, Run
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
@@ -176,7 +176,8 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
 def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]:
     """Outcome and losses, of the weights that are kept.
 
-    A translation is judged by its held-out loss, since the loss in training is smoothed.
+    A translation is judged by its held-out loss, since the loss in training is smoothed: it has collapsed where that
+    lies between what the frequencies of tokens give and what those at each place do.
     """
     name, final = judge([row["loss"] for row in _losses(folder)], task.unigram_entropy)
     outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
@@ -189,8 +190,9 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
     held_out = held_out or task.validate(trainer.model)
     loss = math.nan if held_out["loss"] is None else held_out["loss"]
     return {
-        "outcome": judge([loss], task.unigram_entropy)[0],
+        "outcome": judge_blind(loss, task.blind_loss, task.unigram_entropy),
         "final_loss": final,
+        "blind_loss": task.blind_loss,
         "validation_loss": loss,
         "perplexity": held_out["perplexity"],
         "bleu": held_out["bleu"],

@@ -10,6 +10,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from isograd.data.parallel import ParallelCorpus, load_parallel
+from isograd.data.ragged import loss_by_place
 from isograd.data.token_batches import TokenBatches
 from isograd.evaluate.scores import score
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
@@ -31,6 +32,9 @@ class Translation(Task):
         self.corpus = corpus or load_parallel(**settings)
         self.source, self.sha256 = self.corpus.source, self.corpus.sha256
         self.unigram_entropy = self.corpus.unigram_entropy
+        self.blind_loss = loss_by_place(
+            self.corpus.train_target, self.corpus.valid_target, self.corpus.tokenizer.target.vocab_size
+        )
         micro = run.training.accumulation * PartialState().num_processes
         self.samples = self._batches(run, micro)
         self.updates_per_epoch = max(1, self.samples.until(1) // micro)
@@ -130,6 +134,7 @@ class Translation(Task):
             "vocab_size": corpus.tokenizer.target.vocab_size,
             "source_vocab_size": corpus.tokenizer.source.vocab_size,
             "unigram_entropy": corpus.unigram_entropy,
+            "blind_loss": self.blind_loss,
             "fill": self.samples.fill(),
             "updates_per_epoch": self.updates_per_epoch,
         }

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from isograd.data import DataError, ParallelCorpus, load_parallel
 from isograd.data.cleaning import hold_out
 from isograd.data.numbers import numbers
-from isograd.data.parallel import Ragged
+from isograd.data.ragged import Ragged, loss_by_place
 
 LOAD = "import sys; from isograd.data import load_parallel; c = load_parallel([sys.argv[1]], vocab_size=2000)"
 MULTI30K = Path(__file__).parents[3] / "shared/data/multi30k-de-en"
@@ -380,3 +380,24 @@ def test_a_real_corpus() -> None:
     assert corpus.valid_lines == tuple(read)
     assert [(" ".join(a.split()), " ".join(b.split())) for a, b in zip(*read, strict=True)] == text_of(corpus, "valid")
     assert corpus.counts["read"] == 1014 == corpus.counts["kept"] + corpus.counts["long"] and corpus.counts["long"] > 10
+
+
+def test_loss_by_place_by_hand() -> None:
+    """Counts by place, smoothed by the frequencies; the foil: places shifted by one change it."""
+    rows = [[4, 5, 3], [4, 6, 6, 3], [5, 3]]
+    held = [[4, 5, 3], [6, 3]]
+    counts = {(t, v): 0 for t in range(5) for v in range(7)}
+    for row in rows:
+        for t, v in enumerate(row):
+            counts[t, v] += 1
+    total = {v: sum(counts[t, v] for t in range(5)) for v in range(7)}
+
+    def q(v: int, t: int) -> float:
+        here = sum(counts[t, u] for u in range(7))
+        return (counts[t, v] + 5 * (total[v] + 1) / (9 + 7)) / (here + 5)
+
+    expected = [-math.log(q(v, t)) for row in held for t, v in enumerate(row)]
+    got = loss_by_place(Ragged.of(rows, 7), Ragged.of(held, 7), 7, places=5)
+    assert got == pytest.approx(sum(expected) / 5, rel=1e-12)
+    shifted = [-math.log(q(v, t + 1)) for row in held for t, v in enumerate(row)]
+    assert got != pytest.approx(sum(shifted) / 5, rel=1e-3)
