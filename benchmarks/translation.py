@@ -118,11 +118,9 @@ def make_feeds(options: argparse.Namespace) -> tuple[dict[str, Feed], dict[str, 
         return statistics.fmean(count * int(target.lengths[rows].max()) for rows in of_pairs(count))
 
     equal = round(options.tokens / float(target.lengths.mean()))
-    feeds = {
-        "sorted": feed([pools.rows(i) for i in range(len(pools))]),
-        "random": feed(of_pairs(min(range(1, equal + 1), key=lambda count: abs(places(count) - options.tokens)))),
-        "random, equal": feed(of_pairs(equal)),
-    }
+    fewer = min(range(1, equal + 1), key=lambda count: abs(places(count) - options.tokens))
+    feeds = {"sorted": feed([pools.rows(i) for i in range(len(pools))])}
+    feeds |= {name: feed(of_pairs(equal if name == "random, equal" else fewer)) for name in options.feed}
     facts = {
         "vocab_size": corpus.tokenizer.target.vocab_size,
         "pad_token_id": pad,
@@ -238,6 +236,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=2000, help="target tokens in a batch")
     parser.add_argument("--pool", type=int, default=8000, help="pairs sorted by length together, in the sorted feed")
     parser.add_argument("--batches", type=int, default=5, help="per turn")
+    parser.add_argument("--feed", nargs="+", choices=("random", "random, equal"), default=["random", "random, equal"])
     parser.add_argument("--placement", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--dropout", nargs="+", type=float, default=[0.0, 0.1])
     parser.add_argument("--dtype", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
