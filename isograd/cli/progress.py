@@ -46,7 +46,8 @@ class RunProgress:
 
     def end(self, index: int, result: dict[str, Any]) -> None:
         """Run `index` has ended (or had ended before)."""
-        outcome, final = result["outcome"], result.get("final_loss")
+        outcome = result["outcome"]  # of a translation the loss in training is smoothed, and says little
+        final = result.get("final_loss" if result.get("perplexity") is None else "validation_loss")
         text = outcome if final is None else f"{outcome} {final:.3f}"
         self.bars.update(
             self.tasks[index], loss=f"[{COLOURS[outcome]}]{text}[/]", completed=self.bars.tasks[index].total
