@@ -83,8 +83,8 @@ def run(options: argparse.Namespace) -> int:
         from isograd.data import DataError
         from isograd.placement import UnknownPlacement
         from isograd.study.compare import compare
-        from isograd.study.lock import FolderBusyError
         from isograd.train.allocator import keep_freed_memory
+        from isograd.train.lock import FolderBusyError
         from isograd.train.run import RecipeError
 
         quiet()

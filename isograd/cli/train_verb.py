@@ -69,6 +69,7 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
         from isograd.placement import UnknownPlacement
         from isograd.study.compare import name_of
         from isograd.train.allocator import keep_freed_memory
+        from isograd.train.lock import FolderBusyError
         from isograd.train.run import RecipeError
         from isograd.train.train import train
 
@@ -80,7 +81,7 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
         with showing([recipe.model.placement], recipe.training.steps, console) as progress:
             outcome = train(recipe, folder, lambda step, loss: progress.step(0, step, loss), progress.validated)
             progress.end(0, outcome)
-    except (DataError, RecipeError, UnknownPlacement) as error:
+    except (DataError, RecipeError, UnknownPlacement, FolderBusyError) as error:
         raise UserError(one_line(error)) from error
     if PartialState().is_main_process:
         _tell(outcome, folder, options.json)

@@ -9,8 +9,8 @@ from typing import Any
 
 from isograd.placement import get
 from isograd.study.labels import labels
-from isograd.study.lock import alone
 from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
+from isograd.train.lock import alone
 from isograd.train.recipe import with_overrides
 from isograd.train.run import Data, Model, RecipeError, Run, Training
 from isograd.train.task import Task

@@ -45,7 +45,11 @@ class Log(TrainerCallback):
         due = state.global_step % self.every == 0 or state.global_step == state.max_steps or control.should_save
         if due and not self._flush():
             control.should_training_stop = True
+            control.should_save = False  # a training that goes on after a kill would go on from here
         return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._flush()  # what another callback's stop has left
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._clock = (state.global_step, time.perf_counter())

@@ -86,6 +86,7 @@ class Search:
 
     beam: int = 5
     length_penalty: float = 1.0
+    early_stopping: bool = False  # stop when `beam` hypotheses are finished, as fairseq and the papers do
     extra: int = 50  # a hypothesis has at most `stretch` x source + `extra` tokens
     stretch: float = 1.0
     pairs: int = 500  # of the validation set that are translated for the BLEU during training; 0: none
@@ -156,6 +157,8 @@ class Run:
             _at_least(self, key, 1)
         for key in ("pairs.ratio", "pairs.pool", "search.extra", "search.stretch", "search.pairs"):
             _at_least(self, key, 0)
+        if not abs(self.search.length_penalty) <= 50:  # beyond it lengths to this power are no numbers
+            raise RecipeError(f"search.length_penalty={self.search.length_penalty} must be from -50 to 50")
         for key, seed in (("seed", self.seed), ("data.seed", self.data_seed)):
             if not 0 <= seed < 2**32:
                 raise RecipeError(f"{key}={seed} must be in [0, 2^32)")

@@ -7,8 +7,9 @@ import shutil
 import statistics
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -23,11 +24,16 @@ from isograd.train.calibrate import calibrate
 from isograd.train.callbacks import Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.language import LanguageModelling
+from isograd.train.lock import alone
 from isograd.train.metrics import finite, judge, judge_blind, keep_until, read_rows, write_json
+from isograd.train.optim import schedule_of
 from isograd.train.run import RecipeError, Run
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
-from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen
+from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
+
+if TYPE_CHECKING:
+    from isograd.train.translation import Translation
 
 ENDED = ("finished", "diverged", "collapsed")
 
@@ -45,6 +51,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
     Raises:
         RecipeError, DataError: the recipe or the data cannot be used here; nothing has been written then.
         FileExistsError: the folder holds a run of another recipe, or on another text.
+        FolderBusyError: another process is at work there.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     done = ended(run, folder)
@@ -55,9 +62,17 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
     check_text(folder, task)
     task.config()
     set_seed(run.seed)
-    if state.is_main_process:
-        _claim(run, folder)
-    state.wait_for_everyone()
+    with alone(folder) if state.is_main_process else nullcontext():
+        if state.is_main_process:
+            _claim(run, folder)
+        state.wait_for_everyone()
+        return _trained(task, folder, state, progress, report)
+
+
+def _trained(
+    task: Task, folder: Path, state: PartialState, progress: Progress | None, report: Report | None
+) -> dict[str, Any]:
+    """The outcome, written whatever happens."""
     began = time.perf_counter()
     try:
         outcome = _train(task, folder, progress, report)
@@ -98,13 +113,20 @@ def load_task(run: Run, corpus: Any = None) -> Task:
     Raises:
         RecipeError, DataError: what the recipe names cannot be used here.
     """
+    task = _task_of(run)(run, corpus)
+    schedule_of(task.run.training, task.updates_per_epoch)  # epochs are updates only now
+    updates_between(task)
+    return task
+
+
+def _task_of(run: Run) -> type[LanguageModelling] | type["Translation"]:
     if run.task == "language":
-        return LanguageModelling(run, corpus)
+        return LanguageModelling
     try:
         from isograd.train.translation import Translation
     except ImportError as error:
         raise RecipeError(f"task=translation needs {error.name}; pip install 'isograd[mt]'") from error
-    return Translation(run, corpus)
+    return Translation
 
 
 def check_text(folder: Path, task: Task) -> None:

@@ -58,7 +58,7 @@ class Translation(Task):
     def config(self) -> IsogradConfig:
         run, source, target = self.run, self.corpus.tokenizer.source, self.corpus.tokenizer.target
         longest = run.pairs.longest + 1  # with its </s>
-        return config_from(
+        config = config_from(
             run,
             encoder_layers=run.encoder_layers,
             vocab_size=target.vocab_size,
@@ -69,6 +69,17 @@ class Translation(Task):
             eos_token_id=target.eos_id,
             decoder_start_token_id=target.eos_id,
         )
+        self._check_positions(config)
+        return config
+
+    def _check_positions(self, config: IsogradConfig) -> None:
+        """Validation pairs are as long as they are; a learned table ends."""
+        held_out = max(int(rows.lengths.max()) for rows in (self.corpus.valid_source, self.corpus.valid_target))
+        if config.position_embedding_type == "learned" and held_out > config.max_position_embeddings:
+            raise RecipeError(
+                f"model.positions=learned has {config.max_position_embeddings} positions with"
+                f" pairs.longest={self.run.pairs.longest}, and a validation pair has {held_out} tokens"
+            )
 
     def build(self, config: IsogradConfig) -> IsogradForSeq2SeqLM:
         """A fresh model, which keeps the recipe's search as its own in generation_config.json."""
@@ -76,7 +87,7 @@ class Translation(Task):
         s = self.run.search
         model.generation_config.update(num_beams=s.beam, max_length=config.max_position_embeddings)
         if s.beam > 1:  # transformers refuses them without beams
-            model.generation_config.update(length_penalty=s.length_penalty, early_stopping=True)
+            model.generation_config.update(length_penalty=s.length_penalty, early_stopping=s.early_stopping)
         return model
 
     def first_batch(self) -> Mapping[str, Tensor]:
@@ -115,7 +126,13 @@ class Translation(Task):
         s = self.run.search
         sources = [self.corpus.valid_source[i].tolist() for i in range(count)]
         results = translate_ids(
-            model, sources, beam=s.beam, length_penalty=s.length_penalty, stretch=s.stretch, extra=s.extra
+            model,
+            sources,
+            beam=s.beam,
+            length_penalty=s.length_penalty,
+            early_stopping=s.early_stopping,
+            stretch=s.stretch,
+            extra=s.extra,
         )
         found = {index: hypotheses[0].tokens for index, hypotheses in results}
         lines = self.corpus.tokenizer.target.decode([found[i] for i in range(count)])

@@ -32,10 +32,7 @@ class Validate(TrainerCallback):
         self.task = task
         self.folder = folder
         self.report = report
-        t = task.run.training
-        self.every = t.valid_every or task.updates_per_epoch or t.steps
-        if t.select == "average" and t.steps // self.every < 1:
-            raise RecipeError(f"training.select=average needs a validation within training.steps={t.steps}")
+        self.every = updates_between(task)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         step, t = state.global_step, self.task.run.training
@@ -52,6 +49,7 @@ class Validate(TrainerCallback):
             self.report(row)
         if t.patience and since_best(rows) >= t.patience:
             control.should_training_stop = True
+            control.should_save = False  # a training that goes on after a kill would go on from here
         return control
 
     def _epoch(self, step: int) -> float | None:
@@ -67,6 +65,22 @@ class Validate(TrainerCallback):
             for path in folder.iterdir():
                 if path.name not in wanted:
                     shutil.rmtree(path)
+
+
+def updates_between(task: Task) -> int:
+    """Updates between validations.
+
+    Raises:
+        RecipeError: there is none before the last update, and an average is asked for.
+    """
+    t = task.run.training
+    every = t.valid_every or task.updates_per_epoch or t.steps
+    if t.select == "average" and t.steps < every:
+        raise RecipeError(
+            f"training.select=average needs a validation within training.steps={t.steps}, and the first one"
+            f" comes at {every}; set training.valid_every"
+        )
+    return every
 
 
 def since_best(rows: list[Row]) -> int:

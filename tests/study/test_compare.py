@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from isograd.placement import Norm, Placement, Residual, Site, register
 from isograd.study.compare import Arm, compare, plan
-from isograd.study.lock import FolderBusyError, alone
+from isograd.train.lock import FolderBusyError, alone
 from isograd.train.run import Data, Model, RecipeError, Training
 from tests.study.arms import lines, read, runs, same_numbers
 

@@ -16,6 +16,7 @@ from isograd.evaluate.scores import score
 from isograd.evaluate.translation import Translator
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.models.search import search
+from isograd.train.lock import FolderBusyError, alone
 from isograd.train.metrics import read_rows, write_json
 from isograd.train.run import RecipeError
 from isograd.train.train import load_task, train
@@ -98,6 +99,7 @@ def test_the_model_keeps_its_search(tmp_path: Path) -> None:
     train(run, tmp_path)
     translator = Translator.load(tmp_path)
     assert (translator.options().beam, translator.options().length_penalty) == (2, 0.6)
+    assert not translator.options().early_stopping
     assert (translator.options(beam=1).beam, translator.options(length_penalty=1.0).length_penalty) == (1, 1.0)
     train(small_translation(search={"beam": 1}, training={"steps": 1}), tmp_path / "greedy")
     assert Translator.load(tmp_path / "greedy").options().beam == 1
@@ -164,6 +166,30 @@ def test_patience_stops(tmp_path: Path) -> None:
     assert all(since_best(rows[:n]) < 2 for n in range(1, len(rows)))
 
 
+@pytest.mark.parametrize(("every", "cause"), [(1, "patience"), (0, "patience"), (1, "divergence")])
+def test_no_checkpoint_is_of_a_stop(every: int, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the stop and before the outcome, a training stops there again; its last steps are in the log."""
+    hasty = {"lr": 5.0, "steps": 60, "valid_every": 1, "clip": 1.0, "patience": 2}
+    broken = {"lr": 1e30, "steps": 60, "valid_every": 7, "optimizer": "sgd"}
+    run = small_translation(training=(hasty if cause == "patience" else broken) | {"checkpoint_every": every})
+    whole = train(run, tmp_path / "whole")
+    assert len(losses(tmp_path / "whole")) == whole["steps"] < 60
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr("isograd.train.train._judged", killed)
+        train(run, tmp_path / "again")
+    assert train(run, tmp_path / "again")["steps"] == whole["steps"]
+    assert losses(tmp_path / "again") == losses(tmp_path / "whole")
+    assert losses_at(tmp_path / "again") == losses_at(tmp_path / "whole")
+
+
+def losses_at(folder: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in read_rows(folder / "validation.jsonl")]
+
+
 @pytest.mark.parametrize("select", ["last", "average"])
 def test_killed_in_mid_epoch_it_goes_on_to_the_same_bits(select: str, tmp_path: Path) -> None:
     """kill -9 after the fourth update, between two checkpoints of an epoch; then the same call again."""
@@ -219,6 +245,8 @@ def test_another_text_under_the_same_name_is_refused(tmp_path: Path) -> None:
         ({"search": {"beam": 0}}, "search.beam=0"),
         ({"training": {"fsdp": True}}, "search.pairs=0"),
         ({"training": {"decay": "step"}}, "decay_at"),
+        ({"search": {"length_penalty": math.nan}}, "search.length_penalty=nan"),
+        ({"search": {"length_penalty": 51.0}}, "from -50 to 50"),
     ],
 )
 def test_contradictions_are_refused(sections: dict[str, dict[str, Any]], said: str) -> None:
@@ -229,6 +257,40 @@ def test_contradictions_are_refused(sections: dict[str, dict[str, Any]], said: s
         content[section] |= keys
     with pytest.raises(RecipeError, match=said):
         run_from_dict(content)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"training": {"select": "average", "valid_every": 10}},
+            "within training.steps=9, and the first one comes at 10",
+        ),
+        ({"training": {"epochs": 2, "decay": "step", "decay_at": 2, "warmup": 90}}, "falls inside training.warmup=90"),
+        (
+            {"model": {"positions": "learned"}, "pairs": {"longest": 12}, "search": {"extra": 0}},
+            "a validation pair has",
+        ),
+    ],
+)
+def test_what_the_data_decide_is_refused_before_anything_is_written(
+    sections: dict[str, dict[str, Any]], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=said):
+        train(small_translation(**sections), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_learned_table_that_ends_behind_the_longest_validation_pair(tmp_path: Path) -> None:
+    assert train(small_translation(model={"positions": "learned"}), tmp_path)["outcome"] != "failed"
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    """Two would write their rows into the same files; what is refused leaves the run as it is."""
+    with alone(tmp_path / "run"), pytest.raises(FolderBusyError, match="another process"):
+        train(small_translation(), tmp_path / "run")
+    assert [*(tmp_path / "run").iterdir()] == []
+    assert train(small_translation(), tmp_path / "run")["steps"] == 9
 
 
 def test_bad_text_leaves_nothing_behind(tmp_path: Path) -> None:

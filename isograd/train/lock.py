@@ -1,4 +1,4 @@
-"""One comparison at a time in a folder."""
+"""One process at a time in the folder of a run or of a comparison."""
 
 import os
 from collections.abc import Iterator
