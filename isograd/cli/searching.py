@@ -38,7 +38,6 @@ def load(options: argparse.Namespace, console: Console) -> "Translator":
         import torch
 
         from isograd.cli.quiet import quiet
-        from isograd.data import DataError
         from isograd.evaluate.translation import Translator
         from isograd.train.allocator import keep_freed_memory
 
@@ -47,9 +46,11 @@ def load(options: argparse.Namespace, console: Console) -> "Translator":
         if options.threads:
             torch.set_num_threads(options.threads)
         try:
-            return Translator.load(options.model, precision=options.precision)
-        except DataError as error:
+            translator = Translator.load(options.model, precision=options.precision)
+            translator.options(**search_options(options))
+        except ValueError as error:  # of the data, and of an option that was given or that lies beside the model
             raise UserError(one_line(error)) from error
+        return translator
 
 
 def count(text: str) -> int:

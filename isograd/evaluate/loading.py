@@ -67,7 +67,8 @@ def _tokenizer(folder: Path) -> PairTokenizer:
 
 def _model(folder: Path, dtype: torch.dtype) -> IsogradForSeq2SeqLM:
     try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = content.get("model_type") if isinstance(content, dict) else None
         if kind != "isograd":
             raise ValueError(f"model_type is {kind!r}, expected 'isograd'")
         model, info = IsogradForSeq2SeqLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)

@@ -1,6 +1,5 @@
 """A trained model that translates: lines in, lines out in their order; and the scores of what it writes."""
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +33,7 @@ class SearchOptions:
 
     beam: int = 5
     length_penalty: float = 1.0
+    early_stopping: bool = False
     stretch: float = 1.0
     extra: int = 50
     tokens: int = 8192  # of a batch: sentences x beam x longest source
@@ -42,8 +42,8 @@ class SearchOptions:
         for name, least in (("beam", 1), ("tokens", 1), ("stretch", 0), ("extra", 0)):
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"length_penalty={self.length_penalty} must be finite")
+        if not abs(self.length_penalty) <= 50:  # beyond it lengths to this power are no numbers
+            raise ValueError(f"length_penalty={self.length_penalty} must be from -50 to 50")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,9 @@ class Translator:
 
     def options(self, **given: Any) -> SearchOptions:
         """What is not given is as the model's generation_config.json has it, which a training writes."""
-        own = {
-            "beam": self.model.generation_config.num_beams,
-            "length_penalty": self.model.generation_config.length_penalty,
-        }
-        return SearchOptions(**{name: value for name, value in own.items() if value is not None} | given)
+        own = self.model.generation_config
+        kept = {"beam": own.num_beams, "length_penalty": own.length_penalty, "early_stopping": own.early_stopping}
+        return SearchOptions(**{name: value for name, value in kept.items() if value is not None} | given)
 
     def translate(self, lines: Iterable[str | bytes], *, window: int = WINDOW, **options: Any) -> Iterator[Translation]:
         """A translation for every line, in the order of the lines.

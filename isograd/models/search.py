@@ -25,6 +25,7 @@ def search(
     extra: int = 50,
     limit: int | None = None,
     min_length: int = 1,
+    early_stopping: bool = False,
     lengths: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """The `beam` hypotheses of every sentence, best first.
@@ -35,6 +36,8 @@ def search(
         stretch, extra, limit: at most min(stretch * length of the source + extra, limit) tokens stand before eos;
             `limit=None` takes what the model's positions allow.
         min_length: at least so many tokens stand before eos.
+        early_stopping: True stops a sentence when `beam` hypotheses are finished, as fairseq does; False goes on while a
+            live one could still become the best.
         lengths: the length of each source for that bound; None takes the number of its own tokens, so that a
             translation does not depend on the batch. fairseq takes the width of the batch.
 
@@ -60,7 +63,7 @@ def search(
     with torch.inference_mode(), decoding_mode(model):
         memory = model.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
         decoding = Decoding(model, memory, attention_mask, beam)
-        return BeamSearch(decoding, limits, beam, length_penalty, min_length).run()
+        return BeamSearch(decoding, limits, beam, length_penalty, min_length, early_stopping).run()
 
 
 def translate_ids(
@@ -81,6 +84,7 @@ def translate_ids(
 
     Raises:
         ValueError: an empty source, or one that is longer than a learned table of positions, by its index.
+        OutOfMemoryError: torch's, also of a CPU.
     """
     longest = model.encoder.longest
     for index, source in enumerate(sources):
@@ -110,7 +114,12 @@ def _translate(
             rows[row, : len(sources[index])] = torch.as_tensor(sources[index])
             mask[row, : len(sources[index])] = 1
         own = [lengths[index] for index in batch]
-        found = search(model, rows.to(model.device), mask.to(model.device), lengths=own, **options)
+        try:
+            found = search(model, rows.to(model.device), mask.to(model.device), lengths=own, **options)
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):  # a CPU's error has no class of its own
+                raise torch.OutOfMemoryError(f"not enough memory for {options}") from error
+            raise
         yield from zip(batch, found, strict=True)
 
 

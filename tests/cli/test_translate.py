@@ -104,6 +104,7 @@ def test_lines_that_fail(folder: Path, expected: list[str], given: Any) -> None:
         (["nosuch"], "nosuch: no such folder"),
         (["FOLDER", "--beam", "0"], "--beam: expected a whole number of at least 1, and got '0'"),
         (["FOLDER", "--length-penalty", "nan"], "--length-penalty: expected a number, and got 'nan'"),
+        (["FOLDER", "--length-penalty", "2000"], "length_penalty=2000.0 must be from -50 to 50"),
         (["FOLDER", "--precision", "fp8"], "--precision"),
         (["FOLDER", "more"], "unrecognized arguments: more"),
         ([], "model"),

@@ -52,7 +52,9 @@ def test_options_reach_the_search(translator: Translator) -> None:
     assert all(t.tokens <= 4 for t in translator.translate(LINES, extra=3, stretch=0.0))
 
 
-@pytest.mark.parametrize("options", [{"beam": 0}, {"tokens": 0}, {"extra": -1}, {"length_penalty": math.nan}])
+@pytest.mark.parametrize(
+    "options", [{"beam": 0}, {"tokens": 0}, {"extra": -1}, {"length_penalty": math.nan}, {"length_penalty": 51}]
+)
 def test_options_out_of_range(translator: Translator, options: dict[str, Any]) -> None:
     """Refused at the call, before a line is read."""
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -105,6 +107,13 @@ def test_a_search_that_fails_names_its_line(translator: Translator) -> None:
     assert [t.text for t in found] == [*good[:3], "", *good[3:]]
     assert [t.line for t in found if t.failure] == [4]
     assert "not finite" in (found[3].failure or "")
+
+
+def test_a_search_without_room(translator: Translator) -> None:
+    """Of a line's failure, not of the program's; the next search is as before."""
+    (found,) = translator.translate(LINES[:1], beam=10**11)
+    assert "not enough memory" in (found.failure or "") and found.text == ""
+    assert next(translator.translate(LINES[:1])).text
 
 
 def test_empty_lines_and_line_ends(translator: Translator) -> None:
@@ -173,6 +182,9 @@ def test_broken_models(folder: Path, tmp_path: Path) -> None:
         Translator.load(broken)
     (copied() / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be loaded"):
+        Translator.load(broken)
+    (copied() / "config.json").write_text("[]")
+    with pytest.raises(DataError, match="model_type is None"):
         Translator.load(broken)
     config = json.loads((copied() / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"model_type": "marian"}))
