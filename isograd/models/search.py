@@ -36,8 +36,8 @@ def search(
         stretch, extra, limit: at most min(stretch * length of the source + extra, limit) tokens stand before eos;
             `limit=None` takes what the model's positions allow.
         min_length: at least so many tokens stand before eos.
-        early_stopping: True stops a sentence when `beam` hypotheses are finished, as fairseq does; False goes on while a
-            live one could still become the best.
+        early_stopping: True stops a sentence when `beam` hypotheses are finished, as fairseq does; False goes on while
+            a live beam could still become the best (one beam is greedy either way).
         lengths: the length of each source for that bound; None takes the number of its own tokens, so that a
             translation does not depend on the batch. fairseq takes the width of the batch.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 from isograd.models import search as module
 from isograd.models.beam import BeamSearch
 from isograd.models.search import Hypothesis, search
@@ -29,11 +30,12 @@ def golden(dtype: torch.dtype = torch.float64, root: Path = REDUCED) -> tuple[An
     return network.to(dtype), t["in/src_tokens"], index["results"]
 
 
-def by_rules(network: Any, ids: Tensor, setting: str) -> list[list[Hypothesis]]:
+def by_rules(network: Any, ids: Tensor, setting: str, early: bool = True) -> list[list[Hypothesis]]:
     """As the golden lists were made: the length is the padded width, five more are allowed."""
     beam, penalty = SETTINGS[setting]
     mask, lengths = (ids != PAD).long(), [ids.shape[1]] * len(ids)
-    return search(network, ids, mask, beam=beam, length_penalty=penalty, extra=5, lengths=lengths)
+    options = {"length_penalty": penalty, "extra": 5, "early_stopping": early}
+    return search(network, ids, mask, beam=beam, lengths=lengths, **options)
 
 
 def words(found: Sequence[Hypothesis]) -> list[list[int]]:
@@ -86,11 +88,11 @@ class Short(BeamSearch):
 class Early(BeamSearch):
     """A wrong rule: a sentence stops at its first finished hypothesis."""
 
-    def _stay(self, time: int) -> list[int]:
+    def _stay(self, live: Any, time: int) -> list[int]:
         for sentence in self.sentences:
             if self.found[sentence]:
                 self.limits[sentence] = time
-        return super()._stay(time)
+        return super()._stay(live, time)
 
 
 @pytest.mark.parametrize("wrong", [Loose, Short, Early])
@@ -141,11 +143,11 @@ class Merged(BeamSearch):
     def _accept(self, found: list[Hypothesis], hypothesis: Hypothesis) -> None:
         found.append(hypothesis)
 
-    def _stay(self, time: int) -> list[int]:
+    def _stay(self, live: Any, time: int) -> list[int]:
         for found in self.found:
             found.sort(key=lambda hypothesis: -hypothesis.score)
             del found[self.beam :]
-        return super()._stay(time)
+        return super()._stay(live, time)
 
 
 def test_how_many_of_the_lists_generate_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,3 +161,54 @@ def test_how_many_of_the_lists_generate_gives(monkeypatch: pytest.MonkeyPatch) -
         expected = [[h["tokens"] for h in entry["hypotheses"]] for entry in results[setting]]
         same += sum(a == b for a, b in zip(theirs, expected, strict=True))
     assert same == 71
+
+
+def test_without_early_stopping_the_best_is_as_good_or_better() -> None:
+    """Its lists are the best of more that were finished: at each place no worse than fairseq's, and some better."""
+    network, ids, _ = golden()
+    better = dict.fromkeys(SETTINGS, 0)
+    for setting in SETTINGS:
+        for early, late in zip(by_rules(network, ids, setting), by_rules(network, ids, setting, False), strict=True):
+            assert all(b.score >= a.score - 1e-12 for a, b in zip(early, late, strict=True))
+            better[setting] += late[0].score > early[0].score + 1e-9
+    assert better["beam1_lenpen1.0"] == 0 < sum(better.values())
+
+
+class Certain(IsogradForSeq2SeqLM):
+    """Writes 5 6 7 .. with probability 0.99 each and eos behind them; every other word shares the rest."""
+
+    length = 12
+
+    def __init__(self) -> None:
+        super().__init__(
+            IsogradConfig(
+                vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, encoder_layers=1,
+                pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+                position_embedding_type="none", share_encoder_embeddings=True,
+            )
+        )  # fmt: skip
+        self.lm_head = Chain()
+
+
+class Chain(torch.nn.Module):
+    """Logits by the number of calls: as many as tokens have been written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = hidden.new_full((*hidden.shape[:-1], 40), 0.01 / 39).log()
+        logits[..., 2] += 1.0  # eos is the likeliest of the unlikely
+        logits[..., 5 + self.calls if self.calls < Certain.length else 2] = 0.0
+        self.calls += 1
+        return logits
+
+
+def test_what_early_stopping_does_to_a_model_that_is_certain() -> None:
+    """Short hypotheses that nobody believes in fill the beam before the right one is written."""
+    ids = torch.tensor([[5, 2]])
+    right = [*range(5, 5 + Certain.length), 2]
+    assert words(search(Certain().eval(), ids, beam=5)[0])[0] == right
+    assert words(search(Certain().eval(), ids, beam=5, early_stopping=True)[0])[0] != right
+    assert words(search(Certain().eval(), ids, beam=1, early_stopping=True)[0])[0] == right

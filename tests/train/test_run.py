@@ -153,7 +153,7 @@ OF_A_TRANSLATION: dict[str, Any] = {
     "pairs.train": ["other"], "pairs.valid": ["other"], "pairs.source": "fr", "pairs.target": "fr",
     "pairs.vocabulary": "bpe", "pairs.vocab_size": 290, "pairs.joint": False, "pairs.codes": "other.codes",
     "pairs.dictionaries": ["other.dict"], "pairs.tokenized": True, "pairs.longest": 12, "pairs.ratio": 1.1,
-    "pairs.pool": 5, "search.beam": 3, "search.length_penalty": 0.6, "search.extra": 7, "search.stretch": 2.0,
+    "pairs.pool": 5, "search.beam": 3, "search.length_penalty": 0.6, "search.early_stopping": True, "search.extra": 7, "search.stretch": 2.0,
     "search.pairs": 2, "training.epochs": 1, "training.tokens": 128, "training.smoothing": "fairseq",
     "training.valid_every": 4, "training.patience": 1, "training.select": "best", "training.average": 3,
     "training.first": "fairseq", "training.warmup_from": 1e-4, "training.decay_to": 1e-4, "training.decay_at": 5,
@@ -249,6 +249,7 @@ ELSEWHERE = {  # keys that act in the training loop itself; test -> where they a
     "training.patience": "test_translation", "training.select": "test_translation",
     "training.average": "test_translation", "search.beam": "test_translation", "search.pairs": "test_translation",
     "search.length_penalty": "test_translation", "search.extra": "test_translation",
+    "search.early_stopping": "test_translation",
     "search.stretch": "test_translation", "pairs.tokenized": "test_translation",
     "training.fsdp": "test_distributed", "training.compile": "test_numbers",
 }  # fmt: skip
