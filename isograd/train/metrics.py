@@ -41,16 +41,16 @@ def judge(losses: list[float], unigram_entropy: float) -> tuple[OutcomeName, flo
 def judge_blind(loss: float, blind: float | None, unigram_entropy: float) -> OutcomeName:
     """Outcome of a translation by its held-out loss: "collapsed" where it is that of a model that sees no other token.
 
-    Such a model knows how often tokens stand at each place (`blind`) at best, how often at all at worst; 0.10 nat on
-    either side count to it.
+    Such a model knows how often tokens stand at each place (`blind`), or how often at all; between the two, and 0.10 nat
+    on either side, it has collapsed. (On held-out sentences of other lengths the first can be the larger one.)
 
     >>> [judge_blind(loss, 5.3, 5.7) for loss in (4.1, 5.25, 5.75, float("nan"))]
     ['finished', 'collapsed', 'collapsed', 'diverged']
     """
     if not math.isfinite(loss):
         return "diverged"
-    low = unigram_entropy if blind is None else blind
-    return "collapsed" if low - NEAR <= loss <= unigram_entropy + NEAR else "finished"
+    low, high = sorted((unigram_entropy, unigram_entropy if blind is None else blind))
+    return "collapsed" if low - NEAR <= loss <= high + NEAR else "finished"
 
 
 def write_json(path: Path, content: Any) -> None:
