@@ -39,18 +39,18 @@ def judge(losses: list[float], unigram_entropy: float) -> tuple[OutcomeName, flo
 
 
 def judge_blind(loss: float, blind: float | None, unigram_entropy: float) -> OutcomeName:
-    """Outcome of a translation by its held-out loss: "collapsed" where it is that of a model that sees no other token.
+    """Outcome of a translation by its held-out loss: "collapsed" where a model that sees no other token does as well.
 
-    Such a model knows how often tokens stand at each place (`blind`), or how often at all; between the two, and 0.10 nat
-    on either side, it has collapsed. (On held-out sentences of other lengths the first can be the larger one.)
+    Such a model knows how often tokens stand at each place (`blind`), or how often at all; a translation must be 0.10
+    nat below both. (On held-out sentences of other lengths the first can be the larger one.)
 
-    >>> [judge_blind(loss, 5.3, 5.7) for loss in (4.1, 5.25, 5.75, float("nan"))]
+    >>> [judge_blind(loss, 5.3, 5.7) for loss in (4.1, 5.25, 6.4, float("nan"))]
     ['finished', 'collapsed', 'collapsed', 'diverged']
     """
     if not math.isfinite(loss):
         return "diverged"
-    low, high = sorted((unigram_entropy, unigram_entropy if blind is None else blind))
-    return "collapsed" if low - NEAR <= loss <= high + NEAR else "finished"
+    low = unigram_entropy if blind is None else min(blind, unigram_entropy)
+    return "collapsed" if loss >= low - NEAR else "finished"
 
 
 def write_json(path: Path, content: Any) -> None:

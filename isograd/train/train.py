@@ -199,7 +199,7 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
     """Outcome and losses, of the weights that are kept.
 
     A translation is judged by its held-out loss, since the loss in training is smoothed: it has collapsed where that
-    lies between what the frequencies of tokens give and what those at each place do.
+    is no lower than what the frequencies of tokens give, at all places or at each.
     """
     name, final = judge([row["loss"] for row in _losses(folder)], task.unigram_entropy)
     outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
