@@ -18,8 +18,9 @@ examples:
   isograd compare --data FILE.txt.gz --seeds 0 1 2
   isograd compare --placements post-ln admin pre-ln --layers 36 --warmup 100 --steps 200
   isograd compare --recipe RECIPE.yaml model.layers=6 --placements post-ln pre-ln --seeds 1 2 3
-  isograd compare --recipe RECIPE.yaml --arm post-ln --arm post-ln training.warmup=400 --arm pre-ln training.lr=2e-3
+  isograd compare --recipe RECIPE.yaml training.steps=500 --arm post-ln --arm post-ln training.warmup=100 --arm pre-ln
 
+With --recipe, --layers, --lr and the like are keys: model.layers=36 right behind the recipe.
 Killed or interrupted, the same command goes on where it was."""
 
 _FLAG = re.compile(r"\b(?:model|data|training)\.(layers|width|heads|lr|warmup|steps|batch|length)\b")  # -> --layers
@@ -52,7 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="behind --recipe: changes of the recipe, such as model.layers=36",
+        help="right behind --recipe RECIPE: changes of the recipe for all arms, such as model.layers=36;\n"
+        "behind an --arm a key=value is of that arm alone",
     )
     add("--recipe", type=Path, metavar="RECIPE", help="a YAML recipe, in place of the built-in language model")
     add("--placements", nargs="+", metavar="NAME", help=f"default: {_DEFAULT}")

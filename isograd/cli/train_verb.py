@@ -23,7 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="a YAML recipe (default: the defaults of every key)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as model.layers=36")
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME, NAME from recipe or settings)")
-    parser.add_argument("--keys", action="store_true", help="print every key with its default, and stop")
+    parser.add_argument(
+        "--keys", action="store_true", help="print every key with its value (with no recipe: its default), and stop"
+    )
     parser.add_argument("--json", action="store_true", help="the outcome as one JSON object on stdout")
     parser.set_defaults(run=run, words="overrides")
 
