@@ -63,11 +63,21 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--run", type=Run)
     try:
-        parsed = parser.parse_object({"run": dict(content)})
+        parsed = parser.parse_object({"run": _listed(content)})
     except (ArgumentError, TypeError, ValueError) as error:
         raise RecipeError(_plain(str(error))) from error
     run: Run = parser.instantiate(parsed).run
     return run
+
+
+def _listed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, one source of pairs as a list of one: `pairs.train=data/train` is what one types."""
+    pairs = content.get("pairs")
+    if not isinstance(pairs, Mapping):
+        return dict(content)
+    lists = ("train", "valid", "dictionaries")
+    one = {key: [pairs[key]] for key in lists if isinstance(pairs.get(key), str)}
+    return {**content, "pairs": {**pairs, **one}}
 
 
 def known_keys(of: type = Run, prefix: str = "") -> list[str]:

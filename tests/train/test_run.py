@@ -188,6 +188,12 @@ def changed(run: Run, key: str, value: Any) -> Run:
     return run_from_dict(content)
 
 
+def test_one_source_of_pairs_needs_no_brackets() -> None:
+    run = load_run(None, ["task=translation", "pairs.train=data/train", "pairs.valid=[data/val]"])
+    assert (run.pairs.train, run.pairs.valid) == (("data/train",), ("data/val",))
+    refused("pairs.train", overrides=("task=translation", "pairs.train=3"))
+
+
 def test_the_tables_hold_every_key() -> None:
     assert {*OTHER, *OF_A_TRANSLATION, "task"} == set(known_keys()) and not set(OTHER) & set(OF_A_TRANSLATION)
     sections = {"model": Model, "data": Data, "pairs": Pairs, "search": Search, "training": Training}
