@@ -9,8 +9,8 @@ with the weights of ours. isograd sorts the sentences by length and cuts batches
 order of the file, `--batch` at a time, as its users would. Every contestant lives in its own process, pinned to one
 processor, and they take turns; a turn translates all sentences once. A ratio is formed within a round; the table shows
 its median over the rounds and its smallest and largest value. "equal" is the share of best hypotheses that are those
-of isograd in the first dtype. `generate` goes on, by default, where a better hypothesis could still be found; with
-early_stopping=True it stops when isograd does, and is shown once, for the last `--batch`.
+of isograd in the first dtype. Both go on, by default, where a better hypothesis could still be found (isograd: the
+best one); with early_stopping=True `generate` stops when `beam` are finished, shown once, for the last `--batch`.
 
 With `--model` (ReLU, positions added to the embedding, one table for both languages) sentences end where the model ends
 them. Without it the weights are random (post-ln, d 256, 6 + 6 layers, 8000 words), sentences are random words of the
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from step import machine, spread
-from translators import SHAPE, Work, build, ours, theirs
+from decoders import SHAPE, Work, build, ours, theirs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Contestant:
     name: str
     batch: int | None  # None: isograd
     bf16: bool
-    early: bool = False  # early_stopping=True: stops when `beam` hypotheses are finished, as isograd does
+    early: bool = False  # early_stopping=True: stops when `beam` hypotheses are finished
 
 
 @dataclass(kw_only=True)
