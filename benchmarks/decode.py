@@ -32,8 +32,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from step import machine, spread
 from decoders import SHAPE, Work, build, ours, theirs
+from step import machine, spread
 
 
 @dataclass(frozen=True, kw_only=True)
