@@ -106,12 +106,12 @@ def average(files: Iterable[Path]) -> dict[str, Tensor]:
     """
     total: dict[str, Tensor] = {}
     kinds: dict[str, torch.dtype] = {}
-    count = 0
-    for count, file in enumerate(files, start=1):  # noqa: B007  (used after the loop)
+    each = list(files)
+    for file in each:
         for name, value in load_file(file).items():
             kinds[name] = value.dtype
             total[name] = total[name] + value if name in total else value.double()
-    return {name: (value / count).to(kinds[name]) for name, value in total.items()}
+    return {name: (value / len(each)).to(kinds[name]) for name, value in total.items()}
 
 
 def take_chosen(trainer: IsogradTrainer, task: Task, folder: Path) -> list[int]:
