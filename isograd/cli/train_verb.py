@@ -13,6 +13,7 @@ examples:
   isograd train recipes/number-words.yaml
   isograd train recipes/post-ln-collapses-without-warmup.yaml training.warmup=150
   isograd train model.layers=36 training.lr=3e-4
+  isograd train recipes/normformer2021/clm-1.3b.yaml --dry-run --world-size 8
   torchrun --standalone --nproc-per-node 2 -m isograd train RECIPE training.fsdp=true
 
 Killed or interrupted, the same command goes on from the last checkpoint."""
@@ -26,6 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keys", action="store_true", help="print every key with its value (with no recipe: its default), and stop"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print parameters, memory, tokens and rates, and stop: nothing is built"
+    )
+    parser.add_argument("--world-size", type=int, metavar="N", help="devices that --dry-run reckons with (default: 1)")
     parser.add_argument("--json", action="store_true", help="the outcome as one JSON object on stdout")
     parser.set_defaults(run=run, words="overrides")
 
@@ -42,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
 
         print(yaml.safe_dump(recipe.as_dict(), sort_keys=False), end="")
         return 0
+    if options.dry_run:
+        return _forecast(recipe, options)
+    if options.world_size is not None:
+        raise UserError("--world-size is read by --dry-run only; a training takes the processes that torchrun starts")
     return _train(recipe, options)
 
 
@@ -54,6 +63,25 @@ def _recipe(options: argparse.Namespace) -> Any:
         overrides.insert(0, path)
         path = None
     return load_run(Path(path) if path else None, overrides)
+
+
+def _forecast(recipe: Any, options: argparse.Namespace) -> int:
+    from isograd.cli.forecast_table import print_forecast
+    from isograd.train.forecast import forecast
+    from isograd.train.run import RecipeError
+
+    devices = 1 if options.world_size is None else options.world_size
+    if devices < 1:
+        raise UserError(f"--world-size {devices}: expected a whole number of devices, at least 1")
+    try:
+        found = forecast(recipe, devices)
+    except RecipeError as error:
+        raise UserError(one_line(error)) from error
+    if options.json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        print_forecast(found)
+    return 0
 
 
 def _train(recipe: Any, options: argparse.Namespace) -> int:

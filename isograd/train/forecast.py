@@ -1,0 +1,129 @@
+"""What a run will take, before a tensor exists: parameters, memory, tokens, arithmetic, the rates of its updates."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from isograd.models import IsogradConfig
+from isograd.train.memory import Memory, memory
+from isograd.train.optim import schedule_of
+from isograd.train.run import Run
+from isograd.train.sizes import (
+    PARTS,
+    Part,
+    attention_matrices,
+    config_of,
+    feedforward_matrices,
+    parameters,
+    towers,
+)
+
+MASKED = 0.15  # of a masked LM's places are predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A run in numbers.
+
+    Attributes:
+        parts: parameters by what they do.
+        memory: bytes on each of `devices`.
+        steps: updates; where a recipe counts epochs, at most.
+        tokens_per_update: all devices together; of a translation, those of the larger side at most.
+        flops: multiplications and additions of the whole training, 6 per matrix entry and token and 12 per layer,
+            feature and pair of places for the attention's products (Kaplan et al. 2020; Chowdhery et al. 2022,
+            appendix B); what gradient checkpointing computes twice is counted once.
+        rates: (update, rate) at the turns of the schedule; empty where it counts epochs of data not yet read.
+    """
+
+    run: Run
+    config: IsogradConfig
+    devices: int
+    parts: dict[Part, int]
+    memory: Memory
+    tokens_per_update: int
+    flops: float
+    rates: list[tuple[int, float]]
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def non_embedding(self) -> int:
+        """Without tables: of tokens, of positions, and of a head of its own."""
+        return self.parameters - self.parts["embedding"] - self.parts["head"]
+
+    @property
+    def steps(self) -> int:
+        return self.run.training.steps
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_update
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data; memory in bytes."""
+        m = self.memory
+        return {
+            "parameters": self.parameters,
+            "parts": {part: self.parts[part] for part in PARTS},
+            "non_embedding": self.non_embedding,
+            "vocabulary": self.config.vocab_size,
+            "devices": self.devices,
+            "memory": {**vars(m), "static": m.static, "total": m.total},
+            "tokens_per_update": self.tokens_per_update,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "tokens_per_parameter": self.tokens / self.parameters,
+            "flops": self.flops,
+            "rates": [{"step": step, "lr": rate} for step, rate in self.rates],
+        }
+
+
+def forecast(run: Run, devices: int = 1) -> Forecast:
+    """The forecast of a run on so many devices.
+
+    Raises:
+        RecipeError: what a training of it would raise: a shape that no model has, a batch that does not divide.
+    """
+    config = config_of(run)
+    per_update = tokens_per_update(run)
+    return Forecast(
+        run=run,
+        config=config,
+        devices=devices,
+        parts=parameters(config, run.task),
+        memory=memory(run, config, devices),
+        tokens_per_update=per_update,
+        flops=flops_per_token(run, config) * per_update * run.training.steps,
+        rates=rates(run),
+    )
+
+
+def tokens_per_update(run: Run) -> int:
+    """Of all devices together; padding of a translation counts."""
+    return run.training.tokens if run.task == "translation" else run.training.batch * run.data.length
+
+
+def flops_per_token(run: Run, config: IsogradConfig) -> float:
+    """Forward and backward; of a translation, for one token on each side of sentences that fill its limit."""
+    places = run.pairs.longest if run.task == "translation" else run.data.length
+    total = 0.0
+    for tower in towers(config):
+        layers, other = config.depths(tower)
+        attentions = 2 if tower == "decoder" and other else 1
+        matrices = attentions * attention_matrices(config) + feedforward_matrices(config)
+        total += layers * (6 * matrices + attentions * 12 * config.hidden_size * places)
+    predicted = {"masked": MASKED, "classification": 0.0}.get(run.task, 1.0)
+    return total + 6 * predicted * config.vocab_size * config.hidden_size
+
+
+def rates(run: Run) -> list[tuple[int, float]]:
+    """The rate in the first update, at the end of the warm-up, halfway from there, and in the last update."""
+    t = run.training
+    if t.epochs and t.decay_at:
+        return []
+    schedule = schedule_of(t)
+    peak = max(1, t.warmup)
+    turns = {1, peak, (peak + t.steps) // 2, t.steps, *([t.decay_at] if t.decay_at else [])}
+    return [(step, t.lr * schedule(step)) for step in sorted(turns) if 1 <= step <= t.steps]

@@ -1,0 +1,180 @@
+"""What one device holds while a run trains, in bytes, from its recipe alone.
+
+    static = parameters + gradients + optimizer state      exact; a share of it on each device with training.fsdp
+    then   = copies in the precision of the products + buckets + activations + loss      an estimate
+
+Activations are what autograd keeps for the backward pass with fused attention, summed over the operations of each
+sublayer. Parameters, gradients and optimizer state are float32 in every precision (mixed precision multiplies in the
+other one), so none of the three shrinks with bf16.
+"""
+
+from dataclasses import asdict, dataclass
+
+from isograd.models import IsogradConfig
+from isograd.placement import Residual, Site, sites
+from isograd.placement.formula import Learned
+from isograd.train.run import RecipeError, Run, Training
+from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, towers
+
+FLOAT = 4  # bytes of float32
+MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "lamb": 2}  # per parameter
+_STATISTICS = 8  # mean and 1/deviation of a row of a norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one device.
+
+    `copies` are the matrices in the precision of the products, or with training.fsdp the layers that are gathered at
+    one time; `buckets` are what replicas exchange gradients through.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    copies: int
+    buckets: int
+    activations: int
+    loss: int
+
+    @property
+    def static(self) -> int:
+        """What is there at every moment of a training, whatever the batch."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """All of it together, though not all is there at the same moment."""
+        return sum(asdict(self).values())
+
+
+def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
+    """What each of `devices` holds.
+
+    Raises:
+        RecipeError: the batch does not divide by so many devices.
+    """
+    count = sum(parameters(config, run.task).values())
+    share = -(-count // devices) if run.training.fsdp else count
+    sgd = run.training.optimizer == "sgd" and not run.training.betas[0]
+    tokens = micro_tokens(run, devices)
+    return Memory(
+        parameters=FLOAT * share,
+        gradients=FLOAT * share,
+        optimizer=FLOAT * share * (0 if sgd else MOMENTS[run.training.optimizer]),
+        copies=_copies(run.training, config),
+        buckets=0 if run.training.fsdp or devices == 1 else FLOAT * count,
+        activations=activations(run, config, tokens),
+        loss=_loss(run, config, tokens),
+    )
+
+
+def micro_tokens(run: Run, devices: int) -> int:
+    """Tokens that one device reads in one pass; of a translation, on each side at most.
+
+    Raises:
+        RecipeError: the batch does not divide.
+    """
+    t = run.training
+    passes = t.accumulation * devices
+    if run.task == "translation":
+        if t.tokens < passes:
+            raise RecipeError(f"training.tokens={t.tokens} is less than one for each of {passes} passes")
+        return t.tokens // passes
+    sequences, rest = divmod(t.batch, passes)
+    if rest or not sequences:
+        raise RecipeError(
+            f"training.batch={t.batch} does not divide by {devices} processes x training.accumulation={t.accumulation}"
+        )
+    return sequences * run.data.length
+
+
+def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
+    """What is kept for the backward pass outside the loss.
+
+    With gradient checkpointing that is the stream before each layer, and everything inside the largest layer.
+    """
+    width, every = config.hidden_size, _layers(run, config)
+    stream = width * stream_bytes(run.training)
+    layers = len(every) * stream + max(every) if run.training.gradient_checkpointing else sum(every)
+    ends = [_normed(width)] * (config.entry().final is not None) + [_normed(width)] * config.embedding_norm
+    mask = width if config.embedding_dropout else 0
+    return tokens * (layers + len(towers(config)) * (sum(ends) + mask))
+
+
+def stream_bytes(training: Training) -> int:
+    """Bytes of one feature of the residual stream: float32 under autocast, the lower precision under FSDP2's policy."""
+    return product_bytes(training) if training.fsdp else FLOAT
+
+
+def product_bytes(training: Training) -> int:
+    """Bytes of one number in a product of matrices."""
+    return FLOAT if training.precision == "fp32" else 2
+
+
+def _layers(run: Run, config: IsogradConfig) -> list[int]:
+    """Bytes per token of every layer, all towers."""
+    found: dict[tuple[str, int], int] = {}
+    for tower in towers(config):
+        for site in sites(config.depths(tower)[0], tower, config.depths(tower)[1]):
+            place = tower, site.layer
+            found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().at(site), site)
+    return list(found.values())
+
+
+def _sublayer(training: Training, config: IsogradConfig, residual: Residual, site: Site) -> int:
+    """Bytes per token that autograd keeps of one sublayer."""
+    width, narrow, stream = config.hidden_size, product_bytes(training), stream_bytes(training)
+    kept = _feedforward(training, config, residual) if site.kind == "ffn" else _attention(training, config, residual)
+    kept += sum(_normed(width) for norm in (residual.pre, residual.out, residual.post) if norm)
+    kept += width if config.hidden_dropout else 0
+    if isinstance(residual.skip, Learned) and not (residual.pre and stream == FLOAT):  # else the norm keeps x
+        kept += width * stream
+    if isinstance(residual.gain, Learned):
+        kept += width * narrow
+    return kept
+
+
+def _attention(training: Training, config: IsogradConfig, residual: Residual) -> int:
+    width, narrow = config.hidden_size, product_bytes(training)
+    reads = 3 * narrow if narrow < FLOAT else FLOAT  # autocast casts what W_Q, W_K, W_V read once for each
+    kept = width * (reads + 4 * narrow) + FLOAT * config.num_attention_heads  # q, k, v, the result; its normaliser
+    if residual.mid or residual.heads:
+        kept += width * narrow  # what W_O reads is no longer the result itself
+    return kept + (_normed(width) if residual.mid else 0)
+
+
+def _feedforward(training: Training, config: IsogradConfig, residual: Residual) -> int:
+    width, inner, narrow = config.hidden_size, config.intermediate_size, product_bytes(training)
+    into = 2 if config.hidden_act == "swiglu" and narrow < FLOAT else 1
+    kept = width * narrow * into + inner * narrow  # what W_1 and W_2 read
+    apart = residual.mid is not None and narrow < FLOAT  # of relu only its result is kept, which W_2 may read
+    inside = {"swiglu": 3, "relu": int(apart or config.activation_dropout > 0)}.get(config.hidden_act, 1)
+    kept += inner * narrow * inside + (inner if config.activation_dropout else 0)
+    return kept + (_normed(inner) if residual.mid else 0)
+
+
+def _normed(features: int) -> int:
+    """A norm keeps what it read, in float32."""
+    return FLOAT * features + _STATISTICS
+
+
+def _copies(training: Training, config: IsogradConfig) -> int:
+    """Autocast keeps every matrix in the lower precision too; FSDP2 gathers two layers, and the table for the step."""
+    narrow = product_bytes(training)
+    layer = attention_matrices(config) + feedforward_matrices(config)
+    if training.fsdp:
+        return narrow * (2 * layer + config.vocab_size * config.hidden_size)
+    if narrow == FLOAT:
+        return 0
+    return narrow * (layer * sum(config.depths(tower)[0] for tower in towers(config)))
+
+
+def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:
+    """The chunked loss keeps both gradients of the head, and the logits of one chunk."""
+    if run.task == "classification":
+        return 0
+    rows, width, narrow = config.vocab_size, config.hidden_size, product_bytes(run.training)
+    low = 0 if narrow == FLOAT else rows * width * narrow
+    chunk = min(config.loss_chunk, tokens) * rows * (FLOAT if narrow == FLOAT else FLOAT + 2 * narrow)
+    return tokens * width * FLOAT + rows * width * FLOAT + low + chunk

@@ -1,0 +1,131 @@
+"""How many parameters a run's model has, from its recipe alone: no model is built and no data is read.
+
+    parameters = tables + sum over sites (matrices + norms + coefficients) + final norms + head
+
+The vocabulary is the one that the recipe asks for; data may have fewer tokens. Characters are taken as `CHARACTERS`.
+"""
+
+from collections import Counter
+from typing import Literal
+
+from isograd.models import IsogradConfig
+from isograd.placement import Norm, Placement, Residual, Site, Tower, sites
+from isograd.placement.formula import Learned
+from isograd.train.run import Run
+from isograd.train.task import config_from
+
+Part = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]
+PARTS: tuple[Part, ...] = ("embedding", "attention", "feed-forward", "head", "norms and coefficients")
+CHARACTERS = 256
+_PER_FEATURE = {"layernorm": 2, "rmsnorm": 1}  # a gain, and an offset
+
+
+def config_of(run: Run) -> IsogradConfig:
+    """The configuration of the run's model, as far as it is known without data.
+
+    Raises:
+        RecipeError: a value that no model has, as in training.
+    """
+    if run.task == "translation":
+        longest, subwords = run.pairs.longest + 1, run.pairs.vocabulary != "char"
+        rows = run.pairs.vocab_size if subwords else CHARACTERS
+        positions = max(longest, int(run.search.stretch * longest + run.search.extra)) + 1
+        return config_from(
+            run,
+            encoder_layers=run.encoder_layers,
+            vocab_size=rows,
+            encoder_vocab_size=None if run.pairs.joint else rows,
+            max_position_embeddings=positions,
+        )
+    rows = run.data.vocab_size if run.data.level == "bpe" else CHARACTERS
+    decoder = run.task == "language"
+    return config_from(run, vocab_size=rows, max_position_embeddings=run.data.length, is_decoder=decoder)
+
+
+def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
+    """Trainable numbers by what they do; a tied table counts once, as embedding.
+
+    Args:
+        task: "language", "masked", "translation" or "classification": which head stands on top.
+    """
+    count: Counter[Part] = Counter(dict.fromkeys(PARTS, 0))
+    for tower in towers(config):
+        count.update(_tower(config, tower))
+    count.update(_head(config, task))
+    if config.share_encoder_embeddings:
+        count["embedding"] -= config.vocab_size * config.hidden_size
+    return dict(count)
+
+
+def towers(config: IsogradConfig) -> tuple[Tower, ...]:
+    """The towers of a model, in forward order."""
+    if config.encoder_layers is not None:
+        return "encoder", "decoder"
+    return ("decoder",) if config.is_decoder else ("encoder",)
+
+
+def norm_size(norm: Norm | None, features: int, config: IsogradConfig) -> int:
+    """Gains and offsets of a norm slot."""
+    if norm is None:
+        return 0
+    return features * _PER_FEATURE[config.norm if norm.kind == "model" else norm.kind]
+
+
+def attention_matrices(config: IsogradConfig) -> int:
+    """W_Q, W_K, W_V, W_O, each (width, width), with their biases."""
+    return 4 * _linear(config.hidden_size, config.hidden_size, config)
+
+
+def feedforward_matrices(config: IsogradConfig) -> int:
+    """W_1 and W_2, and the gate of a gated one, with their biases."""
+    width, inner = config.hidden_size, config.intermediate_size
+    into = 2 if config.hidden_act == "swiglu" else 1
+    return into * _linear(width, inner, config) + _linear(inner, width, config)
+
+
+def _tower(config: IsogradConfig, tower: Tower) -> Counter[Part]:
+    entry, width = config.entry(), config.hidden_size
+    rows = (config.encoder_vocab_size if tower == "encoder" else None) or config.vocab_size
+    if config.position_embedding_type == "learned":
+        rows += config.max_position_embeddings + config.position_offset
+    ends = norm_size(entry.final, width, config) + norm_size(Norm() if config.embedding_norm else None, width, config)
+    count: Counter[Part] = Counter({"embedding": rows * width, "norms and coefficients": ends})
+    layers, other = config.depths(tower)
+    for site in sites(layers, tower, other):
+        count.update(_sublayer(config, entry, site))
+    return count
+
+
+def _sublayer(config: IsogradConfig, entry: Placement, site: Site) -> dict[Part, int]:
+    small = _norms_and_coefficients(config, entry.of(site.kind), site)
+    if site.kind == "ffn":
+        return {"feed-forward": feedforward_matrices(config), "norms and coefficients": small}
+    return {"attention": attention_matrices(config), "norms and coefficients": small}
+
+
+def _norms_and_coefficients(config: IsogradConfig, residual: Residual, site: Site) -> int:
+    width = config.hidden_size
+    last = config.intermediate_size if site.kind == "ffn" else width  # what the last projection reads
+    around = sum(norm_size(norm, width, config) for norm in (residual.pre, residual.out, residual.post))
+    learned = [c for c in (residual.skip, residual.gain) if isinstance(c, Learned)]
+    coefficients = sum(width if c.shape == "width" else 1 for c in learned)
+    heads = config.num_attention_heads if residual.heads else 0
+    return around + norm_size(residual.mid, last, config) + coefficients + heads
+
+
+def _head(config: IsogradConfig, task: str) -> dict[Part, int]:
+    """On top: a table of its own where none is tied; a masked LM's and a classifier's inner layers."""
+    width, rows = config.hidden_size, config.vocab_size
+    table = 0 if config.tie_word_embeddings else rows * width
+    match task:
+        case "masked":
+            norm = norm_size(Norm(), width, config)
+            return {"head": table + width * width + width + rows, "norms and coefficients": norm}
+        case "classification":
+            return {"head": width * width + width + config.num_labels * (width + 1)}
+        case _:
+            return {"head": table}
+
+
+def _linear(fan_in: int, fan_out: int, config: IsogradConfig) -> int:
+    return fan_out * (fan_in + config.bias)
