@@ -8,7 +8,12 @@ sublayer. Parameters, gradients and optimizer state are float32 in every precisi
 other one), so none of the three shrinks with bf16.
 """
 
+import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # accelerate's requirement
+import torch
 
 from isograd.models import IsogradConfig
 from isograd.placement import Residual, Site, sites
@@ -67,6 +72,37 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
         activations=activations(run, config, tokens),
         loss=_loss(run, config, tokens),
     )
+
+
+def must_fit(run: Run, config: IsogradConfig, devices: int, available: float, where: str) -> None:
+    """Refuse a recipe whose parameters, gradients and optimizer state alone are more than `available` bytes.
+
+    Raises:
+        RecipeError: what it needs, what there is, and what to do.
+    """
+    needed = memory(run, config, devices).static
+    if needed > available:
+        count = sum(parameters(config, run.task).values())
+        spread = "more devices" if run.training.fsdp else "shards on several GPUs (training.fsdp=true)"
+        raise RecipeError(
+            f"a recipe that cannot fit: its {count:,} parameters need {needed / 2**30:,.1f} GiB on each device with"
+            f" gradients and optimizer state, and {where} has {available / 2**30:,.1f} GiB; take a smaller"
+            f" model.width, model.layers or vocabulary, or {spread}"
+        )
+
+
+def available_memory() -> tuple[float, str]:
+    """Bytes of the device that a training here would use, and what it is called."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory, "this GPU"
+    return min(psutil.virtual_memory().total, _container()), "this machine"
+
+
+def _container() -> float:
+    """The limit of a container (Linux, control groups of version 2); infinite where there is none."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return int(text) if text.isdecimal() else math.inf
 
 
 def micro_tokens(run: Run, devices: int) -> int:

@@ -21,8 +21,10 @@ from isograd.data.batches import as_is
 from isograd.diagnose import Probe
 from isograd.diagnose.probe import whole
 from isograd.models import IsogradPreTrainedModel
+from isograd.train.memory import available_memory, must_fit
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.run import RecipeError, Run
+from isograd.train.sizes import config_of
 from isograd.transformer.loss import smoothing_of
 from isograd.transformer.parameters import decayed
 
@@ -160,6 +162,8 @@ def check_machine(run: Run) -> None:
         RecipeError: which key, and what to do.
     """
     micro_batch(run)
+    if run.task != "classification":  # its shape is that of a model yet to be read
+        must_fit(run, config_of(run), PartialState().num_processes, *available_memory())
     try:
         optimizer_of(run.training)
     except ImportError as error:
