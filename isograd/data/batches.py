@@ -28,32 +28,44 @@ class PackedSequences(Dataset[dict[str, Tensor]]):
         self.count = (len(ids) - 1) // length
         if self.count < 1:
             raise DataError(f"the text has {len(ids)} tokens, shorter than one sequence of {length} and its next token")
-        self.samples = samples if samples is not None else self.count
-        self.seed = seed
-        self._orders: dict[int, np.ndarray] = {}
+        self.order = Order(self.count, samples, seed)
 
     def __len__(self) -> int:
-        return self.samples
+        return len(self.order)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: rows[0] for name, rows in self.__getitems__([index]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """A whole batch at once, (batch, length) each: indexing one array costs a fiftieth of collating a list."""
-        starts = np.array([self._sequence(i) for i in indices]) * self.length
+        starts = np.array([self.order.at(i)[1] for i in indices]) * self.length
         windows = self.ids[starts[:, None] + np.arange(self.length + 1)].astype(np.int64)
         rows = torch.from_numpy(windows)
         return {"input_ids": rows[:, :-1], "shift_labels": rows[:, 1:]}
 
-    def _sequence(self, index: int) -> int:
+
+class Order:
+    """Pass after pass over `count` things, each in a permutation of its own; without `seed` in their own order."""
+
+    def __init__(self, count: int, samples: int | None = None, seed: int | None = None) -> None:
+        self.count = count
+        self.samples = count if samples is None else samples
+        self.seed = seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def at(self, index: int) -> tuple[int, int]:
+        """The pass that sample `index` belongs to, and which thing it is."""
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
         turn, place = divmod(index, self.count)
         if self.seed is None:
-            return place
+            return turn, place
         if turn not in self._orders:
             self._orders = {turn: np.random.default_rng((self.seed, turn)).permutation(self.count)}
-        return int(self._orders[turn][place])
+        return turn, int(self._orders[turn][place])
 
 
 def as_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Entries of a cache: written whole or not at all."""
 
+import os
 import shutil
 import tempfile
 import time
@@ -28,6 +29,21 @@ def write_entry(folder: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         raise DataError(f"the cache {folder.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
+
+
+def write_digest(path: Path, digest: str) -> None:
+    """Whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(digest)
+        scratch.replace(path)
+    except OSError as error:
+        raise DataError(f"the cache {path.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
+
+
+def read_digest(path: Path) -> str | None:
+    """None where there is none."""
+    return path.read_text().strip() or None if path.is_file() else None
 
 
 def _move(scratch: Path, folder: Path) -> None:

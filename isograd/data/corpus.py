@@ -8,16 +8,19 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
-from isograd.data.cache import MARK, write_entry
+from isograd.data.cache import MARK, read_digest, write_digest, write_entry
 from isograd.data.errors import DataError
-from isograd.data.text import EMBEDDED, Document, read
+from isograd.data.text import EMBEDDED, Document, Ends, file_sha256, is_file, read
 from isograd.data.tokenizers import SPECIAL, Level, reads_text, train_tokenizer
 
 _FORMAT = 3  # of the cache; raise it when the encoding changes
@@ -49,35 +52,80 @@ class Corpus:
 
 
 def load_corpus(
-    source: str = EMBEDDED,
+    source: str | Sequence[str] = EMBEDDED,
     *,
     level: Level = "char",
     vocab_size: int = 8192,
     field: str = "text",
     valid: str | None = None,
+    documents: Ends = "file",
+    mask: bool = False,
     cache: Path | None = None,
 ) -> Corpus:
-    """Read, tokenize and split.
+    """Read, tokenize and split; a bar shows how far it is where there is a terminal.
 
     Args:
-        source: "embedded", a file, or a data set's name; see `isograd.data.text.read`.
+        source: "embedded", a file, or a data set's name, or several; see `isograd.data.text.read`.
         level: "char" or "bpe".
         vocab_size: of the BPE.
         field: the key of the text where rows have keys.
         valid: a source for validation; None holds out one document in twenty, or the last twentieth of a single one.
+        documents: what ends a document of a text file; </s> stands between documents.
+        mask: the tokenizer has a <mask>.
         cache: folder for tokenizers and encoded text; None takes `cache_folder()`.
 
     Raises:
         DataError: in one line what is wrong with the input.
     """
-    documents = _non_empty(read(source, field), source)
-    held_out = _non_empty(read(valid, field), valid) if valid else None
-    train, held_out = (documents, held_out) if held_out else split(documents)
-    digest = _digest(train, held_out, level, vocab_size if level == "bpe" else 0)
-    folder = (cache or cache_folder()) / digest[:32]
-    if not (folder / MARK).exists():
-        write_entry(folder, partial(_fill, train=train, valid=held_out, level=level, vocab_size=vocab_size))
-    return _load(folder, digest, source)
+    asked = [source] if isinstance(source, str) else list(source)
+    if not asked:
+        raise DataError("no source of text is named")
+    how = _How(level=level, vocab_size=vocab_size if level == "bpe" else 0, mask=mask)
+    cache = cache or cache_folder()
+    known = _known_as(cache, asked, valid, field, documents, how)
+    if known and (digest := read_digest(known)) and (cache / digest[:32] / MARK).exists():
+        return _load(cache / digest[:32], digest, _said(asked))
+    texts = _non_empty(read(asked, field, documents=documents), _said(asked))
+    held_out = _non_empty(read(valid, field, documents=documents), valid) if valid else None
+    train, held_out = (texts, held_out) if held_out else split(texts)
+    digest = _digest(train, held_out, how)
+    if not (cache / digest[:32] / MARK).exists():
+        write_entry(cache / digest[:32], partial(_fill, train=train, valid=held_out, how=how))
+    if known:
+        write_digest(known, digest)
+    return _load(cache / digest[:32], digest, _said(asked))
+
+
+def _said(asked: Sequence[str]) -> str:
+    return ", ".join(asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _How:
+    """What is done to a text."""
+
+    level: Level
+    vocab_size: int
+    mask: bool
+
+    def as_list(self) -> list[Any]:
+        """What goes into hashes; without a mask as it was before there were masks."""
+        return [_FORMAT, self.level, self.vocab_size, *(["mask"] if self.mask else [])]
+
+
+def _known_as(
+    cache: Path, asked: Sequence[str], valid: str | None, field: str, documents: Ends, how: _How
+) -> Path | None:
+    """Where the digest of these files' text is kept, so that it need not be unpacked again; None unless all are files.
+
+    By the bytes of the files and all that is done to them.
+    """
+    files = [*asked, *([valid] if valid else [])]
+    if not all(is_file(name) and Path(name).is_file() for name in files):
+        return None
+    each = [[Path(name).name, file_sha256(Path(name))] for name in files]
+    content = json.dumps([each, bool(valid), field, documents, how.as_list()])
+    return cache / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.digest"
 
 
 def cache_folder() -> Path:
@@ -115,8 +163,8 @@ def _non_empty(documents: list[Document], source: str | None) -> list[Document]:
     return documents
 
 
-def _digest(train: list[Document], valid: list[Document], level: str, vocab_size: int) -> str:
-    sha = hashlib.sha256(json.dumps([_FORMAT, level, vocab_size]).encode())
+def _digest(train: list[Document], valid: list[Document], how: _How) -> str:
+    sha = hashlib.sha256(json.dumps(how.as_list()).encode())
     for part in (train, valid):
         for _, text in part:
             sha.update(hashlib.sha256(text.encode()).digest())
@@ -124,8 +172,8 @@ def _digest(train: list[Document], valid: list[Document], level: str, vocab_size
     return sha.hexdigest()
 
 
-def _fill(folder: Path, train: list[Document], valid: list[Document], level: Level, vocab_size: int) -> None:
-    tokenizer = train_tokenizer((text for _, text in train), level, vocab_size)
+def _fill(folder: Path, train: list[Document], valid: list[Document], how: _How) -> None:
+    tokenizer = train_tokenizer((text for _, text in train), how.level, how.vocab_size, how.mask)
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = encode(tokenizer, train)
     np.save(folder / "train.npy", ids)
@@ -139,12 +187,16 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     end = np.array([tokenizer.token_to_id(SPECIAL["eos_token"])], dtype=dtype)
     parts: list[np.ndarray] = []
-    for text in filter(None, (text for _, text in documents)):
-        lines = text.splitlines(keepends=True)
-        for begin in range(0, len(lines), _LINES):
-            encoded = tokenizer.encode_batch_fast(lines[begin : begin + _LINES], add_special_tokens=False)
-            parts.extend(np.array(e.ids, dtype=dtype) for e in encoded)
-        parts.append(end)
+    characters = sum(len(text) for _, text in documents)
+    with tqdm(total=characters, desc="tokenising", unit="char", unit_scale=True, disable=None, delay=1) as bar:
+        for text in filter(None, (text for _, text in documents)):
+            lines = text.splitlines(keepends=True)
+            for begin in range(0, len(lines), _LINES):
+                some = lines[begin : begin + _LINES]
+                encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
+                parts.extend(np.array(e.ids, dtype=dtype) for e in encoded)
+                bar.update(sum(map(len, some)))
+            parts.append(end)
     return np.concatenate(parts[:-1]) if parts[:-1] else np.zeros(0, dtype=dtype)
 
 

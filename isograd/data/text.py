@@ -11,13 +11,14 @@ import lzma
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from isograd.data.errors import DataError
 
 Document = tuple[str, str]
+Ends = Literal["file", "blank-line"]
 
 EMBEDDED = "embedded"
 JSON_LINES = (".jsonl", ".json")
@@ -25,23 +26,39 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can write one alone; UTF-8 ca
 OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
-def read(source: str, field: str = "text", split: str = "train") -> list[Document]:
-    """Documents of a source: "embedded", a file, or the name of a data set on the Hugging Face hub.
+def read(
+    source: str | Sequence[str], field: str = "text", split: str = "train", documents: Ends = "file"
+) -> list[Document]:
+    """Documents of a source: "embedded", a file, or the name of a data set on the Hugging Face hub; or of several.
 
     Args:
         source: what to read. Anything that exists as a file, or looks like one, is a file.
         field: the key of the text in JSON lines, Parquet and data sets.
         split: the split of a data set on the hub.
+        documents: what ends a document of a text file: its end, or a blank line (as in BERT's own data).
 
     Raises:
         DataError: nothing to read, or not readable; in one line.
     """
+    if not isinstance(source, str):
+        return [document for one in source for document in read(one, field, split, documents)]
     if source == EMBEDDED:
         return embedded()
+    if not is_file(source):
+        return _hub(source, field, split)
+    found = _file(Path(source), field)
+    return found if documents == "file" else [part for document in found for part in _parted(*document)]
+
+
+def is_file(source: str) -> bool:
+    """Whether it exists as a file, or looks like one."""
     path = Path(source)
-    if path.exists() or path.suffix or path.is_absolute() or source.startswith("."):
-        return _file(path, field)
-    return _hub(source, field, split)
+    return path.exists() or bool(path.suffix) or path.is_absolute() or source.startswith(".")
+
+
+def _parted(name: str, text: str) -> list[Document]:
+    parts = (part.strip("\n") for part in re.split(r"\n\s*\n", text))
+    return [(f"{name}:{number}", f"{part}\n") for number, part in enumerate(filter(None, parts), start=1)]
 
 
 def embedded() -> list[Document]:

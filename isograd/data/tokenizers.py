@@ -1,5 +1,6 @@
 """Character and byte-level BPE tokenizers, trained with the `tokenizers` library."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -9,14 +10,19 @@ from transformers import PreTrainedTokenizerFast
 Level = Literal["char", "bpe"]
 
 SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+MASK = "<mask>"
 
 
-def train_tokenizer(texts: Iterable[str], level: Level, vocab_size: int = 8192) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], level: Level, vocab_size: int = 8192, mask: bool = False) -> Tokenizer:
     """A tokenizer for the texts: one token per character, or byte-level BPE of at most `vocab_size` entries.
 
-    Ids 0 to 3 are <pad>, <unk>, <s>, </s> in both.
+    Ids 0 to 3 are <pad>, <unk>, <s>, </s> in both; with `mask` the last one is <mask>, as in RoBERTa, so that the
+    other ids are the same without it.
     """
-    return reads_text(_characters(texts) if level == "char" else _bpe(texts, vocab_size))
+    tokenizer = _characters(texts) if level == "char" else _bpe(texts, vocab_size - mask)
+    if mask:
+        tokenizer.add_special_tokens([MASK])
+    return reads_text(tokenizer)
 
 
 def reads_text(tokenizer: Tokenizer) -> Tokenizer:
@@ -28,7 +34,8 @@ def reads_text(tokenizer: Tokenizer) -> Tokenizer:
 def for_transformers(tokenizer: Tokenizer) -> Any:
     """The same tokenizer as transformers' fast tokenizer, to be saved beside a model."""
     options = {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **SPECIAL)
+    mask = {"mask_token": MASK} if tokenizer.token_to_id(MASK) is not None else {}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **SPECIAL, **mask)
 
 
 def _characters(texts: Iterable[str]) -> Tokenizer:
@@ -49,7 +56,7 @@ def _bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL.values()),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

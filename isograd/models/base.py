@@ -94,6 +94,7 @@ class IsogradModel(IsogradPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,  # (batch, time, width), unscaled token vectors
         use_cache: bool | None = None,
+        token_type_ids: Tensor | None = None,  # (batch, time), where the configuration has types
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Hidden states (batch, time, width) after the last layer and the final norm."""
@@ -109,7 +110,7 @@ class IsogradModel(IsogradPreTrainedModel):
         )
         positions = self._positions(vectors, attention_mask, position_ids, own)
         mask, memory_mask = self._masks(vectors, attention_mask, encoder_hidden_states, encoder_attention_mask, own)
-        x = self.embedding(vectors, positions)
+        x = self.embedding(vectors, positions, token_type_ids)
         rotary = self._rotary_tables(positions, x.dtype) if self.rotary else None
         for layer in self.layers:
             x = layer(

@@ -75,6 +75,8 @@ class IsogradConfig(PretrainedConfig):
         rope_theta: base of the rotary frequencies.
         scale_embedding: multiply token vectors by sqrt(d).
         embedding_norm: a norm on the sum of token and position vectors.
+        type_vocab_size: rows of BERT's table of token types, which `token_type_ids` index; 0 for none.
+        next_sentence: a masked model has BERT's second head, which says whether segment B continues segment A.
         hidden_dropout, attention_dropout, activation_dropout, embedding_dropout: the four usual places: on each
             branch's output, on attention weights, after the activation, on the embedding.
         start: a scheme of `isograd.transformer.start`; None takes the placement's, or "xavier-uniform".
@@ -113,6 +115,8 @@ class IsogradConfig(PretrainedConfig):
         rope_theta: float = 10000.0,
         scale_embedding: bool = False,
         embedding_norm: bool = False,
+        type_vocab_size: int = 0,
+        next_sentence: bool = False,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         activation_dropout: float = 0.0,
@@ -150,6 +154,8 @@ class IsogradConfig(PretrainedConfig):
         self.rope_theta = rope_theta
         self.scale_embedding = scale_embedding
         self.embedding_norm = embedding_norm
+        self.type_vocab_size = type_vocab_size
+        self.next_sentence = next_sentence
         self.hidden_dropout = hidden_dropout
         self.attention_dropout = attention_dropout
         self.activation_dropout = activation_dropout
@@ -219,7 +225,7 @@ class IsogradConfig(PretrainedConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("norm_eps", "initializer_range", "position_offset"):
+        for name in ("norm_eps", "initializer_range", "position_offset", "type_vocab_size"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         for name in _DROPOUTS:
@@ -235,6 +241,10 @@ class IsogradConfig(PretrainedConfig):
             raise ValueError("share_encoder_embeddings=True needs tie_word_embeddings=True: one table for all three")
         if self.encoder_layers is None and (self.share_encoder_embeddings or self.encoder_vocab_size is not None):
             raise ValueError("share_encoder_embeddings and encoder_vocab_size need encoder_layers: there is no encoder")
+        if self.next_sentence and (self.is_decoder or self.encoder_layers is not None):
+            raise ValueError(
+                "next_sentence=True is for a masked language model: leave encoder_layers and is_decoder unset"
+            )
         if self.encoder_layers is not None and self.is_decoder:
             raise ValueError("is_decoder=True is for a model of one tower; encoder_layers makes an encoder-decoder")
         if self.share_encoder_embeddings and self.encoder_vocab_size not in (None, self.vocab_size):

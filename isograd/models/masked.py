@@ -34,6 +34,18 @@ class MaskedHead(nn.Module):
         return self.decoder(self.transform(hidden))
 
 
+class NextSentenceHead(nn.Module):
+    """W tanh(V h_1 + b) + c of two classes: 0 where segment B continues segment A, 1 where it does not (BERT)."""
+
+    def __init__(self, config: IsogradConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size, role="dense")
+        self.classifier = Linear(config.hidden_size, 2, role="dense")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.classifier(self.dense(hidden[:, 0]).tanh())
+
+
 class IsogradForMaskedLM(IsogradPreTrainedModel):
     """p(x_t | x with places masked). The head runs at the labelled places only."""
 
@@ -45,6 +57,7 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
         super().__init__(config)
         self.model = IsogradModel(config, "encoder")
         self.head = MaskedHead(config)
+        self.next_sentence = NextSentenceHead(config) if config.next_sentence else None
         self.post_init()
 
     @can_return_tuple
@@ -64,10 +77,12 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
 
         With labels, head and logits are formed at labelled places only and `logits` is None unless
         `output_logits=True`. A collator that knows the places passes `masked_positions`: a compiled graph cannot find
-        them itself and then runs the head at every place, to the same loss. `label_smoothing` is taken by keyword.
+        them itself and then runs the head at every place, to the same loss. By keyword: `label_smoothing`, and for a
+        model with `config.next_sentence` `next_sentence_label` (batch,), whose mean loss is added.
         """
-        # not a parameter: transformers' Trainer takes each with "label" in its name for a target that must be there
+        # not parameters: transformers' Trainer takes each with "label" in its name for a target that must be there
         smoothing: float = kwargs.pop("label_smoothing", 0.0)
+        following: Tensor | None = kwargs.pop("next_sentence_label", None)
         outputs = self.model(
             input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs
         )
@@ -84,12 +99,23 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
                 items=num_items_in_batch,
                 chunk=self.config.loss_chunk,
             )
+            if following is not None:
+                loss = loss + self._next_sentence_loss(hidden, following, target, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss,
             logits=self.head(hidden) if wants_logits(output_logits, labels is not None) else None,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _next_sentence_loss(
+        self, hidden: Tensor, following: Tensor, target: Tensor, items: Tensor | int | None
+    ) -> Tensor:
+        """The mean over this batch; where it is a part of an update, that part of it."""
+        if self.next_sentence is None:
+            raise ValueError("next_sentence_label is given, and this model has no such head (config.next_sentence)")
+        share = 1.0 if items is None else (target != IGNORE).sum() / items
+        return nn.functional.cross_entropy(self.next_sentence(hidden).float(), following) * share
 
     def _masked(self, rows: Tensor, target: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         if positions is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from isograd.report.runs import ArmFiles, Row
 from isograd.study.labels import ALWAYS, differences, flat, shown
-from isograd.train.run import ONLY
+from isograd.train.run import unread
 
 
 def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
@@ -15,7 +15,7 @@ def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
         text: the facts of the data, where they are known.
     """
     seeds = sorted({r.run["seed"] for a in arms for r in a.runs})
-    said = _translation(arms, text) if arms[0].task == "translation" else _language(arms)
+    said = _translation(arms, text) if arms[0].task == "translation" else _SAID.get(arms[0].task, _language)(arms)
     return (
         f"{said}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
         " Same data order and same start seed for all arms."
@@ -26,14 +26,14 @@ def settings(arms: Sequence[ArmFiles], text: Row | None) -> Iterator[tuple[str, 
     """Names and values: the data, each section of the recipe, versions and hardware."""
     yield from _data(text) if text else ()
     task = arms[0].task
-    unread = {key for other, keys in ONLY.items() if other != task for key in keys} | set(ALWAYS)
-    for section in ("model", "data", "pairs", "search", "training"):
-        keys = [key for key, _ in flat({section: arms[0].first.run.get(section, {})}) if key not in unread]
+    hidden = {*unread(task), *ALWAYS}
+    for section in ("model", "data", "pairs", "search", "glue", "training"):
+        keys = [key for key, _ in flat({section: arms[0].first.run.get(section, {})}) if key not in hidden]
         if keys:
             yield section, ", ".join(f"{key.partition('.')[2]} {_each(arms, key)}" for key in keys)
     made = [run.outcome["provenance"] for arm in arms for run in arm.runs if "provenance" in run.outcome]
     for name in made[0] if made else ():
-        yield name, "; ".join(dict.fromkeys(one[name] for one in made))
+        yield name, "; ".join(dict.fromkeys(str(one[name]) for one in made if name in one))
 
 
 def differing(arms: Sequence[ArmFiles]) -> list[str]:
@@ -50,6 +50,22 @@ def _language(arms: Sequence[ArmFiles]) -> str:
         f" {of('data.length')} ({of('data.level')} level), batch {of('training.batch')}, {of('training.optimizer')}"
         f" at LR {of('training.lr')}, {of('training.steps')} steps"
     )
+
+
+def _masked(arms: Sequence[ArmFiles]) -> str:
+    """What is masked and how sequences are cut, as far as the runs say it."""
+    names = {"data.mask": "masked {}", "data.mask_random": "of these random {}", "data.mask_kept": "kept {}"}
+    values = {key: _each(arms, key) for key in (*names, "data.packing") if _known(arms, key)}
+    said = [names[key].format(values[key]) for key in names if key in values]
+    said += [f"packing {values['data.packing']}"] if "data.packing" in values else []
+    return "; ".join([_language(arms), *([", ".join(said)] if said else [])])
+
+
+def _known(arms: Sequence[ArmFiles], key: str) -> bool:
+    return all(dict(flat(arm.first.run)).get(key) is not None for arm in arms)
+
+
+_SAID = {"masked": _masked}
 
 
 def _translation(arms: Sequence[ArmFiles], text: Row | None) -> str:
@@ -75,13 +91,17 @@ def _depth(arm: ArmFiles) -> str:
 
 
 def _data(text: Row) -> Iterator[tuple[str, str]]:
-    yield "text", f"{text['source']}: {text['tokens']:,} training tokens, vocabulary {text['vocab_size']:,}"
+    sizes = {"tokens": "{:,} training tokens", "vocab_size": "vocabulary {:,}"}
+    known = ", ".join(form.format(text[name]) for name, form in sizes.items() if name in text)
+    yield "text", f"{text.get('source', 'unknown')}: {known}" if known else str(text.get("source", "unknown"))
     if isinstance(text.get("pairs"), dict):
         left_out = ", ".join(f"{name} {count:,}" for name, count in text["pairs"].items())
         yield "pairs", f"{left_out}; held out {text['valid_pairs']:,}"
         yield "updates per epoch", f"{text['updates_per_epoch']:,}, batches filled to {text['fill']:.2f}"
-    yield "sha256 of the data", text["sha256"]
-    yield "unigram entropy", f"{text['unigram_entropy']:.4f} nats"
+    if "sha256" in text:
+        yield "sha256 of the data", text["sha256"]
+    if text.get("unigram_entropy") is not None:
+        yield "unigram entropy", f"{text['unigram_entropy']:.4f} nats"
 
 
 def _each(arms: Sequence[ArmFiles], key: str) -> str:

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
-from isograd.train.metrics import append_rows
+from isograd.train.metrics import append_rows, broke_at, read_rows
 from isograd.train.trainer import IsogradTrainer
 
 Progress = Callable[[int, float], None]
+LOOK = 10  # steps between two looks for a break, as many as `Log` writes together
 
 
 class Log(TrainerCallback):
@@ -80,6 +81,25 @@ class Log(TrainerCallback):
         now = time.perf_counter()
         self._rates.append((step - self._clock[0]) / (now - self._clock[1]))
         self._clock = (step, now)
+
+
+class StopWhenBroken(TrainerCallback):
+    """Stops a training whose loss has broken; comes behind `Log`, whose rows it reads, so a resumed run decides alike.
+
+    With `warmup` as long as the training the rate rises all the way, and where it breaks is what Shleifer et al. 2021
+    (figure 5) call the stability of the learning rate.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if state.global_step % LOOK == 0:
+            losses = [row["loss"] for row in read_rows(self.folder / "metrics.jsonl")]
+            if broke_at([math.nan if loss is None else loss for loss in losses]) is not None:
+                control.should_training_stop = True
+                control.should_save = False  # a training that goes on after a kill would go on from here
+        return control
 
 
 class Observe(TrainerCallback):

@@ -1,66 +1,85 @@
-"""Causal language modelling: packed sequences of one text."""
+"""Language modelling of one text: causal, in packed sequences; and what a masked model shares with it."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from isograd.data import Corpus, PackedSequences, load_corpus
 from isograd.data.tokenizers import SPECIAL, for_transformers
 from isograd.models import IsogradConfig, IsogradForCausalLM
+from isograd.train.metrics import OutcomeName
 from isograd.train.run import Run
 from isograd.train.task import Task, config_from
 
 
-class LanguageModelling(Task):
-    """See `Task`."""
+class OnText(Task):
+    """A task whose data is one text, cut into sequences of `data.length`."""
 
     corpus: Corpus
-    samples: PackedSequences
 
     def __init__(self, run: Run, corpus: Corpus | None = None) -> None:
         self.run = run
         self.corpus = corpus or load_corpus_of(run)
         self.source, self.sha256 = self.corpus.source, self.corpus.sha256
         self.unigram_entropy = self.corpus.unigram_entropy
-        self.samples = PackedSequences(
-            self.corpus.train, run.data.length, run.training.steps * run.training.batch, seed=run.data_seed
-        )
+        self.samples = self._sequences(self.corpus.train, run.training.steps * run.training.batch, run.data_seed)
+
+    @abstractmethod
+    def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> Dataset[Any]:
+        """Samples with `__getitems__`, which gives a whole batch."""
+
+    @abstractmethod
+    def _held_out(self) -> Dataset[Any] | None:
+        """The sequences of the validation part, the same each time; None where it is too short for one."""
+
+    @abstractmethod
+    def _targets(self, rows: Mapping[str, Tensor]) -> int:
+        """What the loss of a batch is the mean of, in any unit."""
+
+    def _measured(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What of a held-out batch the loss is formed of."""
+        return rows
 
     def config(self) -> IsogradConfig:
         ids = {name.replace("_token", "_token_id"): i for i, name in enumerate(SPECIAL) if name != "unk_token"}
         length = self.run.data.length
         return config_from(
-            self.run, vocab_size=self.corpus.vocab_size, max_position_embeddings=length, is_decoder=True, **ids
+            self.run,
+            vocab_size=self.corpus.vocab_size,
+            max_position_embeddings=length,
+            is_decoder=self.run.task == "language",
+            **ids,
         )
 
-    def build(self, config: IsogradConfig) -> IsogradForCausalLM:
-        return IsogradForCausalLM(config)
-
     def first_batch(self) -> Mapping[str, Tensor]:
-        return self.samples.__getitems__(range(min(self.run.training.batch, len(self.samples))))
+        return _batch(self.samples, range(self.run.training.batch))
 
-    def tokens_per_update(self) -> float:
-        return self.run.training.batch * self.run.data.length
-
+    @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float | None]:
-        """Mean loss over at most `training.valid_sequences` held-out sequences."""
-        batch, limit = self.run.training.batch, self.run.training.valid_sequences
-        if limit < 1 or len(self.corpus.valid) <= self.run.data.length:
+        """Mean loss over the targets of at most `training.valid_sequences` held-out sequences, nats."""
+        held_out = self._held_out() if self.run.training.valid_sequences else None
+        if held_out is None:
             return {"loss": None}
-        held_out = PackedSequences(self.corpus.valid, self.run.data.length)
-        count = min(limit, len(held_out))
+        last = min(self.run.training.valid_sequences, len(held_out))  # type: ignore[arg-type]
+        batch = self.run.training.batch
         device = next(model.parameters()).device
-        total = 0.0
+        total = targets = 0.0
         model.eval()
-        with torch.no_grad():
-            for begin in range(0, count, batch):
-                rows = held_out.__getitems__(range(begin, min(begin + batch, count)))
-                loss = model(**{k: v.to(device) for k, v in rows.items()}).loss
-                total += float(loss) * len(rows["input_ids"])
-        return {"loss": total / count}
+        for begin in range(0, last, batch):
+            places = range(begin, min(begin + batch, last))
+            rows = self._measured(_batch(held_out, places))
+            count = self._targets(rows)
+            total += float(model(**{k: v.to(device) for k, v in rows.items()}).loss) * count
+            targets += count
+        return {"loss": total / targets}
+
+    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
+        return {"validation_loss": held_out["loss"]}
 
     def facts(self) -> dict[str, Any]:
         corpus = self.corpus
@@ -77,7 +96,43 @@ class LanguageModelling(Task):
         for_transformers(self.corpus.tokenizer).save_pretrained(folder)
 
 
+class LanguageModelling(OnText):
+    """Causal: each token from those before it. See `Task`."""
+
+    samples: PackedSequences
+
+    def build(self, config: IsogradConfig) -> IsogradForCausalLM:
+        return IsogradForCausalLM(config)
+
+    def tokens_per_update(self) -> float:
+        return self.run.training.batch * self.run.data.length
+
+    def _targets(self, rows: Mapping[str, Tensor]) -> int:
+        return len(rows["input_ids"])  # each predicts equally many
+
+    def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> PackedSequences:
+        return PackedSequences(ids, self.run.data.length, samples, seed=seed)
+
+    def _held_out(self) -> PackedSequences | None:
+        if len(self.corpus.valid) <= self.run.data.length:
+            return None
+        return self._sequences(self.corpus.valid, None, None)
+
+
+def _batch(samples: Any, places: range) -> Mapping[str, Tensor]:
+    rows: Mapping[str, Tensor] = samples.__getitems__(places)
+    return rows
+
+
 def load_corpus_of(run: Run) -> Corpus:
-    """The corpus that a run names."""
+    """The corpus that a run names; the tokenizer of a masked model has one more token."""
     data = run.data
-    return load_corpus(data.source, level=data.level, vocab_size=data.vocab_size, field=data.field, valid=data.valid)
+    return load_corpus(
+        data.source,
+        level=data.level,
+        vocab_size=data.vocab_size,
+        field=data.field,
+        valid=data.valid,
+        documents=data.documents,
+        mask=run.task == "masked",
+    )

@@ -13,7 +13,7 @@ runs/NAME/
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,36 @@ def judge_blind(loss: float, blind: float | None, unigram_entropy: float) -> Out
         return "diverged"
     low = unigram_entropy if blind is None else min(blind, unigram_entropy)
     return "collapsed" if loss >= low - NEAR else "finished"
+
+
+BREAK = 0.5  # nats above the best so far that count as broken
+WINDOW = 10  # steps whose mean loss is looked at
+
+
+def broke_at(losses: Sequence[float]) -> int | None:
+    """The step (from 1) at which a training broke, None if it did not.
+
+    A loss that is not finite, or a mean of ten losses 0.5 nat above the lowest such mean before.
+
+    >>> broke_at([3.0] * 10 + [2.0] * 10 + [2.4] * 30), broke_at([3.0] * 10 + [2.0] * 10 + [2.6] * 30)
+    (None, 29)
+    """
+    best = math.inf
+    for end, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return end
+        if end >= WINDOW:
+            mean = sum(losses[end - WINDOW : end]) / WINDOW
+            if mean >= best + BREAK:
+                return end
+            best = min(best, mean)
+    return None
+
+
+def lr_reached(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """ "broke_at" (step or None) and "lr_reached": the rate of that step, of the last one if it did not break."""
+    step = broke_at([row["loss"] for row in rows])
+    return {"broke_at": step, "lr_reached": rows[(step or len(rows)) - 1]["lr"]}
 
 
 def write_json(path: Path, content: Any) -> None:

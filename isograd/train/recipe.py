@@ -161,4 +161,4 @@ def _nearest(key: str, known: list[str]) -> str:
     likely = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     likely_end = difflib.get_close_matches(key.split(".")[-1], [k.split(".")[-1] for k in known], n=1, cutoff=0.6)
     by_end = [k for k in known if likely_end and k.split(".")[-1] == likely_end[0]]
-    return (same_end or by_end or likely)[0]
+    return difflib.get_close_matches(key, same_end or by_end or likely, n=1, cutoff=0.0)[0]

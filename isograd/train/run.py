@@ -3,135 +3,14 @@
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any
 
-Precision = Literal["fp32", "bf16", "fp16"]
-Optimizer = Literal["adam", "adamw", "sgd", "radam", "radam-original", "lamb"]
-Tracker = Literal["tensorboard", "wandb", "trackio"]
-Decay = Literal["constant", "linear", "cosine", "inverse-sqrt", "polynomial", "step"]
-Task = Literal["language", "translation"]
-Smoothing = Literal["torch", "fairseq"]
-First = Literal["xiong", "fairseq"]
-Select = Literal["last", "best", "average"]
-Vocabulary = Literal["bpe", "unigram", "char", "subword-nmt"]
+from isograd.train.sections import Data, Glue, Model, Pairs, Search, Task, Training
 
 
 class RecipeError(ValueError):
     """A recipe or an override that cannot be used; the message says which key and what to type instead."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The shape of the model; see `isograd.IsogradConfig` for each term."""
-
-    placement: str = "pre-ln"
-    layers: int = 12  # of the decoder in a translation
-    encoder_layers: int | None = None  # of a translation's encoder; None: as many as `layers`
-    width: int = 64
-    heads: int = 4
-    ffn: int | None = None  # None: 4 x width
-    act: str = "gelu"
-    norm: str = "layernorm"
-    norm_eps: float = 1e-5
-    bias: bool = True
-    positions: str = "sinusoidal"
-    scale_embedding: bool = True
-    embedding_norm: bool = False
-    tie_embeddings: bool = True
-    share_embeddings: bool = False  # one table for encoder, decoder and head (joint vocabulary)
-    start: str | None = None
-    initializer_range: float = 0.02
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    embedding_dropout: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """What is read. `seed` None takes the run's seed for the order."""
-
-    source: str = "embedded"
-    valid: str | None = None
-    field: str = "text"
-    level: Literal["char", "bpe"] = "char"
-    vocab_size: int = 8192  # of the BPE
-    length: int = 32
-    seed: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Parallel text of a translation; see `isograd.data.parallel.load_parallel` for each term."""
-
-    train: tuple[str, ...] = ("numbers",)
-    valid: tuple[str, ...] = ()  # none: 500 pairs of `train` are held out
-    source: str = "de"
-    target: str = "en"
-    vocabulary: Vocabulary = "bpe"
-    vocab_size: int = 8000
-    joint: bool = True
-    codes: str | None = None  # subword-nmt's merges
-    dictionaries: tuple[str, ...] = ()  # fairseq's: one joined, or source and target
-    tokenized: bool = False  # the text is Moses-tokenised; scores are of the detokenised text
-    longest: int = 250  # tokens of a side; longer pairs are left out and counted
-    ratio: float = 0.0  # of the longer side to the shorter one, in tokens; 0: any
-    pool: int = 0  # pairs that are sorted by length together; 0: all
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How a translation is searched for; see `isograd.models.search.search`."""
-
-    beam: int = 5
-    length_penalty: float = 1.0
-    early_stopping: bool = False  # stop when `beam` hypotheses are finished, as fairseq and the papers do
-    extra: int = 50  # a hypothesis has at most `stretch` x source + `extra` tokens
-    stretch: float = 1.0
-    pairs: int = 500  # of the validation set that are translated for the BLEU during training; 0: none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How it is trained.
-
-    `batch` is the global batch in sequences, devices x accumulation x micro-batch; in a translation `tokens` is, the
-    larger side with its padding counted.
-    """
-
-    steps: int = 300
-    epochs: int = 0  # of a translation; 0: `steps` alone decides, else whichever ends first
-    batch: int = 16
-    tokens: int = 4096
-    accumulation: int = 1
-    lr: float = 1e-3
-    warmup: int = 0
-    first: First = "xiong"  # update t = 1, 2, .. runs at the rate of t ("xiong") or of t - 1 ("fairseq")
-    warmup_from: float = 0.0  # the rate before the warm-up
-    decay: Decay = "constant"
-    decay_to: float = 0.0  # the rate at the end of "linear", "polynomial" and "cosine"
-    decay_at: int = 0  # when "step" (to a tenth) or "inverse-sqrt" begins: an update, or an epoch if epochs is set
-    power: float = 1.0  # of "polynomial"
-    optimizer: Optimizer = "adam"
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    label_smoothing: float = 0.0
-    smoothing: Smoothing = "torch"  # eps/V on every class, or fairseq's eps/(V-1) on every other class
-    clip: float = 0.0  # 0: no clipping
-    precision: Precision = "fp32"
-    compile: bool = False
-    gradient_checkpointing: bool = False
-    fsdp: bool = False
-    probe_every: int = 10  # 0: no probe
-    checkpoint_every: int = 100  # 0: none; a killed run then starts anew
-    valid_sequences: int = 512
-    valid_every: int = 0  # updates between validations of a translation; 0: once per epoch
-    patience: int = 0  # validations without a lower loss after which training stops; 0: none
-    select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss, or an average
-    average: int = 5  # how many validated checkpoints "average" takes
-    track: tuple[Tracker, ...] = ()  # transformers' integrations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +24,7 @@ class Run:
     data: Data = field(default_factory=Data)
     pairs: Pairs = field(default_factory=Pairs)
     search: Search = field(default_factory=Search)
+    glue: Glue = field(default_factory=Glue)
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
@@ -167,11 +47,19 @@ class Run:
             _check_translation(self)
         elif t.batch % t.accumulation:
             raise RecipeError(f"training.batch={t.batch} does not divide by training.accumulation={t.accumulation}")
+        if self.task == "masked":
+            _check_masked(self.data)
+        if self.task == "classification":
+            _check_glue(self)
+        if self.task in _TEXT and not t.valid_every and (t.patience or t.select != "last"):
+            raise RecipeError("training.patience and training.select need training.valid_every, the updates in between")
+        if t.fsdp and t.select != "last":
+            raise RecipeError("training.fsdp=true needs training.select=last: weights lie in shards")
 
     @property
     def encoder_layers(self) -> int | None:
         """Layers of the encoder; None in a model of one tower."""
-        if self.task == "language":
+        if self.task != "translation":
             return None
         return self.model.layers if self.model.encoder_layers is None else self.model.encoder_layers
 
@@ -189,20 +77,41 @@ class Run:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
-_LANGUAGE = ("data.source", "data.valid", "data.field", "data.level", "data.vocab_size", "data.length")
-_TRANSLATION = ("epochs", "tokens", "smoothing", "valid_every", "patience", "select", "average")
-ONLY: dict[Task, tuple[str, ...]] = {  # keys that one task alone reads
-    "language": (*_LANGUAGE, "training.batch", "training.valid_sequences"),
-    "translation": (
-        "model.encoder_layers",
-        "model.share_embeddings",
-        *(f"pairs.{f.name}" for f in fields(Pairs)),
-        *(f"search.{f.name}" for f in fields(Search)),
-        *(f"training.{name}" for name in _TRANSLATION),
-    ),
+_TEXT: tuple[Task, ...] = ("language", "masked")
+_ROWS: tuple[Task, ...] = ("language", "masked", "classification")
+_EPOCHS: tuple[Task, ...] = ("translation", "classification")
+READ_BY: dict[str, tuple[Task, ...]] = {  # key, or section -> the tasks that read it; what is not here, all do
+    "model.encoder_layers": ("translation",),
+    "model.share_embeddings": ("translation",),
+    "data": _TEXT,
+    "data.seed": (*_ROWS, "translation"),
+    "data.packing": ("masked",),
+    "data.mask": ("masked",),
+    "data.mask_random": ("masked",),
+    "data.mask_kept": ("masked",),
+    "pairs": ("translation",),
+    "search": ("translation",),
+    "glue": ("classification",),
+    "training.batch": _ROWS,
+    "training.tokens": ("translation",),
+    "training.epochs": _EPOCHS,
+    "training.smoothing": ("translation",),
+    "training.valid_sequences": _TEXT,
+    "training.stop_when_broken": _TEXT,
 }
 _NOT_NEGATIVE = ("epochs", "warmup", "warmup_from", "decay_to", "decay_at", "power", "weight_decay", "clip", "eps")
 _COUNTS = ("probe_every", "checkpoint_every", "valid_sequences", "valid_every", "patience")
+
+
+def unread(task: str) -> list[str]:
+    """The dotted keys that other tasks read, and this one does not.
+
+    >>> "pairs.train" in unread("language"), "data.length" in unread("masked")
+    (True, False)
+    """
+    sections: list[tuple[str, Any]] = [(f.name, f.default_factory) for f in fields(Run)]
+    keys = [f"{name}.{f.name}" for name, of in sections if of is not MISSING for f in fields(of)]
+    return [key for key in keys if task not in READ_BY.get(key, READ_BY.get(key.split(".")[0], (task,)))]
 
 
 def _value(of: Any, key: str) -> Any:
@@ -217,13 +126,12 @@ def _at_least(run: Run, key: str, least: float) -> None:
 
 
 def _check_task(run: Run) -> None:
-    """What the other task reads must be at its default: set, it would change nothing."""
-    sections = {"model": Model(), "data": Data(), "pairs": Pairs(), "search": Search(), "training": Training()}
-    for task, keys in ONLY.items():
-        for key in keys if task != run.task else ():
-            section, name = key.split(".")
-            if _value(run, key) != getattr(sections[section], name):
-                raise RecipeError(f"{key} is read by task={task} only, and this is task={run.task}")
+    """What other tasks read must be at its default: set, it would change nothing."""
+    for key in unread(run.task):
+        section, name = key.split(".")
+        if _value(run, key) != getattr(type(getattr(run, section)), name):
+            tasks = " or ".join(READ_BY.get(key, READ_BY.get(section, ())))
+            raise RecipeError(f"{key} is read by task={tasks} only, and this is task={run.task}")
 
 
 def _check_training(t: Training) -> None:
@@ -250,7 +158,7 @@ def _check_training(t: Training) -> None:
 
 def _check_schedule(t: Training) -> None:
     """What the chosen decay does not read must be at its default."""
-    reads: dict[str, tuple[Decay, ...]] = {
+    reads: dict[str, tuple[str, ...]] = {
         "decay_to": ("linear", "polynomial", "cosine"),
         "decay_at": ("step", "inverse-sqrt"),
         "power": ("polynomial",),
@@ -288,5 +196,37 @@ def _check_translation(run: Run) -> None:
         raise RecipeError("pairs.dictionaries takes one joined file with pairs.joint=true, and two files without")
     if 0 < pairs.ratio < 1:
         raise RecipeError(f"pairs.ratio={pairs.ratio} must be at least 1 (longer side to shorter), or 0 for any")
-    if run.training.fsdp and (run.search.pairs or run.training.select != "last"):
-        raise RecipeError("training.fsdp=true needs search.pairs=0 and training.select=last: weights lie in shards")
+    if run.training.fsdp and run.search.pairs:
+        raise RecipeError("training.fsdp=true needs search.pairs=0: weights lie in shards")
+
+
+def _check_masked(data: Data) -> None:
+    if not 0 < data.mask <= 1:
+        raise RecipeError(f"data.mask={data.mask} must be above 0 and at most 1: what is not masked is not predicted")
+    for key in ("mask_random", "mask_kept"):
+        if not 0 <= getattr(data, key) <= 1:
+            raise RecipeError(f"data.{key}={getattr(data, key)} must be in [0, 1]")
+    if data.mask_random + data.mask_kept > 1:
+        raise RecipeError(
+            f"data.mask_random={data.mask_random} and data.mask_kept={data.mask_kept} are above 1 together"
+        )
+    if data.length < 4:
+        raise RecipeError(f"data.length={data.length} leaves no room beside <s> and </s>; it must be at least 4")
+
+
+def _check_glue(run: Run) -> None:
+    glue = run.glue
+    if glue.model is None:
+        raise RecipeError(
+            "glue.model is missing: the pre-trained model's folder (glue.scratch=true takes its shape alone)"
+        )
+    if not 0 <= glue.warmup < 1:
+        raise RecipeError(f"glue.warmup={glue.warmup} is a share of all updates; it must be in [0, 1)")
+    if run.training.warmup:
+        raise RecipeError("training.warmup is told by glue.warmup in task=classification, as a share of all updates")
+    if glue.length < 8:
+        raise RecipeError(f"glue.length={glue.length} must be at least 8")
+    for key in ("dropout", "attention_dropout"):
+        value = getattr(glue, key)
+        if value is not None and not 0 <= value < 1:
+            raise RecipeError(f"glue.{key}={value} must be in [0, 1)")

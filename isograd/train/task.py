@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.models.config import TERMS
 from isograd.placement import UnknownPlacement
+from isograd.train.metrics import OutcomeName
 from isograd.train.run import RecipeError, Run
 
 
@@ -39,6 +40,10 @@ class Task(ABC):
     samples: Dataset[Any]
 
     @abstractmethod
+    def __init__(self, run: Run, corpus: Any = None) -> None:
+        """Load what the run names, or take `corpus`, that of another run on the same data."""
+
+    @abstractmethod
     def config(self) -> IsogradConfig:
         """The model's configuration.
 
@@ -61,6 +66,15 @@ class Task(ABC):
     @abstractmethod
     def validate(self, model: nn.Module) -> dict[str, float | None]:
         """What is measured on held-out text: "loss" (nats per token) at least; None where there is none."""
+
+    @abstractmethod
+    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
+        """What goes into outcome.json.
+
+        Args:
+            held_out: `validate` of the weights that are kept.
+            outcome: by the losses of the training, as `metrics.judge` says.
+        """
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

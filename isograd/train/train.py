@@ -1,15 +1,15 @@
 """From a run to its folder: build, calibrate, train, judge, write. Started again, it goes on where it was."""
 
 import json
-import math
 import platform
 import shutil
 import statistics
 import time
 import traceback
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -21,19 +21,15 @@ from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Tower
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import calibrate
-from isograd.train.callbacks import Log, Observe, Progress
+from isograd.train.callbacks import Log, Observe, Progress, StopWhenBroken
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
-from isograd.train.language import LanguageModelling
 from isograd.train.lock import alone
-from isograd.train.metrics import finite, judge, judge_blind, keep_until, read_rows, write_json
+from isograd.train.metrics import finite, judge, keep_until, lr_reached, read_rows, write_json
 from isograd.train.optim import schedule_of
 from isograd.train.run import RecipeError, Run
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
-
-if TYPE_CHECKING:
-    from isograd.train.translation import Translation
 
 ENDED = ("finished", "diverged", "collapsed")
 
@@ -119,14 +115,21 @@ def load_task(run: Run, corpus: Any = None) -> Task:
     return task
 
 
-def _task_of(run: Run) -> type[LanguageModelling] | type["Translation"]:
-    if run.task == "language":
-        return LanguageModelling
+def _task_of(run: Run) -> type[Task]:
+    module, name, extra = _TASKS[run.task]
     try:
-        from isograd.train.translation import Translation
+        found: type[Task] = getattr(import_module(f"isograd.train.{module}"), name)
     except ImportError as error:
-        raise RecipeError(f"task=translation needs {error.name}; pip install 'isograd[mt]'") from error
-    return Translation
+        raise RecipeError(f"task={run.task} needs {error.name}; pip install 'isograd[{extra}]'") from error
+    return found
+
+
+_TASKS = {  # module, class, and the extra that it may want
+    "language": ("language", "LanguageModelling", "data"),
+    "masked": ("masked", "MaskedLanguageModelling", "data"),
+    "translation": ("translation", "Translation", "mt"),
+    "classification": ("classification", "Classification", "eval"),
+}
 
 
 def check_text(folder: Path, task: Task) -> None:
@@ -166,8 +169,10 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     trainer = IsogradTrainer(run, model, task.samples, folder / "checkpoints", task.updates_per_epoch)
     log = Log(trainer, folder, progress=progress)
     trainer.add_callback(log)
-    if run.task != "language":
+    if task.updates_per_epoch or run.training.valid_every:
         trainer.add_callback(Validate(trainer, task, folder, report))
+    if run.training.stop_when_broken:
+        trainer.add_callback(StopWhenBroken(folder))
     trainer.add_callback(Seal(trainer, folder / "checkpoints"))
     if run.training.probe_every:
         trainer.add_callback(Observe(trainer, folder, run.training.probe_every))
@@ -185,41 +190,31 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         for name in ("checkpoints", WEIGHTS):
             shutil.rmtree(folder / name, ignore_errors=True)
     rows = read_rows(folder / "quantities.jsonl")
+    tower = towers_of(model.config)[-1]
     return outcome | {
         "steps": trainer.state.global_step,
         "unigram_entropy": task.unigram_entropy,
-        "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1]),
-        "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50]),
+        "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1], tower),
+        "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50], tower),
         "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
 def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]:
-    """Outcome and losses, of the weights that are kept.
-
-    A translation is judged by its held-out loss, since the loss in training is smoothed: it has collapsed where that
-    is no lower than what the frequencies of tokens give, at all places or at each.
-    """
-    name, final = judge([row["loss"] for row in _losses(folder)], task.unigram_entropy)
+    """Outcome and losses, of the weights that are kept."""
+    rows = _losses(folder)
+    name, final = judge([row["loss"] for row in rows], task.unigram_entropy)
     outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
+    if task.run.training.stop_when_broken:
+        outcome |= lr_reached(rows)
     if name == "diverged":
         return outcome
-    if task.run.task == "language":
-        return outcome | {"validation_loss": task.validate(trainer.model)["loss"]}
     steps = take_chosen(trainer, task, folder)
-    held_out = next((r for r in read_rows(folder / ROWS) if [r["step"]] == steps), None)
-    held_out = held_out or task.validate(trainer.model)
-    loss = math.nan if held_out["loss"] is None else held_out["loss"]
-    return {
-        "outcome": judge_blind(loss, task.blind_loss, task.unigram_entropy),
-        "final_loss": final,
-        "blind_loss": task.blind_loss,
-        "validation_loss": loss,
-        "perplexity": held_out["perplexity"],
-        "bleu": held_out["bleu"],
-        "kept_steps": steps,
-    }
+    validated = read_rows(folder / ROWS)
+    held_out = next((row for row in validated if [row["step"]] == steps), None)
+    outcome |= task.judged(held_out or task.validate(trainer.model), name)
+    return outcome | ({"kept_steps": steps} if validated else {})
 
 
 def _model(task: Task, checkpoint: Path | None) -> IsogradPreTrainedModel:
@@ -236,8 +231,8 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
     """What was built: formulas, the numbers of every site, sizes, data."""
     config = model.config
     entry = config.entry()
-    towers: list[Tower] = ["decoder"] if config.encoder_layers is None else ["encoder", "decoder"]
-    sites = [row for tower in towers for row in numbers(entry, config.depths(tower)[0], tower, config.depths(tower)[1])]
+    towers = ((tower, *config.depths(tower)) for tower in towers_of(config))
+    sites = [row for tower, layers, other in towers for row in numbers(entry, layers, tower, other)]
     return {
         "placement": task.run.model.placement,
         "formulas": formulas(entry),
@@ -253,6 +248,13 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "steps": task.run.training.steps,
         "data": task.facts(),
     }
+
+
+def towers_of(config: IsogradConfig) -> list[Tower]:
+    """In the order in which text runs through them."""
+    if config.encoder_layers is not None:
+        return ["encoder", "decoder"]
+    return ["decoder"] if config.is_decoder else ["encoder"]
 
 
 def provenance() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from isograd.data.token_batches import TokenBatches
 from isograd.evaluate.scores import score
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 from isograd.models.search import translate_ids
+from isograd.train.metrics import OutcomeName, judge_blind
 from isograd.train.run import RecipeError, Run
 from isograd.train.task import Task, config_from, with_steps
 from isograd.transformer.loss import IGNORE
@@ -105,6 +106,20 @@ class Translation(Task):
         loss = self._loss(model)
         bleu = self._bleu(model) if self.run.search.pairs and math.isfinite(loss) else None
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bleu": bleu}
+
+    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
+        """By the held-out loss, since the loss in training is smoothed.
+
+        It has collapsed where that is no lower than what the frequencies of tokens give, at all places or at each.
+        """
+        loss = math.nan if held_out["loss"] is None else held_out["loss"]
+        return {
+            "outcome": judge_blind(loss, self.blind_loss, self.unigram_entropy),
+            "blind_loss": self.blind_loss,
+            "validation_loss": loss,
+            "perplexity": held_out["perplexity"],
+            "bleu": held_out["bleu"],
+        }
 
     @torch.no_grad()
     def _loss(self, model: nn.Module) -> float:

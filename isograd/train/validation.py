@@ -1,6 +1,7 @@
 """Validation during training: a row and the weights each time, when to stop, and which weights are kept."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,21 @@ class Validate(TrainerCallback):
         self.folder = folder
         self.report = report
         self.every = updates_between(task)
+        self._seconds = 0.0  # of training, validations left out
+        self._since = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        rows = read_rows(self.folder / ROWS)
+        self._seconds = (rows[-1].get("seconds") or 0.0) if rows else 0.0
+        self._since = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         step, t = state.global_step, self.task.run.training
         if step % self.every and step != state.max_steps:
             return control
-        row = {"step": step, "epoch": self._epoch(step), **self.task.validate(self.trainer.model)}
+        self._seconds += time.perf_counter() - self._since
+        row = {"step": step, "epoch": self._epoch(step), "seconds": round(self._seconds, 3)}
+        row |= self.task.validate(self.trainer.model)
         if self.trainer.is_world_process_zero():
             append_rows(self.folder / ROWS, [row])
         self.trainer.accelerator.wait_for_everyone()
@@ -50,6 +60,7 @@ class Validate(TrainerCallback):
         if t.patience and since_best(rows) >= t.patience:
             control.should_training_stop = True
             control.should_save = False  # a training that goes on after a kill would go on from here
+        self._since = time.perf_counter()
         return control
 
     def _epoch(self, step: int) -> float | None:

@@ -51,7 +51,7 @@ def make_layers(
 
 
 class InputEmbedding(nn.Module):
-    """dropout(norm(scale * E[token] + P[position])): scale sqrt(d) or 1, the norm only where configured."""
+    """dropout(norm(scale * E[token] + P[position] + T[type])): scale sqrt(d) or 1, norm and types where configured."""
 
     def __init__(self, config: Any, vocab_size: int) -> None:
         super().__init__()
@@ -59,12 +59,18 @@ class InputEmbedding(nn.Module):
         self.scale = width**0.5 if config.scale_embedding else 1.0
         self.tokens = Embedding(vocab_size, width, padding_idx=config.pad_token_id)
         self.positions = make_positions(config)
+        self.types = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm = make_norm(Norm() if config.embedding_norm else None, width, config)
         self.drop = make_dropout(config.embedding_dropout)
 
-    def forward(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
-        """Token vectors (batch, time, width), unscaled, and ids (batch, time) -> what the first layer reads."""
+    def forward(self, vectors: Tensor, position_ids: Tensor, type_ids: Tensor | None = None) -> Tensor:
+        """Token vectors (batch, time, width), unscaled, and ids (batch, time) -> what the first layer reads.
+
+        Without `type_ids` all are of type 0.
+        """
         x = vectors if self.scale == 1.0 else vectors * self.scale
         if self.positions is not None:
             x = x + self.positions(position_ids).to(x.dtype)
+        if self.types is not None:
+            x = x + (self.types.weight[0] if type_ids is None else self.types(type_ids))
         return self.drop(self.norm(x))

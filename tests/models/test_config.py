@@ -43,6 +43,8 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("encoder_vocab_size", 50, "seq2seq", {}),
     ("share_encoder_embeddings", True, "seq2seq", {}),
     ("is_decoder", True, "classify", {}),
+    ("type_vocab_size", 2, "masked", {}),
+    ("next_sentence", True, "masked", {}),
     *[("placement", name, "causal", {}) for name in CATALOGUE if name != "pre-ln"],
     *[("hidden_act", name, "causal", {}) for name in ACTIVATIONS if name != "gelu"],
     *[("norm", name, "causal", {}) for name in NORMS if name != "layernorm"],

@@ -29,11 +29,11 @@ def text_file() -> Path:
     return path
 
 
-def small(name: str | None = None, seed: int = 0, **sections: dict[str, Any]) -> Run:
-    """The small recipe, with keys of `model`, `data` and `training` replaced."""
+def small(name: str | None = None, seed: int = 0, task: str = "language", **sections: dict[str, Any]) -> Run:
+    """The small recipe of a language model, with keys of `model`, `data` and `training` replaced."""
     content: dict[str, Any] = {part: SMALL[part] | sections.get(part, {}) for part in SMALL}
     content["data"] = {"source": str(text_file())} | content["data"]
-    return run_from_dict({"name": name, "seed": seed, **content})
+    return run_from_dict({"name": name, "seed": seed, "task": task, **content})
 
 
 WORDS = ("one two three four five six seven eight nine ten", "eins zwei drei vier fünf sechs sieben acht neun zehn")

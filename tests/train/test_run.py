@@ -11,7 +11,8 @@ import pytest
 from isograd.train.language import LanguageModelling
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import known_keys, load_run, run_from_dict
-from isograd.train.run import Data, Model, Pairs, RecipeError, Run, Search, Training
+from isograd.train.run import RecipeError, Run
+from isograd.train.sections import Data, Glue, Model, Pairs, Search, Training
 from isograd.train.train import load_task
 from isograd.train.trainer import IsogradTrainer, arguments, check_machine
 from isograd.train.validation import Validate
@@ -146,7 +147,15 @@ OTHER: dict[str, Any] = {
     "training.weight_decay": 0.1, "training.label_smoothing": 0.1, "training.clip": 1.0, "training.precision": "bf16",
     "training.compile": True, "training.gradient_checkpointing": True, "training.fsdp": True,
     "training.probe_every": 3, "training.checkpoint_every": 3, "training.valid_sequences": 1,
-    "training.track": ["wandb"],
+    "training.track": ["wandb"], "training.valid_every": 4, "training.patience": 1, "training.select": "best",
+    "training.average": 3, "training.stop_when_broken": True, "data.documents": "blank-line",
+}  # fmt: skip
+OF_A_MASKED: dict[str, Any] = {
+    "data.packing": "segment-pair", "data.mask": 0.5, "data.mask_random": 0.5, "data.mask_kept": 0.5,
+}  # fmt: skip
+OF_A_CLASSIFICATION: dict[str, Any] = {
+    "glue.task": "rte", "glue.source": "other", "glue.model": "other", "glue.scratch": True, "glue.length": 9,
+    "glue.warmup": 0.5, "glue.dropout": 0.2, "glue.attention_dropout": 0.2, "glue.keep": True,
 }  # fmt: skip
 OF_A_TRANSLATION: dict[str, Any] = {
     "model.encoder_layers": 3, "model.share_embeddings": False,
@@ -156,13 +165,13 @@ OF_A_TRANSLATION: dict[str, Any] = {
     "pairs.pool": 5, "search.beam": 3, "search.length_penalty": 0.6,
     "search.early_stopping": True, "search.extra": 7, "search.stretch": 2.0,
     "search.pairs": 2, "training.epochs": 1, "training.tokens": 128, "training.smoothing": "fairseq",
-    "training.valid_every": 4, "training.patience": 1, "training.select": "best", "training.average": 3,
     "training.first": "fairseq", "training.warmup_from": 1e-4, "training.decay_to": 1e-4, "training.decay_at": 5,
     "training.power": 2.0,
 }  # fmt: skip
 READ_BY_BOTH = {f"training.{name}" for name in ("first", "warmup_from", "decay_to", "decay_at", "power")}
 DEFAULT_THERE = {"model.share_embeddings", "pairs.vocabulary"}  # the other value is the other task's default
-OWN = [key for key in OF_A_TRANSLATION if key not in READ_BY_BOTH | DEFAULT_THERE]
+VALUES = OTHER | OF_A_MASKED | OF_A_CLASSIFICATION | OF_A_TRANSLATION
+OWN = [key for key in VALUES if key not in READ_BY_BOTH | DEFAULT_THERE | set(OTHER)]
 NEEDS: dict[str, dict[str, dict[str, Any]]] = {  # what else must be set for a key to be read
     "model.share_embeddings": {"training": {"steps": 3}},
     "pairs.vocab_size": {"pairs": {"vocabulary": "bpe"}},
@@ -170,7 +179,9 @@ NEEDS: dict[str, dict[str, dict[str, Any]]] = {  # what else must be set for a k
     "pairs.codes": {"pairs": {"vocabulary": "subword-nmt", "codes": "some.codes"}},
     "pairs.dictionaries": {"pairs": {"vocabulary": "subword-nmt", "codes": "some.codes"}},
     "training.epochs": {"training": {"steps": 40}},
-    "training.average": {"training": {"select": "average"}},
+    "training.average": {"training": {"select": "average", "valid_every": 3}},
+    "training.patience": {"training": {"valid_every": 3}},
+    "training.select": {"training": {"valid_every": 3}},
     "training.first": {"training": {"warmup": 4}},
     "training.warmup_from": {"training": {"warmup": 4}},
     "training.decay_to": {"training": {"decay": "linear"}},
@@ -195,8 +206,9 @@ def test_one_source_of_pairs_needs_no_brackets() -> None:
 
 
 def test_the_tables_hold_every_key() -> None:
-    assert {*OTHER, *OF_A_TRANSLATION, "task"} == set(known_keys()) and not set(OTHER) & set(OF_A_TRANSLATION)
-    sections = {"model": Model, "data": Data, "pairs": Pairs, "search": Search, "training": Training}
+    tables = (OTHER, OF_A_MASKED, OF_A_CLASSIFICATION, OF_A_TRANSLATION)
+    assert {*VALUES, "task"} == set(known_keys()) and sum(map(len, tables)) == len(VALUES)
+    sections = {"model": Model, "data": Data, "pairs": Pairs, "search": Search, "glue": Glue, "training": Training}
     expected = {f"{s}.{f.name}" for s, of in sections.items() for f in dataclasses.fields(of)}
     assert set(known_keys()) == expected | {"name", "task", "seed"}
 
@@ -204,17 +216,22 @@ def test_the_tables_hold_every_key() -> None:
 def base(key: str) -> Run:
     """A run in which the key is read."""
     if key in OTHER:
-        return small()
+        return small(**NEEDS.get(key, {}))
+    if key in OF_A_MASKED:
+        parts = {"source": "parts.txt", "documents": "blank-line"} if key == "data.packing" else {}
+        return small("masked", task="masked", data=parts)
+    if key in OF_A_CLASSIFICATION:
+        return run_from_dict({"task": "classification", "glue": {"model": "somewhere"}})
     given = NEEDS.get(key, {})
     shared = {"share_embeddings": key == "model.share_embeddings"}
     return small_translation(**given | {"model": shared | given.get("model", {})})
 
 
-@pytest.mark.parametrize("key", [*OTHER, *OF_A_TRANSLATION])
+@pytest.mark.parametrize("key", [*VALUES])
 def test_round_trip_and_key(key: str) -> None:
     """as_dict and back is the same run; the key changes with everything but the name."""
     one = base(key)
-    other = changed(one, key, (OTHER | OF_A_TRANSLATION)[key])
+    other = changed(one, key, VALUES[key])
     assert run_from_dict(other.as_dict()) == other != one
     assert (other.key() == one.key()) == (key == "name")
     assert len(one.key()) == 10 and int(one.key(), 16) >= 0
@@ -224,7 +241,7 @@ def test_round_trip_and_key(key: str) -> None:
 def test_what_the_other_task_reads_is_refused(key: str) -> None:
     other = small_translation() if key in OTHER else small()
     with pytest.raises(RecipeError, match=f"{key}.* is read by task"):
-        changed(other, key, (OTHER | OF_A_TRANSLATION)[key])
+        changed(other, key, VALUES[key])
 
 
 def built(run: Run, folder: Path) -> dict[str, Any]:
@@ -244,7 +261,7 @@ def built(run: Run, folder: Path) -> dict[str, Any]:
         "smoothing": trainer.smoothing,
         "order": [{k: v.tolist() for k, v in made[i].items()} for i in range(len(made))],
         "facts": facts,
-        "valid": task.corpus.valid.tolist() if run.task == "language" else list(task.corpus.valid_lines),
+        "valid": task.corpus.valid.tolist() if run.task in ("language", "masked") else list(task.corpus.valid_lines),
         "every": Validate(trainer, task, folder).every,
     }
 
@@ -258,16 +275,18 @@ ELSEWHERE = {  # keys that act in the training loop itself; test -> where they a
     "search.length_penalty": "test_translation", "search.extra": "test_translation",
     "search.early_stopping": "test_translation",
     "search.stretch": "test_translation", "pairs.tokenized": "test_translation",
-    "training.fsdp": "test_distributed", "training.compile": "test_numbers",
+    "training.fsdp": "test_distributed", "training.stop_when_broken": "test_text",
+     "training.compile": "test_numbers",
 }  # fmt: skip
 CODES = "#version: 0.2\no n\n"
 
 
 @pytest.mark.filterwarnings("ignore")  # what is only named here says that it is not used
-@pytest.mark.parametrize("key", [k for k in (*OTHER, *OF_A_TRANSLATION) if k not in ELSEWHERE])
+@pytest.mark.parametrize("key", [k for k in VALUES if k not in {*ELSEWHERE, *OF_A_CLASSIFICATION}])
 def test_every_key_changes_what_is_built(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.txt").write_text("another text, of other words\n" * 40)
+    Path("parts.txt").write_text("one document\n\nand another one\n\n" * 40)
     rows = [f'{{"text": "{"one " * 90}", "body": "{"two " * 90}"}}\n']
     Path("rows.jsonl").write_text("".join(rows))
     Path("some.codes").write_text(CODES)
@@ -280,10 +299,11 @@ def test_every_key_changes_what_is_built(key: str, tmp_path: Path, monkeypatch: 
             prefix.with_suffix(".fr").write_text(prefix.with_suffix(".de").read_text()[::-1].strip() + "\n")
     one = base(key)
     data = {"level": "bpe"} if key == "data.vocab_size" else {"source": "rows.jsonl"} if key == "data.field" else {}
+    data |= {"source": "parts.txt"} if key == "data.documents" else {}
     model = {"start": "normal"} if key == "model.initializer_range" else {}
-    if key in OTHER:
+    if key in OTHER and (data or model):
         one = small(data=data, model=model)
-    first, second = (built(run, tmp_path) for run in (one, changed(one, key, (OTHER | OF_A_TRANSLATION)[key])))
+    first, second = (built(run, tmp_path) for run in (one, changed(one, key, VALUES[key])))
     assert first != second
 
 

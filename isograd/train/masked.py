@@ -1,0 +1,68 @@
+"""Masked language modelling (BERT, RoBERTa): some tokens of a sequence from all the others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from isograd.data.masking import MaskedSequences, Masking, SegmentPairs
+from isograd.data.tokenizers import MASK, SPECIAL
+from isograd.models import IsogradConfig, IsogradForMaskedLM
+from isograd.train.language import OnText
+from isograd.train.metrics import OutcomeName, judge
+
+
+class MaskedLanguageModelling(OnText):
+    """See `Task`. With `data.packing=segment-pair` the model has token types and BERT's second head."""
+
+    samples: MaskedSequences | SegmentPairs
+
+    @property
+    def pairs(self) -> bool:
+        return self.run.data.packing == "segment-pair"
+
+    def config(self) -> IsogradConfig:
+        config = super().config()
+        config.type_vocab_size, config.next_sentence = (2, True) if self.pairs else (0, False)
+        return config
+
+    def build(self, config: IsogradConfig) -> IsogradForMaskedLM:
+        return IsogradForMaskedLM(config)
+
+    def tokens_per_update(self) -> float:
+        """Tokens read, predicted or not."""
+        return self.run.training.batch * self.run.data.length
+
+    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
+        """Where the loss in training holds that of the second head, too, the held-out one decides."""
+        loss = held_out["loss"]
+        if self.pairs and outcome != "diverged" and loss is not None:
+            outcome = judge([loss], self.unigram_entropy)[0]
+        return {"outcome": outcome, "validation_loss": loss}
+
+    def _targets(self, rows: Mapping[str, Tensor]) -> int:
+        return len(rows["masked_positions"])
+
+    def _measured(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: value for name, value in rows.items() if name != "next_sentence_label"}
+
+    def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> MaskedSequences | SegmentPairs:
+        data, vocabulary = self.run.data, self.corpus.tokenizer.get_vocab()
+        masking = Masking(mask=vocabulary[MASK], rate=data.mask, random=data.mask_random, kept=data.mask_kept)
+        ends = {"begin": vocabulary[SPECIAL["bos_token"]], "end": vocabulary[SPECIAL["eos_token"]]}
+        if not self.pairs:
+            return MaskedSequences(ids, data.length, masking, **ends, samples=samples, seed=seed)
+        pad, word = vocabulary[SPECIAL["pad_token"]], begins_a_word(self.corpus.tokenizer)
+        return SegmentPairs(ids, data.length, masking, **ends, pad=pad, word=word, samples=samples, seed=seed)
+
+    def _held_out(self) -> MaskedSequences | SegmentPairs | None:
+        if len(self.corpus.valid) < self.run.data.length:
+            return None
+        return self._sequences(self.corpus.valid, None, None)
+
+
+def begins_a_word(tokenizer: Tokenizer) -> np.ndarray:
+    """For each id whether its text begins with a space or an end of line."""
+    return np.array([tokenizer.decode([i])[:1].isspace() for i in range(tokenizer.get_vocab_size())])
