@@ -18,6 +18,7 @@ VERBS = {
     "train": "train one model from a recipe",
     "translate": "translate lines of stdin with a trained model",
     "evaluate": "score a trained model on held-out data",
+    "report": "tables and figures of trained runs, from their folders",
     "list": "the catalogue of placements",
     "show": "one placement: its formulas with their numbers",
 }

@@ -35,6 +35,7 @@ def print_table(folders: Sequence[Path], report: Path) -> None:
 _GRADIENT = "mean |gradient| of W_2, first layer over last, at step 1 → at the end"
 _LEGEND = {
     "language": f"losses in nats; g1/gL: {_GRADIENT}",
+    "masked": f"losses in nats per masked token; g1/gL: {_GRADIENT}",
     "translation": f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {_GRADIENT}",
 }
 

@@ -7,6 +7,7 @@ dash per arm throughout, safe for colour-blind readers (Okabe and Ito's set, yel
 import io
 import os
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+# by depth, from first to last: blue to orange, through a grey that is as far from a white page as from a dark one
+DEPTH = LinearSegmentedColormap.from_list("depth", ("#1673c4", "#8b9097", "#e08300"))
 INK = "#0a0b0c"  # stands for currentColor in the SVG
 
 
@@ -29,6 +33,11 @@ def style(index: int) -> dict[str, Any]:
         "linestyle": DASHES[index % len(DASHES)],
         "linewidth": 1.8,
     }
+
+
+def shade(part: float) -> str:
+    """The colour of a layer at this part of the depth, from 0 to 1."""
+    return to_hex(DEPTH(float(part)))  # an int would be taken for a place in a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +72,21 @@ def widen(axes: Axes, least: float) -> None:
         axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
 
 
-def drawing(panels: int, height: float, sharey: bool = False) -> Drawing:
-    """Empty panels, at most two beside each other, each row `height` inches high."""
-    columns = min(panels, 2)
+def drawing(panels: int, height: float, sharey: bool = False, beside: int = 2) -> Drawing:
+    """Empty panels, at most `beside` of them beside each other, each row `height` inches high."""
+    columns = min(panels, beside)
     rows = -(-panels // columns)
     figure = Figure(figsize=(8.4, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey).flatten()
     for axes in grid[panels:]:
         axes.set_axis_off()
     return Drawing(figure=figure, panels=list(grid[:panels]))
+
+
+def heading(axes: Axes, title: str, columns: int = 2) -> None:
+    """A panel's title, in as many lines as it takes beside the others of `columns`. A name is no formula."""
+    lines = textwrap.wrap(title, 108 // columns) or [""]
+    axes.set_title("\n".join(lines).replace("$", r"\$"), fontsize=9, color=INK)
 
 
 def label(axes: Axes, x: str, y: str) -> None:
@@ -125,6 +140,8 @@ def _saved(figure: Figure, salt: str, fonts: str) -> bytes:
 
 def _legend(drawn: Drawing) -> None:
     """One legend below all panels, as many columns as the longest label leaves room for."""
+    if drawn.figure.legends:  # drawn before, for the page or for a file
+        return
     entries: dict[str, Any] = {}
     for axes in drawn.panels:
         entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -135,7 +152,7 @@ def _legend(drawn: Drawing) -> None:
     drawn.figure.set_figheight(drawn.figure.get_figheight() + 0.17 * max(0, lines - 2))  # panels keep their height
     drawn.figure.legend(
         entries.values(),
-        [name.replace("$", r"\$") for name in entries],  # a name is no formula
+        [entry.replace("$", r"\$") for entry in entries],  # a name is no formula
         loc="outside lower center",
         ncols=beside,
         fontsize=8.5,

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from isograd.report.canvas import INK, Drawing, drawing, label, log, style, widen
+from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, shade, style, widen
 from isograd.report.runs import ArmFiles, Curve, at_end, at_start, towers
 
 _LEVEL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
@@ -72,11 +72,44 @@ def ratio_curves(arms: Sequence[ArmFiles]) -> Drawing:
             axes.plot(*arm.ratio("gradient_mean_abs", "ffn", tower), label=arm.label, **style(i))
         axes.axhline(1.0, **_LEVEL)
         if len(both) > 1:
-            axes.set_title(tower, fontsize=9, color=INK)
+            heading(axes, tower)
         label(axes, "step", "first / last layer" if tower == both[0] else "")
     for axes in drawn.panels:
         log(axes)
     return drawn
+
+
+def gradient_histories(arms: Sequence[ArmFiles]) -> Drawing | None:
+    """mean |gradient| of W_2 in each layer through training, a panel per arm on one scale; None where there is none.
+
+    In the manner of Shleifer et al. 2021, figure 3.
+    """
+    both = towers(arms)
+    found = [(arm, tower, arm.histories("gradient_mean_abs", "ffn", tower)) for arm in arms for tower in both]
+    shown = [(arm, tower, layers) for arm, tower, layers in found if layers]
+    if not shown:
+        return None
+    drawn = drawing(len(shown), height=3.2, sharey=True, beside=2 if len(both) > 1 else 3)
+    for axes, (arm, tower, layers) in zip(drawn.panels, shown, strict=True):
+        last, place = max(layers), axes.get_subplotspec()
+        for layer, line in layers.items():
+            part = (layer - 1) / max(1, last - 1)
+            axes.plot(*line, label=_ENDS.get(part, ""), **_of_depth(part))
+        heading(axes, arm.label if len(both) == 1 else f"{arm.label}, {tower}", columns=min(3, len(shown)))
+        label(axes, "step", "mean |gradient| of W₂" if place and place.is_first_col() else "")
+    for axes in drawn.panels:
+        log(axes)
+    return drawn
+
+
+_ENDS = {0.0: "first layer", 1.0: "last layer"}
+
+
+def _of_depth(part: float) -> dict[str, Any]:
+    """The look of a layer at this part of the depth, 0 the first and 1 the last, which stand out."""
+    end = part in _ENDS
+    look: dict[str, Any] = {"color": shade(part), "linewidth": 2.0 if end else 0.9, "zorder": 3 if end else 2}
+    return look | {"linestyle": (0, (4, 1.5)) if part == 1 else "-"}
 
 
 COEFFICIENTS = {  # those that only a decoder has behind the others, so that towers stand side by side
@@ -92,10 +125,14 @@ COEFFICIENTS = {  # those that only a decoder has behind the others, so that tow
 
 
 def coefficients(arms: Sequence[ArmFiles]) -> Drawing | None:
-    """Learned coefficients by layer, thin at the start and bold at the end; None when no arm has any."""
+    """Learned coefficients by layer, thin at the start and bold at the end; None when no arm has any.
+
+    A coefficient of many values (a norm's gains, the heads of a layer) is drawn as their mean, with a band from the
+    lowest to the highest at the end.
+    """
     both = towers(arms)
     places = [(name, kind, tower) for name, kind in COEFFICIENTS for tower in both]
-    shown = [(name, kind, tower) for name, kind, tower in places if _learned(arms, name, kind, tower)]
+    shown = [place for place in places if _learned(arms, *place)]
     if not shown:
         return None
     drawn = drawing(len(shown), height=3.3 if len(shown) <= 4 else 2.7)
@@ -104,6 +141,8 @@ def coefficients(arms: Sequence[ArmFiles]) -> Drawing | None:
             end = arm.profile(name, kind, at_end, tower)
             if not end[0]:
                 continue
+            (layers, low), (_, high) = (arm.profile(f"{name}_{of}", kind, at_end, tower) for of in ("min", "max"))
+            axes.fill_between(layers, low, high, color=style(i)["color"], alpha=0.16, linewidth=0)
             axes.plot(*arm.profile(name, kind, at_start, tower), **(style(i) | {"linewidth": 0.9, "alpha": 0.6}))
             axes.plot(*end, label=arm.label, marker="o", markersize=2.6, **style(i))
         widen(axes, 0.05)
@@ -135,7 +174,7 @@ def _profiles(arms: Sequence[ArmFiles], name: str, title: str) -> Drawing:
         for i, arm in enumerate(arms):
             line = arm.profile(name, "ffn", when, tower)
             axes.plot(*line, label=arm.label, marker="o", markersize=2.6, **style(i))
-        axes.set_title(moment if len(both) == 1 else f"{tower}, {moment}", fontsize=9, color=INK)
+        heading(axes, moment if len(both) == 1 else f"{tower}, {moment}")
         label(axes, "layer" if tower == both[-1] else "", title if when is at_start else "")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in drawn.panels:

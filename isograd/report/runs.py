@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,14 @@ class RunFiles:
     metrics: list[Row]
     quantities: list[Row]
     validation: list[Row]
+
+    @cached_property
+    def by_place(self) -> dict[tuple[str | None, str | None], list[Row]]:
+        """The rows of quantities by kind and tower; None for what a row does not name."""
+        places: dict[tuple[str | None, str | None], list[Row]] = {}
+        for row in self.quantities:
+            places.setdefault((row.get("kind"), row.get("tower")), []).append(row)
+        return places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +81,22 @@ class ArmFiles:
                 by_step.setdefault(step, []).append(loss)
         return _over_seeds([([step], by_step[step]) for step in sorted(by_step)])
 
-    def validation(self, name: str) -> Curve:
-        """Epochs (else steps), and a number of the first, second, ... validation over the seeds that got so far."""
-        x = "epoch" if self.in_epochs else "step"
+    def validation(self, name: str, x: str | None = None) -> Curve:
+        """Where, and a number of the first, second, ... validation over the seeds that got so far.
+
+        Args:
+            x: "step", "seconds" or "epoch"; None: epochs where they are known, else steps.
+        """
+        x = x or ("epoch" if self.in_epochs else "step")
         points = []
         for rows in zip_longest(*(run.validation for run in self.runs)):
-            known = [row for row in rows if row is not None and row.get(name) is not None]
+            known = [row for row in rows if row is not None and None not in (row.get(name), row.get(x))]
             if known:
                 points.append(([row[x] for row in known], [row[name] for row in known]))
         return _over_seeds(points)
 
     def profile(
-        self, name: str, kind: str, when: Callable[[int, int], bool], tower: str = "decoder"
+        self, name: str, kind: str, when: Callable[[int, int], bool], tower: str
     ) -> tuple[list[int], list[float]]:
         """Layers, and the mean of a quantity over seeds and over the steps that `when(step, last)` picks."""
         by_layer: dict[int, list[float]] = {}
@@ -95,7 +108,18 @@ class ArmFiles:
         layers = sorted(by_layer)
         return layers, [statistics.fmean(by_layer[layer]) for layer in layers]
 
-    def ratio(self, name: str, kind: str, tower: str = "decoder") -> tuple[list[int], list[float]]:
+    def histories(self, name: str, kind: str, tower: str) -> dict[int, tuple[list[int], list[float]]]:
+        """For each layer, first to last: observed steps, and the mean of a quantity over seeds at each."""
+        found: dict[int, dict[int, list[float]]] = {}
+        for run in self.runs:
+            for row in _rows(run, name, kind, tower):
+                found.setdefault(row["layer"], {}).setdefault(row["step"], []).append(row[name])
+        return {
+            layer: (sorted(of), [statistics.fmean(of[step]) for step in sorted(of)])
+            for layer, of in sorted(found.items())
+        }
+
+    def ratio(self, name: str, kind: str, tower: str) -> tuple[list[int], list[float]]:
         """Observed steps, and the first layer's value over the last layer's, mean over seeds."""
         by_step: dict[int, list[float]] = {}
         for run in self.runs:
@@ -120,14 +144,18 @@ class ArmFiles:
 
 def towers(arms: Iterable[ArmFiles]) -> list[str]:
     """The towers of these models, in the order in which text runs through them."""
-    return ["encoder", "decoder"] if any(arm.task == "translation" for arm in arms) else ["decoder"]
+    arms = list(arms)
+    named = {tower for arm in arms for run in arm.runs for _, tower in run.by_place if tower is not None}
+    return sorted(named, key="encoder decoder".find) or _TOWERS.get(arms[0].task, ["encoder"])
+
+
+_TOWERS = {"language": ["decoder"], "translation": ["encoder", "decoder"]}  # where no row names any
 
 
 def _rows(run: RunFiles, name: str, kind: str, tower: str) -> Iterator[Row]:
     """The rows of a tower's sublayers that have a quantity. A row that names no tower is of the only one."""
-    for row in run.quantities:
-        if row["kind"] == kind and row.get("tower", "decoder") == tower and row.get(name) is not None:
-            yield row
+    for place in ((kind, tower), (kind, None)):
+        yield from (row for row in run.by_place.get(place, ()) if row.get(name) is not None)
 
 
 def _over_seeds(points: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Curve:

@@ -1,5 +1,6 @@
 """Results as rows of text, for the terminal and the page."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ def _speed(arm: ArmFiles) -> str:
     return f"{statistics.median(speeds):,.0f}" if speeds else "–"
 
 
+def _perplexity(arm: ArmFiles) -> str:
+    return spread([math.exp(min(loss, 700)) for loss in arm.values("validation_loss")], "{:.2f}")
+
+
 def _size(arm: ArmFiles) -> str:
     sizes = arm.values("parameters")
     return f"{sizes[0]:,.0f}" if sizes else "–"
@@ -43,15 +48,21 @@ _NAMES = (
     Column(name="placement", short="placement", cell=lambda arm: arm.label),
     Column(name="outcome", short="outcome", cell=lambda arm: arm.outcome),
 )
+_FINAL = Column(name="final loss", short="final", cell=_number("final_loss", "{:.3f}"))
+_VALID = Column(name="validation", short="valid", cell=_number("validation_loss", "{:.3f}"))
+_GRADIENT = Column(name="gradient first/last", short="g1/gL", cell=_ratio)
 _SPEED = Column(name="tokens/s", short="tok/s", cell=_speed)
+_SIZE = Column(name="parameters", short="params", cell=_size)
 COLUMNS = {
-    "language": (
+    "language": (*_NAMES, _FINAL, _VALID, _GRADIENT, _SPEED, _SIZE),
+    "masked": (
         *_NAMES,
-        Column(name="final loss", short="final", cell=_number("final_loss", "{:.3f}")),
-        Column(name="validation", short="valid", cell=_number("validation_loss", "{:.3f}")),
-        Column(name="gradient first/last", short="g1/gL", cell=_ratio),
+        _FINAL,
+        _VALID,
+        Column(name="perplexity", short="ppl", cell=_perplexity),
+        _GRADIENT,
         _SPEED,
-        Column(name="parameters", short="params", cell=_size),
+        _SIZE,
     ),
     "translation": (
         *_NAMES,
@@ -68,6 +79,7 @@ COLUMNS = {
 
 DISPENSABLE = {  # what a narrow terminal is spared, first things first
     "language": ("params", "valid", "tok/s"),
+    "masked": ("params", "ppl", "tok/s", "final"),
     "translation": ("train", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
 }
 
@@ -124,7 +136,11 @@ def _names(trained: Sequence[ArmFiles], of: int) -> str:
     return "; ".join([f"{len(trained)} of {of} arms", *mixed.values()])
 
 
-_JUDGED = {"language": "final_loss", "translation": "validation_loss"}  # the number that an outcome is told by
+_JUDGED = {  # the number that an outcome is told by
+    "language": "final_loss",
+    "masked": "final_loss",
+    "translation": "validation_loss",
+}
 
 
 def _range(trained: Sequence[ArmFiles]) -> str:
@@ -132,7 +148,7 @@ def _range(trained: Sequence[ArmFiles]) -> str:
     ends = [r.outcome for a in trained for r in a.runs if r.outcome["outcome"] == "finished"]
     task = trained[0].task
     losses = [end[_JUDGED[task]] for end in ends]
-    kind = "final" if task == "language" else "validation"
+    kind = "validation" if task == "translation" else "final"
     said = f"{kind} losses from {min(losses):.3f} to {max(losses):.3f} nats"
     scores = [end["bleu"] for end in ends if end.get("bleu") is not None]
     return said + (f" and BLEU from {min(scores):.1f} to {max(scores):.1f}" if scores else "")

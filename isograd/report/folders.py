@@ -1,0 +1,129 @@
+"""Which folders hold runs, in what order they stand in a report, and which of them cannot be read."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from isograd.placement import CATALOGUE
+
+FILES = ("run.json", "resolved.json", "outcome.json", "metrics.jsonl", "quantities.jsonl", "validation.jsonl")
+NUMBERS = (  # of an outcome
+    *("final_loss", "validation_loss", "perplexity", "bleu", "gradient_ratio_start", "gradient_ratio_end"),
+    *("tokens_per_second", "parameters", "score", "majority", "lr_reached", "broke_at"),
+)
+WORDS = ("address", "tower", "kind")  # of a row of quantities
+DEEPEST = 3  # levels below a folder that are looked through
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """The run folders among and below `folders`, each once.
+
+    A run folder holds a file of a run's. Those below one folder stand in the catalogue's order of their placements,
+    then by name; a run that is named itself stands where it is named.
+    """
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        below = [folder] if _is_run(folder) else sorted(_below(folder, DEEPEST), key=_place)
+        for run in below:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in FILES)
+
+
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    for inner in folder.iterdir() if levels else ():
+        if inner.is_dir() and not inner.name.startswith("."):
+            yield from [inner] if _is_run(inner) else _below(inner, levels - 1)
+
+
+def _place(folder: Path) -> tuple[int, str]:
+    try:
+        placement = json.loads((folder / "run.json").read_text(encoding="utf-8"))["model"]["placement"]
+    except (OSError, ValueError, TypeError, KeyError):
+        placement = None
+    names = list(CATALOGUE)
+    return names.index(placement) if placement in names else len(names), str(folder)
+
+
+def readable(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Those run folders whose files can be reported on, and of each other one what is wrong, in a line.
+
+    What a kill leaves behind is no fault: a run without an outcome, a last row cut off.
+    """
+    wrong = {folder: fault(folder) for folder in folders}
+    return [folder for folder in folders if wrong[folder] is None], [line for line in wrong.values() if line]
+
+
+def fault(folder: Path) -> str | None:
+    """What is wrong with the files of a run, None if nothing is."""
+    try:
+        _check_run(folder / "run.json")
+        _check_object(folder / "resolved.json", ())
+        outcome = _check_object(folder / "outcome.json", ("outcome",))
+        _check_numbers(f"{folder / 'outcome.json'}", {name: outcome.get(name) for name in NUMBERS})
+        _check_rows(folder / "metrics.jsonl", ("step", "loss"))
+        _check_rows(folder / "quantities.jsonl", ("step",))
+        _check_rows(folder / "validation.jsonl", ("step",))
+    except _FaultError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return None
+
+
+class _FaultError(Exception):
+    """A file that is not what a run writes; the message names it."""
+
+
+_NEEDED = {"model": ("placement", "layers"), "training": ("lr", "warmup", "steps")}
+
+
+def _check_run(path: Path) -> None:
+    if not path.exists():
+        raise _FaultError(f"{path.parent}: no run.json beside the other files of a run")
+    run = _check_object(path, ("seed", *_NEEDED))
+    for section, names in _NEEDED.items():
+        missing = [name for name in names if not isinstance(run[section], dict) or name not in run[section]]
+        if missing:
+            raise _FaultError(f"{path}: no {section}.{missing[0]}")
+
+
+def _check_object(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The content of a JSON file, {} where there is none."""
+    if not path.exists():
+        return {}
+    content = _json(path, path.read_bytes(), "")
+    for name in names:
+        if name not in content:
+            raise _FaultError(f"{path}: no {name}")
+    return content
+
+
+def _check_rows(path: Path, names: Sequence[str]) -> None:
+    rows = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, line in enumerate(rows[:-1], start=1):  # a row is whole when its line has ended
+        row = _json(path, line, f", line {number}")
+        missing = [name for name in names if name not in row]
+        if missing:
+            raise _FaultError(f"{path}, line {number}: no {missing[0]}")
+        _check_numbers(f"{path}, line {number}", {name: value for name, value in row.items() if name not in WORDS})
+
+
+def _check_numbers(where: str, values: dict[str, Any]) -> None:
+    wrong = [name for name, value in values.items() if not isinstance(value, int | float | None)]
+    if wrong:
+        raise _FaultError(f"{where}: {wrong[0]} is no number")
+
+
+def _json(path: Path, text: bytes, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:  # also what is not UTF-8
+        raise _FaultError(f"{path}{where}: not JSON") from error
+    if not isinstance(content, dict):
+        raise _FaultError(f"{path}{where}: not a JSON object")
+    return content
