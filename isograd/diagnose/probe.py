@@ -51,7 +51,7 @@ class Probe:
         branch_skip_ratio   Var[gain * f(x)] / Var[skip * x]; of a foreign module Var[y - x] / Var[x], which says
                             something of modules that add their input
         update_ratio        |W' - W| / |W| of the last projection
-        skip, gain, heads, pre, mid, out, post
+        skip, gain, heads, pre, mid, out, post, query, key, value
                             mean of the learned coefficient or norm gain, with its `_min` and `_max`
     """
 
@@ -158,6 +158,7 @@ def _of_sublayer(address: str, sublayer: Sublayer) -> Watched:
     site = sublayer.site
     branch: Any = sublayer.branch
     slots: dict[str, Any] = {"pre": sublayer.pre, "mid": branch.mid, "out": sublayer.out, "post": sublayer.post}
+    slots |= {role: getattr(branch, f"{role}_norm", None) for role in ("query", "key", "value")}
     coefficients = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm"}
     scales = {
         "skip": getattr(sublayer.combine, "skip", None),

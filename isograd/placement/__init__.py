@@ -1,7 +1,18 @@
 """What the papers say, as data. Imports neither torch nor anything else of isograd."""
 
 from isograd.placement.catalogue import CATALOGUE, UnknownPlacement, get, register
-from isograd.placement.formula import ByKind, HeadScale, Law, Learned, Norm, Placement, Residual, Role, Start
+from isograd.placement.formula import (
+    ByKind,
+    HeadScale,
+    Law,
+    Learned,
+    Norm,
+    Placement,
+    ProjectionNorm,
+    Residual,
+    Role,
+    Start,
+)
 from isograd.placement.laws import Kind, Site, Tower, sites
 
 __all__ = [
@@ -13,6 +24,7 @@ __all__ = [
     "Learned",
     "Norm",
     "Placement",
+    "ProjectionNorm",
     "Residual",
     "Role",
     "Site",

@@ -43,12 +43,32 @@ class HeadScale:
     reads: Literal["heads", "output"] = "heads"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProjectionNorm:
+    """A norm on what each projection in `of` wrote, before positions are rotated into it.
+
+    `over="width"`: over all heads together, a gain of the width (NormFormer's ablation; OLMo 2's queries and keys).
+    `over="head"`: over each head on its own, a gain of width/heads that all heads share (QK-norm: Henry et al. 2020 by
+    lengths, Dehghani et al. 2023, ViT-22B, by LayerNorm).
+    """
+
+    of: tuple[Literal["query", "key", "value"], ...]
+    over: Literal["width", "head"] = "width"
+    norm: Norm = Norm()
+
+    def __post_init__(self) -> None:
+        if not self.of or len(set(self.of)) < len(self.of) or not set(self.of) <= {"query", "key", "value"}:
+            raise ValueError(f"of={self.of!r}: expected each of 'query', 'key', 'value' at most once, and at least one")
+        if self.over not in ("width", "head"):
+            raise ValueError(f"over={self.over!r}: expected 'width' (all heads together) or 'head' (each on its own)")
+
+
 Coefficient = float | Law | Learned
 
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """One sublayer: x <- post(skip * x + gain * out(f(pre(x)))), `mid` and `heads` inside f.
+    """One sublayer: x <- post(skip * x + gain * out(f(pre(x)))), `mid`, `heads` and `projections` inside f.
 
     Args:
         pre: norm on what the branch reads.
@@ -58,6 +78,7 @@ class Residual:
         skip: coefficient on x: a number, a law, or a `Learned`.
         gain: coefficient on the branch, likewise.
         heads: NormFormer's HeadScale; only an attention has heads.
+        projections: norms on queries, keys, values; only an attention has them.
     """
 
     pre: Norm | None = None
@@ -67,6 +88,7 @@ class Residual:
     skip: Coefficient = 1.0
     gain: Coefficient = 1.0
     heads: HeadScale | None = None
+    projections: ProjectionNorm | None = None
 
     def at(self, site: Site) -> "Residual":
         """The same residual with every law replaced by its value at `site`."""
@@ -130,6 +152,11 @@ class Placement:
         if self.of("ffn").heads is not None:
             raise ValueError(
                 "a feed-forward has no heads: put HeadScale on the attention, by ByKind(attn=..., ffn=...)"
+            )
+        if self.of("ffn").projections is not None:
+            raise ValueError(
+                "a feed-forward has no queries, keys and values: put ProjectionNorm on the attention, by"
+                " ByKind(attn=..., ffn=...)"
             )
         kinds: tuple[Kind, ...] = ("attn", "cross", "ffn")
         fixed = [kind for kind in kinds if not isinstance(self.of(kind).skip, Learned)]

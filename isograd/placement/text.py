@@ -1,6 +1,6 @@
 """A placement as text: its formula line by line, and its numbers at a given shape."""
 
-from isograd.placement.formula import Coefficient, Learned, Norm, Placement, Residual
+from isograd.placement.formula import Coefficient, Learned, Norm, Placement, ProjectionNorm, Residual
 from isograd.placement.laws import Kind, Site, Tower, sites
 
 _BRANCH: dict[Kind, str] = {"attn": "Attn({})", "cross": "Cross({})", "ffn": "FFN({})"}
@@ -18,6 +18,8 @@ def formula(residual: Residual, kind: Kind) -> str:
     'x <- x + FFN(LN(x))'
     >>> formula(Residual(pre=Norm(), mid=Norm()), "ffn")
     'x <- x + W_2 LN(act(W_1 LN(x)))'
+    >>> formula(Residual(pre=Norm(), projections=ProjectionNorm(of=("query", "key"))), "attn")
+    'x <- x + Attn(LN(q), LN(k), v of LN(x))'
     """
     branch = _times("gain", residual.gain, _norm(_branch(residual, kind), residual.out))
     return f"x <- {_norm(_times('skip', residual.skip, 'x') + ' + ' + branch, residual.post)}"
@@ -59,6 +61,7 @@ def legend(placement: Placement) -> list[str]:
     if heads:
         place = "on what W_O reads" if heads[0].reads == "heads" else "on what W_O wrote"
         lines.append(f"heads: one trainable number per head, starts at 1, {place}")
+    lines.extend(dict.fromkeys(_normed(r.projections) for r in every if r.projections))
     by_law: dict[object, list[str]] = {}
     for role, g in placement.start.gain.items():
         by_law.setdefault(g, []).append(role)
@@ -67,7 +70,7 @@ def legend(placement: Placement) -> list[str]:
 
 
 def _branch(residual: Residual, kind: Kind) -> str:
-    read = _norm("x", residual.pre)
+    read = _projected(_norm("x", residual.pre), residual.projections)
     heads = residual.heads.reads if residual.heads else None
     if residual.mid is None and heads != "heads":
         text = _BRANCH[kind].format(read)
@@ -77,6 +80,21 @@ def _branch(residual: Residual, kind: Kind) -> str:
         scaled = f"heads * {inner}" if heads == "heads" else inner
         text = f"{last} {_norm(scaled, residual.mid)}" if residual.mid else f"{last} ({scaled})"
     return f"heads * {text}" if heads == "output" else text
+
+
+def _projected(read: str, norms: ProjectionNorm | None) -> str:
+    """What an attention reads, with the norms on its projections, if there are any."""
+    if norms is None:
+        return read
+    letters = (_norm(role[0], norms.norm if role in norms.of else None) for role in ("query", "key", "value"))
+    return f"{', '.join(letters)} of {read}"
+
+
+def _normed(norms: ProjectionNorm) -> str:
+    letters = ", ".join(role[0] for role in ("query", "key", "value") if role in norms.of)
+    matrices = ", ".join(f"W_{role[0].upper()}" for role in ("query", "key", "value") if role in norms.of)
+    over = "over the whole width" if norms.over == "width" else "over each head on its own"
+    return f"{letters}: what {matrices} wrote, normed {over}"
 
 
 def _law(value: object) -> str:

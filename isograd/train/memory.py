@@ -177,6 +177,8 @@ def _attention(training: Training, config: IsogradConfig, residual: Residual) ->
     kept = width * (reads + 4 * narrow) + FLOAT * config.num_attention_heads  # q, k, v, the result; its normaliser
     if residual.mid or residual.heads:
         kept += width * narrow  # what W_O reads is no longer the result itself
+    if residual.projections:
+        kept += len(residual.projections.of) * _normed(width)
     return kept + (_normed(width) if residual.mid else 0)
 
 

@@ -110,7 +110,15 @@ def _norms_and_coefficients(config: IsogradConfig, residual: Residual, site: Sit
     learned = [c for c in (residual.skip, residual.gain) if isinstance(c, Learned)]
     coefficients = sum(width if c.shape == "width" else 1 for c in learned)
     heads = config.num_attention_heads if residual.heads else 0
-    return around + norm_size(residual.mid, last, config) + coefficients + heads
+    return around + norm_size(residual.mid, last, config) + _projection_norms(config, residual) + coefficients + heads
+
+
+def _projection_norms(config: IsogradConfig, residual: Residual) -> int:
+    norms = residual.projections
+    if norms is None:
+        return 0
+    features = config.hidden_size if norms.over == "width" else config.hidden_size // config.num_attention_heads
+    return len(norms.of) * norm_size(norms.norm, features, config)
 
 
 def _head(config: IsogradConfig, task: str) -> dict[Part, int]:

@@ -25,12 +25,12 @@ SHORT = 256  # places up to which a CPU is faster in float32: 0.25 of bfloat16's
 
 
 class Attention(nn.Module):
-    """One attention branch f(x), with the slots `heads` and `mid` before W_O as the residual of its site asks.
+    """One attention branch f(x), with norms behind W_Q, W_K, W_V and `heads` and `mid` before W_O as its site asks.
 
     Args:
         config: the model's configuration.
         site: where the sublayer stands; `site.kind == "cross"` reads keys and values from the memory.
-        placement: says whether heads are scaled, whether a norm stands before W_O, and how the weights start.
+        placement: says which norms stand inside, whether heads are scaled, and how the weights start.
         causal: whether position t may read positions up to t only.
     """
 
@@ -51,6 +51,14 @@ class Attention(nn.Module):
 
         self.query, self.key, self.value = projection("query"), projection("key"), projection("value")
         self.out = projection("out")
+        norms = residual.projections
+        self.normed_by_head = norms is not None and norms.over == "head"
+        features = self.head_size if self.normed_by_head else width
+
+        def norm(role: Role) -> nn.Module:
+            return make_norm(norms.norm if norms and role in norms.of else None, features, config)
+
+        self.query_norm, self.key_norm, self.value_norm = norm("query"), norm("key"), norm("value")
         self.heads = Coefficient(heads, 1) if residual.heads else nn.Identity()
         self.mid = make_norm(residual.mid, width, config)
         self.heads_read_output = residual.heads is not None and residual.heads.reads == "output"
@@ -65,11 +73,11 @@ class Attention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The branch's output (batch, time, width), and the attention weights where the back-end returns them."""
-        query = self._split(self.query(x))  # (batch, heads, time, width/heads)
+        query = self._split(self.query(x), self.query_norm)  # (batch, heads, time, width/heads)
         if self.is_cross:
             key, value = self._memory(memory, cache)
         else:
-            key, value = self._split(self.key(x)), self._split(self.value(x))
+            key, value = self._key_value(x)
             if rotary is not None:
                 query, key = rotate(query, *rotary), rotate(key, *rotary)
             if cache is not None:
@@ -90,8 +98,12 @@ class Attention(nn.Module):
             return self.heads(self.out(self.mid(h.flatten(2))).view(shape)).flatten(2)
         return self.out(self.mid(self.heads(h).flatten(2)))
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
+    def _key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._split(self.key(x), self.key_norm), self._split(self.value(x), self.value_norm)
+
+    def _split(self, x: Tensor, norm: nn.Module) -> Tensor:
+        heads = (*x.shape[:-1], -1, self.head_size)
+        return (norm(x.view(heads)) if self.normed_by_head else norm(x).view(heads)).transpose(1, 2)
 
     def _memory(self, memory: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory, computed once per sequence when there is a cache."""
@@ -100,7 +112,7 @@ class Attention(nn.Module):
             return layer.keys, layer.values
         if memory is None:
             raise ValueError("cross-attention needs encoder_hidden_states, and got none")
-        key, value = self._split(self.key(memory)), self._split(self.value(memory))
+        key, value = self._key_value(memory)
         if isinstance(cache, EncoderDecoderCache):
             key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
             cache.is_updated[self.layer_idx] = True

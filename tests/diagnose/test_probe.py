@@ -99,9 +99,10 @@ def test_coefficients_are_those_that_the_placement_learns(placement: str, placem
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     rows, _ = observed(network)
     places = {"skip": "combine.skip", "gain": "combine.gain", "heads": "branch.heads", "mid": "branch.mid"}
+    places |= {role: f"branch.{role}_norm" for role in ("query", "key", "value")}
     for row in rows:
         learned = set()
-        for name in ("skip", "gain", "heads", "pre", "mid", "out", "post"):
+        for name in ("skip", "gain", "heads", "pre", "mid", "out", "post", "query", "key", "value"):
             p = before.get(f"{row['address']}.{places.get(name, name)}.weight")
             if p is not None:
                 learned.add(name)

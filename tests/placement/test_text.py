@@ -18,6 +18,26 @@ FORMULAS = {
         "x <- x + Cross(LN(x))",
         "x <- skip * x + W_2 LN(act(W_1 LN(x)))",
     ),
+    "normformer-resscale-no-out": (
+        "x <- x + W_O (heads * Heads(LN(x)))",
+        "x <- x + Cross(LN(x))",
+        "x <- skip * x + W_2 LN(act(W_1 LN(x)))",
+    ),
+    "normformer-resscale-no-mid": (
+        "x <- x + LN(W_O (heads * Heads(LN(x))))",
+        "x <- x + Cross(LN(x))",
+        "x <- skip * x + FFN(LN(x))",
+    ),
+    "normformer-resscale-no-heads": (
+        "x <- x + LN(Attn(LN(x)))",
+        "x <- x + Cross(LN(x))",
+        "x <- skip * x + W_2 LN(act(W_1 LN(x)))",
+    ),
+    "normformer-resscale-qkv": (
+        "x <- x + LN(W_O (heads * Heads(LN(q), LN(k), LN(v) of LN(x))))",
+        "x <- x + Cross(LN(x))",
+        "x <- skip * x + W_2 LN(act(W_1 LN(x)))",
+    ),
     "normformer-fairseq": (
         "x <- x + LN(heads * Attn(LN(x)))",
         "x <- x + Cross(LN(x))",
@@ -31,6 +51,11 @@ FORMULAS = {
     "admin": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
     "admin-closed": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
     "deepnorm": ("x <- LN(skip * x + Attn(x))", "x <- LN(skip * x + Cross(x))", "x <- LN(skip * x + FFN(x))"),
+    "qk-norm": (
+        "x <- x + Attn(LN(q), LN(k), v of LN(x))",
+        "x <- x + Cross(LN(q), LN(k), v of LN(x))",
+        "x <- x + FFN(LN(x))",
+    ),
 }
 
 
@@ -68,6 +93,8 @@ def test_legend() -> None:
     assert "on what W_O reads" in text.legend(get("normformer"))[0]
     assert "on what W_O wrote" in text.legend(get("normformer-fairseq"))[0]
     assert text.legend(get("pre-ln")) == []
+    assert text.legend(get("qk-norm")) == ["q, k: what W_Q, W_K wrote, normed over each head on its own"]
+    assert text.legend(get("normformer-resscale-qkv"))[-1].endswith("W_Q, W_K, W_V wrote, normed over the whole width")
     assert [line for line in text.legend(get("deepnorm")) if line.startswith("start of value, out, ffn_in, ffn_out")]
 
 

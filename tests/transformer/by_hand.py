@@ -44,7 +44,11 @@ class Weights:
 def heads_of(w: Weights, x: Tensor, memory: Tensor, count: int, causal: bool) -> list[Tensor]:
     """softmax(q_h k_h^T / sqrt(size)) v_h for every head h, a head at a time."""
     q, k, v = w.linear("branch.query", x), w.linear("branch.key", memory), w.linear("branch.value", memory)
-    size, out = x.shape[-1] // count, []
+    return mixed(q, k, v, count, causal)
+
+
+def mixed(q: Tensor, k: Tensor, v: Tensor, count: int, causal: bool) -> list[Tensor]:
+    size, out = q.shape[-1] // count, []
     for h in range(count):
         part = slice(h * size, (h + 1) * size)
         scores = q[..., part] @ k[..., part].mT / math.sqrt(size)
@@ -57,7 +61,7 @@ def heads_of(w: Weights, x: Tensor, memory: Tensor, count: int, causal: bool) ->
 
 
 class Attend:
-    """The three forms of multi-head attention: plain, HeadScale of the paper, HeadScale of fairseq."""
+    """The forms of multi-head attention: plain, HeadScale of the paper and of fairseq, with norms on q, k, v."""
 
     def __init__(self, count: int, causal: bool, memory: Tensor | None = None) -> None:
         self.count, self.causal, self.memory = count, causal, memory
@@ -71,6 +75,21 @@ class Attend:
     def paper(self, w: Weights, x: Tensor) -> Tensor:
         scale = w["branch.heads.weight"].flatten()
         return w.linear("branch.out", torch.cat([scale[h] * o for h, o in enumerate(self.heads(w, x))], -1))
+
+    def qkv(self, w: Weights, x: Tensor) -> Tensor:
+        """NormFormer's ablation: three norms of the whole width behind W_Q, W_K, W_V; HeadScale of the paper."""
+        q, k, v = (w.norm(f"branch.{n}_norm", w.linear(f"branch.{n}", x)) for n in ("query", "key", "value"))
+        scale = w["branch.heads.weight"].flatten()
+        heads = mixed(q, k, v, self.count, self.causal)
+        return w.linear("branch.out", torch.cat([scale[h] * o for h, o in enumerate(heads)], -1))
+
+    def qk(self, w: Weights, x: Tensor) -> Tensor:
+        """ViT-22B: a norm on the queries and one on the keys of a head, the same gains for all heads."""
+        memory = x if self.memory is None else self.memory
+        q, k, v = w.linear("branch.query", x), w.linear("branch.key", memory), w.linear("branch.value", memory)
+        q = torch.cat([w.norm("branch.query_norm", part) for part in q.chunk(self.count, -1)], -1)
+        k = torch.cat([w.norm("branch.key_norm", part) for part in k.chunk(self.count, -1)], -1)
+        return w.linear("branch.out", torch.cat(mixed(q, k, v, self.count, self.causal), -1))
 
     def fairseq(self, w: Weights, x: Tensor) -> Tensor:
         scale = w["branch.heads.weight"].flatten().repeat_interleave(x.shape[-1] // self.count)
@@ -129,9 +148,15 @@ EQUATIONS: dict[str, tuple[Equation, str, Equation, Equation, Callable[[Weights,
     "gpt2": (pre, "plain", pre, pre, feedforward),
     "normformer": (pre_out, "paper", pre, pre, feedforward_mid),
     "normformer-resscale": (pre_out, "paper", pre, pre_resscale, feedforward_mid),
+    "normformer-resscale-no-out": (pre, "paper", pre, pre_resscale, feedforward_mid),
+    "normformer-resscale-no-mid": (pre_out, "paper", pre, pre_resscale, feedforward),
+    "normformer-resscale-no-heads": (pre_out, "plain", pre, pre_resscale, feedforward_mid),
+    "normformer-resscale-qkv": (pre_out, "qkv", pre, pre_resscale, feedforward_mid),
     "normformer-fairseq": (pre_out, "fairseq", pre, pre, feedforward_mid),
     "normformer-fairseq-resscale": (pre_out, "fairseq", pre, pre_resscale, feedforward_mid),
     "admin": (admin, "plain", admin, admin, feedforward),
     "admin-closed": (admin, "plain", admin, admin, feedforward),
     "deepnorm": (deepnorm, "plain", deepnorm, deepnorm, feedforward),
+    "qk-norm": (pre, "qk", pre, pre, feedforward),
 }
+CROSS = {"qk-norm": "qk"}  # the form of the cross-attention, where it is not "plain"

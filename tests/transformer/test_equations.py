@@ -10,7 +10,7 @@ from isograd.placement import Norm, Placement, Residual, get, register
 from isograd.placement.laws import sites
 from isograd.transformer.stack import Layer, make_layers
 from tests.build import NAMES, close, config, randomised
-from tests.transformer.by_hand import EQUATIONS, Attend, State, Weights, layernorm, rmsnorm
+from tests.transformer.by_hand import CROSS, EQUATIONS, Attend, State, Weights, layernorm, rmsnorm
 
 WIDTH, HEADS = 16, 4
 NORMS = {"layernorm": layernorm, "rmsnorm": rmsnorm}
@@ -34,7 +34,7 @@ def by_hand(name: str, state: dict[str, State], x: Tensor, memory: Tensor, tower
     w = {kind: Weights(s, NORMS[norm]) for kind, s in state.items()}
     x = attn(w["attn"], x, getattr(Attend(HEADS, TOWERS[tower][0] == "decoder"), form), skip)
     if tower == "cross":
-        x = cross(w["cross"], x, Attend(HEADS, False, memory).plain, skip)
+        x = cross(w["cross"], x, getattr(Attend(HEADS, False, memory), CROSS.get(name, "plain")), skip)
     x = ffn(w["ffn"], x, feed, skip)
     assert all(w[kind].read == set(state[kind]) for kind in state), "an equation left a weight unread"
     return x
@@ -80,8 +80,8 @@ def test_no_other_equation_fits(name: str, other: str) -> None:
         return
     try:
         far = (run(made, x) - expected()).abs().max()
-    except (KeyError, AssertionError):
-        return  # the other placement has other weights
+    except (KeyError, AssertionError, RuntimeError):
+        return  # the other placement has other weights, or of other shapes
     assert far > 1e-2
 
 
@@ -106,7 +106,7 @@ def test_a_wrong_epsilon_shows_in_fp64(norm: str) -> None:
     assert (run(made, x) - expected).abs().max() > 1e-9
 
 
-def test_all_seven_fields_of_a_residual_at_once(own_catalogue: None) -> None:
+def test_all_fields_of_a_residual_at_once(own_catalogue: None) -> None:
     """post(skip * x + gain * out(f(pre(x)))) with mid inside f: every norm used, both coefficients constants."""
     n = Norm()
     every = Residual(pre=n, mid=n, out=n, post=n, skip=1.5, gain=lambda s: s.slot / 4)

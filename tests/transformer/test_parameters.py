@@ -1,5 +1,7 @@
 """Roles, counts and weight decay: which parameters a placement has, and which of them decay."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,11 +24,16 @@ ADDED = {
     "gpt2": 0,
     "normformer": LAYERS * (10 * WIDTH + COUNT),
     "normformer-resscale": LAYERS * (11 * WIDTH + COUNT),
+    "normformer-resscale-no-out": LAYERS * (9 * WIDTH + COUNT),
+    "normformer-resscale-no-mid": LAYERS * (3 * WIDTH + COUNT),
+    "normformer-resscale-no-heads": LAYERS * 11 * WIDTH,
+    "normformer-resscale-qkv": LAYERS * (17 * WIDTH + COUNT),
     "normformer-fairseq": LAYERS * (10 * WIDTH + COUNT),
     "normformer-fairseq-resscale": LAYERS * (11 * WIDTH + COUNT),
     "admin": LAYERS * 2 * WIDTH - 2 * WIDTH,
     "admin-closed": LAYERS * 2 * WIDTH - 2 * WIDTH,
     "deepnorm": -2 * WIDTH,
+    "qk-norm": LAYERS * 4 * WIDTH // COUNT,
 }
 
 
@@ -51,7 +58,7 @@ def strip(name: str, own: str) -> None:
     each = get(name).each
     assert isinstance(each, ByKind)
     plain = {
-        kind: Residual(pre=r.pre, mid=r.mid, out=r.out, post=r.post)
+        kind: replace(r, skip=1.0, heads=None)
         for kind, r in (("attn", each.attn), ("cross", each.cross), ("ffn", each.ffn))
     }
     register(own, Placement(each=ByKind(**plain), final=get(name).final))
