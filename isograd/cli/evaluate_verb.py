@@ -1,9 +1,12 @@
-"""`isograd evaluate WHAT`: a file per kind of evaluation, `evaluate_WHAT.py`."""
+"""`isograd evaluate WHAT`: a file per kind of evaluation, `evaluate_WHAT.py` (a hyphen is a `_` there)."""
 
 import argparse
 from importlib import import_module
 
-KINDS = {"translation": "BLEU, chrF, the papers' tokenised BLEU and exact match of translations"}
+KINDS = {
+    "translation": "BLEU, chrF, the papers' tokenised BLEU and exact match of translations",
+    "zero-shot": "a causal language model's accuracies on HellaSwag, PIQA, BLiMP and others, beside chance",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,4 +21,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="MODULE",
             help="a module to import first, such as one of yours that registers placements",
         )
-        import_module(f"isograd.cli.evaluate_{name}").configure(sub)
+        import_module(f"isograd.cli.evaluate_{name.replace('-', '_')}").configure(sub)
