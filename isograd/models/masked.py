@@ -111,11 +111,13 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
     def _next_sentence_loss(
         self, hidden: Tensor, following: Tensor, target: Tensor, items: Tensor | int | None
     ) -> Tensor:
-        """The mean over this batch; where it is a part of an update, that part of it."""
+        """The mean over this batch; where it is a part of an update, its share by the targets of the first loss."""
         if self.next_sentence is None:
             raise ValueError("next_sentence_label is given, and this model has no such head (config.next_sentence)")
         share = 1.0 if items is None else (target != IGNORE).sum() / items
-        return nn.functional.cross_entropy(self.next_sentence(hidden).float(), following) * share
+        logits = self.next_sentence(hidden)
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return nn.functional.cross_entropy(exact, following) * share
 
     def _masked(self, rows: Tensor, target: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         if positions is None:

@@ -137,6 +137,50 @@ def test_post_ln_is_bert(padding: str) -> None:
     agree(ours(ids, attention_mask=mask).logits, theirs(ids, attention_mask=mask).logits, mask)
 
 
+def test_token_types_and_the_second_head_are_bert() -> None:
+    """BERT's pre-training: segments A and B, both losses."""
+    theirs = finished(
+        transformers.BertForPreTraining(transformers.BertConfig(**SHAPE, max_position_embeddings=32, pad_token_id=PAD))
+    )
+    options = {"placement": "post-ln", "embedding_norm": True, "norm_eps": 1e-12, "type_vocab_size": 2}
+    ours = model("masked", **options, next_sentence=True, dtype=torch.float64)
+    bert_embedding(ours.model, theirs.bert.embeddings)
+    ours.model.embedding.positions.weight.data = theirs.bert.embeddings.position_embeddings.weight.detach().clone()
+    copy(ours.model.embedding.types, theirs.bert.embeddings.token_type_embeddings)
+    bert_layers(ours.model, theirs.bert.encoder.layer, pre=False)
+    head = theirs.cls.predictions
+    bert_head(ours.head, head.transform.dense, head.transform.LayerNorm, head.bias)
+    copy(ours.next_sentence.dense, theirs.bert.pooler.dense)
+    copy(ours.next_sentence.classifier, theirs.cls.seq_relationship)
+    ids, mask = padded("right")
+    types = (torch.arange(8) >= 4).long().expand(3, -1)
+    labels = torch.where((torch.arange(8) % 3 == 0) & mask.bool(), ids, -100)
+    feed = {"attention_mask": mask, "token_type_ids": types, "next_sentence_label": torch.tensor([0, 1, 1])}
+    expected = theirs(ids, **feed, labels=labels)
+    got = ours(ids, **feed, labels=labels, output_logits=True)
+    agree(got.logits, expected.prediction_logits, mask)
+    close(got.loss, expected.loss, 1e-9)
+    without = ours(ids, attention_mask=mask, labels=labels)
+    types_ignored = ours(ids, attention_mask=mask, token_type_ids=torch.zeros_like(ids), labels=labels)
+    close(without.loss, types_ignored.loss, 0.0)  # no types given: all are of type 0
+    assert abs((without.loss - got.loss).item()) > 0.1
+
+
+def test_a_part_of_an_update_adds_its_part_of_the_second_loss() -> None:
+    ours = model("masked", type_vocab_size=2, next_sentence=True, dtype=torch.float64)
+    feed = {
+        "input_ids": tokens(4, 8),
+        "labels": tokens(4, 8, seed=2),
+        "next_sentence_label": torch.tensor([0, 1, 1, 0]),
+    }
+    whole = ours(**feed, num_items_in_batch=32).loss
+    parts = [{k: v[rows] for k, v in feed.items()} for rows in (slice(0, 2), slice(2, 4))]
+    close(sum(ours(**part, num_items_in_batch=32).loss for part in parts), whole, 1e-12)
+    close(whole, ours(**feed).loss, 1e-12)
+    with pytest.raises(ValueError, match=r"config\.next_sentence"):
+        model("masked", dtype=torch.float64)(**feed)
+
+
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_pre_ln_is_roberta_prelayernorm(padding: str) -> None:
     config = transformers.RobertaPreLayerNormConfig(**SHAPE, max_position_embeddings=32, pad_token_id=PAD)

@@ -29,6 +29,15 @@ def text_file() -> Path:
     return path
 
 
+def documents_file() -> Path:
+    """A text of forty documents, a blank line behind each."""
+    path = Path(os.environ["XDG_CACHE_HOME"]) / "documents.txt"
+    if not path.exists():
+        lines = TEXT.splitlines(keepends=True)
+        path.write_text("".join("".join(lines[i : i + 7]) + "\n" for i in range(0, 280, 7)))
+    return path
+
+
 def small(name: str | None = None, seed: int = 0, task: str = "language", **sections: dict[str, Any]) -> Run:
     """The small recipe of a language model, with keys of `model`, `data` and `training` replaced."""
     content: dict[str, Any] = {part: SMALL[part] | sections.get(part, {}) for part in SMALL}

@@ -15,7 +15,7 @@ from isograd.train.checkpoints import last_checkpoint
 from isograd.train.metrics import read_rows, write_json
 from isograd.train.run import Run
 from isograd.train.train import train
-from tests.train.recipes import losses, same_run, small
+from tests.train.recipes import documents_file, losses, same_run, small
 
 LENGTH = {"steps": 12, "checkpoint_every": 4, "probe_every": 3}
 DIES_AT = 10  # rows of steps 9 and 10 are written, the last checkpoint is of step 8
@@ -30,6 +30,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "schedule": {"training": {"optimizer": "adamw", "warmup": 3, "decay": "cosine", "weight_decay": 0.1}},
     "sgd": {"training": {"optimizer": "sgd", "label_smoothing": 0.1}},
     "radam": {"training": {"optimizer": "radam"}},
+    "masked": {"model": {"dropout": 0.2}, "data": {"length": 16}},
+    "pairs": {"data": {"length": 16, "packing": "segment-pair", "documents": "blank-line"}},
     "rmsnorm": {"model": {"placement": "normformer-resscale", "norm": "rmsnorm", "tie_embeddings": False}},
 }
 KILLED = """
@@ -56,8 +58,10 @@ print(json.dumps(signals))
 
 
 def variant(name: str) -> Run:
-    sections = VARIANTS[name]
-    return small(**{**sections, "training": LENGTH | sections.get("training", {})})
+    sections = {**VARIANTS[name], "training": LENGTH | VARIANTS[name].get("training", {})}
+    if name == "pairs":
+        sections["data"] = sections["data"] | {"source": str(documents_file())}
+    return small(task="masked" if name in ("masked", "pairs") else "language", **sections)
 
 
 @pytest.fixture(scope="module")

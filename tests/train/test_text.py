@@ -1,0 +1,120 @@
+"""Language models: masked ones beside causal ones, validation during training, the rate at which a loss breaks."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+import isograd.models  # noqa: F401  (the Auto classes)
+from isograd.models import IsogradForMaskedLM
+from isograd.train.metrics import broke_at, lr_reached, read_rows
+from isograd.train.run import RecipeError, Run
+from isograd.train.train import load_task, train
+from tests.train.recipes import documents_file, losses, outcome, small, weights
+
+
+def masked(**sections: dict[str, Any]) -> Run:
+    data = {"length": 16, "source": str(documents_file()), "documents": "blank-line"} | sections.pop("data", {})
+    return small(task="masked", data=data, **sections)
+
+
+@pytest.mark.parametrize("packing", ["full-sentences", "segment-pair"])
+def test_a_masked_model_learns(packing: str, tmp_path: Path) -> None:
+    run = masked(data={"packing": packing}, training={"steps": 150, "batch": 16, "lr": 0.01, "valid_every": 50})
+    got = train(run, tmp_path)
+    assert got["outcome"] == "finished" and got["validation_loss"] < got["unigram_entropy"] - 0.15
+    assert got["gradient_ratio_end"] > 0  # its only tower is an encoder
+    rows = read_rows(tmp_path / "validation.jsonl")
+    assert [r["step"] for r in rows] == [50, 100, 150] and rows[-1]["loss"] == got["validation_loss"]
+    assert rows[0]["loss"] > rows[-1]["loss"] and 0 < rows[0]["seconds"] < rows[-1]["seconds"]
+
+
+def test_the_model_and_its_tokenizer_fill_a_mask(tmp_path: Path) -> None:
+    train(masked(data={"packing": "segment-pair"}), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model")
+    assert isinstance(model, IsogradForMaskedLM) and model.config.type_vocab_size == 2
+    assert tokenizer.mask_token_id == len(tokenizer) - 1 == model.config.vocab_size - 1
+    ids = torch.tensor([[2, tokenizer.mask_token_id, *tokenizer("he quick", add_special_tokens=False)["input_ids"], 3]])
+    assert model(ids).logits.argmax(-1).shape == ids.shape
+
+
+def test_the_held_out_loss_is_that_of_masked_tokens_alone(tmp_path: Path) -> None:
+    """By hand: cross-entropy of all logits at the labelled places, the second head left out."""
+    task = load_task(masked(data={"packing": "segment-pair"}, training={"valid_sequences": 10, "batch": 4}))
+    model = task.build(task.config()).eval()
+    total = count = 0
+    for i in range(10):
+        row = task._held_out()[i]  # type: ignore[attr-defined]
+        feed = {k: row[k] for k in ("input_ids", "token_type_ids", "attention_mask")}
+        logits = model(**feed).logits.flatten(0, 1)
+        total += nn.functional.cross_entropy(logits, row["labels"].flatten(), reduction="sum").item()
+        count += int((row["labels"] != -100).sum())
+    assert task.validate(model)["loss"] == pytest.approx(total / count, abs=1e-5)
+
+
+def test_accumulation_is_the_same_update(tmp_path: Path) -> None:
+    """Two losses, each a part of the update's. (The second one's part goes by the first one's targets.)"""
+    found = []
+    for accumulation in (1, 2):
+        t = {"accumulation": accumulation, "optimizer": "sgd", "lr": 0.1, "steps": 2}
+        train(masked(data={"packing": "segment-pair"}, training=t), tmp_path / str(accumulation))
+        found.append((losses(tmp_path / str(accumulation)), weights(tmp_path / str(accumulation))))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
+    for name, value in found[0][1].items():
+        torch.testing.assert_close(value, found[1][1][name], rtol=0, atol=1e-5)
+
+
+def test_validation_changes_no_number_of_the_training(tmp_path: Path) -> None:
+    for every in (0, 2):
+        train(small(model={"dropout": 0.1}, training={"valid_every": every}), tmp_path / str(every))
+    assert losses(tmp_path / "0") == losses(tmp_path / "2")
+    assert all(torch.equal(v, weights(tmp_path / "2")[k]) for k, v in weights(tmp_path / "0").items())
+    assert outcome(tmp_path / "0")["validation_loss"] == outcome(tmp_path / "2")["validation_loss"]
+    assert not (tmp_path / "0/validation.jsonl").exists()
+
+
+def test_the_best_weights_are_kept(tmp_path: Path) -> None:
+    t = {"valid_every": 2, "select": "best", "lr": 0.5, "steps": 8}
+    got = train(small(training=t), tmp_path)
+    rows = read_rows(tmp_path / "validation.jsonl")
+    lowest = min(rows, key=lambda row: row["loss"])
+    assert got["kept_steps"] == [lowest["step"]] and got["validation_loss"] == lowest["loss"]
+
+
+@pytest.mark.parametrize("keys", [{"patience": 2}, {"select": "best"}, {"select": "average"}])
+def test_what_wants_validations(keys: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=r"need training\.valid_every"):
+        small(training=keys)
+
+
+RISING = {"steps": 200, "warmup": 200, "lr": 40.0, "optimizer": "sgd", "stop_when_broken": True, "clip": 0.0}
+
+
+def test_a_rising_rate_is_followed_until_the_loss_breaks(tmp_path: Path) -> None:
+    got = train(small(training=RISING), tmp_path)
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert got["broke_at"] and got["steps"] == len(rows) < 200 and got["steps"] - got["broke_at"] < 10
+    assert got["lr_reached"] == rows[got["broke_at"] - 1]["lr"] == pytest.approx(40.0 * got["broke_at"] / 200)
+
+
+def test_one_that_does_not_break_reaches_the_peak(tmp_path: Path) -> None:
+    got = train(small(training=RISING | {"lr": 1e-3, "steps": 20, "warmup": 20}), tmp_path)
+    assert (got["broke_at"], got["lr_reached"], got["steps"]) == (None, 1e-3, 20)
+    assert "lr_reached" not in train(small(), tmp_path / "plain")
+
+
+def test_where_a_loss_breaks() -> None:
+    """By hand: means of ten, half a nat above the lowest of them so far."""
+    falling = [4.0 - 0.1 * i for i in range(20)]
+    assert broke_at(falling) is None and broke_at([*falling[:9], math.inf]) == 10
+    lowest = sum(falling[-10:]) / 10
+    jump = [9.0, 9.0]
+    first = (sum(falling[-9:]) + 9.0) / 10
+    assert broke_at(falling + jump) == (21 if first >= lowest + 0.5 else 22)
+    assert broke_at([*falling, 5.0]) is None
+    assert lr_reached([{"loss": 1.0, "lr": 0.1}, {"loss": math.nan, "lr": 0.2}]) == {"broke_at": 2, "lr_reached": 0.2}
