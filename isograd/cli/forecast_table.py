@@ -12,13 +12,13 @@ from isograd.train.run import Run
 from isograd.train.sizes import PARTS
 
 _DECIMAL = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-_COUNTED = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
+_COUNTED = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def print_forecast(found: Forecast) -> None:
     """Three tables, and the rates in a line."""
     console, run = output(), found.run
-    console.print(f"[bold]{escape(run.name or run.model.placement)}[/bold]  {escape(_shape(found))}")
+    console.print(f"[bold]{escape(run.name or run.task)}[/bold]  {escape(_shape(found))}")
     _print(console, "parameters", _parameters(found))
     sharded = "sharded" if run.training.fsdp else "replicated" if found.devices > 1 else "whole"
     each = "1 device" if found.devices == 1 else f"each of {found.devices} devices"
@@ -45,17 +45,20 @@ def bytes_in_words(count: float) -> str:
 
 def _shape(found: Forecast) -> str:
     run, config = found.run, found.config
-    layers = f"{run.encoder_layers} + {run.model.layers}" if config.encoder_layers else f"{run.model.layers}"
-    vocabulary = f"vocabulary {_up_to(run)}{config.vocab_size:,}"
+    layers = f"{config.encoder_layers} + " if config.encoder_layers else ""
     return (
-        f"{run.model.placement}, {layers} layers, width {run.model.width}, {run.model.heads} heads, feed-forward"
-        f" {config.intermediate_size}, {vocabulary}, {run.training.precision}"
+        f"{config.placement}, {layers}{config.num_hidden_layers} layers, width {config.hidden_size},"
+        f" {config.num_attention_heads} heads, feed-forward {config.intermediate_size},"
+        f" vocabulary {_up_to(run)}{config.vocab_size:,}, {run.training.precision}"
     )
 
 
 def _up_to(run: Run) -> str:
-    characters = run.pairs.vocabulary == "char" if run.task == "translation" else run.data.level == "char"
-    return "of characters, taken as " if characters else "up to "
+    """What is known of the vocabulary's size before data are read."""
+    if run.task == "classification":
+        return ""
+    kind = run.pairs.vocabulary if run.task == "translation" else run.data.level
+    return {"char": "of characters, taken as ", "subword-nmt": "of merges, taken as "}.get(kind, "up to ")
 
 
 def _parameters(found: Forecast) -> Iterable[tuple[str, str, str]]:

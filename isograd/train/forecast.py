@@ -13,11 +13,11 @@ from isograd.train.sizes import (
     attention_matrices,
     config_of,
     feedforward_matrices,
+    head_table,
     parameters,
+    places,
     towers,
 )
-
-MASKED = 0.15  # of a masked LM's places are predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Forecast:
     @property
     def non_embedding(self) -> int:
         """Without tables: of tokens, of positions, and of a head of its own."""
-        return self.parameters - self.parts["embedding"] - self.parts["head"]
+        return self.parameters - self.parts["embedding"] - head_table(self.config, self.run.task)
 
     @property
     def steps(self) -> int:
@@ -102,19 +102,18 @@ def forecast(run: Run, devices: int = 1) -> Forecast:
 
 def tokens_per_update(run: Run) -> int:
     """Of all devices together; padding of a translation counts."""
-    return run.training.tokens if run.task == "translation" else run.training.batch * run.data.length
+    return run.training.tokens if run.task == "translation" else run.training.batch * places(run)
 
 
 def flops_per_token(run: Run, config: IsogradConfig) -> float:
     """Forward and backward; of a translation, for one token on each side of sentences that fill its limit."""
-    places = run.pairs.longest if run.task == "translation" else run.data.length
     total = 0.0
     for tower in towers(config):
         layers, other = config.depths(tower)
         attentions = 2 if tower == "decoder" and other else 1
         matrices = attentions * attention_matrices(config) + feedforward_matrices(config)
-        total += layers * (6 * matrices + attentions * 12 * config.hidden_size * places)
-    predicted = {"masked": MASKED, "classification": 0.0}.get(run.task, 1.0)
+        total += layers * (6 * matrices + attentions * 12 * config.hidden_size * places(run))
+    predicted = {"masked": run.data.mask, "classification": 0.0}.get(run.task, 1.0)
     return total + 6 * predicted * config.vocab_size * config.hidden_size
 
 

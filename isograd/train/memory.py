@@ -16,14 +16,13 @@ import psutil  # type: ignore[import-untyped]  # accelerate's requirement
 import torch
 
 from isograd.models import IsogradConfig
-from isograd.placement import Residual, Site, sites
+from isograd.placement import Norm, Residual, Site, sites
 from isograd.placement.formula import Learned
 from isograd.train.run import RecipeError, Run, Training
-from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, towers
+from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, places, towers
 
 FLOAT = 4  # bytes of float32
 MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "lamb": 2}  # per parameter
-_STATISTICS = 8  # mean and 1/deviation of a row of a norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,7 @@ def micro_tokens(run: Run, devices: int) -> int:
         raise RecipeError(
             f"training.batch={t.batch} does not divide by {devices} processes x training.accumulation={t.accumulation}"
         )
-    return sequences * run.data.length
+    return sequences * places(run)
 
 
 def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
@@ -133,9 +132,10 @@ def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
     width, every = config.hidden_size, _layers(run, config)
     stream = width * stream_bytes(run.training)
     layers = len(every) * stream + max(every) if run.training.gradient_checkpointing else sum(every)
-    ends = [_normed(width)] * (config.entry().final is not None) + [_normed(width)] * config.embedding_norm
-    mask = width if config.embedding_dropout else 0
-    return tokens * (layers + len(towers(config)) * (sum(ends) + mask))
+    ends = _normed(config, config.entry().final, width, stream_bytes(run.training))
+    ends += _normed(config, Norm() if config.embedding_norm else None, width, FLOAT)
+    ends += width if config.embedding_dropout else 0
+    return tokens * (layers + len(towers(config)) * ends)
 
 
 def stream_bytes(training: Training) -> int:
@@ -162,9 +162,11 @@ def _sublayer(training: Training, config: IsogradConfig, residual: Residual, sit
     """Bytes per token that autograd keeps of one sublayer."""
     width, narrow, stream = config.hidden_size, product_bytes(training), stream_bytes(training)
     kept = _feedforward(training, config, residual) if site.kind == "ffn" else _attention(training, config, residual)
-    kept += sum(_normed(width) for norm in (residual.pre, residual.out, residual.post) if norm)
+    kept += sum(_normed(config, norm, width, stream) for norm in (residual.pre, residual.post))
+    kept += _normed(config, residual.out, width, narrow)
     kept += width if config.hidden_dropout else 0
-    if isinstance(residual.skip, Learned) and not (residual.pre and stream == FLOAT):  # else the norm keeps x
+    shared = narrow == FLOAT or (residual.pre is not None and stream == FLOAT)  # x is kept anyway, to be read or normed
+    if isinstance(residual.skip, Learned) and not shared:
         kept += width * stream
     if isinstance(residual.gain, Learned):
         kept += width * narrow
@@ -178,8 +180,9 @@ def _attention(training: Training, config: IsogradConfig, residual: Residual) ->
     if residual.mid or residual.heads:
         kept += width * narrow  # what W_O reads is no longer the result itself
     if residual.projections:
-        kept += len(residual.projections.of) * _normed(width)
-    return kept + (_normed(width) if residual.mid else 0)
+        rows = config.num_attention_heads if residual.projections.over == "head" else 1
+        kept += len(residual.projections.of) * _normed(config, residual.projections.norm, width, narrow, rows)
+    return kept + _normed(config, residual.mid, width, narrow)
 
 
 def _feedforward(training: Training, config: IsogradConfig, residual: Residual) -> int:
@@ -189,30 +192,34 @@ def _feedforward(training: Training, config: IsogradConfig, residual: Residual) 
     apart = residual.mid is not None and narrow < FLOAT  # of relu only its result is kept, which W_2 may read
     inside = {"swiglu": 3, "relu": int(apart or config.activation_dropout > 0)}.get(config.hidden_act, 1)
     kept += inner * narrow * inside + (inner if config.activation_dropout else 0)
-    return kept + (_normed(inner) if residual.mid else 0)
+    return kept + _normed(config, residual.mid, inner, narrow)
 
 
-def _normed(features: int) -> int:
-    """A norm keeps what it read, in float32."""
-    return FLOAT * features + _STATISTICS
+def _normed(config: IsogradConfig, norm: Norm | None, features: int, reads: int, rows: int = 1) -> int:
+    """A norm keeps what it read, and the statistics of its rows; autocast lets a LayerNorm read float32."""
+    if norm is None:
+        return 0
+    layernorm = (config.norm if norm.kind == "model" else norm.kind) == "layernorm"
+    return features * (FLOAT if layernorm else reads) + rows * FLOAT * (2 if layernorm else 1)
 
 
 def _copies(training: Training, config: IsogradConfig) -> int:
-    """Autocast keeps every matrix in the lower precision too; FSDP2 gathers two layers, and the table for the step."""
+    """Autocast casts every matrix once. FSDP2 gathers two layers and the tables, and has as many gradients whole."""
     narrow = product_bytes(training)
     layer = attention_matrices(config) + feedforward_matrices(config)
     if training.fsdp:
-        return narrow * (2 * layer + config.vocab_size * config.hidden_size)
+        return 2 * narrow * (2 * layer + config.vocab_size * config.hidden_size)
     if narrow == FLOAT:
         return 0
     return narrow * (layer * sum(config.depths(tower)[0] for tower in towers(config)))
 
 
 def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:
-    """The chunked loss keeps both gradients of the head, and the logits of one chunk."""
+    """The chunked loss keeps both gradients of the head; the logits of one chunk stand beside them."""
     if run.task == "classification":
         return 0
     rows, width, narrow = config.vocab_size, config.hidden_size, product_bytes(run.training)
-    low = 0 if narrow == FLOAT else rows * width * narrow
-    chunk = min(config.loss_chunk, tokens) * rows * (FLOAT if narrow == FLOAT else FLOAT + 2 * narrow)
-    return tokens * width * FLOAT + rows * width * FLOAT + low + chunk
+    predicted = math.ceil(tokens * run.data.mask) if run.task == "masked" else tokens
+    cast = 0 if narrow == FLOAT else rows * width * narrow
+    logits = min(config.loss_chunk, predicted) * rows * (FLOAT if narrow == FLOAT else FLOAT + 2 * narrow)
+    return (predicted + rows) * width * FLOAT + cast + logits

@@ -5,13 +5,15 @@
 The vocabulary is the one that the recipe asks for; data may have fewer tokens. Characters are taken as `CHARACTERS`.
 """
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Literal
 
 from isograd.models import IsogradConfig
-from isograd.placement import Norm, Placement, Residual, Site, Tower, sites
+from isograd.placement import Norm, Placement, Residual, Site, Tower, UnknownPlacement, sites
 from isograd.placement.formula import Learned
-from isograd.train.run import Run
+from isograd.train.run import RecipeError, Run
 from isograd.train.task import config_from
 
 Part = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]
@@ -24,22 +26,22 @@ def config_of(run: Run) -> IsogradConfig:
     """The configuration of the run's model, as far as it is known without data.
 
     Raises:
-        RecipeError: a value that no model has, as in training.
+        RecipeError: a value that no model has, as in training; a pre-trained model whose configuration is not here.
     """
-    if run.task == "translation":
-        longest, subwords = run.pairs.longest + 1, run.pairs.vocabulary != "char"
-        rows = run.pairs.vocab_size if subwords else CHARACTERS
-        positions = max(longest, int(run.search.stretch * longest + run.search.extra)) + 1
-        return config_from(
-            run,
-            encoder_layers=run.encoder_layers,
-            vocab_size=rows,
-            encoder_vocab_size=None if run.pairs.joint else rows,
-            max_position_embeddings=positions,
-        )
+    match run.task:
+        case "translation":
+            return _translation(run)
+        case "classification":
+            return _pretrained(str(run.glue.model))
     rows = run.data.vocab_size if run.data.level == "bpe" else CHARACTERS
     decoder = run.task == "language"
     return config_from(run, vocab_size=rows, max_position_embeddings=run.data.length, is_decoder=decoder)
+
+
+def places(run: Run) -> int:
+    """Tokens of a sequence, at most."""
+    of = {"translation": run.pairs.longest, "classification": run.glue.length}
+    return of.get(run.task, run.data.length)
 
 
 def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
@@ -71,6 +73,11 @@ def norm_size(norm: Norm | None, features: int, config: IsogradConfig) -> int:
     return features * _PER_FEATURE[config.norm if norm.kind == "model" else norm.kind]
 
 
+def head_table(config: IsogradConfig, task: str) -> int:
+    """Entries of the head's own table; none where it is the embedding's, or where no token is predicted."""
+    return 0 if config.tie_word_embeddings or task == "classification" else config.vocab_size * config.hidden_size
+
+
 def attention_matrices(config: IsogradConfig) -> int:
     """W_Q, W_K, W_V, W_O, each (width, width), with their biases."""
     return 4 * _linear(config.hidden_size, config.hidden_size, config)
@@ -81,6 +88,33 @@ def feedforward_matrices(config: IsogradConfig) -> int:
     width, inner = config.hidden_size, config.intermediate_size
     into = 2 if config.hidden_act == "swiglu" else 1
     return into * _linear(width, inner, config) + _linear(inner, width, config)
+
+
+def _translation(run: Run) -> IsogradConfig:
+    rows = CHARACTERS if run.pairs.vocabulary == "char" else run.pairs.vocab_size
+    longest = run.pairs.longest + 1  # with its </s>
+    return config_from(
+        run,
+        encoder_layers=run.encoder_layers,
+        vocab_size=rows,
+        encoder_vocab_size=None if run.pairs.joint else rows,
+        max_position_embeddings=max(longest, int(run.search.stretch * longest + run.search.extra)) + 1,
+    )
+
+
+def _pretrained(name: str) -> IsogradConfig:
+    """The configuration of a model's folder, or of a run's."""
+    for folder in (Path(name), Path(name) / "model"):
+        path = folder / "config.json"
+        if path.is_file():
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if content["model_type"] != "isograd":
+                    raise ValueError(f"model_type is {content['model_type']!r}, expected 'isograd'")
+                return IsogradConfig.from_dict(content)
+            except (ValueError, TypeError, KeyError, UnknownPlacement) as error:
+                raise RecipeError(f"glue.model={name}: {path} is no configuration of ours ({error})") from error
+    raise RecipeError(f"glue.model={name}: no config.json here or in model/, so the shape is not known before training")
 
 
 def _tower(config: IsogradConfig, tower: Tower) -> Counter[Part]:
@@ -124,7 +158,7 @@ def _projection_norms(config: IsogradConfig, residual: Residual) -> int:
 def _head(config: IsogradConfig, task: str) -> dict[Part, int]:
     """On top: a table of its own where none is tied; a masked LM's and a classifier's inner layers."""
     width, rows = config.hidden_size, config.vocab_size
-    table = 0 if config.tie_word_embeddings else rows * width
+    table = head_table(config, task)
     match task:
         case "masked":
             norm = norm_size(Norm(), width, config)

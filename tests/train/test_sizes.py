@@ -1,20 +1,15 @@
 """The forecast of a run against real models: every parameter, every byte of state, and what autograd keeps."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
 from isograd.models import IsogradConfig
-from isograd.train.memory import memory, must_fit
-from isograd.train.run import RecipeError
-from isograd.train.sizes import config_of, parameters
+from isograd.train.sizes import parameters
 from isograd.transformer.parameters import roles
 from tests.build import HEADS, NAMES, TINY, model
-from tests.study.arms import refused
-from tests.train.recipes import small, text_file
 
 TASK = {"causal": "language", "masked": "masked", "seq2seq": "translation", "classify": "classification"}
 PART = dict.fromkeys(("query", "key", "value", "out"), "attention") | dict.fromkeys(
@@ -64,20 +59,3 @@ def test_the_count_depends_on_every_option() -> None:
     for key, value in {"hidden_size": TINY["hidden_size"], "num_hidden_layers": 2, "encoder_layers": 2}.items():
         other = config.to_dict() | {key: value}
         assert sum(parameters(IsogradConfig(**other), "translation").values()) < full, key
-
-
-def test_a_recipe_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly as many bytes as there are do fit, one less does not; nothing is built and nothing written."""
-    run = small()
-    needed = memory(run, config_of(run)).static
-    must_fit(run, config_of(run), 1, needed, "this machine")
-    with pytest.raises(RecipeError, match=r"a recipe that cannot fit: its .* this machine has 0.0 GiB"):
-        must_fit(run, config_of(run), 1, needed - 1, "this machine")
-    sharded = small(training={"fsdp": True})
-    must_fit(sharded, config_of(sharded), 2, needed / 2 + 8, "this GPU")
-    with pytest.raises(RecipeError, match=r"or more devices$"):
-        must_fit(sharded, config_of(sharded), 1, needed / 2 + 8, "this GPU")
-    monkeypatch.chdir(tmp_path)
-    vast = ("model.width=400000", "model.layers=1000", f"data.source={text_file()}")
-    assert "cannot fit: its 1,920,0" in refused("train", *vast)
-    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,189 @@
+"""The forecast of memory and arithmetic against real tensors: exact where it says so, elsewhere within a factor."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from isograd.models import IsogradForCausalLM
+from isograd.train.forecast import flops_per_token, forecast
+from isograd.train.memory import Memory, activations, memory, must_fit
+from isograd.train.optim import optimizer_of
+from isograd.train.recipe import run_from_dict
+from isograd.train.run import RecipeError, Run
+from isograd.train.sizes import config_of
+from tests.build import NAMES
+from tests.study.arms import refused
+from tests.train.recipes import small, text_file
+
+LENGTH = 320  # above attention's SHORT, below which a CPU forms bfloat16 products in float32
+
+
+def shaped(placement: str = "pre-ln", **training: Any) -> Run:
+    model = {key: training.pop(key) for key in [*training] if key in Run().model.__dict__}
+    return run_from_dict(
+        {
+            "model": {"placement": placement, "layers": 3, "width": 64, "heads": 4, **model},
+            "data": {"length": LENGTH},
+            "training": {"batch": 1, "checkpoint_every": 0, **training},
+        }
+    )
+
+
+def ids_of(run: Run) -> Tensor:
+    return torch.randint(0, 256, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def kept(network: nn.Module, call: Callable[[], Any]) -> int:
+    """Bytes that autograd keeps for the backward pass of `call`, storages counted once, parameters not."""
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    held: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            held[x.untyped_storage().data_ptr()] = x  # held, so that no later tensor gets its place
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        call()
+    return sum(x.untyped_storage().nbytes() for x in held.values())
+
+
+def ratio(run: Run) -> float:
+    """Forecast of the activations over what a real tower keeps, the casts of its matrices with both."""
+    network = IsogradForCausalLM(config_of(run)).train()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.training.precision == "bf16"):
+        real = kept(network, lambda: network.model(ids_of(run)))
+    copies = memory(run, network.config).copies
+    return (activations(run, network.config, LENGTH) + copies) / real
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_activations(name: str) -> None:
+    """In float32 nothing but the ids of the positions is missing."""
+    assert ratio(shaped(name)) == pytest.approx(1.0, abs=0.002)
+
+
+@pytest.mark.parametrize("act", ["relu", "relu_squared", "swiglu", "gelu_tanh"])
+@pytest.mark.parametrize("name", ["pre-ln", "normformer"])
+def test_activations_of_every_feedforward(name: str, act: str) -> None:
+    assert ratio(shaped(name, act=act)) == pytest.approx(1.0, abs=0.002)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_activations_in_bfloat16(name: str) -> None:
+    """A GPU's autocast lets a LayerNorm read float32 where a CPU's lets it read bfloat16: at most a quarter more."""
+    plain = not any(word in name for word in ("normformer", "qk-norm"))
+    assert 0.99 < ratio(shaped(name, precision="bf16")) < (1.01 if plain else 1.26)
+
+
+@pytest.mark.parametrize("options", [{"norm": "rmsnorm"}, {"dropout": 0.1, "activation_dropout": 0.1}])
+@pytest.mark.parametrize("name", ["pre-ln", "normformer-resscale"])
+def test_what_a_cpu_keeps_more(name: str, options: dict[str, Any]) -> None:
+    """A CPU's RMSNorm is several operations, and its dropout keeps a factor where a GPU's keeps a byte."""
+    assert 0.75 < ratio(shaped(name, **options)) < 1.0
+
+
+def test_the_foil_of_the_activations() -> None:
+    """Another placement's, another width's, or a checkpointed model's forecast does not fit."""
+    real = activations(run := shaped("normformer"), config_of(run), LENGTH)
+    for other in (shaped("pre-ln"), shaped("normformer", width=60), shaped("normformer", gradient_checkpointing=True)):
+        assert abs(activations(other, config_of(other), LENGTH) / real - 1) > 0.05
+
+
+def test_checkpointing_keeps_the_stream() -> None:
+    """Between the passes what each layer and the final norm read; the largest layer is there while it goes back."""
+    run = shaped("normformer", gradient_checkpointing=True)
+    network = IsogradForCausalLM(config_of(run)).train()
+    enable = getattr(network, "activation_checkpointing_enable", None) or network.gradient_checkpointing_enable
+    enable()
+    real = kept(network, lambda: network.model(ids_of(run)))
+    inside = activations(shaped("normformer", layers=1), config_of(shaped("normformer", layers=1)), LENGTH)
+    stream = 3 * LENGTH * 64 * 4
+    assert activations(run, network.config, LENGTH) == stream + inside
+    assert real == pytest.approx(stream + LENGTH * (64 * 4 + 8), rel=0.01)
+
+
+def test_the_loss_keeps_both_gradients_of_the_head() -> None:
+    run = shaped()
+    network, ids = IsogradForCausalLM(config_of(run)).train(), ids_of(run)
+    whole = kept(network, lambda: network(ids, labels=ids).loss)
+    tower = kept(network, lambda: network.model(ids))
+    logits = LENGTH * 256 * 4
+    assert memory(run, network.config).loss - logits == pytest.approx(whole - tower, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(name, {}) for name in ("adam", "adamw", "sgd", "radam", "radam-original", "lamb")]
+    + [("sgd", {"betas": (0.0, 0.9)})],
+)
+def test_parameters_gradients_and_state_are_those_of_real_tensors(optimizer: str, options: dict[str, Any]) -> None:
+    """Every byte, but for the counters of steps that torch keeps one of per tensor."""
+    run = shaped("normformer-resscale", optimizer=optimizer, **options)
+    network, ids = IsogradForCausalLM(config_of(run)), ids_of(run)
+    kind, arguments = optimizer_of(run.training)
+    made = kind(network.parameters(), **arguments)
+    network(ids, labels=ids).loss.backward()
+    made.step()
+    expected = memory(run, network.config)
+    state = [t for of in made.state.values() for t in of.values() if isinstance(t, Tensor) and t.ndim]
+    assert expected.parameters == sum(p.nbytes for p in network.parameters())
+    assert expected.gradients == sum(p.grad.nbytes for p in network.parameters() if p.grad is not None)
+    assert expected.optimizer == sum(t.nbytes for t in state)
+    assert expected.static == expected.parameters + expected.gradients + expected.optimizer
+
+
+def test_devices_share_what_is_sharded() -> None:
+    def on(devices: int, **training: Any) -> Memory:
+        run = shaped(batch=8, **training)
+        return memory(run, config_of(run), devices)
+
+    whole = on(1)
+    assert on(4).static == whole.static and on(4).buckets == whole.gradients and not whole.buckets
+    assert on(4, fsdp=True).static == pytest.approx(whole.static / 4, rel=1e-3) and not on(4, fsdp=True).buckets
+    assert on(4).activations == whole.activations / 4
+    assert on(1, accumulation=4).activations == whole.activations / 4
+    with pytest.raises(RecipeError, match="batch=8 does not divide by 3 processes"):
+        on(3)
+
+
+@pytest.mark.parametrize("act", ["gelu", "swiglu"])
+@pytest.mark.parametrize("name", ["pre-ln", "normformer"])
+def test_arithmetic_is_what_torch_counts(name: str, act: str) -> None:
+    """torch counts the products of a training step with attention written out: three times two per entry and token."""
+    run = shaped(name, act=act)
+    network, ids = IsogradForCausalLM(config_of(run)).double(), ids_of(run)  # no oneDNN, which torch does not count
+    network.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        network(ids, output_logits=True).logits.sum().backward()
+    assert flops_per_token(run, network.config) * LENGTH == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_a_recipe_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly as many bytes as there are do fit, one less does not; nothing is built and nothing written."""
+    run = small()
+    needed = memory(run, config_of(run)).static
+    must_fit(run, config_of(run), 1, needed, "this machine")
+    with pytest.raises(RecipeError, match=r"a recipe that cannot fit: its .* this machine has 0.0 GiB"):
+        must_fit(run, config_of(run), 1, needed - 1, "this machine")
+    sharded = small(training={"fsdp": True})
+    must_fit(sharded, config_of(sharded), 2, needed / 2 + 8, "this GPU")
+    with pytest.raises(RecipeError, match=r"or more devices$"):
+        must_fit(sharded, config_of(sharded), 1, needed / 2 + 8, "this GPU")
+    monkeypatch.chdir(tmp_path)
+    vast = ("model.width=400000", "model.layers=1000", f"data.source={text_file()}")
+    assert "cannot fit: its 1,920,0" in refused("train", *vast)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_rates_are_those_of_the_updates() -> None:
+    run = shaped(steps=100, warmup=10, decay="polynomial", lr=0.5, first="fairseq")
+    found = dict(forecast(run).rates)
+    assert [*found] == [1, 10, 55, 100]
+    assert found[1] == 0.0 and found[10] == pytest.approx(0.45) and 0 < found[100] < 0.01
+    assert found[55] == pytest.approx(0.5 * 46 / 90)
