@@ -114,6 +114,30 @@ def roberta_prenorm(shape: Shape, placement: str) -> tuple[Any, Loss]:
     return model, _without_places(model)
 
 
+def modernbert(shape: Shape, placement: str) -> tuple[Any, Loss]:
+    """With its sparse head; GeGLU of two thirds of the width, so that the products are as many; every layer global."""
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    config = ModernBertConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=8 * shape.width // 3,
+        max_position_embeddings=shape.time,
+        global_attn_every_n_layers=1,
+        sparse_prediction=True,
+        attn_implementation="sdpa",
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        cls_token_id=1,
+        sep_token_id=2,
+    )
+    model = ModernBertForMaskedLM(config)
+    return model, _without_places(model)
+
+
 def x_transformers(shape: Shape, placement: str) -> tuple[Any, Loss]:
     from x_transformers import Decoder, Encoder, TransformerWrapper
 
@@ -179,6 +203,7 @@ BUILDERS: dict[str, Callable[[Shape, str], tuple[Any, Loss]]] = {
     "gpt2": gpt2,
     "bert": bert,
     "roberta_prenorm": roberta_prenorm,
+    "modernbert": modernbert,
     "x_transformers": x_transformers,
     "torch_nn": torch_nn,
 }
@@ -197,6 +222,12 @@ PEERS = {
     False: (
         Contestant(name="BertForMaskedLM", build="bert", package="transformers", note="Post-LN, norm on the embedding"),
         Contestant(name="RobertaPreLayerNorm", build="roberta_prenorm", package="transformers"),
+        Contestant(
+            name="ModernBert, sparse head",
+            build="modernbert",
+            package="transformers",
+            note="GeGLU and rotary positions, no biases",
+        ),
         replace(_X, note=_X.note + "; no dense layer in the head"),
         replace(_NN, note="no dense layer in the head"),
     ),
