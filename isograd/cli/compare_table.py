@@ -10,30 +10,36 @@ from isograd.cli.console import output
 from isograd.cli.progress import COLOURS
 from isograd.report import tables
 from isograd.report.runs import arms_of
+from isograd.report.sections import findings
 
 
-def print_table(folders: Sequence[Path], report: Path) -> None:
-    """A line per arm, what happened in a sentence, and where the page is."""
+def print_table(folders: Sequence[Path], report: Path, reference: str | None = None) -> None:
+    """A line per arm, what happened in sentences, and where the page is."""
     arms = arms_of(folders)
-    console = output()
+    console, kind = output(), tables.kind_of(arms)
     names, lines = tuple(column.short for column in tables.columns(arms)), tables.rows(arms)
-    shown = _fitting([names, *lines], console.width, tables.DISPENSABLE[arms[0].task])
+    shown = _fitting([names, *lines], console.width, tables.DISPENSABLE[kind])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in shown:
         least = max(_widest(cells[i]) for cells in lines) if i == 1 else 0 if i else 12
         table.add_column(names[i], justify="left" if i < 2 else "right", no_wrap=i > 1, min_width=least)
     for arm, cells in zip(arms, lines, strict=True):
-        colour = COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
+        colour = (
+            "default" if kind == "ramp" else COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
+        )
         texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]
         table.add_row(*texts)
     console.print(table)
-    console.print(f"[dim]{_LEGEND[arms[0].task]}[/dim]")
+    console.print(f"[dim]{_LEGEND[kind]}[/dim]")
     console.print(f"\n{tables.summary(arms)}", markup=False)
+    for line in (line for lines in findings(arms, reference).values() for line in lines):
+        console.print(line, markup=False)
     console.print(f"\nreport: {report}", markup=False, soft_wrap=True)
 
 
 _GRADIENT = "mean |gradient| of W_2, first layer over last, at step 1 → at the end"
 _LEGEND = {
+    "ramp": f"LR: the learning rate reached; g1/gL: {_GRADIENT}",
     "language": f"losses in nats; g1/gL: {_GRADIENT}",
     "masked": f"losses in nats per masked token; g1/gL: {_GRADIENT}",
     "translation": f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {_GRADIENT}",

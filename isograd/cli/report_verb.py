@@ -23,6 +23,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: report/ in the first FOLDER)")
     parser.add_argument("--title", help="of the page")
+    parser.add_argument(
+        "--reference",
+        metavar="ARM",
+        help="placement or label of the arm that the others are measured against (default: pre-ln, or the first)",
+    )
     parser.add_argument("--json", action="store_true", help="the results as one JSON object on stdout")
     parser.set_defaults(run=run)
 
@@ -40,41 +45,49 @@ def run(options: argparse.Namespace) -> int:
     if not runs:
         among = f"none of {len(found)} can be read" if found else "no folder with a run.json in it or below it"
         raise UserError(f"nothing to report on in {', '.join(map(str, options.folders))}: {among}")
-    written = _write(runs, options.out or options.folders[0] / "report", options.title)
-    _tell(written, faults, options.json)
+    _tell(_write(runs, options), faults, options)
     return 0
 
 
-def _write(runs: list[Path], out: Path, title: str | None) -> dict[Path, list[Path]]:
-    """A page per task, in folders of their own where there are several; each page with its runs."""
-    from isograd.report.page import TITLE, write_report
+def _write(runs: list[Path], options: argparse.Namespace) -> list[tuple[list[Path], Path, str | None]]:
+    """A page for each kind of run, in folders of their own where there are several: its runs, the page, its reference.
 
-    tasks: dict[str, list[Path]] = {}
-    for folder in runs:
-        tasks.setdefault(_task(folder), []).append(folder)
-    written = {}
-    for task, folders in tasks.items():
-        into = out if len(tasks) == 1 else out / task
+    Of several kinds the named reference may be in some only.
+    """
+    from isograd.report.folders import by_kind
+    from isograd.report.page import TITLE, write_report
+    from isograd.report.runs import arms_of, reference_of
+
+    kinds, name = by_kind(runs), options.reference
+    having = [kind for kind, folders in kinds.items() if name and reference_of(arms_of(folders), name)]
+    if name and not having:
+        labels = [arm.label for folders in kinds.values() for arm in arms_of(folders)]
+        raise UserError(f"--reference {name}: no arm is called so; there are {'; '.join(labels)}")
+    out = options.out or options.folders[0] / "report"
+    written = []
+    for kind, folders in kinds.items():
+        into, reference = out if len(kinds) == 1 else out / kind, name if kind in having else None
         into.mkdir(parents=True, exist_ok=True)
-        page = write_report(folders, into, title or TITLE, all_figures=True)
-        written[page] = folders
+        page = write_report(folders, into, options.title or TITLE, all_figures=True, reference=reference)
+        written.append((folders, page, reference))
     return written
 
 
-def _tell(written: dict[Path, list[Path]], faults: list[str], as_json: bool) -> None:
+def _tell(written: list[tuple[list[Path], Path, str | None]], faults: list[str], options: argparse.Namespace) -> None:
     from isograd.cli.compare_table import print_table
 
-    if as_json:
-        print(json.dumps({"reports": [_content(page) for page in written], "left_out": faults}, indent=2))
+    if options.json:
+        print(json.dumps({"reports": [_content(*one) for one in written], "left_out": faults}, indent=2))
         return
-    for page, folders in written.items():
-        print_table(folders, page)
+    for folders, page, reference in written:
+        print_table(folders, page, reference)
 
 
-def _task(folder: Path) -> str:
-    content: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return str(content.get("task", "language"))
+def _content(folders: list[Path], page: Path, reference: str | None) -> dict[str, Any]:
+    """What a program reads of a page."""
+    from isograd.report.runs import arms_of
+    from isograd.report.sections import findings
 
-
-def _content(page: Path) -> dict[str, Any]:
-    return {"report": str(page), "runs": json.loads(page.with_name("results.json").read_text(encoding="utf-8"))}
+    said = findings(arms_of(folders), reference)
+    results = json.loads(page.with_name("results.json").read_text(encoding="utf-8"))
+    return {"report": str(page), "findings": [line for lines in said.values() for line in lines], "runs": results}

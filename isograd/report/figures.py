@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, shade, style, widen
 from isograd.report.runs import ArmFiles, Curve, at_end, at_start, towers
 
-_LEVEL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
+LEVEL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
 
 
 def loss_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> Drawing:
@@ -17,9 +17,9 @@ def loss_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -> Draw
     drawn = drawing(1, height=3.9)
     (axes,) = drawn.panels
     for i, arm in enumerate(arms):
-        _line(axes, i, arm, arm.curve(), arm.label)
+        over_seeds(axes, i, arm, arm.curve(), arm.label)
     if unigram_entropy is not None:
-        axes.axhline(unigram_entropy, **_LEVEL, label=f"unigram entropy {unigram_entropy:.3f}")
+        axes.axhline(unigram_entropy, **LEVEL, label=f"unigram entropy {unigram_entropy:.3f}")
         _near(axes, [y for arm in arms for y in arm.curve()[1][5:]], unigram_entropy)
     label(axes, "step", "training loss (nats)")
     return drawn
@@ -38,7 +38,7 @@ def validation_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -
     for axes, (name, title) in zip(drawn.panels, shown.items(), strict=True):
         for i, arm in enumerate(arms):
             named = arm.label if set(arm.outcomes) == {"finished"} else f"{arm.label}: {arm.outcome}"
-            _line(axes, i, arm, arm.validation(name), named, marker="o", markersize=3.4)
+            over_seeds(axes, i, arm, arm.validation(name), named, marker="o", markersize=3.4)
         label(axes, "epoch" if all(arm.in_epochs for arm in arms) else "step", title)
         axes.set_xlim(left=0)
     if "loss" in shown and unigram_entropy is not None:
@@ -70,7 +70,7 @@ def ratio_curves(arms: Sequence[ArmFiles]) -> Drawing:
     for axes, tower in zip(drawn.panels, both, strict=True):
         for i, arm in enumerate(arms):
             axes.plot(*arm.ratio("gradient_mean_abs", "ffn", tower), label=arm.label, **style(i))
-        axes.axhline(1.0, **_LEVEL)
+        axes.axhline(1.0, **LEVEL)
         if len(both) > 1:
             heading(axes, tower)
         label(axes, "step", "first / last layer" if tower == both[0] else "")
@@ -156,7 +156,7 @@ def _learned(arms: Sequence[ArmFiles], name: str, kind: str, tower: str) -> bool
     return any(arm.profile(name, kind, at_start, tower)[0] for arm in arms)
 
 
-def _line(axes: Axes, index: int, arm: ArmFiles, curve: Curve, named: str, **markers: Any) -> None:
+def over_seeds(axes: Axes, index: int, arm: ArmFiles, curve: Curve, named: str, **markers: Any) -> None:
     """The mean over seeds, with a band from the lowest to the highest."""
     x, mean, low, high = curve
     axes.plot(x, mean, label=named, **style(index), **markers)
@@ -194,7 +194,12 @@ def _low_part(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
     """Cut the first validations' peak off; the unigram entropy where a line comes to rest at it."""
     means = [arm.validation("loss")[1] for arm in arms]
     if any(mean and abs(mean[-1] - entropy) < 0.3 for mean in means):
-        axes.axhline(entropy, **_LEVEL, label=f"unigram entropy {entropy:.3f}")
+        axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
+    without_peak(axes, means)
+
+
+def without_peak(axes: Axes, means: Sequence[Sequence[float]]) -> None:
+    """From the lowest to the highest of these lines, but for the first point of each that has more than three."""
     later = [y for mean in means for y in (mean[1:] if len(mean) > 3 else mean)]
     low, high = min(later), max(later)
     if high > low:

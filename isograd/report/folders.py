@@ -58,6 +58,16 @@ def readable(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return [folder for folder in folders if wrong[folder] is None], [line for line in wrong.values() if line]
 
 
+def by_kind(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """Readable run folders by what can stand on one page: the task, or "ramp" of language models with a rising rate."""
+    kinds: dict[str, list[Path]] = {}
+    for folder in folders:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        kind = "ramp" if run["training"].get("stop_when_broken") else str(run.get("task", "language"))
+        kinds.setdefault(kind, []).append(folder)
+    return kinds
+
+
 def fault(folder: Path) -> str | None:
     """What is wrong with the files of a run, None if nothing is."""
     try:

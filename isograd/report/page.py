@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from isograd.report import tables
 from isograd.report.canvas import save, style, svg
+from isograd.report.ramps import is_ramp
 from isograd.report.runs import ArmFiles, Row, arms_of
 from isograd.report.sections import Section, sections
 from isograd.report.words import differing, settings, subtitle
@@ -20,14 +21,21 @@ from isograd.train.metrics import finite, write_text
 TITLE = "Placements side by side"
 
 
-def write_report(folders: Sequence[Path], out: Path, title: str = TITLE, all_figures: bool = False) -> Path:
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    title: str = TITLE,
+    all_figures: bool = False,
+    reference: str | None = None,
+) -> Path:
     """Write report.html, results.csv and results.json into `out`, from the files in `folders`, and the main figure.
 
-    The figure, validation (of translations) or loss, is there as .svg and .png, for a paper or a README.
+    The figure, the page's first, is there as .svg and .png, for a paper or a README.
 
     Args:
         folders: run folders, in the order of the table; seeds of one recipe are taken together.
         all_figures: write every figure of the page as .svg and .png.
+        reference: label or placement of the arm that others are measured against; None: the first pre-ln, or first.
 
     Returns:
         the path of the page.
@@ -41,7 +49,7 @@ def write_report(folders: Sequence[Path], out: Path, title: str = TITLE, all_fig
     page = Environment(
         loader=PackageLoader("isograd.report", "."), autoescape=True, undefined=StrictUndefined
     ).get_template("page.html.j2")
-    shown = sections(arms, _entropy(arms))
+    shown = sections(arms, _entropy(arms), reference)
     content = _content(arms, title, shown)
     kept = shown if all_figures else shown[:1]
     text = page.render(**content, files=[one.name for one in kept])
@@ -60,13 +68,13 @@ def _content(arms: Sequence[ArmFiles], title: str, shown: Sequence[Section]) -> 
     entropy = _entropy(arms)
     return {
         "title": title,
-        "task": arms[0].task,
+        "kind": tables.kind_of(arms),
         "summary": tables.summary(arms),
         "subtitle": subtitle(arms, text),
         "header": [column.name for column in tables.columns(arms)],
         "table": [_line(i, arm, cells) for i, (arm, cells) in enumerate(zip(arms, tables.rows(arms), strict=True))],
         "entropy": "unknown here" if entropy is None else f"{entropy:.3f} here",
-        "figures": [{"title": one.title, "text": one.text, "svg": svg(one.drawn, one.name)} for one in shown],
+        "figures": [{**vars(one), "svg": svg(one.drawn, one.name)} for one in shown],
         "cards": list(_cards(arms)),
         "settings": list(settings(arms, text)),
         "runs": sum(len(a.runs) for a in arms),
@@ -82,7 +90,7 @@ def _line(index: int, arm: ArmFiles, cells: tuple[str, ...]) -> dict[str, Any]:
     look = style(index)
     dash = "none" if look["linestyle"] == "-" else " ".join(str(2.6 * d) for d in look["linestyle"][1])
     worst = next((o for o in arm.outcomes if o != "finished"), "finished")
-    return {"cells": cells, "colour": look["color"], "dash": dash, "outcome": worst}
+    return {"cells": cells, "colour": look["color"], "dash": dash, "outcome": "" if is_ramp(arm) else worst}
 
 
 def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:

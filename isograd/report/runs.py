@@ -55,6 +55,10 @@ class ArmFiles:
         return self.first.run.get("task", "language")
 
     @property
+    def placement(self) -> str:
+        return self.first.run["model"]["placement"]
+
+    @property
     def outcomes(self) -> list[str]:
         return [r.outcome["outcome"] for r in self.runs]
 
@@ -140,6 +144,22 @@ class ArmFiles:
             if layers and values[-1]:
                 found.append(values[0] / values[-1])
         return found
+
+
+def paired(arm: ArmFiles, reference: ArmFiles) -> dict[int, tuple[RunFiles, RunFiles]]:
+    """The runs of two arms with the same seed, by seed."""
+    theirs = {run.run["seed"]: run for run in reference.runs}
+    return {run.run["seed"]: (run, theirs[run.run["seed"]]) for run in arm.runs if run.run["seed"] in theirs}
+
+
+def reference_of(arms: Sequence[ArmFiles], named: str | None = None) -> ArmFiles | None:
+    """What the other arms are measured against: the one `named` by label or placement, else the first pre-ln or first.
+
+    None where there is none of that name, or no arm.
+    """
+    if named is not None:
+        return next((arm for arm in arms if named in (arm.label, arm.placement)), None)
+    return next((arm for arm in arms if arm.placement == "pre-ln"), arms[0] if arms else None)
 
 
 def towers(arms: Iterable[ArmFiles]) -> list[str]:

@@ -1,40 +1,75 @@
-"""The figures of a page in their order, each with what it shows in words."""
+"""The parts of a page in their order: figures, each with what it shows in words, and what follows from it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from isograd.report import figures
+from isograd.report import figures, finding_figures, pace, ramps
 from isograd.report.canvas import Drawing
 from isograd.report.runs import ArmFiles
+from isograd.report.tables import kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page; `name` is that of its figure's files."""
+    """A part of the page; `name` is that of its figure's files.
+
+    `findings` are sentences; `table` is a header and its lines.
+    """
 
     name: str
     title: str
     text: str
     drawn: Drawing
+    findings: Sequence[str] = ()
+    table: Sequence[tuple[str, ...]] = ()
 
 
-def sections(arms: Sequence[ArmFiles], entropy: float | None) -> list[Section]:
-    """What these runs have to show, the main figure first."""
-    found = (
-        Section(name=name, title=title, text=text, drawn=drawn)
-        for name, title, text, drawn in _drawings(arms, entropy)
+def sections(arms: Sequence[ArmFiles], entropy: float | None, reference: str | None = None) -> list[Section]:
+    """What these runs have to show, the main figure first.
+
+    Args:
+        entropy: of the data's unigrams, where it is known.
+        reference: label or placement of the arm that others are measured against; see `runs.reference_of`.
+    """
+    said = findings(arms, reference)
+    found = [
+        Section(name=name, title=title, text=text, drawn=drawn, findings=said.get(name, ()))
+        for name, title, text, drawn in _drawings(arms, entropy, reference)
         if drawn is not None
-    )
-    return list(found)
+    ]
+    return [replace(one, table=ramps.table(arms)) if one.name == "ramp" else one for one in found]
 
 
-def _drawings(arms: Sequence[ArmFiles], entropy: float | None) -> Iterator[tuple[str, str, str, Drawing | None]]:
+def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> dict[str, list[str]]:
+    """Sentences by the section that they belong to."""
+    if kind_of(arms) == "ramp":
+        return {"ramp": [ramps.said(ratio) for ratio in ramps.ratios(arms, reference)]}
+    if kind_of(arms) in _PACED:
+        return {"pace": [pace.said(one) for one in pace.paces(arms, reference)]}
+    return {}
+
+
+_PACED = ("language", "masked")
+
+
+def _drawings(
+    arms: Sequence[ArmFiles], entropy: float | None, reference: str | None
+) -> Iterator[tuple[str, str, str, Drawing | None]]:
+    kind = kind_of(arms)
     smoothed = any(arm.first.run["training"].get("label_smoothing") for arm in arms)
-    if arms[0].task == "translation":
+    if kind == "ramp":
+        yield "ramp", "Up to which learning rate the loss holds", _RAMP, finding_figures.ramp_curves(arms, entropy)
+    if kind == "translation":
         yield "validation", "Validation", _VALIDATION, figures.validation_curves(arms, entropy)
-    yield "loss", "Training loss", _SMOOTHED if smoothed else _LOSS, figures.loss_curves(arms, entropy)
-    if not any(run.quantities for arm in arms for run in arm.runs):
-        return
+    if kind != "ramp":
+        yield "loss", "Training loss", _SMOOTHED if smoothed else _LOSS, figures.loss_curves(arms, entropy)
+    if kind in _PACED:
+        yield "pace", "Validation loss by steps and by time", _PACE, finding_figures.pace_curves(arms, reference)
+    if any(run.quantities for arm in arms for run in arm.runs):
+        yield from _of_depth(arms)
+
+
+def _of_depth(arms: Sequence[ArmFiles]) -> Iterator[tuple[str, str, str, Drawing | None]]:
     yield "gradients", "Gradients over depth", _GRADIENTS, figures.gradient_profiles(arms)
     yield "histories", "Gradients of each layer, through training", _HISTORIES, figures.gradient_histories(arms)
     yield "ratio", "First over last layer, through training", _RATIO, figures.ratio_curves(arms)
@@ -43,6 +78,17 @@ def _drawings(arms: Sequence[ArmFiles], entropy: float | None) -> Iterator[tuple
     yield "coefficients", "Learned coefficients over depth", _COEFFICIENTS, figures.coefficients(arms)
 
 
+_RAMP = (
+    "The rate rises from step to step; a line per run. A run ends for this figure where its loss breaks: a mean of ten"
+    " steps 0.5 nat above the lowest such mean before it, or a loss that is not finite; or where it returns to the"
+    " unigram entropy after it had been 0.10 nat below, whichever is first."
+)
+_PACE = (
+    "Held-out loss, the mean over seeds and a band from the lowest to the highest. Diamonds: where a line first comes"
+    " down to the loss at which the reference ends. The times are those of the trainings, validations left out, and"
+    " compare where each had the machine to itself. The ratios are taken seed by seed, on straight lines between"
+    " validations, the reference timed by the same rule."
+)
 _VALIDATION = (
     "Held-out loss without label smoothing, and BLEU of held-out pairs, as training went; the mean over the seeds that"
     " got so far, and a band from the lowest to the highest."

@@ -2,9 +2,11 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from isograd.report.ramps import end_of, is_ramp
 from isograd.report.runs import ArmFiles, at_end, at_start
 
 
@@ -44,6 +46,21 @@ def _size(arm: ArmFiles) -> str:
     return f"{sizes[0]:,.0f}" if sizes else "–"
 
 
+def kind_of(arms: Sequence[ArmFiles]) -> str:
+    """The task of these runs; "ramp" where their learning rate rises until the loss breaks."""
+    return "ramp" if all(map(is_ramp, arms)) else arms[0].task
+
+
+def _ends(arm: ArmFiles) -> str:
+    """What became of a rising rate: "broke", or "2 broke, 1 held" over seeds that differ."""
+    counts = Counter(end.how if end else "not trained" for end in map(end_of, arm.runs))
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {how}" for how, n in counts.most_common())
+
+
+def _rate(arm: ArmFiles) -> str:
+    return spread([end.rate for end in map(end_of, arm.runs) if end], "{:.3g}")
+
+
 _NAMES = (
     Column(name="placement", short="placement", cell=lambda arm: arm.label),
     Column(name="outcome", short="outcome", cell=lambda arm: arm.outcome),
@@ -54,6 +71,14 @@ _GRADIENT = Column(name="gradient first/last", short="g1/gL", cell=_ratio)
 _SPEED = Column(name="tokens/s", short="tok/s", cell=_speed)
 _SIZE = Column(name="parameters", short="params", cell=_size)
 COLUMNS = {
+    "ramp": (
+        _NAMES[0],
+        Column(name="outcome", short="outcome", cell=_ends),
+        Column(name="learning rate reached", short="LR", cell=_rate),
+        _GRADIENT,
+        _SPEED,
+        _SIZE,
+    ),
     "language": (*_NAMES, _FINAL, _VALID, _GRADIENT, _SPEED, _SIZE),
     "masked": (
         *_NAMES,
@@ -78,6 +103,7 @@ COLUMNS = {
 
 
 DISPENSABLE = {  # what a narrow terminal is spared, first things first
+    "ramp": ("params", "tok/s", "g1/gL"),
     "language": ("params", "valid", "tok/s"),
     "masked": ("params", "ppl", "tok/s", "final"),
     "translation": ("train", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
@@ -86,7 +112,7 @@ DISPENSABLE = {  # what a narrow terminal is spared, first things first
 
 def columns(arms: Sequence[ArmFiles]) -> tuple[Column, ...]:
     """The columns of a table of these arms."""
-    return COLUMNS[arms[0].task]
+    return COLUMNS[kind_of(arms)]
 
 
 def rows(arms: Sequence[ArmFiles]) -> list[tuple[str, ...]]:
@@ -110,6 +136,8 @@ def spread(values: Sequence[float], form: str) -> str:
 
 def summary(arms: Sequence[ArmFiles]) -> str:
     """What happened, in two sentences. Nobody is called best: that takes seeds and intervals."""
+    if kind_of(arms) == "ramp":
+        return _RAMP
     failed = [a for a in arms if not any(o == "finished" for o in a.outcomes)]
     trained = [a for a in arms if a.values(_JUDGED[a.task]) and a not in failed]
     parts = []
@@ -126,6 +154,9 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     if any(seen and held_out and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5 for seen, held_out in both):
         parts.append("Validation is far above training: the text is small and learnt by heart; compare validation.")
     return " ".join(parts)
+
+
+_RAMP = "The learning rate rose until the loss broke: what is compared is how far it came, and no loss."
 
 
 def _names(trained: Sequence[ArmFiles], of: int) -> str:
