@@ -26,14 +26,19 @@ def load_translation_model(name: str | Path, dtype: torch.dtype) -> tuple[Isogra
     Raises:
         DataError: no model there, or none that translates.
     """
-    folder = _folder(name)
+    folder = model_folder(name)
     tokenizer = _tokenizer(folder)
     model = _model(folder, dtype)
     _check_sizes(folder, model, tokenizer)
     return model, tokenizer
 
 
-def _folder(name: str | Path) -> Path:
+def model_folder(name: str | Path) -> Path:
+    """Where the files of a model are: in the folder of a run or of its model, or fetched from the hub.
+
+    Raises:
+        DataError: no model there.
+    """
     path = Path(name)
     if not path.exists():
         return _download(str(name))

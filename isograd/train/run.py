@@ -81,6 +81,8 @@ _TEXT: tuple[Task, ...] = ("language", "masked")
 _ROWS: tuple[Task, ...] = ("language", "masked", "classification")
 _EPOCHS: tuple[Task, ...] = ("translation", "classification")
 READ_BY: dict[str, tuple[Task, ...]] = {  # key, or section -> the tasks that read it; what is not here, all do
+    "model": (*_TEXT, "translation"),  # a classification has the shape of glue.model,
+    "model.placement": (*_ROWS, "translation"),  # which this names once more, for whoever reads the recipe
     "model.encoder_layers": ("translation",),
     "model.share_embeddings": ("translation",),
     "data": _TEXT,
@@ -95,6 +97,7 @@ READ_BY: dict[str, tuple[Task, ...]] = {  # key, or section -> the tasks that re
     "training.batch": _ROWS,
     "training.tokens": ("translation",),
     "training.epochs": _EPOCHS,
+    "training.label_smoothing": (*_TEXT, "translation"),
     "training.smoothing": ("translation",),
     "training.valid_sequences": _TEXT,
     "training.stop_when_broken": _TEXT,
@@ -222,8 +225,11 @@ def _check_glue(run: Run) -> None:
         )
     if not 0 <= glue.warmup < 1:
         raise RecipeError(f"glue.warmup={glue.warmup} is a share of all updates; it must be in [0, 1)")
-    if run.training.warmup:
-        raise RecipeError("training.warmup is told by glue.warmup in task=classification, as a share of all updates")
+    if run.training.warmup and glue.warmup:
+        raise RecipeError(
+            f"training.warmup={run.training.warmup} (updates) and glue.warmup={glue.warmup} (a share of them)"
+            " contradict each other; set one of them to 0"
+        )
     if glue.length < 8:
         raise RecipeError(f"glue.length={glue.length} must be at least 8")
     for key in ("dropout", "attention_dropout"):

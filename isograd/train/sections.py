@@ -105,7 +105,7 @@ class Glue:
     scratch: bool = False  # take the shape and the tokenizer of `model`, and fresh weights
     length: int = 128  # tokens of a sequence; longer ones are cut
     warmup: float = 0.06  # of all updates
-    dropout: float | None = None  # in place of the pre-trained model's, everywhere but on attention weights
+    dropout: float | None = None  # in place of the pre-trained model's: on branches, the embedding, and in the head
     attention_dropout: float | None = None
     keep: bool = False  # the fine-tuned model, in the run's folder
 

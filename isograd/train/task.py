@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class Task(ABC):
         unigram_entropy: of the predicted tokens, nats.
         blind_loss: held-out loss of a model that sees no other token; None where the unigram entropy says it.
         samples: all batches of the training in their order; one epoch of them is the training.
+        lost: what outcome.json says of a training that diverged, beside that.
     """
 
     run: Run
@@ -38,6 +40,7 @@ class Task(ABC):
     unigram_entropy: float
     blind_loss: float | None = None
     samples: Dataset[Any]
+    lost: Mapping[str, Any] = MappingProxyType({})
 
     @abstractmethod
     def __init__(self, run: Run, corpus: Any = None) -> None:

@@ -128,7 +128,7 @@ _TASKS = {  # module, class, and the extra that it may want
     "language": ("language", "LanguageModelling", "data"),
     "masked": ("masked", "MaskedLanguageModelling", "data"),
     "translation": ("translation", "Translation", "mt"),
-    "classification": ("classification", "Classification", "eval"),
+    "classification": ("classification", "Classification", "data"),
 }
 
 
@@ -184,9 +184,11 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
                 keep_until(folder / name, step_of(checkpoint) if checkpoint else 0)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder)
-    trainer.save_model(str(folder / "model"))
+    if keeps_model(run):
+        trainer.save_model(str(folder / "model"))
     if trainer.is_world_process_zero():
-        task.save_tokenizer(folder / "model")
+        if keeps_model(run):
+            task.save_tokenizer(folder / "model")
         for name in ("checkpoints", WEIGHTS):
             shutil.rmtree(folder / name, ignore_errors=True)
     rows = read_rows(folder / "quantities.jsonl")
@@ -201,6 +203,11 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     }
 
 
+def keeps_model(run: Run) -> bool:
+    """A grid of fine-tunings would fill the disk with models that nobody reads."""
+    return run.glue.keep or run.task != "classification"
+
+
 def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]:
     """Outcome and losses, of the weights that are kept."""
     rows = _losses(folder)
@@ -209,7 +216,7 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
     if task.run.training.stop_when_broken:
         outcome |= lr_reached(rows)
     if name == "diverged":
-        return outcome
+        return outcome | dict(task.lost)
     steps = take_chosen(trainer, task, folder)
     validated = read_rows(folder / ROWS)
     held_out = next((row for row in validated if [row["step"]] == steps), None)
@@ -222,7 +229,7 @@ def _model(task: Task, checkpoint: Path | None) -> IsogradPreTrainedModel:
     if checkpoint:
         return task.build(IsogradConfig.from_pretrained(checkpoint))
     model = task.build(task.config())
-    if model.config.entry().calibrate:
+    if model.config.entry().calibrate and model.config.calibration is None:
         calibrate(model, task.first_batch())
     return model
 

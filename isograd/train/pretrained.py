@@ -1,0 +1,129 @@
+"""What a training left, or a name on the hub -> shape, tokenizer and tower of a model that is to be fine-tuned."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from isograd.data import DataError
+from isograd.data.text import file_sha256, first_line
+from isograd.data.tokenizers import reads_text
+from isograd.evaluate.loading import model_folder
+from isograd.models import IsogradConfig, IsogradModel
+from isograd.placement import UnknownPlacement
+
+_HEADS = ("head.", "lm_head.", "next_sentence.", "dense.", "classifier.")  # of our models; none is taken over
+_SHAPE = ("config.json", "tokenizer.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreTrained:
+    """A model of one tower that lies in a folder.
+
+    Attributes:
+        pad, begin, end: ids of <pad>, <s> and </s>.
+    """
+
+    name: str
+    folder: Path
+    config: IsogradConfig
+    tokenizer: PreTrainedTokenizerFast
+    pad: int
+    begin: int
+    end: int
+
+    @property
+    def reader(self) -> Tokenizer:
+        """The tokenizer as it encodes plain text."""
+        return reads_text(self.tokenizer.backend_tokenizer)
+
+    @cached_property
+    def shape_sha256(self) -> str:
+        """Of all but the weights."""
+        return _together([self.folder / name for name in _SHAPE])
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the weights too."""
+        return _together([*(self.folder / name for name in _SHAPE), *sorted(self.folder.glob("*.safetensors"))])
+
+    def tower(self) -> IsogradModel:
+        """The pre-trained weights without their head, in fp32, on the CPU.
+
+        Raises:
+            DataError: weights are missing, or there are others than those of a tower and its head.
+        """
+        try:
+            tower, info = IsogradModel.from_pretrained(self.folder, dtype=torch.float32, output_loading_info=True)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise DataError(f"{self.name}: the weights cannot be loaded ({first_line(error)})") from error
+        if info["missing_keys"]:
+            raise DataError(f"{self.name}: weights are missing, such as {min(info['missing_keys'])}")
+        strange = [key for key in info["unexpected_keys"] if not key.startswith(_HEADS)]
+        if strange:
+            raise DataError(f"{self.name}: holds weights that this shape has not, such as {min(strange)}")
+        found: IsogradModel = tower
+        return found
+
+
+def find_pretrained(name: str) -> PreTrained:
+    """Shape and tokenizer, without the weights.
+
+    Args:
+        name: the folder of a run or of its model, or a model's name on the Hugging Face hub.
+
+    Raises:
+        DataError: no model there, or none that can be fine-tuned here.
+    """
+    folder = model_folder(name)
+    config = _config(name, folder)
+    tokenizer = _tokenizer(name, folder)
+    if len(tokenizer) > config.vocab_size:
+        raise DataError(
+            f"{name}: its tokenizer has {len(tokenizer)} tokens, and the model's table {config.vocab_size} rows;"
+            " they are of two different trainings"
+        )
+    return PreTrained(name=name, folder=folder, config=config, tokenizer=tokenizer, **_special(name, config))
+
+
+def _config(name: str, folder: Path) -> IsogradConfig:
+    try:
+        content: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = content.get("model_type") if isinstance(content, dict) else None
+        if kind != "isograd":
+            raise ValueError(f"model_type is {kind!r}, expected 'isograd'")
+        config: IsogradConfig = IsogradConfig.from_pretrained(folder)
+    except (OSError, ValueError, UnknownPlacement) as error:
+        raise DataError(f"{name}: its config.json cannot be read ({first_line(error)})") from error
+    if config.is_encoder_decoder:
+        raise DataError(f"{name}: is an encoder-decoder; fine-tuning takes a model of one tower, masked or causal")
+    return config
+
+
+def _special(name: str, config: IsogradConfig) -> dict[str, int]:
+    found = {"pad": config.pad_token_id, "begin": config.bos_token_id, "end": config.eos_token_id}
+    for role, id_ in found.items():
+        if id_ is None:
+            raise DataError(f"{name}: its config.json has no id of the token {role!r}, which every sequence needs")
+    return {role: id_ for role, id_ in found.items() if id_ is not None}
+
+
+def _tokenizer(name: str, folder: Path) -> PreTrainedTokenizerFast:
+    if not (folder / "tokenizer.json").is_file():
+        raise DataError(f"{name}: no tokenizer.json beside the model")
+    try:
+        found: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+        return found
+    except Exception as error:  # of JSON, of a key, and what the tokenizers library raises, which is an Exception
+        raise DataError(f"{name}: its tokenizer cannot be loaded ({first_line(error)})") from error
+
+
+def _together(files: list[Path]) -> str:
+    return hashlib.sha256(json.dumps([file_sha256(file) for file in files]).encode()).hexdigest()
