@@ -8,6 +8,7 @@ from rich.table import Table
 
 from isograd.cli.console import output
 from isograd.train.forecast import Forecast
+from isograd.train.memory import micro_tokens
 from isograd.train.run import Run
 from isograd.train.sizes import PARTS
 
@@ -91,6 +92,7 @@ def _training(found: Forecast) -> Iterable[tuple[str, str, str]]:
     upper = "at most " if found.run.training.epochs else ""
     yield "updates", f"{upper}{found.steps:,}", ""
     yield "tokens per update", f"{found.tokens_per_update:,}", ""
+    yield "in one pass of a device", f"{micro_tokens(found.run, found.devices):,}", "tokens"
     yield "tokens", f"{upper}{found.tokens:,}", _counted(found.tokens)
     yield "tokens per parameter", f"{found.tokens / found.parameters:.3g}", ""
     yield "arithmetic", f"{found.flops:.3g} FLOP", _decimal(found.flops)
