@@ -23,6 +23,8 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
     def __init__(self, config: IsogradConfig) -> None:
         if config.is_encoder_decoder:
             raise ValueError("encoder_layers is set: this configuration is an encoder-decoder, use IsogradForSeq2SeqLM")
+        if "IsogradForMaskedLM" in (config.architectures or ()):
+            raise ValueError("these weights are a masked language model's, which reads both ways and cannot generate")
         if not config.is_decoder:
             config = copy.deepcopy(config)  # the caller's may serve an encoder next
             config.is_decoder = True

@@ -13,7 +13,7 @@ import isograd
 from isograd.models import IsogradConfig
 from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
-from tests.build import HEADS, NAMES, close, config, inputs, labelled, model
+from tests.build import HEADS, NAMES, close, config, inputs, labelled, model, tokens
 
 AUTO = {
     "causal": transformers.AutoModelForCausalLM,
@@ -174,3 +174,12 @@ def test_growing_the_vocabulary() -> None:
     assert after.shape[-1] == 60 and torch.equal(after[..., :41], before)
     assert made.lm_head.weight is made.model.embedding.tokens.weight
     assert made.model.embedding.tokens.padding_idx == 1
+
+
+def test_a_masked_model_is_not_read_as_a_causal_one(tmp_path: Path) -> None:
+    """transformers would fill the head anew, warn of it, and generate nonsense."""
+    model("masked").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="a masked language model's, which reads both ways and cannot generate"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    model("causal").save_pretrained(tmp_path)
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path).generate(tokens(1, 3), max_new_tokens=2).shape[1] <= 5
