@@ -182,4 +182,5 @@ def test_a_masked_model_is_not_read_as_a_causal_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a masked language model's, which reads both ways and cannot generate"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     model("causal").save_pretrained(tmp_path)
-    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path).generate(tokens(1, 3), max_new_tokens=2).shape[1] <= 5
+    causal = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert causal.generate(tokens(1, 3), max_new_tokens=2).shape[1] <= 5
