@@ -167,9 +167,12 @@ def _tell(found: "ZeroShot", details: bool) -> None:
 
 def _add(table: Table, score: "Score", name: str) -> None:
     """Accuracies in percent, anything else as it is."""
-    scale = 1.0 if score.chance is None else 100.0
     numbers = [score.value, score.stderr, score.chance]
-    shown = ["" if number is None else f"{number * scale:.1f}" for number in numbers]
+    shown = ["" if number is None else _number(number, score.chance is not None) for number in numbers]
     verdict = score.verdict
     said = f"[{_COLOURS[verdict]}]{verdict}[/]" if verdict else ""
     table.add_row(name, score.metric, *shown, f"{score.n:,}", said)
+
+
+def _number(number: float, percent: bool) -> str:
+    return f"{100 * number:.1f}" if percent else f"{number:.4g}"

@@ -34,7 +34,7 @@ DEFINITIONS = Path(lm_eval.tasks.__file__).parent
 Progress = Callable[[int, int], None]  # requests done, and all of them
 Request = tuple[tuple[str, str], list[int], list[int]]  # context and continuation; the tokens of each
 
-PLACES = {"cpu": 1 << 12, "cuda": 1 << 15}  # tokens of a batch
+PLACES = {"cpu": 1 << 10, "cuda": 1 << 15}  # tokens of a batch; a core's cache holds what they become
 LOGITS = {"cpu": 1 << 26, "cuda": 1 << 29}  # numbers in the logits of a batch; the harness holds them twice
 
 
@@ -127,16 +127,19 @@ def quiet_harness() -> Iterator[None]:
 
     The harness compiles its templates anew for every document: of BLiMP that takes longer than a small model does.
     """
-    logger, environment = logging.getLogger("lm_eval"), lm_eval.utils.env
-    level, alone = logger.level, os.environ.get("DISABLE_MULTIPROC")
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub", "datasets")]
+    levels = [logger.level for logger in loggers]
+    alone, environment = os.environ.get("DISABLE_MULTIPROC"), lm_eval.utils.env
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     environment.from_string = cache(environment.from_string)
     os.environ["DISABLE_MULTIPROC"] = "1"  # a perplexity's standard error is a bootstrap, else in a pool of processes
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         del environment.from_string
         os.environ.pop("DISABLE_MULTIPROC")
         if alone is not None:

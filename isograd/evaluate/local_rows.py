@@ -90,11 +90,12 @@ def piqa(row: Reader) -> Row:
 def winogrande(row: Reader) -> Row:
     """The options are where the two contexts differ, from the word on that does."""
     contexts, continuation = row.texts("context_options"), row.text("continuation")
-    alike = next((i for i, pair in enumerate(zip(*contexts[:2], strict=False)) if pair[0] != pair[1]), None)
+    if len(contexts) != 2 or contexts[0] == contexts[1] or "_" in contexts[0] + contexts[1]:
+        raise DataError(f"{row.where}: 'context_options' must be two texts that end differently, without a '_'")
+    pairs = enumerate(zip(*contexts, strict=False))
+    alike = next((i for i, (one, other) in pairs if one != other), min(map(len, contexts)))
     shared = re.sub(r"\w*$", "", contexts[0][:alike])
     options = [context.removeprefix(shared) for context in contexts]
-    if len(contexts) != 2 or not all(options) or "_" in shared:
-        raise DataError(f"{row.where}: 'context_options' must be two texts that end differently, without a '_'")
     return {
         "sentence": f"{shared}_ {continuation}",
         "option1": options[0],

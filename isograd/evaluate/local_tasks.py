@@ -61,6 +61,17 @@ def find_tasks(folder: Path) -> dict[str, Path]:
     return {name: found[name] for name in LOCAL if name in found}
 
 
+def whole_of(name: str) -> str | None:
+    """The task whose file holds it: itself, that of which it is a member, or None.
+
+    >>> whole_of("piqa"), whole_of("blimp_wh_island"), whole_of("boolq")
+    ('piqa', 'blimp', None)
+    """
+    return next(
+        (one for one, task in LOCAL.items() if name == one or (task.member and name.startswith(f"{one}_"))), None
+    )
+
+
 def read_task(name: str, path: Path) -> dict[str, list[Row]]:
     """Rows in the hub's form, by the name of the harness' task.
 
