@@ -89,13 +89,14 @@ def gradient_histories(arms: Sequence[ArmFiles]) -> Drawing | None:
     shown = [(arm, tower, layers) for arm, tower, layers in found if layers]
     if not shown:
         return None
-    drawn = drawing(len(shown), height=3.2, sharey=True, beside=2 if len(both) > 1 else 3)
+    beside = 2 if len(both) > 1 or len(shown) == 4 else 3
+    drawn = drawing(len(shown), height=3.2, sharey=True, beside=beside)
     for axes, (arm, tower, layers) in zip(drawn.panels, shown, strict=True):
         last, place = max(layers), axes.get_subplotspec()
         for layer, line in layers.items():
             part = (layer - 1) / max(1, last - 1)
             axes.plot(*line, label=_ENDS.get(part, ""), **_of_depth(part))
-        heading(axes, arm.label if len(both) == 1 else f"{arm.label}, {tower}", columns=min(3, len(shown)))
+        heading(axes, arm.label if len(both) == 1 else f"{arm.label}, {tower}", columns=min(beside, len(shown)))
         label(axes, "step", "mean |gradient| of W₂" if place and place.is_first_col() else "")
     for axes in drawn.panels:
         log(axes)
