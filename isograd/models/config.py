@@ -188,6 +188,12 @@ class IsogradConfig(PretrainedConfig):
         """The base scheme of the start: the configuration's, else the placement's, else "xavier-uniform"."""
         return self.start or self.entry().start.base or "xavier-uniform"
 
+    def towers(self) -> tuple[Tower, ...]:
+        """In the order in which text runs through them."""
+        if self.encoder_layers is not None:
+            return "encoder", "decoder"
+        return ("decoder",) if self.is_decoder else ("encoder",)
+
     def depths(self, tower: Tower) -> tuple[int, int]:
         """Layers of a tower, and of the other one (0 if there is none)."""
         if self.encoder_layers is None:

@@ -23,11 +23,6 @@ class MaskedLanguageModelling(OnText):
     def pairs(self) -> bool:
         return self.run.data.packing == "segment-pair"
 
-    def config(self) -> IsogradConfig:
-        config = super().config()
-        config.type_vocab_size, config.next_sentence = (2, True) if self.pairs else (0, False)
-        return config
-
     def build(self, config: IsogradConfig) -> IsogradForMaskedLM:
         return IsogradForMaskedLM(config)
 

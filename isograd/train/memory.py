@@ -19,7 +19,7 @@ from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, sites
 from isograd.placement.formula import Learned
 from isograd.train.run import RecipeError, Run, Training
-from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, places, towers
+from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, places
 
 FLOAT = 4  # bytes of float32
 MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "lamb": 2}  # per parameter
@@ -135,7 +135,7 @@ def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
     ends = _normed(config, config.entry().final, width, stream_bytes(run.training))
     ends += _normed(config, Norm() if config.embedding_norm else None, width, FLOAT)
     ends += width if config.embedding_dropout else 0
-    return tokens * (layers + len(towers(config)) * ends)
+    return tokens * (layers + len(config.towers()) * ends)
 
 
 def stream_bytes(training: Training) -> int:
@@ -151,7 +151,7 @@ def product_bytes(training: Training) -> int:
 def _layers(run: Run, config: IsogradConfig) -> list[int]:
     """Bytes per token of every layer, all towers."""
     found: dict[tuple[str, int], int] = {}
-    for tower in towers(config):
+    for tower in config.towers():
         for site in sites(config.depths(tower)[0], tower, config.depths(tower)[1]):
             place = tower, site.layer
             found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().at(site), site)
@@ -211,7 +211,7 @@ def _copies(training: Training, config: IsogradConfig) -> int:
         return 2 * narrow * (2 * layer + config.vocab_size * config.hidden_size)
     if narrow == FLOAT:
         return 0
-    return narrow * (layer * sum(config.depths(tower)[0] for tower in towers(config)))
+    return narrow * (layer * sum(config.depths(tower)[0] for tower in config.towers()))
 
 
 def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:

@@ -51,19 +51,12 @@ def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
         task: "language", "masked", "translation" or "classification": which head stands on top.
     """
     count: Counter[Part] = Counter(dict.fromkeys(PARTS, 0))
-    for tower in towers(config):
+    for tower in config.towers():
         count.update(_tower(config, tower))
     count.update(_head(config, task))
     if config.share_encoder_embeddings:
         count["embedding"] -= config.vocab_size * config.hidden_size
     return dict(count)
-
-
-def towers(config: IsogradConfig) -> tuple[Tower, ...]:
-    """The towers of a model, in forward order."""
-    if config.encoder_layers is not None:
-        return "encoder", "decoder"
-    return ("decoder",) if config.is_decoder else ("encoder",)
 
 
 def norm_size(norm: Norm | None, features: int, config: IsogradConfig) -> int:
@@ -122,6 +115,7 @@ def _tower(config: IsogradConfig, tower: Tower) -> Counter[Part]:
     rows = (config.encoder_vocab_size if tower == "encoder" else None) or config.vocab_size
     if config.position_embedding_type == "learned":
         rows += config.max_position_embeddings + config.position_offset
+    rows += config.type_vocab_size
     ends = norm_size(entry.final, width, config) + norm_size(Norm() if config.embedding_norm else None, width, config)
     count: Counter[Part] = Counter({"embedding": rows * width, "norms and coefficients": ends})
     layers, other = config.depths(tower)
@@ -162,7 +156,8 @@ def _head(config: IsogradConfig, task: str) -> dict[Part, int]:
     match task:
         case "masked":
             norm = norm_size(Norm(), width, config)
-            return {"head": table + width * width + width + rows, "norms and coefficients": norm}
+            second = width * width + width + 2 * (width + 1) if config.next_sentence else 0
+            return {"head": table + width * width + width + rows + second, "norms and coefficients": norm}
         case "classification":
             return {"head": width * width + width + config.num_labels * (width + 1)}
         case _:

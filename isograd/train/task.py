@@ -91,6 +91,8 @@ class Task(ABC):
 def config_from(run: Run, **facts: Any) -> IsogradConfig:
     """The configuration that a run's model section and the facts of its data describe."""
     given: dict[str, Any] = {TERMS.get(name, name): value for name, value in vars(run.model).items()} | facts
+    if run.task == "masked" and run.data.packing == "segment-pair":
+        given |= {"type_vocab_size": 2, "next_sentence": True}
     try:
         return IsogradConfig(**given)
     except (ValueError, UnknownPlacement) as error:

@@ -192,7 +192,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         for name in ("checkpoints", WEIGHTS):
             shutil.rmtree(folder / name, ignore_errors=True)
     rows = read_rows(folder / "quantities.jsonl")
-    tower = towers_of(model.config)[-1]
+    tower = model.config.towers()[-1]
     return outcome | {
         "steps": trainer.state.global_step,
         "unigram_entropy": task.unigram_entropy,
@@ -238,7 +238,7 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
     """What was built: formulas, the numbers of every site, sizes, data."""
     config = model.config
     entry = config.entry()
-    towers = ((tower, *config.depths(tower)) for tower in towers_of(config))
+    towers = ((tower, *config.depths(tower)) for tower in config.towers())
     sites = [row for tower, layers, other in towers for row in numbers(entry, layers, tower, other)]
     return {
         "placement": task.run.model.placement,
@@ -255,13 +255,6 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "steps": task.run.training.steps,
         "data": task.facts(),
     }
-
-
-def towers_of(config: IsogradConfig) -> list[Tower]:
-    """In the order in which text runs through them."""
-    if config.encoder_layers is not None:
-        return ["encoder", "decoder"]
-    return ["decoder"] if config.is_decoder else ["encoder"]
 
 
 def provenance() -> dict[str, Any]:

@@ -21,7 +21,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {},
     "untied": {"tie_word_embeddings": False, "bias": False, "norm": "rmsnorm", "position_offset": 2},
     "gated": {"hidden_act": "swiglu", "position_embedding_type": "rotary", "embedding_norm": True},
-    "wide": {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": None},
+    "wide": {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": None}
+    | {"type_vocab_size": 2},
 }
 PAIR: dict[str, dict[str, Any]] = {
     "tiny": {"share_encoder_embeddings": True},
@@ -40,7 +41,9 @@ def counted(real: nn.Module) -> dict[str, int]:
 
 
 def shaped(head: str, name: str, shape: str) -> tuple[nn.Module, IsogradConfig]:
-    real = model(head, placement=name, random=False, **SHAPES[shape] | (PAIR[shape] if head == "seq2seq" else {}))
+    options = SHAPES[shape] | (PAIR[shape] if head == "seq2seq" else {})
+    options = options | ({"next_sentence": True} if (head, shape) == ("masked", "wide") else {})
+    real = model(head, placement=name, random=False, **options)
     return real, real.config
 
 
