@@ -42,6 +42,7 @@ def load_causal_model(name: str | Path, dtype: torch.dtype = torch.float32) -> t
     if info["missing_keys"]:
         raise DataError(f"{name}: weights are missing, such as {min(info['missing_keys'])}")
     _check_sizes(name, config, tokenizer, model.get_input_embeddings().weight.shape[0])
+    model.config.use_cache = False  # nothing is generated
     return model.eval(), tokenizer
 
 

@@ -130,9 +130,10 @@ def quiet_harness() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub", "datasets")]
     levels = [logger.level for logger in loggers]
     alone, environment = os.environ.get("DISABLE_MULTIPROC"), lm_eval.utils.env
+    compiled = environment.from_string
     for logger in loggers:
         logger.setLevel(logging.ERROR)
-    environment.from_string = cache(environment.from_string)
+    environment.from_string = cache(compiled)
     os.environ["DISABLE_MULTIPROC"] = "1"  # a perplexity's standard error is a bootstrap, else in a pool of processes
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -140,7 +141,7 @@ def quiet_harness() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        del environment.from_string
-        os.environ.pop("DISABLE_MULTIPROC")
+        environment.from_string = compiled
+        os.environ.pop("DISABLE_MULTIPROC", None)
         if alone is not None:
             os.environ["DISABLE_MULTIPROC"] = alone

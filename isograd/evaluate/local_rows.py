@@ -60,10 +60,8 @@ def convert(forms: Sequence[Form], reader: Reader) -> Row:
     for form in forms:
         if all(name in reader.row for name in form.fields):
             return form.convert(reader) if form.convert else {name: reader.row[name] for name in form.fields}
-    nearest = min(forms, key=lambda form: sum(name not in reader.row for name in form.fields))
-    missing = next(name for name in nearest.fields if name not in reader.row)
-    expected, found = ", ".join(nearest.fields), ", ".join(map(str, reader.row))
-    raise DataError(f"{reader.where}: no {missing!r}; expected {expected}; found {found}")
+    expected = "; or ".join(", ".join(form.fields) for form in forms)
+    raise DataError(f"{reader.where}: a key is missing; expected {expected}; found {', '.join(map(str, reader.row))}")
 
 
 def hellaswag(row: Reader) -> Row:
