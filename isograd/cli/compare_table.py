@@ -42,6 +42,7 @@ _LEGEND = {
     "ramp": f"LR: the learning rate reached; g1/gL: {_GRADIENT}",
     "language": f"losses in nats; g1/gL: {_GRADIENT}",
     "masked": f"losses in nats per masked token; g1/gL: {_GRADIENT}",
+    "classification": "of the score on the dev part over the seeds; failed: not above the majority line, or diverged",
     "translation": f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {_GRADIENT}",
 }
 

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         several = len({a.run.seed for a in arms}) > 1
         labels = [a.label + (f", seed {a.run.seed}" if several else "") for a in arms]
         with showing(labels, arms[0].run.training.steps, console) as progress:
-            on_step = _with_totals(progress, arms)
+            on_step = progress.in_steps_of([arm.folder for arm in arms])
             results = compare(arms, on_step, progress.end, jobs=options.jobs, fresh=options.fresh)
     except FileExistsError as error:
         raise UserError(f"{error} (--fresh does)") from error
@@ -156,22 +156,6 @@ def _of_options(options: argparse.Namespace) -> list[Any]:
     if options.arm:
         return plan_arms(folder, Run(**sections), options.arm, seeds)
     return plan(folder, placements=options.placements, warmup=options.warmup, seeds=seeds, **sections)
-
-
-def _with_totals(progress: Any, arms: list[Any]) -> Any:
-    """`progress.step`; each bar as long as its run, which for a training told in epochs is known when it begins."""
-    begun: set[int] = set()
-
-    def on_step(index: int, step: int, loss: float) -> None:
-        if index not in begun:
-            begun.add(index)
-            built = read_run(arms[index].folder).resolved
-            progress.bars.update(progress.tasks[index], total=built.get("steps"))
-        progress.step(index, step, loss)
-
-    from isograd.report.runs import read_run
-
-    return on_step
 
 
 def _source(name: str) -> str:

@@ -5,6 +5,7 @@ from importlib import import_module
 
 KINDS = {
     "translation": "BLEU, chrF, the papers' tokenised BLEU and exact match of translations",
+    "classification": "fine-tuning on GLUE: a model's score over seeds, beside from scratch and the majority line",
     "zero-shot": "a causal language model's accuracies on HellaSwag, PIQA, BLiMP and others, beside chance",
 }
 

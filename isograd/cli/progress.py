@@ -1,7 +1,8 @@
 """Progress on stderr: live bars in a terminal, a line per finished run elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -36,11 +37,27 @@ class RunProgress:
         self.bars.start_task(self.tasks[index])
         self.bars.update(self.tasks[index], completed=step, loss=f"loss {loss:.3f}")
 
+    def in_steps_of(self, folders: Sequence[Path]) -> Callable[[int, int, float], None]:
+        """`step`; each bar as long as the run in its folder, which of a training told in epochs is known late."""
+        from isograd.report.runs import read_run
+
+        begun: set[int] = set()
+
+        def on_step(index: int, step: int, loss: float) -> None:
+            if index not in begun:
+                begun.add(index)
+                built = read_run(folders[index]).resolved
+                self.bars.update(self.tasks[index], total=built.get("steps"))
+            self.step(index, step, loss)
+
+        return on_step
+
     def validated(self, row: dict[str, Any]) -> None:
         """A validation has been made: its row as a line."""
         said = f"step {row['step']}"
         said += f" (epoch {row['epoch']:.1f})" if row.get("epoch") is not None else ""
         numbers = {"validation loss": ("loss", ".3f"), "perplexity": ("perplexity", ".2f"), "BLEU": ("bleu", ".1f")}
+        numbers |= {name: (name, ".3f") for name in ("accuracy", "f1", "matthews", "pearson", "spearman")}
         found = [f"{name} {row[key]:{form}}" for name, (key, form) in numbers.items() if row.get(key) is not None]
         self.console.print(f"{said}: {', '.join(found)}", highlight=False, markup=False, soft_wrap=True)
 
@@ -49,6 +66,8 @@ class RunProgress:
         outcome = result["outcome"]  # of a translation the loss in training is smoothed, and says little
         final = result.get("final_loss" if result.get("perplexity") is None else "validation_loss")
         text = outcome if final is None else f"{outcome} {final:.3f}"
+        if result.get("score") is not None:
+            text = f"{result['metric']} {result['score']:.3f}{' (failed run)' if result['failed'] else ''}"
         self.bars.update(
             self.tasks[index], loss=f"[{COLOURS[outcome]}]{text}[/]", completed=self.bars.tasks[index].total
         )

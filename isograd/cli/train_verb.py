@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
     folder = options.out or Path("runs") / (recipe.name or name_of(recipe))
     try:
         with showing([recipe.model.placement], recipe.training.steps, console) as progress:
-            outcome = train(recipe, folder, lambda step, loss: progress.step(0, step, loss), progress.validated)
+            on_step = partial(progress.in_steps_of([folder]), 0)
+            outcome = train(recipe, folder, on_step, progress.validated)
             progress.end(0, outcome)
     except (DataError, RecipeError, UnknownPlacement, FolderBusyError) as error:
         raise UserError(one_line(error)) from error
@@ -129,5 +131,7 @@ def _tell(outcome: dict[str, Any], folder: Path, as_json: bool) -> None:
     losses = [f"{name} {loss:.4f}" for name, loss in named.items() if loss is not None]
     if outcome.get("bleu") is not None:
         losses.append(f"validation BLEU {outcome['bleu']:.1f}")
+    if outcome.get("score") is not None:
+        losses.append(f"{outcome['metric']} {outcome['score']:.4f} (majority line {outcome['majority']:.4f})")
     print(", ".join([outcome["outcome"], *losses]))
     print(f"folder: {folder}")

@@ -4,8 +4,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -42,12 +40,11 @@ def pearson(predicted: np.ndarray, true: np.ndarray) -> float:
 
 def spearman(predicted: np.ndarray, true: np.ndarray) -> float:
     """Pearson's correlation of the ranks, equal values at the mean of theirs."""
-    return pearson(_ranks(predicted), _ranks(true))
+    finite = bool(np.isfinite(predicted).all() and np.isfinite(true).all())
+    return pearson(_ranks(predicted), _ranks(true)) if finite else math.nan
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    if not np.isfinite(values).all():
-        return np.full(len(values), np.nan)
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[place]
 
@@ -85,8 +82,9 @@ class Spread:
     """Scores of one arm over its seeds.
 
     Attributes:
-        interval: the 95 % confidence interval of the mean by Student's t, from three seeds on.
-        failed: the share of runs that failed or diverged; diverged ones have no score.
+        median: a run without a score, which has diverged, counts below all others; None where it is the median.
+        mean, interval: None where a run has no score; the 95 % confidence interval by Student's t, from three on.
+        failed: the share of runs that failed or diverged.
     """
 
     n: int
@@ -106,11 +104,22 @@ def spread(found: Sequence[float | None], failed: Sequence[bool]) -> Spread:
         failed: whether it failed.
     """
     there = [score for score in found if score is not None]
-    of: dict[str, Any] = dict.fromkeys(("median", "lowest", "highest", "mean"))
-    if there:
-        of = {"median": statistics.median(there), "lowest": min(there), "highest": max(there)}
-        of["mean"] = statistics.fmean(there)
-    return Spread(n=len(found), **of, interval=interval(there), failed=sum(failed) / len(failed))
+    median = statistics.median(ranked(found))
+    whole = len(there) == len(found)
+    return Spread(
+        n=len(found),
+        median=median if math.isfinite(median) else None,
+        lowest=min(there, default=None),
+        highest=max(there, default=None),
+        mean=statistics.fmean(there) if whole else None,
+        interval=interval(there) if whole else None,
+        failed=sum(failed) / len(failed),
+    )
+
+
+def ranked(found: Sequence[float | None]) -> list[float]:
+    """What has no score is below all others."""
+    return [-math.inf if score is None else score for score in found]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -135,13 +144,19 @@ def t_quantile(freedom: int, level: float = 0.95) -> float:
 
 
 def rank_sum(one: Sequence[float], other: Sequence[float]) -> float:
-    """Two-sided p of the Wilcoxon-Mann-Whitney test: the share of all ways of dealing the values into two such groups
-    whose rank sum is as far from its mean as here. Ties have mean ranks; three against three cannot fall below 0.1.
+    """Two-sided p of the exact Wilcoxon-Mann-Whitney test, ties at their mean ranks.
+
+    The share of all ways to deal these values into two such groups whose rank sum is as far from its mean as here. It
+    is 2 / C(n + m, n) at least: three against three cannot fall below 0.1.
 
     >>> round(rank_sum([4, 5, 6, 7, 8], [0, 1, 2, 3, 3.5]), 4)
     0.0079
     """
-    ranks = _ranks(np.array([*one, *other], dtype=np.float64))
-    far = abs(ranks[: len(one)].sum() - len(one) * ranks.mean())
-    ways = [abs(sum(chosen) - len(one) * ranks.mean()) for chosen in combinations(ranks, len(one))]
-    return sum(way >= far - 1e-9 for way in ways) / len(ways)
+    ranks = (2 * _ranks(np.array([*one, *other], dtype=np.float64))).astype(int)  # twice, so that ties are whole
+    ways = np.zeros((len(one) + 1, int(ranks.sum()) + 1))  # of taking so many values, by the sum of their ranks
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, :-rank].copy()
+    far = np.abs(np.arange(ways.shape[1]) * len(ranks) - len(one) * int(ranks.sum()))  # times the number of values
+    here = far[ranks[: len(one)].sum()]
+    return float(ways[-1, far >= here].sum() / ways[-1].sum())

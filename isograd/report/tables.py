@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from isograd.report import tuned
 from isograd.report.ramps import end_of, is_ramp
 from isograd.report.runs import ArmFiles, at_end, at_start
 
@@ -102,10 +103,24 @@ COLUMNS = {
 }
 
 
+COLUMNS["classification"] = (
+    Column(name="fine-tuning", short="fine-tuning", cell=lambda arm: arm.label),
+    _NAMES[1],
+    Column(name="median", short="median", cell=tuned.median),
+    Column(name="lowest to highest", short="range", cell=tuned.ends),
+    Column(name="mean, 95 % of it", short="mean [95 %]", cell=tuned.mean),
+    Column(name="failed runs", short="failed", cell=tuned.failures),
+    Column(name="majority line", short="majority", cell=tuned.majority),
+    Column(name="median on test", short="test", cell=tuned.test),
+    _VALID,
+    _SIZE,
+)
+
 DISPENSABLE = {  # what a narrow terminal is spared, first things first
     "ramp": ("params", "tok/s", "g1/gL"),
     "language": ("params", "valid", "tok/s"),
     "masked": ("params", "ppl", "tok/s", "final"),
+    "classification": ("params", "valid", "outcome", "test", "mean [95 %]"),
     "translation": ("train", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
 }
 
@@ -138,6 +153,8 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     """What happened, in two sentences. Nobody is called best: that takes seeds and intervals."""
     if kind_of(arms) == "ramp":
         return _RAMP
+    if kind_of(arms) == "classification":
+        return tuned.summary(arms)
     failed = [a for a in arms if not any(o == "finished" for o in a.outcomes)]
     trained = [a for a in arms if a.values(_JUDGED[a.task]) and a not in failed]
     parts = []
@@ -171,6 +188,7 @@ _JUDGED = {  # the number that an outcome is told by
     "language": "final_loss",
     "masked": "final_loss",
     "translation": "validation_loss",
+    "classification": "validation_loss",
 }
 
 
@@ -178,7 +196,7 @@ def _range(trained: Sequence[ArmFiles]) -> str:
     """From the lowest to the highest end of the runs that finished."""
     ends = [r.outcome for a in trained for r in a.runs if r.outcome["outcome"] == "finished"]
     task = trained[0].task
-    losses = [end[_JUDGED[task]] for end in ends]
+    losses = [end[_JUDGED[task]] for end in ends if end.get(_JUDGED[task]) is not None]
     kind = "validation" if task == "translation" else "final"
     said = f"{kind} losses from {min(losses):.3f} to {max(losses):.3f} nats"
     scores = [end["bleu"] for end in ends if end.get("bleu") is not None]

@@ -65,7 +65,17 @@ def _known(arms: Sequence[ArmFiles], key: str) -> bool:
     return all(dict(flat(arm.first.run)).get(key) is not None for arm in arms)
 
 
-_SAID = {"masked": _masked}
+def _tuned(arms: Sequence[ArmFiles]) -> str:
+    def of(key: str) -> str:
+        return _each(arms, key)
+
+    return (
+        f"{of('glue.task')}, fine-tuned from {of('glue.model')}; at most {of('glue.length')} tokens, batch"
+        f" {of('training.batch')}, {of('training.optimizer')} at LR {of('training.lr')}, {of('training.epochs')} epochs"
+    )
+
+
+_SAID = {"masked": _masked, "classification": _tuned}
 
 
 def _translation(arms: Sequence[ArmFiles], text: Row | None) -> str:
@@ -92,7 +102,7 @@ def _depth(arm: ArmFiles) -> str:
 
 def _data(text: Row) -> Iterator[tuple[str, str]]:
     sizes = {"tokens": "{:,} training tokens", "vocab_size": "vocabulary {:,}"}
-    known = ", ".join(form.format(text[name]) for name, form in sizes.items() if name in text)
+    known = ", ".join(form.format(text[name]) for name, form in sizes.items() if text.get(name) is not None)
     yield "text", f"{text.get('source', 'unknown')}: {known}" if known else str(text.get("source", "unknown"))
     if isinstance(text.get("pairs"), dict):
         left_out = ", ".join(f"{name} {count:,}" for name, count in text["pairs"].items())

@@ -62,7 +62,7 @@ def plan(
     for placement, _ in chosen:
         get(placement)  # refuse an unknown name before anything is written
     pairs = [(p, warmup if warmup is not None else half if warm else 0) for p, warm in chosen]
-    return _arms(
+    return seeded(
         folder,
         [
             replace(base, model=replace(base.model, placement=p), training=replace(base.training, warmup=steps))
@@ -87,7 +87,7 @@ def plan_arms(
         RecipeError: settings that contradict each other.
     """
     arms = arms or [[placement] for placement in dict.fromkeys(p for p, _ in DEFAULT)]
-    return _arms(folder, [_arm(base, arm) for arm in arms], seeds or [base.seed])
+    return seeded(folder, [_arm(base, arm) for arm in arms], seeds or [base.seed])
 
 
 def _arm(base: Run, words: Sequence[str]) -> Run:
@@ -101,7 +101,7 @@ def _arm(base: Run, words: Sequence[str]) -> Run:
     return with_overrides(base, [f"model.placement={placement}", *overrides])
 
 
-def _arms(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]:
+def seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]:
     """Each run with each seed once, seed by seed, so that a first whole comparison is there early."""
     runs = list(dict.fromkeys(runs))
     named = list(zip(runs, labels([run.as_dict() for run in runs]), strict=True))
@@ -112,6 +112,9 @@ def _arms(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]:
 def name_of(run: Run) -> str:
     """A folder's name that people can read and that no other run has."""
     m, t = run.model, run.training
+    if run.task == "classification":
+        weights = "scratch" if run.glue.scratch else "pretrained"
+        return f"{run.glue.task}-{weights}-lr{t.lr:g}-b{t.batch}-e{t.epochs}-s{run.seed}-{run.key()}"
     depth = f"{m.layers}l" if run.encoder_layers is None else f"{run.encoder_layers}l-{m.layers}l"
     return f"{m.placement}-{depth}-lr{t.lr:g}-w{t.warmup}-s{run.seed}-{run.key()}"
 
@@ -173,7 +176,7 @@ def _tasks(arms: Sequence[Arm]) -> list[Task]:
     tasks = []
     for run in (arm.run for arm in arms):
         check_machine(run)
-        data = (run.task, run.data, run.pairs)
+        data = (run.task, run.data, run.pairs, run.glue.task, run.glue.source, run.glue.model, run.glue.length)
         task = load_task(run, corpora.get(data))
         task.config()
         corpora[data] = task.corpus
@@ -185,6 +188,19 @@ def _remove(arms: Sequence[Arm]) -> None:
     for arm in arms:
         if (arm.folder / "run.json").exists():
             shutil.rmtree(arm.folder)
+
+
+_NUMBERS = {  # of a task's outcome, beside the losses
+    "translation": ["perplexity", "bleu", "kept_steps"],
+    "classification": ["score", "metric", "scores", "majority", "failed", "kept_steps"],
+}
+
+
+def _tuned(run: Run) -> dict[str, Any]:
+    """A fine-tuning has the layers of the model that it is told to take."""
+    glue, t = run.glue, run.training
+    told = {"glue": glue.task, "model": glue.model, "scratch": glue.scratch, "batch": t.batch, "epochs": t.epochs}
+    return told | {"layers": None, "warmup": t.warmup or glue.warmup}
 
 
 def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
@@ -200,8 +216,10 @@ def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
         "task": run.task,
         "encoder_layers": run.encoder_layers,
     }
+    if run.task == "classification":
+        settings |= _tuned(run)
     numbers = ["final_loss", "validation_loss"]
-    numbers += ["perplexity", "bleu", "kept_steps"] if run.task == "translation" else []
+    numbers += _NUMBERS.get(run.task, [])
     numbers += ["gradient_ratio_start", "gradient_ratio_end", "tokens_per_second", "parameters"]
     numbers += ["error"] if "error" in outcome else []
     return (

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ALWAYS = ("model.placement", "training.warmup")
+TUNED = ("glue.scratch",)  # always said of fine-tunings; their placement is the pre-trained model's
 UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from")  # at 0 nothing is to be said of them
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
 _WORDS = {"model.layers": "{} layers", "model.encoder_layers": "{} encoder layers", "training.steps": "{} steps"}
@@ -19,7 +20,8 @@ def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     ['pre-ln, no warm-up, lr 0.001', 'pre-ln, warm-up 9, lr 0.002']
     """
     found = [dict(flat(run)) for run in runs]
-    differing = [key for key in differences(runs) if key not in ALWAYS]
+    always = TUNED if all(map(_is_tuned, found)) else ALWAYS
+    differing = [key for key in differences(runs) if key not in always]
     return [", ".join([*_first(one), *_others(one, differing)]) for one in found]
 
 
@@ -48,7 +50,13 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _first(one: Mapping[str, Any]) -> tuple[str, str]:
+def _is_tuned(one: Mapping[str, Any]) -> bool:
+    return one.get("task") == "classification"
+
+
+def _first(one: Mapping[str, Any]) -> tuple[str, ...]:
+    if _is_tuned(one):
+        return ("from scratch" if one["glue.scratch"] else "pre-trained",)
     warmup = one["training.warmup"]
     return one["model.placement"], f"warm-up {warmup}" if warmup else "no warm-up"
 
@@ -70,4 +78,4 @@ def _short(value: Any) -> Any:
     """Of files their names."""
     if isinstance(value, list | tuple):
         return [_short(one) for one in value]
-    return value.rpartition("/")[2] if isinstance(value, str) else value
+    return value.removesuffix("/model").rpartition("/")[2] if isinstance(value, str) else value

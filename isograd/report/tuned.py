@@ -1,0 +1,125 @@
+"""Fine-tunings on a task of GLUE: an arm's scores over its seeds, and whether pre-training was worth it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from math import comb
+from typing import Any
+
+from isograd.evaluate.classification import Spread, rank_sum, ranked, spread
+from isograd.report.runs import ArmFiles, RunFiles
+
+LEVEL = 0.05  # of the test
+
+
+def spread_of(arm: ArmFiles) -> Spread | None:
+    """Over the runs that have ended; None where there is none."""
+    ended = _ended(arm)
+    return spread([run.outcome.get("score") for run in ended], [failed(run) for run in ended]) if ended else None
+
+
+def failed(run: RunFiles) -> bool:
+    """Not above the majority line, or diverged."""
+    return run.outcome["outcome"] == "diverged" or bool(run.outcome.get("failed"))
+
+
+def majority(arm: ArmFiles, part: str = "dev") -> str:
+    """Of the score."""
+    found = [
+        (run.outcome.get("majority_scores") or {}).get(part, {}).get(run.outcome["metric"]) for run in _scored(arm)
+    ]
+    return _shown(next(iter(found), None))
+
+
+def as_dict(arm: ArmFiles) -> dict[str, Any]:
+    """What a program reads of an arm."""
+    of = spread_of(arm)
+    return {"arm": arm.label, "task": arm.first.run["glue"]["task"], **(asdict(of) if of else {})}
+
+
+def median(arm: ArmFiles) -> str:
+    return _shown(of.median) if (of := spread_of(arm)) else "–"
+
+
+def ends(arm: ArmFiles) -> str:
+    """ "0.671 to 0.702"."""
+    of = spread_of(arm)
+    return f"{_shown(of.lowest)} to {_shown(of.highest)}" if of and of.n > 1 and of.lowest is not None else "–"
+
+
+def mean(arm: ArmFiles) -> str:
+    """ "0.688 [0.675, 0.701]"."""
+    of = spread_of(arm)
+    inside = f" [{of.interval[0]:.3f}, {of.interval[1]:.3f}]" if of and of.interval else ""
+    return _shown(of.mean) + inside if of else "–"
+
+
+def failures(arm: ArmFiles) -> str:
+    """ "1 of 5"."""
+    ended = _ended(arm)
+    return f"{sum(map(failed, ended))} of {len(ended)}"
+
+
+def test(arm: ArmFiles) -> str:
+    """The median of the score on the test part, where that has labels, of the runs that have not diverged."""
+    found = [run.outcome["scores"].get("test", {}).get(run.outcome["metric"]) for run in _scored(arm)]
+    return _shown(spread(found, [False] * len(found)).median) if found else "–"
+
+
+def title(arm: ArmFiles) -> str:
+    """ "accuracy of mrpc"."""
+    metric = next((run.outcome["metric"] for run in _scored(arm)), "score")
+    return f"{metric} of {arm.first.run['glue']['task']}"
+
+
+def summary(arms: Sequence[ArmFiles]) -> str:
+    """Which runs did not get above the majority line."""
+    ended = [run for arm in arms for run in _ended(arm)]
+    lost = sum(map(failed, ended))
+    lines = {title(arm): majority(arm) for arm in arms if _scored(arm)}
+    said = "; ".join(f"{name}: the majority line is at {line}" for name, line in lines.items())
+    return f"{said}. {lost} of {len(ended)} runs failed: not above that line, or diverged."
+
+
+def findings(arms: Sequence[ArmFiles]) -> Iterator[str]:
+    """For each task and pre-trained model: is its best arm above the best arm from scratch?"""
+    groups: dict[tuple[str, str], list[ArmFiles]] = {}
+    for arm in arms:
+        glue = arm.first.run["glue"]
+        if _ended(arm):
+            groups.setdefault((glue["task"], glue["model"]), []).append(arm)
+    for group in groups.values():
+        tuned, scratch = ([arm for arm in group if arm.first.run["glue"]["scratch"] is kind] for kind in (False, True))
+        if tuned and scratch:
+            yield against(best(tuned), best(scratch), max(len(tuned), len(scratch)))
+
+
+def best(arms: Sequence[ArmFiles]) -> ArmFiles:
+    """The arm of the highest median."""
+    return max(arms, key=lambda arm: ranked([of.median if (of := spread_of(arm)) else None])[0])
+
+
+def against(tuned: ArmFiles, scratch: ArmFiles, of: int) -> str:
+    """Whether pre-training is beyond the spread of the seeds, by an exact rank-sum test at 5 %."""
+    both = [ranked([run.outcome.get("score") for run in _ended(arm)]) for arm in (tuned, scratch)]
+    sizes = " and ".join(str(len(scores)) for scores in both) if len({*map(len, both)}) > 1 else str(len(both[0]))
+    said = f"{title(tuned)}, medians: {tuned.label} {median(tuned)}, {scratch.label} {median(scratch)}"
+    said += f" (each the best of up to {of} arms by its median)" if of > 1 else ""
+    if 2 / comb(len(both[0]) + len(both[1]), len(both[0])) > LEVEL:  # the lowest p that so many values can give
+        return f"{said}; n = {sizes} is too few seeds to tell a difference from their spread."
+    p = rank_sum(*both)
+    if p > LEVEL:
+        return f"{said}; no difference seen (n = {sizes}, rank sum p = {p:.2g})."
+    better = "above" if sum(a > b for a in both[0] for b in both[1]) * 2 > len(both[0]) * len(both[1]) else "below"
+    return f"{said}; pre-training is {better} training from scratch (n = {sizes}, rank sum p = {p:.2g})."
+
+
+def _ended(arm: ArmFiles) -> list[RunFiles]:
+    return [run for run in arm.runs if run.outcome["outcome"] in ("finished", "diverged")]
+
+
+def _scored(arm: ArmFiles) -> list[RunFiles]:
+    return [run for run in _ended(arm) if run.outcome.get("metric")]
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
