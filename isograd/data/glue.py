@@ -63,9 +63,12 @@ class GlueData:
 
     @property
     def constant(self) -> float:
-        """What a model that reads nothing says of every row: the commonest class of `train`, or its mean score."""
+        """What a model that reads nothing says of every row: the commonest class of `train`, or its mean score.
+
+        Of equally common classes the first.
+        """
         labels = self.train.labels
-        return Counter(labels).most_common(1)[0][0] if self.classes else fmean(labels)
+        return Counter(sorted(labels)).most_common(1)[0][0] if self.classes else fmean(labels)
 
     def facts(self) -> dict[str, Any]:
         """For people."""
