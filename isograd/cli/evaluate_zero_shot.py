@@ -66,8 +66,9 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(one_line(error)) from error
     except ValueError as error:  # of the data, and of the model
         raise UserError(one_line(error)) from error
-    facts = _facts(options, found)
-    text = json.dumps(facts, indent=2, ensure_ascii=False)
+    from isograd.train.metrics import finite
+
+    text = json.dumps(finite(_facts(options, found)), indent=2, ensure_ascii=False)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
     if options.json:

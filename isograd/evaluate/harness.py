@@ -5,6 +5,7 @@ Importing this needs lm-eval; without it the error names the extra.
 
 import io
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from isograd.data import DataError
 
 try:  # every name of the harness is imported here, so that its absence is said in one way
     import lm_eval.tasks
@@ -81,8 +84,11 @@ class Scorer(HFLM):
         self.truncated += sum(len(context) + len(rest) > self.max_length + 1 for _, context, rest in requests)
         self.set_cache_hook(_Counter(len(parts), self.progress))
         with torch.inference_mode():
-            answers = iter(super()._loglikelihood_tokens(parts, disable_tqdm=True, **options))
-        return [_joined(list(islice(answers, len(piece)))) for piece in pieces]
+            answers = super()._loglikelihood_tokens(parts, disable_tqdm=True, **options)
+        if any(math.isnan(value) for value, _ in answers):  # the first of the choices would be taken for the likeliest
+            raise DataError("the model's log-likelihoods are not numbers; has its training diverged?")
+        rest = iter(answers)
+        return [_joined(list(islice(rest, len(piece)))) for piece in pieces]
 
     def _pieces(self, request: Request) -> list[Request]:
         """log p(c | x) = sum of log p(c_i | x, c_1 .. c_(i-1)), each piece with as much before it as is read."""

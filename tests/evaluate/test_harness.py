@@ -1,5 +1,6 @@
 """The harness' model class in our batches: the same numbers as in its own, and texts of any length."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,14 @@ def test_lambada(gpt2: tuple[Any, Any], tmp_path: Path) -> None:
     assert found["perplexity"].value == pytest.approx(math.exp(-sum(value for value, _ in sums) / 12), rel=1e-4)
     assert found["perplexity"].chance is found["perplexity"].verdict is None
     assert found["perplexity"].stderr and found["perplexity"].stderr > 0
+
+
+def test_a_model_that_diverged(loaded: tuple[Any, Any], folder: Path) -> None:
+    """It would always choose the first."""
+    broken = copy.deepcopy(loaded[0])
+    broken.lm_head.weight.data[5] = math.nan
+    found = zero_shot(broken, loaded[1], load_tasks(["winogrande"], folder))
+    assert found.scores == [] and "has its training diverged?" in found.failures["winogrande"]
 
 
 def test_from_the_hub_by_the_harness_itself(
