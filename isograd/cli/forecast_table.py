@@ -9,8 +9,9 @@ from rich.table import Table
 from isograd.cli.console import output
 from isograd.train.forecast import Forecast
 from isograd.train.memory import micro_tokens
-from isograd.train.run import Run
+from isograd.train.run import Run, sharded_by
 from isograd.train.sizes import PARTS
+from isograd.train.zero import zero_of
 
 _DECIMAL = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _COUNTED = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -21,7 +22,7 @@ def print_forecast(found: Forecast) -> None:
     console, run = output(), found.run
     console.print(f"[bold]{escape(run.name or run.task)}[/bold]  {escape(_shape(found))}")
     _print(console, "parameters", _parameters(found))
-    sharded = "sharded" if run.training.fsdp else "replicated" if found.devices > 1 else "whole"
+    sharded = "sharded" if sharded_by(run.training) else "replicated" if found.devices > 1 else "whole"
     each = "1 device" if found.devices == 1 else f"each of {found.devices} devices"
     _print(console, f"memory of {each}, {sharded}", _memory(found))
     _print(console, "training", _training(found))
@@ -72,13 +73,16 @@ def _parameters(found: Forecast) -> Iterable[tuple[str, str, str]]:
 
 def _memory(found: Forecast) -> Iterable[tuple[str, str, str]]:
     m, t = found.memory, found.run.training
+    zero = zero_of(t)
+    kind = t.precision if zero and t.precision != "fp32" else "float32"
+    gathered = t.fsdp or (zero and zero.stage == 3)
     again = "with" if t.gradient_checkpointing else "without"
     for name, count, note in (
-        ("parameters", m.parameters, "float32"),
-        ("gradients", m.gradients, "float32"),
-        ("optimizer", m.optimizer, t.optimizer),
-        ("these three", m.static, "exact"),
-        ("copies", m.copies, f"gathered, {t.precision}" if t.fsdp else f"matrices in {t.precision}"),
+        ("parameters", m.parameters, kind),
+        ("gradients", m.gradients, kind),
+        ("optimizer", m.optimizer, f"{t.optimizer}, and the parameters in float32" if zero else t.optimizer),
+        ("these three", m.static, f"ZeRO {zero.stage}" if zero else "exact"),
+        ("copies", m.copies, f"gathered, {t.precision}" if gathered else f"matrices in {t.precision}"),
         ("buckets", m.buckets, "gradients on their way"),
         ("activations", m.activations, f"{again} gradient checkpointing"),
         ("loss", m.loss, f"in chunks of {found.config.loss_chunk} rows"),

@@ -1,11 +1,13 @@
 """What one device holds while a run trains, in bytes, from its recipe alone.
 
     static = parameters + gradients + optimizer state      exact; a share of it on each device with training.fsdp
+                                                           or, by its stage, with training.deepspeed
     then   = copies in the precision of the products + buckets + activations + loss      an estimate
 
 Activations are what autograd keeps for the backward pass with fused attention, summed over the operations of each
 sublayer. Parameters, gradients and optimizer state are float32 in every precision (mixed precision multiplies in the
-other one), so none of the three shrinks with bf16.
+other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the precision of the
+products, and beside the optimizer's state the parameters once more in float32, whatever the precision.
 """
 
 import math
@@ -18,8 +20,9 @@ import torch
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, sites
 from isograd.placement.formula import Learned
-from isograd.train.run import RecipeError, Run, Training
+from isograd.train.run import RecipeError, Run, Training, sharded_by
 from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, places
+from isograd.train.zero import Zero, zero_of
 
 FLOAT = 4  # bytes of float32
 MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "lamb": 2}  # per parameter
@@ -29,8 +32,8 @@ MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "la
 class Memory:
     """Bytes on one device.
 
-    `copies` are the matrices in the precision of the products, or with training.fsdp the layers that are gathered at
-    one time; `buckets` are what replicas exchange gradients through.
+    `copies` are the matrices in the precision of the products, or where parameters are sharded the layers that are
+    gathered at one time; `buckets` are what gradients are exchanged through.
     """
 
     parameters: int
@@ -60,17 +63,44 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
     """
     count = sum(parameters(config, run.task).values())
     share = -(-count // devices) if run.training.fsdp else count
-    sgd = run.training.optimizer == "sgd" and not run.training.betas[0]
     tokens = micro_tokens(run, devices)
+    zero = zero_of(run.training)
     return Memory(
-        parameters=FLOAT * share,
-        gradients=FLOAT * share,
-        optimizer=FLOAT * share * (0 if sgd else MOMENTS[run.training.optimizer]),
+        **_static_of_zero(run.training, zero, count, devices) if zero else _static(run.training, share),
         copies=_copies(run.training, config),
-        buckets=0 if run.training.fsdp or devices == 1 else FLOAT * count,
+        buckets=_buckets(run.training, zero, config, count, devices),
         activations=activations(run, config, tokens),
         loss=_loss(run, config, tokens),
     )
+
+
+def _static(training: Training, share: int) -> dict[str, int]:
+    part = FLOAT * share
+    return {"parameters": part, "gradients": part, "optimizer": part * _moments(training)}
+
+
+def _static_of_zero(training: Training, zero: Zero, count: int, devices: int) -> dict[str, int]:
+    """Rajbhandari et al. 2020, section 5: what a stage shards lies on each device as a share.
+
+    Sharded gradients follow the optimizer's state into the host's memory.
+    """
+    share, narrow = -(-count // devices), product_bytes(training)
+    return {
+        "parameters": narrow * (share if zero.stage == 3 else count) * zero.parameters_stay,
+        "gradients": narrow * (share * zero.optimizer_stays if zero.stage >= 2 else count),
+        "optimizer": FLOAT * share * (1 + _moments(training)) * zero.optimizer_stays,
+    }
+
+
+def _moments(training: Training) -> int:
+    return 0 if training.optimizer == "sgd" and not training.betas[0] else MOMENTS[training.optimizer]
+
+
+def _buckets(training: Training, zero: Zero | None, config: IsogradConfig, count: int, devices: int) -> int:
+    """DDP's are as large as the gradients; DeepSpeed's are as large as its file says, whatever the model."""
+    if zero:
+        return product_bytes(training) * zero.buckets * (zero.bucket or config.hidden_size**2)
+    return 0 if training.fsdp or devices == 1 else FLOAT * count
 
 
 def must_fit(run: Run, config: IsogradConfig, devices: int, available: float, where: str) -> None:
@@ -82,7 +112,7 @@ def must_fit(run: Run, config: IsogradConfig, devices: int, available: float, wh
     needed = memory(run, config, devices).static
     if needed > available:
         count = sum(parameters(config, run.task).values())
-        spread = "more devices" if run.training.fsdp else "shards on several GPUs (training.fsdp=true)"
+        spread = "more devices" if sharded_by(run.training) else "shards on several GPUs (training.fsdp=true)"
         raise RecipeError(
             f"a recipe that cannot fit: its {count:,} parameters need {needed / 2**30:,.1f} GiB on each device with"
             f" gradients and optimizer state, and {where} has {available / 2**30:,.1f} GiB; take a smaller"
@@ -139,8 +169,8 @@ def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
 
 
 def stream_bytes(training: Training) -> int:
-    """Bytes of one feature of the residual stream: float32 under autocast, the lower precision under FSDP2's policy."""
-    return product_bytes(training) if training.fsdp else FLOAT
+    """Bytes of one feature of the residual stream: float32 under autocast, the lower precision on shards."""
+    return product_bytes(training) if sharded_by(training) else FLOAT
 
 
 def product_bytes(training: Training) -> int:
@@ -204,11 +234,18 @@ def _normed(config: IsogradConfig, norm: Norm | None, features: int, reads: int,
 
 
 def _copies(training: Training, config: IsogradConfig) -> int:
-    """Autocast casts every matrix once. FSDP2 gathers two layers and the tables, and has as many gradients whole."""
+    """Autocast casts every matrix once, DeepSpeed has them so.
+
+    On shards two layers and the tables are gathered, and FSDP2 has as many gradients whole.
+    """
     narrow = product_bytes(training)
     layer = attention_matrices(config) + feedforward_matrices(config)
+    zero = zero_of(training)
+    gathered = 2 * layer + config.vocab_size * config.hidden_size
+    if zero:
+        return narrow * gathered if zero.stage == 3 else 0
     if training.fsdp:
-        return 2 * narrow * (2 * layer + config.vocab_size * config.hidden_size)
+        return 2 * narrow * gathered
     if narrow == FLOAT:
         return 0
     return narrow * (layer * sum(config.depths(tower)[0] for tower in config.towers()))

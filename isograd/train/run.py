@@ -53,8 +53,9 @@ class Run:
             _check_glue(self)
         if self.task in _TEXT and not t.valid_every and (t.patience or t.select != "last"):
             raise RecipeError("training.patience and training.select need training.valid_every, the updates in between")
-        if t.fsdp and t.select != "last":
-            raise RecipeError("training.fsdp=true needs training.select=last: weights lie in shards")
+        shards = sharded_by(t)
+        if shards and t.select != "last":
+            raise RecipeError(f"{shards} needs training.select=last: weights lie in shards")
 
     @property
     def encoder_layers(self) -> int | None:
@@ -117,6 +118,17 @@ def unread(task: str) -> list[str]:
     return [key for key in keys if task not in READ_BY.get(key, READ_BY.get(key.split(".")[0], (task,)))]
 
 
+def sharded_by(training: Training) -> str | None:
+    """The setting by which parameters, or what belongs to them, lie in shards; None where each device has all.
+
+    >>> sharded_by(Training(fsdp=True)), sharded_by(Training())
+    ('training.fsdp=true', None)
+    """
+    if training.fsdp:
+        return "training.fsdp=true"
+    return None if training.deepspeed is None else f"training.deepspeed={training.deepspeed}"
+
+
 def _value(of: Any, key: str) -> Any:
     for part in key.split("."):
         of = getattr(of, part)
@@ -153,10 +165,23 @@ def _check_training(t: Training) -> None:
             f"training.warmup={t.warmup} leaves no step of training.steps={t.steps} for decay {t.decay!r}"
         )
     _check_schedule(t)
-    if t.fsdp and t.optimizer == "lamb":
-        raise RecipeError("training.optimizer=lamb cannot run on shards (training.fsdp=true); take another optimizer")
+    shards = sharded_by(t)
+    if shards and t.optimizer == "lamb":
+        raise RecipeError(f"training.optimizer=lamb cannot run on shards ({shards}); take another optimizer")
+    if t.deepspeed is not None:
+        _check_deepspeed(t)
     if not 0 <= t.label_smoothing < 1:
         raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
+
+
+def _check_deepspeed(t: Training) -> None:
+    if t.fsdp:
+        raise RecipeError(f"training.fsdp=true and training.deepspeed={t.deepspeed} both shard; take one of them")
+    if t.probe_every:
+        raise RecipeError(
+            f"training.deepspeed={t.deepspeed} needs training.probe_every=0: its engine has used up the gradients"
+            " before they can be read"
+        )
 
 
 def _check_schedule(t: Training) -> None:
@@ -199,8 +224,8 @@ def _check_translation(run: Run) -> None:
         raise RecipeError("pairs.dictionaries takes one joined file with pairs.joint=true, and two files without")
     if 0 < pairs.ratio < 1:
         raise RecipeError(f"pairs.ratio={pairs.ratio} must be at least 1 (longer side to shorter), or 0 for any")
-    if run.training.fsdp and run.search.pairs:
-        raise RecipeError("training.fsdp=true needs search.pairs=0: weights lie in shards")
+    if (shards := sharded_by(run.training)) and run.search.pairs:
+        raise RecipeError(f"{shards} needs search.pairs=0: weights lie in shards")
 
 
 def _check_masked(data: Data) -> None:

@@ -142,6 +142,7 @@ class Training:
     compile: bool = False
     gradient_checkpointing: bool = False
     fsdp: bool = False
+    deepspeed: str | None = None  # a DeepSpeed configuration in JSON (its path); see `isograd.train.zero`
     probe_every: int = 10  # 0: no probe
     checkpoint_every: int = 100  # 0: none; a killed run then starts anew
     valid_sequences: int = 512

@@ -4,6 +4,7 @@ It differs where the default would blur a comparison: weight decay by role, sche
 order of the data fixed beforehand, gradients read before clipping, and non-finite losses kept as they are.
 """
 
+import math
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from isograd.train.memory import available_memory, must_fit
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.run import RecipeError, Run
 from isograd.train.sizes import config_of
+from isograd.train.zero import settings
 from isograd.transformer.loss import smoothing_of
 from isograd.transformer.parameters import decayed
 
@@ -105,6 +107,8 @@ class IsogradTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """Norms of all gradients, once: for the log, for the probe, for clipping (in this order)."""
+        if self.is_deepspeed_enabled:
+            return self._norm_of_engine()
         self.accelerator.unscale_gradients()
         self.rate = self.optimizer.param_groups[0]["lr"]
         if not self._graded:  # only now are they what FSDP2 made of them
@@ -119,9 +123,22 @@ class IsogradTrainer(Trainer):
             torch._foreach_mul_(grads, factor.item() if self.is_fsdp_enabled else factor)
         return self.norm
 
+    def _norm_of_engine(self) -> Tensor:
+        """Norm of all gradients before clipping, of DeepSpeed's engine: it has clipped and stepped in `backward`.
+
+        The engine leaves out an update whose gradients are not finite. Where no loss is scaled that is a divergence,
+        not a scale too high, so the loss of the step is marked.
+        """
+        self.rate = self.optimizer.param_groups[0]["lr"]
+        norm = self.accelerator.deepspeed_engine_wrapped.engine.get_global_grad_norm()
+        self.norm = torch.as_tensor(math.nan if norm is None else norm, device=self.args.device)
+        if self.recipe.training.precision != "fp16" and norm is not None and not math.isfinite(norm):
+            self.losses.append(torch.full_like(self.losses[-1], math.nan))
+        return self.norm
+
 
 def arguments(run: Run, folder: Path) -> TrainingArguments:
-    """What transformers' Trainer is told. Its clipping is off, since `_get_grad_norm` clips."""
+    """What transformers' Trainer is told. Its clipping is off, since `_get_grad_norm` or DeepSpeed clips."""
     t = run.training
     return TrainingArguments(
         output_dir=str(folder),
@@ -130,13 +147,14 @@ def arguments(run: Run, folder: Path) -> TrainingArguments:
         gradient_accumulation_steps=t.accumulation,
         learning_rate=t.lr,
         weight_decay=t.weight_decay,
-        max_grad_norm=0.0,
+        max_grad_norm=0.0 if t.deepspeed is None else t.clip,
         seed=run.seed,
         bf16=t.precision == "bf16",
         fp16=t.precision == "fp16",
         torch_compile=t.compile,
         fsdp=True if t.fsdp else None,
         fsdp_config={"transformer_layer_cls_to_wrap": ["Layer"], "reshard_after_forward": True} if t.fsdp else None,
+        deepspeed=None if t.deepspeed is None else settings(run, micro_batch(run), PartialState().num_processes),
         use_cpu=not torch.cuda.is_available(),
         save_strategy="steps" if t.checkpoint_every else "no",
         save_steps=t.checkpoint_every or t.steps,
@@ -161,6 +179,7 @@ def check_machine(run: Run) -> None:
     Raises:
         RecipeError: which key, and what to do.
     """
+    _check_deepspeed(run)
     micro_batch(run)
     if run.task != "classification":  # its shape is that of a model yet to be read
         must_fit(run, config_of(run), PartialState().num_processes, *available_memory())
@@ -179,6 +198,21 @@ def check_machine(run: Run) -> None:
         if find_spec(library) is None:
             extra = "'isograd[track]'" if library == "tensorboard" else library
             raise RecipeError(f"training.track names {library}, which is not installed; pip install {extra}")
+
+
+def _check_deepspeed(run: Run) -> None:
+    path, state = run.training.deepspeed, PartialState()
+    if path is None:
+        if state.distributed_type == DistributedType.DEEPSPEED:
+            raise RecipeError(
+                "the launcher asks for DeepSpeed; name its JSON as training.deepspeed, or leave it out there"
+            )
+        return
+    if find_spec("deepspeed") is None:
+        raise RecipeError(f"training.deepspeed={path} needs deepspeed, which is not installed; pip install deepspeed")
+    settings(run, micro_batch(run), state.num_processes)
+    if state.distributed_type == DistributedType.NO:
+        raise RecipeError(f"training.deepspeed={path} needs a launcher, such as torchrun --nproc-per-node 2")
 
 
 def micro_batch(run: Run) -> int:

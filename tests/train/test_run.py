@@ -103,6 +103,11 @@ def test_wrong_types(override: str, parts: list[str]) -> None:
         ("seed=4294967296",),
         ("model.norm_eps=0",),
         ("training.optimizer=lamb", "training.fsdp=true"),
+        ("training.optimizer=lamb", "training.deepspeed=zero.json", "training.probe_every=0"),
+        ("training.deepspeed=zero.json", "training.probe_every=10"),
+        ("training.deepspeed=zero.json", "training.probe_every=0", "training.fsdp=true"),
+        ("training.deepspeed=zero.json", "training.probe_every=0", "training.select=best", "training.valid_every=5"),
+        ("training.deepspeed=zero.json", "training.probe_every=0", "task=translation"),
     ],
 )
 def test_values_that_nothing_can_be_built_of(overrides: tuple[str, ...]) -> None:
@@ -146,6 +151,7 @@ OTHER: dict[str, Any] = {
     "training.decay": "cosine", "training.optimizer": "sgd", "training.betas": [0.8, 0.9], "training.eps": 1e-3,
     "training.weight_decay": 0.1, "training.label_smoothing": 0.1, "training.clip": 1.0, "training.precision": "bf16",
     "training.compile": True, "training.gradient_checkpointing": True, "training.fsdp": True,
+    "training.deepspeed": "zero.json",
     "training.probe_every": 3, "training.checkpoint_every": 3, "training.valid_sequences": 1,
     "training.track": ["wandb"], "training.valid_every": 4, "training.patience": 1, "training.select": "best",
     "training.average": 3, "training.stop_when_broken": True, "data.documents": "blank-line",
@@ -179,6 +185,7 @@ NEEDS: dict[str, dict[str, dict[str, Any]]] = {  # what else must be set for a k
     "pairs.codes": {"pairs": {"vocabulary": "subword-nmt", "codes": "some.codes"}},
     "pairs.dictionaries": {"pairs": {"vocabulary": "subword-nmt", "codes": "some.codes"}},
     "training.epochs": {"training": {"steps": 40}},
+    "training.deepspeed": {"training": {"probe_every": 0}},
     "training.average": {"training": {"select": "average", "valid_every": 3}},
     "training.patience": {"training": {"valid_every": 3}},
     "training.select": {"training": {"valid_every": 3}},
@@ -275,8 +282,8 @@ ELSEWHERE = {  # keys that act in the training loop itself; test -> where they a
     "search.length_penalty": "test_translation", "search.extra": "test_translation",
     "search.early_stopping": "test_translation",
     "search.stretch": "test_translation", "pairs.tokenized": "test_translation",
-    "training.fsdp": "test_distributed", "training.stop_when_broken": "test_text",
-     "training.compile": "test_numbers",
+    "training.fsdp": "test_distributed", "training.deepspeed": "test_zero", "training.stop_when_broken": "test_text",
+    "training.compile": "test_numbers",
 }  # fmt: skip
 CODES = "#version: 0.2\no n\n"
 
