@@ -139,7 +139,7 @@ def _score(name: str, task: Any, scorer: Scorer, limit: int | None, seed: int | 
         raise DataError(f"the harness failed ({type(error).__name__}: {first_line(error)})") from error
     chances = {key: _chance(one) for key, one in members.items()}
     of_members = [s for key in members for s in _scores(key, told["results"][key], chances[key])]
-    found.versions |= {key: told["versions"][key] for key in members if key == name} or {name: told["versions"][name]}
+    found.versions[name] = told["versions"][name]
     if name in members:
         found.scores += of_members
         return

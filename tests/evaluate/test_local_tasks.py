@@ -192,7 +192,7 @@ def test_what_the_harness_cannot_read_is_said_with_the_file(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real files lie beside the repository of their developers alone")
 def test_the_real_files() -> None:
-    """Their counts, what HellaSwag's 3,243 rows of ActivityNet become, and that all of BLiMP is known."""
+    """Their counts, HellaSwag's 3,243 rows with a sentence that was begun, and that all of BLiMP is known."""
     found = find_tasks(REAL)
     assert tuple(found) == TASKS
     rows = {name: read_task(name, path) for name, path in found.items() if name != "blimp"}
