@@ -1,17 +1,15 @@
 """Which folders hold runs, in what order they stand in a report, and which of them cannot be read."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from isograd.placement import CATALOGUE
+from isograd.train.metrics import OutcomeName
+from isograd.train.sections import Task
 
 FILES = ("run.json", "resolved.json", "outcome.json", "metrics.jsonl", "quantities.jsonl", "validation.jsonl")
-NUMBERS = (  # of an outcome
-    *("final_loss", "validation_loss", "perplexity", "bleu", "gradient_ratio_start", "gradient_ratio_end"),
-    *("tokens_per_second", "parameters", "score", "majority", "lr_reached", "broke_at"),
-)
 WORDS = ("address", "tower", "kind")  # of a row of quantities
 DEEPEST = 3  # levels below a folder that are looked through
 
@@ -63,7 +61,7 @@ def by_kind(folders: Sequence[Path]) -> dict[str, list[Path]]:
     kinds: dict[str, list[Path]] = {}
     for folder in folders:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        kind = "ramp" if run["training"].get("stop_when_broken") else str(run.get("task", "language"))
+        kind = "ramp" if run["training"].get("stop_when_broken") else run.get("task") or "language"
         kinds.setdefault(kind, []).append(folder)
     return kinds
 
@@ -71,13 +69,14 @@ def by_kind(folders: Sequence[Path]) -> dict[str, list[Path]]:
 def fault(folder: Path) -> str | None:
     """What is wrong with the files of a run, None if nothing is."""
     try:
-        _check_run(folder / "run.json")
-        _check_object(folder / "resolved.json", ())
-        outcome = _check_object(folder / "outcome.json", ("outcome",))
-        _check_numbers(f"{folder / 'outcome.json'}", {name: outcome.get(name) for name in NUMBERS})
-        _check_rows(folder / "metrics.jsonl", ("step", "loss"))
-        _check_rows(folder / "quantities.jsonl", ("step",))
-        _check_rows(folder / "validation.jsonl", ("step",))
+        if not (folder / "run.json").exists():
+            return f"{folder}: no run.json beside the other files of a run"
+        for name, needed in NEEDED.items():
+            content = _check_object(folder / name, needed, KNOWN[name])
+            if content.get("task") == "classification":
+                _check_object(folder / name, GLUE, {})
+        for name in ("metrics.jsonl", "quantities.jsonl", "validation.jsonl"):
+            _check_rows(folder / name, ("step", "loss") if name == "metrics.jsonl" else ("step",))
     except _FaultError as error:
         return str(error)
     except OSError as error:
@@ -89,27 +88,59 @@ class _FaultError(Exception):
     """A file that is not what a run writes; the message names it."""
 
 
-_NEEDED = {"model": ("placement", "layers"), "training": ("lr", "warmup", "steps")}
+_NUMBER, _WORD, _SECTION = (int, float), (str,), (dict,)
+Kinds = Mapping[str, tuple[type, ...]]
+NEEDED: dict[str, Kinds] = {  # dotted keys that a report cannot do without, and what stands there
+    "run.json": {
+        "seed": (int,),
+        "model.placement": _WORD,
+        "model.layers": (int,),
+        "training.lr": _NUMBER,
+        "training.warmup": (int,),
+        "training.steps": (int,),
+    },
+    "resolved.json": {},
+    "outcome.json": {"outcome": _WORD},
+}
+GLUE: Kinds = {"glue.task": _WORD, "glue.model": _WORD, "glue.scratch": (bool,)}  # what a fine-tuning has, too
+KNOWN: dict[str, Kinds] = {  # what else it reads: None, or this
+    "run.json": {"task": _WORD, "data": _SECTION, "pairs": _SECTION, "search": _SECTION, "glue": _SECTION},
+    "resolved.json": {
+        **dict.fromkeys(("placement", "final", "formulas.attn", "formulas.ffn", "formulas.cross"), _WORD),
+        **dict.fromkeys(("parameters", "steps", "data.tokens", "data.vocab_size", "data.unigram_entropy"), _NUMBER),
+        **dict.fromkeys(("formulas", "data"), _SECTION),
+        "legend": (list,),
+    },
+    "outcome.json": {
+        **dict.fromkeys(("final_loss", "validation_loss", "perplexity", "bleu", "score", "majority"), _NUMBER),
+        **dict.fromkeys(("gradient_ratio_start", "gradient_ratio_end", "lr_reached", "broke_at"), _NUMBER),
+        **dict.fromkeys(("tokens_per_second", "parameters"), _NUMBER),
+        **dict.fromkeys(("scores", "scores.dev", "scores.test", "provenance"), _SECTION),
+        **dict.fromkeys(("majority_scores", "majority_scores.dev", "majority_scores.test"), _SECTION),
+        "metric": _WORD,
+    },
+}
+CHOICES = {"task": get_args(Task), "outcome": get_args(OutcomeName)}
 
 
-def _check_run(path: Path) -> None:
-    if not path.exists():
-        raise _FaultError(f"{path.parent}: no run.json beside the other files of a run")
-    run = _check_object(path, ("seed", *_NEEDED))
-    for section, names in _NEEDED.items():
-        missing = [name for name in names if not isinstance(run[section], dict) or name not in run[section]]
-        if missing:
-            raise _FaultError(f"{path}: no {section}.{missing[0]}")
-
-
-def _check_object(path: Path, names: Sequence[str]) -> dict[str, Any]:
+def _check_object(path: Path, needed: Kinds, known: Kinds) -> dict[str, Any]:
     """The content of a JSON file, {} where there is none."""
     if not path.exists():
         return {}
     content = _json(path, path.read_bytes(), "")
-    for name in names:
-        if name not in content:
-            raise _FaultError(f"{path}: no {name}")
+    for key, kinds in {**needed, **known}.items():
+        value = _at(content, key)
+        if value is None and key in needed:
+            raise _FaultError(f"{path}: no {key}")
+        if value is not None and not (isinstance(value, kinds) and value in CHOICES.get(key, (value,))):
+            raise _FaultError(f"{path}: {key} is {json.dumps(value)[:40]}")
+    return content
+
+
+def _at(content: Any, key: str) -> Any:
+    """The value under a dotted key, None where there is none."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
     return content
 
 

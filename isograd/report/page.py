@@ -82,7 +82,7 @@ def _content(arms: Sequence[ArmFiles], title: str, shown: Sequence[Section]) -> 
 
 
 def _entropy(arms: Sequence[ArmFiles]) -> float | None:
-    facts = (run.resolved.get("data", {}) for arm in arms for run in arm.runs)
+    facts = (run.resolved.get("data") or {} for arm in arms for run in arm.runs)
     return next((one["unigram_entropy"] for one in facts if one.get("unigram_entropy") is not None), None)
 
 
@@ -93,17 +93,20 @@ def _line(index: int, arm: ArmFiles, cells: tuple[str, ...]) -> dict[str, Any]:
     return {"cells": cells, "colour": look["color"], "dash": dash, "outcome": "" if is_ramp(arm) else worst}
 
 
+_CARD = ("placement", "formulas", "legend", "about", "note", "paper", "start", "parameters")
+
+
 def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:
     seen = set()
     for arm in arms:
         built = arm.first.resolved
-        if "formulas" not in built or built["placement"] in seen:
+        if any(built.get(name) is None for name in _CARD) or built["placement"] in seen:
             continue
         seen.add(built["placement"])
         yield {
             "placement": built["placement"],
-            "formulas": [line.replace("<-", "←") for line in built["formulas"].values()],
-            "final": (built["final"] or "").replace("<-", "←"),
+            "formulas": [line.replace("<-", "←") for line in built["formulas"].values() if line],
+            "final": (built.get("final") or "").replace("<-", "←"),
             "legend": built["legend"],
             "about": built["about"],
             "note": built["note"],
@@ -122,7 +125,7 @@ def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
         "task": arm.task,
         "placement": model["placement"],
         "encoder_layers": (model["layers"] if encoder is None else encoder) if arm.task == "translation" else None,
-        "layers": model["layers"],
+        "layers": None if arm.task == "classification" else model["layers"],
         "lr": training["lr"],
         "warmup": training["warmup"],
         "steps": training["steps"],
@@ -135,6 +138,8 @@ def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
 
 
 def _csv(results: Sequence[Row]) -> str:
+    """What lies deeper, such as scores by part and metric, under dotted names."""
+    results = [dict(flat(row)) for row in results]
     names = list(dict.fromkeys(name for row in results for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")

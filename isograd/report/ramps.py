@@ -39,7 +39,7 @@ def end_of(run: RunFiles) -> End | None:
     """None of a run that has not ended, or has not trained: its loss was never 0.10 nat below the unigram entropy."""
     if not run.outcome.get("lr_reached"):
         return None
-    entropy = run.resolved.get("data", {}).get("unigram_entropy") or math.inf
+    entropy = (run.resolved.get("data") or {}).get("unigram_entropy") or math.inf
     broke, curve = run.outcome.get("broke_at"), curve_of(run)
     before = [point for point in curve if point[0] >= WINDOW and (broke is None or point[0] < broke)]
     learnt = next((i for i, (_, _, loss) in enumerate(before) if loss < entropy - NEAR), None)

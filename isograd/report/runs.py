@@ -52,7 +52,7 @@ class ArmFiles:
 
     @property
     def task(self) -> str:
-        return self.first.run.get("task", "language")
+        return self.first.run.get("task") or "language"
 
     @property
     def placement(self) -> str:

@@ -12,7 +12,8 @@ from isograd.report.canvas import INK, Drawing, heading, label, style
 from isograd.report.figures import LEVEL
 from isograd.report.runs import ArmFiles, RunFiles
 
-_APART = 0.12  # of a row between the dots of two seeds
+_APART = 0.17  # of a row between the dots of two seeds
+_LEAST = 0.04  # of a score that a panel shows, so that a row or two of a dev set do not look like a finding
 
 
 def score_strips(arms: Sequence[ArmFiles]) -> Drawing | None:
@@ -48,6 +49,9 @@ def _strip(axes: Axes, title: str, group: Sequence[tuple[int, ArmFiles]]) -> Non
     axes.set_ylim(len(group) - 0.5, -0.5)
     axes.grid(False, axis="y")
     axes.margins(x=0.06)
+    low, high = axes.get_xlim()
+    if high - low < _LEAST:
+        axes.set_xlim((low + high - _LEAST) / 2, (low + high + _LEAST) / 2)
 
 
 def _dots(axes: Axes, row: int, index: int, arm: ArmFiles) -> None:

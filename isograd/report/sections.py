@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from isograd.report import figures, finding_figures, pace, ramps
+from isograd.report import figures, finding_figures, pace, ramps, score_figures, tuned
 from isograd.report.canvas import Drawing
 from isograd.report.runs import ArmFiles
 from isograd.report.tables import kind_of
@@ -44,6 +44,8 @@ def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> dict[str
     """Sentences by the section that they belong to."""
     if kind_of(arms) == "ramp":
         return {"ramp": [ramps.said(ratio) for ratio in ramps.ratios(arms, reference)]}
+    if kind_of(arms) == "classification":
+        return {"scores": list(tuned.findings(arms))}
     if kind_of(arms) in _PACED:
         return {"pace": [pace.said(one) for one in pace.paces(arms, reference)]}
     return {}
@@ -59,10 +61,13 @@ def _drawings(
     smoothed = any(arm.first.run["training"].get("label_smoothing") for arm in arms)
     if kind == "ramp":
         yield "ramp", "Up to which learning rate the loss holds", _RAMP, finding_figures.ramp_curves(arms, entropy)
+    if kind == "classification":
+        yield "scores", "Scores", _SCORES, score_figures.score_strips(arms)
     if kind == "translation":
         yield "validation", "Validation", _VALIDATION, figures.validation_curves(arms, entropy)
     if kind != "ramp":
-        yield "loss", "Training loss", _SMOOTHED if smoothed else _LOSS, figures.loss_curves(arms, entropy)
+        text = _TUNED if kind == "classification" else _SMOOTHED if smoothed else _LOSS
+        yield "loss", "Training loss", text, figures.loss_curves(arms, entropy)
     if kind in _PACED:
         yield "pace", "Validation loss by steps and by time", _PACE, finding_figures.pace_curves(arms, reference)
     if any(run.quantities for arm in arms for run in arm.runs):
@@ -83,6 +88,10 @@ _RAMP = (
     " steps 0.5 nat above the lowest such mean before it, or a loss that is not finite; or where it returns to the"
     " unigram entropy after it had been 0.10 nat below, whichever is first."
 )
+_SCORES = (
+    "A dot per seed, the bar is the median; a run that diverged has no dot and counts below all others. What answers"
+    " the commonest class, or the mean score, whatever it reads, lies on the majority line."
+)
 _PACE = (
     "Held-out loss, the mean over seeds and a band from the lowest to the highest. Diamonds: where a line first comes"
     " down to the loss at which the reference ends. The times are those of the trainings, validations left out, and"
@@ -94,6 +103,7 @@ _VALIDATION = (
     " got so far, and a band from the lowest to the highest."
 )
 _LOSS = "A running mean of ten steps. A collapsed run comes down to the unigram entropy and stays there."
+_TUNED = "A running mean of ten steps."
 _SMOOTHED = "A running mean of ten steps, label smoothing included: it lies above the loss of validation."
 _GRADIENTS = "Level lines are the aim. In a collapsed stack they fall by orders of magnitude towards the input."
 _HISTORIES = (
