@@ -182,6 +182,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         for name in ("metrics.jsonl", "quantities.jsonl", ROWS):
             if (folder / name).exists():
                 keep_until(folder / name, step_of(checkpoint) if checkpoint else 0)
+    count = sum(p.numel() for p in model.parameters())  # ZeRO 3 leaves none of them in their places
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder)
     if keeps_model(run):
@@ -199,7 +200,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1], tower),
         "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50], tower),
         "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": count,
     }
 
 

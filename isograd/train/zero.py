@@ -100,9 +100,7 @@ def content(path: str) -> dict[str, Any]:
         raise RecipeError(f'{where} must hold "zero_optimization": {{"stage": 1, 2 or 3}}; its stage is {stage}')
     for key, ours in (("optimizer", "training.optimizer and training.weight_decay"), ("scheduler", "training.decay")):
         if key in found:
-            raise RecipeError(
-                f"{where} names {'an' if key[0] == 'o' else 'a'} {key}, which is {ours}; leave it out there"
-            )
+            raise RecipeError(f"{where} names its own {key}; leave it to {ours}")
     return dict(found)
 
 

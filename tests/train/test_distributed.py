@@ -38,7 +38,8 @@ def launch(folder: Path, recipes: dict[str, Run], launcher: str = "torchrun", di
     write_json(folder / "recipes.json", {name: run.as_dict() for name, run in recipes.items()})
     program, *options = LAUNCHERS[launcher].split()
     command = [BIN / program, *options, job.__file__, folder / "recipes.json", *([str(dies_at)] if dies_at else [])]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     if dies_at is None and done.returncode:
         raise AssertionError(done.stderr[-4000:])
