@@ -48,6 +48,8 @@ class Classification(Task):
         self._check_model(run)
         data, shape = self.corpus.data, self.corpus.pretrained
         self.source = f"{data.source} for {shape.name}"
+        if not run.glue.scratch:
+            _ = shape.tower  # what is wrong with its weights is said before anything is written
         digests = [data.sha256, shape.shape_sha256 if run.glue.scratch else shape.sha256]
         self.sha256 = hashlib.sha256("".join(digests).encode()).hexdigest()
         self.unigram_entropy = _constant_loss(self.corpus.train.labels, bool(data.classes))
@@ -102,7 +104,7 @@ class Classification(Task):
         """
         model = IsogradForSequenceClassification(config)
         if not self.run.glue.scratch:
-            model.model.load_state_dict(self.corpus.pretrained.tower().state_dict())
+            model.model.load_state_dict(self.corpus.pretrained.tower.state_dict())
         if not self.corpus.data.classes:
             model.classifier.bias.fill_(self.corpus.data.constant)
         self._built = model
@@ -181,7 +183,7 @@ class Classification(Task):
         }
 
     def save_tokenizer(self, folder: Path) -> None:
-        self.corpus.pretrained.tokenizer.save_pretrained(folder)
+        self.corpus.pretrained.pair_tokenizer(self.run.glue.length).save_pretrained(folder)
 
 
 def _load(glue: Glue) -> _Corpus:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from isograd.data import DataError
@@ -54,6 +55,7 @@ class PreTrained:
         """Of the weights too."""
         return _together([*(self.folder / name for name in _SHAPE), *sorted(self.folder.glob("*.safetensors"))])
 
+    @cached_property
     def tower(self) -> IsogradModel:
         """The pre-trained weights without their head, in fp32, on the CPU.
 
@@ -71,6 +73,19 @@ class PreTrained:
             raise DataError(f"{self.name}: holds weights that this shape has not, such as {min(strange)}")
         found: IsogradModel = tower
         return found
+
+    def pair_tokenizer(self, length: int) -> PreTrainedTokenizerFast:
+        """The tokenizer, which of itself makes <s> A </s> or <s> A </s> B </s>, as a fine-tuned model reads it."""
+        types = ["token_type_ids"] if self.config.type_vocab_size else []
+        inputs = {"model_input_names": ["input_ids", *types, "attention_mask"], "model_max_length": length}
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(self.folder, **inputs)
+        begin, end = (tokenizer.convert_ids_to_tokens(i) for i in (self.begin, self.end))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{begin} $A {end}",
+            pair=f"{begin} $A {end} $B:1 {end}:1",
+            special_tokens=[(begin, self.begin), (end, self.end)],
+        )
+        return tokenizer
 
 
 def find_pretrained(name: str) -> PreTrained:
