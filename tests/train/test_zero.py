@@ -51,7 +51,11 @@ def test_the_recipe_fills_in_the_file(tmp_path: Path) -> None:
     assert told["steps_per_print"] == 7 and told["zero_optimization"]["stage"] == 2
     assert told["train_batch_size"] == told["gradient_clipping"] == told["bf16"]["enabled"] == "auto"
     assert "zero_force_ds_cpu_optimizer" not in told
-    same = {"train_batch_size": 8, "gradient_clipping": 0.5, "bf16": {"enabled": False, "immediate_grad_update": True}}
+    same: dict[str, Any] = {
+        "train_batch_size": 8,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": False, "immediate_grad_update": True},
+    }
     told = settings(recipe(file(tmp_path, 3, **same), optimizer="sgd"), 2, 2)
     assert {key: told[key] for key in same} == same
     assert told["zero_force_ds_cpu_optimizer"] is False  # accelerate would train by Adam
