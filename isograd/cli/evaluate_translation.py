@@ -98,7 +98,7 @@ def _file(options: argparse.Namespace) -> int:
 
 def _model(options: argparse.Namespace) -> int:
     from isograd.evaluate.translation import evaluate
-    from isograd.train.train import provenance
+    from isograd.train.provenance import provenance
 
     console = Console(stderr=True)
     translator = load(options, console)

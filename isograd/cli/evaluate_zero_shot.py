@@ -114,7 +114,7 @@ def _evaluate(options: argparse.Namespace, console: Console) -> "ZeroShot":
 
 
 def _facts(options: argparse.Namespace, found: "ZeroShot") -> dict[str, Any]:
-    from isograd.train.train import provenance
+    from isograd.train.provenance import provenance
 
     return {
         "model": options.model,

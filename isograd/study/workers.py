@@ -25,8 +25,9 @@ import torch
 from isograd.placement import get, register
 from isograd.train.allocator import keep_freed_memory
 from isograd.train.metrics import write_json
+from isograd.train.provenance import provenance
 from isograd.train.run import Run
-from isograd.train.train import provenance, train
+from isograd.train.train import train
 
 Job = tuple[Run, Path]
 OnStep = Callable[[int, int, float], None]

@@ -1,7 +1,6 @@
 """From a run to its folder: build, calibrate, train, judge, write. Started again, it goes on where it was."""
 
 import json
-import platform
 import shutil
 import statistics
 import time
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from accelerate import PartialState
 from transformers import set_seed
 
-import isograd
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Tower
 from isograd.placement.text import final_formula, formulas, legend, numbers
@@ -26,6 +23,7 @@ from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_o
 from isograd.train.lock import alone
 from isograd.train.metrics import finite, judge, keep_until, lr_reached, read_rows, write_json
 from isograd.train.optim import schedule_of
+from isograd.train.provenance import provenance
 from isograd.train.run import RecipeError, Run
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
@@ -256,27 +254,6 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "steps": task.run.training.steps,
         "data": task.facts(),
     }
-
-
-def provenance() -> dict[str, Any]:
-    """Versions and hardware."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "isograd": isograd.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "device": gpu or f"{processor()}, {torch.get_num_threads()} threads",
-        "system": platform.system(),
-    }
-
-
-def processor() -> str:
-    """The processor's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _there(path: Path) -> dict[str, Any]:
