@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from isograd.placement import CATALOGUE
+from isograd.study.labels import flat
 from isograd.train.metrics import OutcomeName
 from isograd.train.sections import Task
 
@@ -75,6 +76,8 @@ def fault(folder: Path) -> str | None:
             content = _check_object(folder / name, needed, KNOWN[name])
             if content.get("task") == "classification":
                 _check_object(folder / name, GLUE, {})
+            measured = {key: content.get(key) or {} for key in ("scores", "majority_scores")}
+            _check_numbers(str(folder / name), dict(flat(measured)))
         for name in ("metrics.jsonl", "quantities.jsonl", "validation.jsonl"):
             _check_rows(folder / name, ("step", "loss") if name == "metrics.jsonl" else ("step",))
     except _FaultError as error:

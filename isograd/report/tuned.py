@@ -24,10 +24,8 @@ def failed(run: RunFiles) -> bool:
 
 def majority(arm: ArmFiles, part: str = "dev") -> str:
     """Of the score."""
-    found = [
-        (run.outcome.get("majority_scores") or {}).get(part, {}).get(run.outcome["metric"]) for run in _scored(arm)
-    ]
-    return _shown(next(iter(found), None))
+    found = (_of_part(run, "majority_scores", part) for run in _scored(arm))
+    return _shown(next(found, None))
 
 
 def as_dict(arm: ArmFiles) -> dict[str, Any]:
@@ -61,8 +59,14 @@ def failures(arm: ArmFiles) -> str:
 
 def test(arm: ArmFiles) -> str:
     """The median of the score on the test part, where that has labels, of the runs that have not diverged."""
-    found = [run.outcome["scores"].get("test", {}).get(run.outcome["metric"]) for run in _scored(arm)]
+    found = [_of_part(run, "scores", "test") for run in _scored(arm)]
     return _shown(spread(found, [False] * len(found)).median) if found else "–"
+
+
+def _of_part(run: RunFiles, name: str, part: str) -> float | None:
+    """The score, or its majority line, on a part; None where it is not known."""
+    found: float | None = ((run.outcome.get(name) or {}).get(part) or {}).get(run.outcome.get("metric"))
+    return found
 
 
 def title(arm: ArmFiles) -> str:
