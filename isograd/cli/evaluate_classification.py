@@ -91,12 +91,12 @@ def _plan(options: argparse.Namespace) -> list[Any]:
         key = override.partition("=")[0]
         if key in _FLAGS:
             raise UserError(f"{override!r}: write {_FLAGS[key]} here")
-    grid = vars(PAPER) if paper else given
+    grid = Grid(**{**(vars(PAPER) if paper else given), "scratch": options.with_scratch})
     seeds = options.seeds or list(PAPER_SEEDS if paper else range(5))
     model, data = _absolute(options.model), _absolute(options.data or "nyu-mll/glue")
-    base = with_overrides(base_run(model, options.task, data), options.overrides)
+    base = with_overrides(base_run(model, options.task, data, grid), options.overrides)
     folder = options.out or Path("runs") / f"{options.task}-{_short(options.model)}"
-    return plan_grid(folder, base, Grid(**{**grid, "scratch": options.with_scratch}), seeds)
+    return plan_grid(folder, base, grid, seeds)
 
 
 _FLAGS = {

@@ -28,11 +28,14 @@ PAPER_SEEDS = range(6)
 LENGTH = 128  # tokens of a sequence, where the model has as many positions
 
 
-def base_run(model: str, task: GlueTask, source: str) -> Run:
-    """A fine-tuning as BERT's and RoBERTa's papers do it: AdamW, a linear decay after a short warm-up, dropout 0.1.
+def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> Run:
+    """The first point of a grid, trained as BERT and RoBERTa are.
+
+    AdamW with decoupled decay, a linear fall of the rate after a short warm-up, dropout 0.1.
 
     Raises:
         DataError: there is no such model.
+        RecipeError: a value of the grid that no training has.
     """
     config = find_pretrained(model).config
     length = min(LENGTH, config.max_position_embeddings)
@@ -42,7 +45,9 @@ def base_run(model: str, task: GlueTask, source: str) -> Run:
         glue=Glue(task=task, source=source, model=model, length=length, dropout=0.1, attention_dropout=0.1),
         training=Training(
             steps=1_000_000,  # the epochs end it
-            epochs=3,
+            lr=grid.rates[0],
+            batch=grid.batches[0],
+            epochs=grid.epochs[0],
             optimizer="adamw",
             betas=(0.9, 0.98),
             eps=1e-6,
