@@ -89,12 +89,15 @@ class ArmFiles:
         """Where, and a number of the first, second, ... validation over the seeds that got so far.
 
         Args:
-            x: "step", "seconds" or "epoch"; None: epochs where they are known, else steps.
+            x: "step", "seconds" or "epoch"; None: epochs where they are known, else steps. In seconds the line ends
+                with the first seed that does: the others' mean would jump in time.
         """
         x = x or ("epoch" if self.in_epochs else "step")
-        points = []
+        points: list[tuple[list[float], list[float]]] = []
         for rows in zip_longest(*(run.validation for run in self.runs)):
             known = [row for row in rows if row is not None and None not in (row.get(name), row.get(x))]
+            if x == "seconds" and points and len(known) < len(points[0][0]):
+                break
             if known:
                 points.append(([row[x] for row in known], [row[name] for row in known]))
         return _over_seeds(points)

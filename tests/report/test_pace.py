@@ -121,6 +121,15 @@ def test_which_reference(study: Path) -> None:
     assert pace.paces(arms(study))[0].reference == "normformer, no warm-up"
 
 
+def test_in_time_a_line_ends_with_its_first_seed(tmp_path: Path) -> None:
+    """A slow seed that has not ended: without it the mean would go back in time, and does not in steps."""
+    written(tmp_path, "pre-ln", 0, outcome={}, validation=curve(5.0, 4.0, 3.0, 2.0))
+    written(tmp_path, "pre-ln", 1, outcome={}, validation=curve(5.0, 4.0, seconds=9.0))
+    [arm] = arms(tmp_path)
+    assert arm.validation("loss", "seconds")[0] == [5.0, 10.0]
+    assert arm.validation("loss", "step")[0] == [10, 20, 30, 40]
+
+
 def test_without_seconds_or_common_seeds(tmp_path: Path) -> None:
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in curve(4.0, 3.0)]
     written(tmp_path, "pre-ln", outcome={}, validation=rows)
