@@ -1,6 +1,7 @@
 """Entries of a cache: written whole or not at all."""
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -42,8 +43,9 @@ def write_digest(path: Path, digest: str) -> None:
 
 
 def read_digest(path: Path) -> str | None:
-    """None where there is none."""
-    return path.read_text().strip() or None if path.is_file() else None
+    """None where there is none, or something else in its place."""
+    content = path.read_bytes().decode(errors="replace").strip() if path.is_file() else ""
+    return content if re.fullmatch("[0-9a-f]{64}", content) else None
 
 
 def _move(scratch: Path, folder: Path) -> None:

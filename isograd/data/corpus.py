@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from isograd.data.cache import MARK, read_digest, write_digest, write_entry
 from isograd.data.errors import DataError
-from isograd.data.text import EMBEDDED, Document, Ends, file_sha256, is_file, read
-from isograd.data.tokenizers import SPECIAL, Level, reads_text, train_tokenizer
+from isograd.data.text import EMBEDDED, Document, Ends, file_sha256, first_line, is_file, read
+from isograd.data.tokenizers import SPECIAL, Level, reads_text, smallest_bpe, train_tokenizer
 
 _FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
@@ -80,6 +80,11 @@ def load_corpus(
     asked = [source] if isinstance(source, str) else list(source)
     if not asked:
         raise DataError("no source of text is named")
+    _check_once(asked)
+    if level == "bpe" and vocab_size < smallest_bpe(mask):
+        raise DataError(
+            f"vocab_size={vocab_size}: BPE needs at least {smallest_bpe(mask)}, the bytes and the special tokens"
+        )
     how = _How(level=level, vocab_size=vocab_size if level == "bpe" else 0, mask=mask)
     cache = cache or cache_folder()
     known = _known_as(cache, asked, valid, field, documents, how)
@@ -94,6 +99,17 @@ def load_corpus(
     if known:
         write_digest(known, digest)
     return _load(cache / digest[:32], digest, _said(asked))
+
+
+def _check_once(asked: Sequence[str]) -> None:
+    """Read twice, one copy would be held out and the other learnt by heart."""
+    twice = [name for i, name in enumerate(asked) if _place(name) in map(_place, asked[:i])]
+    if twice:
+        raise DataError(f"{twice[0]}: is named twice")
+
+
+def _place(source: str) -> str:
+    return str(Path(source).resolve()) if is_file(source) else source
 
 
 def _said(asked: Sequence[str]) -> str:
@@ -145,7 +161,7 @@ def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
         return [(name, text[:cut])], [(name, text[cut:])]
     held_out = [d for d in documents if int(hashlib.sha256(d[0].encode()).hexdigest(), 16) % 20 == 0]
     if not 0 < len(held_out) < len(documents):
-        held_out = documents[-1:]
+        return documents[:-1], documents[-1:]
     names = {name for name, _ in held_out}
     return [d for d in documents if d[0] not in names], held_out
 
@@ -201,13 +217,16 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
 
 
 def _load(folder: Path, digest: str, source: str) -> Corpus:
-    facts = json.loads((folder / MARK).read_text())
-    assert math.isfinite(facts["unigram_entropy"])
-    return Corpus(
-        train=np.load(folder / "train.npy", mmap_mode="r"),
-        valid=np.load(folder / "valid.npy", mmap_mode="r"),
-        tokenizer=reads_text(Tokenizer.from_file(str(folder / "tokenizer.json"))),
-        sha256=digest,
-        source=source,
-        **facts,
-    )
+    try:
+        facts = json.loads((folder / MARK).read_text())
+        assert math.isfinite(facts["unigram_entropy"])
+        return Corpus(
+            train=np.load(folder / "train.npy", mmap_mode="r"),
+            valid=np.load(folder / "valid.npy", mmap_mode="r"),
+            tokenizer=reads_text(Tokenizer.from_file(str(folder / "tokenizer.json"))),
+            sha256=digest,
+            source=source,
+            **facts,
+        )
+    except Exception as error:  # of JSON, of numpy, and what the tokenizers library raises, which is an Exception
+        raise DataError(f"the cache's entry {folder} cannot be read ({first_line(error)}); remove it") from error

@@ -58,7 +58,7 @@ def is_file(source: str) -> bool:
 
 def _parted(name: str, text: str) -> list[Document]:
     parts = (part.strip("\n") for part in re.split(r"\n\s*\n", text))
-    return [(f"{name}:{number}", f"{part}\n") for number, part in enumerate(filter(None, parts), start=1)]
+    return [(f"{name}:{number}", f"{part}\n") for number, part in enumerate(filter(str.strip, parts), start=1)]
 
 
 def embedded() -> list[Document]:

@@ -25,6 +25,11 @@ def train_tokenizer(texts: Iterable[str], level: Level, vocab_size: int = 8192, 
     return reads_text(tokenizer)
 
 
+def smallest_bpe(mask: bool = False) -> int:
+    """Ids that every byte-level BPE has: of the bytes and of the special tokens."""
+    return len(SPECIAL) + len(pre_tokenizers.ByteLevel.alphabet()) + mask
+
+
 def reads_text(tokenizer: Tokenizer) -> Tokenizer:
     """The same tokenizer, told that "</s>" in a text is four characters (its file does not keep this)."""
     tokenizer.encode_special_tokens = True

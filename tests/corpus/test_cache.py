@@ -1,5 +1,7 @@
 """The cache: read on the second call, whole or absent, safe for two processes at once."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isograd.data import Corpus, load_corpus
+from isograd.data import Corpus, DataError, load_corpus
 
 LOAD = "import sys; from isograd.data import load_corpus; print(load_corpus(sys.argv[1]).sha256)"
 
@@ -69,6 +71,28 @@ def test_an_entry_that_lost_its_facts_is_built_again(source: str, cache: Path) -
     first = load_corpus(source)
     [entry] = entries(cache)
     (entry / "facts.json").unlink()
+    assert same(first, load_corpus(source))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"../..", b"0" * 64, b"a\x00b"])
+def test_a_broken_digest_is_written_anew(content: bytes, source: str, cache: Path) -> None:
+    first = load_corpus(source)
+    [digest] = cache.glob("*.digest")
+    whole = digest.read_bytes()
+    digest.write_bytes(content)
+    assert same(first, load_corpus(source)) and digest.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["facts.json", "train.npy", "valid.npy", "tokenizer.json"])
+def test_a_broken_entry_is_named(name: str, source: str, cache: Path) -> None:
+    first = load_corpus(source)
+    [entry] = entries(cache)
+    half = (entry / name).read_bytes()[:20]
+    (entry / name).unlink()  # `first` has mapped it
+    (entry / name).write_bytes(half)
+    with pytest.raises(DataError, match=rf"^the cache's entry {re.escape(str(entry))} cannot be read .* remove it$"):
+        load_corpus(source)
+    shutil.rmtree(entry)
     assert same(first, load_corpus(source))
 
 

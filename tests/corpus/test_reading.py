@@ -190,3 +190,34 @@ def test_entropy_of_a_real_corpus() -> None:
     ids = encode(train_tokenizer((t for _, t in documents), "char"), documents)
     assert len(ids) == len(documents[0][1])
     assert round(unigram_entropy(ids), 4) == 3.0017
+
+
+def test_documents_of_one_name_leave_neither_part_empty() -> None:
+    """Two files of one name in two folders; their first rows."""
+    assert split([("a.txt", "one"), ("a.txt", "two")]) == ([("a.txt", "one")], [("a.txt", "two")])
+
+
+def test_a_source_named_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    one, other = str(tmp_path / "a.txt"), str(tmp_path / "x/../a.txt")
+    (tmp_path / "x").mkdir()
+    for again in (one, other):
+        with pytest.raises(DataError, match="is named twice"):
+            load_corpus([one, again])
+    (tmp_path / "x/a.txt").write_text(TEXT[::-1], encoding="utf-8")
+    assert len(load_corpus([one, str(tmp_path / "x/a.txt")]).train) > len(TEXT) / 2
+
+
+def test_blank_lines_alone_are_no_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("  \n\none\n \t\ntwo\n\n   ", encoding="utf-8")
+    assert [text for _, text in read(str(tmp_path / "a.txt"), documents="blank-line")] == ["one\n", "two\n"]
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_vocabulary_smaller_than_the_bytes_is_refused(mask: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    least = 260 + mask
+    with pytest.raises(DataError, match=rf"vocab_size={least - 1}: BPE needs at least {least}"):
+        load_corpus(str(tmp_path / "a.txt"), level="bpe", vocab_size=least - 1, mask=mask)
+    corpus = load_corpus(str(tmp_path / "a.txt"), level="bpe", vocab_size=least, mask=mask)
+    assert corpus.vocab_size == least
