@@ -1,5 +1,6 @@
 """Language modelling of one text: causal, in packed sequences; and what a masked model shares with it."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from isograd.data import Corpus, PackedSequences, load_corpus
+from isograd.data import Corpus, DataError, PackedSequences, load_corpus
 from isograd.data.tokenizers import SPECIAL, for_transformers
 from isograd.models import IsogradConfig, IsogradForCausalLM
 from isograd.train.metrics import OutcomeName
@@ -28,14 +29,29 @@ class OnText(Task):
         self.source, self.sha256 = self.corpus.source, self.corpus.sha256
         self.unigram_entropy = self.corpus.unigram_entropy
         self.samples = self._sequences(self.corpus.train, run.training.steps * run.training.batch, run.data_seed)
+        self._check_held_out()
+
+    def _check_held_out(self) -> None:
+        """Who asks for validations is told before the training that there is nothing to validate on."""
+        if not self.run.training.valid_sequences or not (self.run.training.valid_every or self.run.data.valid):
+            return
+        try:
+            self._sequences(self.corpus.valid, None, None)
+        except DataError as error:
+            raise DataError(f"the validation part: {error}; name another one (data.valid)") from error
+        if (self.corpus.valid < len(SPECIAL)).all():
+            raise DataError("the validation part has no character of the training part; name another one (data.valid)")
 
     @abstractmethod
     def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> Dataset[Any]:
         """Samples with `__getitems__`, which gives a whole batch."""
 
-    @abstractmethod
     def _held_out(self) -> Dataset[Any] | None:
-        """The sequences of the validation part, the same each time; None where it is too short for one."""
+        """The sequences of the validation part, the same each time; None where there are none."""
+        try:
+            return self._sequences(self.corpus.valid, None, None)
+        except DataError:
+            return None
 
     @abstractmethod
     def _targets(self, rows: Mapping[str, Tensor]) -> int:
@@ -74,12 +90,13 @@ class OnText(Task):
             places = range(begin, min(begin + batch, last))
             rows = self._measured(_batch(held_out, places))
             count = self._targets(rows)
-            total += float(model(**{k: v.to(device) for k, v in rows.items()}).loss) * count
-            targets += count
-        return {"loss": total / targets}
+            if count:  # characters that the training part has not are no targets
+                total += float(model(**{k: v.to(device) for k, v in rows.items()}).loss) * count
+                targets += count
+        return {"loss": total / targets if targets else None}
 
     def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
-        return {"validation_loss": held_out["loss"]}
+        return {"outcome": measured_outcome(held_out["loss"], outcome), "validation_loss": held_out["loss"]}
 
     def facts(self) -> dict[str, Any]:
         corpus = self.corpus
@@ -113,10 +130,10 @@ class LanguageModelling(OnText):
     def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> PackedSequences:
         return PackedSequences(ids, self.run.data.length, samples, seed=seed)
 
-    def _held_out(self) -> PackedSequences | None:
-        if len(self.corpus.valid) <= self.run.data.length:
-            return None
-        return self._sequences(self.corpus.valid, None, None)
+
+def measured_outcome(loss: float | None, outcome: OutcomeName) -> OutcomeName:
+    """A model that has no finite loss on held-out text has diverged, though the last loss in training was finite."""
+    return outcome if loss is None or math.isfinite(loss) else "diverged"
 
 
 def _batch(samples: Any, places: range) -> Mapping[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from isograd.data.masking import MaskedSequences, Masking, SegmentPairs
 from isograd.data.tokenizers import MASK, SPECIAL
 from isograd.models import IsogradConfig, IsogradForMaskedLM
-from isograd.train.language import OnText
+from isograd.train.language import OnText, measured_outcome
 from isograd.train.metrics import OutcomeName, judge
 
 
@@ -35,7 +35,7 @@ class MaskedLanguageModelling(OnText):
         loss = held_out["loss"]
         if self.pairs and outcome != "diverged" and loss is not None:
             outcome = judge([loss], self.unigram_entropy)[0]
-        return {"outcome": outcome, "validation_loss": loss}
+        return {"outcome": measured_outcome(loss, outcome), "validation_loss": loss}
 
     def _targets(self, rows: Mapping[str, Tensor]) -> int:
         return len(rows["masked_positions"])
@@ -51,11 +51,6 @@ class MaskedLanguageModelling(OnText):
             return MaskedSequences(ids, data.length, masking, **ends, samples=samples, seed=seed)
         pad, word = vocabulary[SPECIAL["pad_token"]], begins_a_word(self.corpus.tokenizer)
         return SegmentPairs(ids, data.length, masking, **ends, pad=pad, word=word, samples=samples, seed=seed)
-
-    def _held_out(self) -> MaskedSequences | SegmentPairs | None:
-        if len(self.corpus.valid) < self.run.data.length:
-            return None
-        return self._sequences(self.corpus.valid, None, None)
 
 
 def begins_a_word(tokenizer: Tokenizer) -> np.ndarray:

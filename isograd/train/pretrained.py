@@ -60,7 +60,7 @@ class PreTrained:
         """The pre-trained weights without their head, in fp32, on the CPU.
 
         Raises:
-            DataError: weights are missing, or there are others than those of a tower and its head.
+            DataError: weights are missing or not finite, or there are others than those of a tower and its head.
         """
         try:
             tower, info = IsogradModel.from_pretrained(self.folder, dtype=torch.float32, output_loading_info=True)
@@ -68,6 +68,9 @@ class PreTrained:
             raise DataError(f"{self.name}: the weights cannot be loaded ({first_line(error)})") from error
         if info["missing_keys"]:
             raise DataError(f"{self.name}: weights are missing, such as {min(info['missing_keys'])}")
+        broken = [name for name, weight in tower.named_parameters() if not weight.isfinite().all()]
+        if broken:
+            raise DataError(f"{self.name}: weights are not finite, such as {broken[0]}; has its training diverged?")
         strange = [key for key in info["unexpected_keys"] if not key.startswith(_HEADS)]
         if strange:
             raise DataError(f"{self.name}: holds weights that this shape has not, such as {min(strange)}")

@@ -53,6 +53,11 @@ class Run:
             _check_glue(self)
         if self.task in _TEXT and not t.valid_every and (t.patience or t.select != "last"):
             raise RecipeError("training.patience and training.select need training.valid_every, the updates in between")
+        if self.task in _TEXT and t.valid_every and not t.valid_sequences:
+            raise RecipeError(
+                f"training.valid_every={t.valid_every} and training.valid_sequences=0 contradict each other:"
+                " there would be nothing to validate on"
+            )
         shards = sharded_by(t)
         if shards and t.select != "last":
             raise RecipeError(f"{shards} needs training.select=last: weights lie in shards")
@@ -240,6 +245,8 @@ def _check_masked(data: Data) -> None:
         )
     if data.length < 4:
         raise RecipeError(f"data.length={data.length} leaves no room beside <s> and </s>; it must be at least 4")
+    if data.packing == "segment-pair" and data.length < 5:
+        raise RecipeError(f"data.length={data.length} has no room for <s> A </s> B </s>; it must be at least 5")
 
 
 def _check_glue(run: Run) -> None:

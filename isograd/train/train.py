@@ -219,7 +219,9 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
     steps = take_chosen(trainer, task, folder)
     validated = read_rows(folder / ROWS)
     held_out = next((row for row in validated if [row["step"]] == steps), None)
-    outcome |= task.judged(held_out or task.validate(trainer.model), name)
+    if not held_out or held_out["loss"] is None:  # in a file that is also a loss which was not finite
+        held_out = task.validate(trainer.model)
+    outcome |= task.judged(held_out, name)
     return outcome | ({"kept_steps": steps} if validated else {})
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import isograd.models  # noqa: F401  (the Auto classes)
+from isograd.data import DataError
 from isograd.models import IsogradForMaskedLM
 from isograd.train.metrics import broke_at, lr_reached, read_rows
 from isograd.train.run import RecipeError, Run
@@ -118,3 +119,59 @@ def test_where_a_loss_breaks() -> None:
     assert broke_at(falling + jump) == (21 if first >= lowest + 0.5 else 22)
     assert broke_at([*falling, 5.0]) is None
     assert lr_reached([{"loss": 1.0, "lr": 0.1}, {"loss": math.nan, "lr": 0.2}]) == {"broke_at": 2, "lr_reached": 0.2}
+
+
+@pytest.mark.parametrize("task", ["language", "masked"])
+def test_who_asks_for_validations_is_told_beforehand_that_there_are_none(task: str, tmp_path: Path) -> None:
+    short, foreign = tmp_path / "short.txt", tmp_path / "foreign.txt"
+    short.write_text("fox")
+    foreign.write_text("привет" * 50, encoding="utf-8")
+    often = {"valid_every": 2, "select": "best"}
+    for file, said in ((short, "has 3 tokens"), (foreign, "no character of the training part")):
+        with pytest.raises(DataError, match=rf"^the validation part.*{said}.*data\.valid"):
+            train(small(task=task, data={"valid": str(file)}, training=often), tmp_path / "run")
+    with pytest.raises(RecipeError, match=r"valid_every=2 and training\.valid_sequences=0"):
+        small(task=task, training={"valid_every": 2, "valid_sequences": 0})
+    assert not (tmp_path / "run").exists()
+
+
+def test_pairs_need_two_documents_to_validate_on(tmp_path: Path) -> None:
+    """A named part, or one that is read during the training, is refused; one that was cut off is left out."""
+    (tmp_path / "one.txt").write_text("the quick brown fox\n" * 30)
+    pairs = {"packing": "segment-pair", "valid": str(tmp_path / "one.txt")}
+    with pytest.raises(DataError, match=r"^the validation part: .*two documents"):
+        load_task(masked(data=pairs))
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(f"document {i} has the quick brown fox\n" for i in range(3)))
+    pairs = {"packing": "segment-pair", "source": str(few)}
+    assert train(masked(data=pairs), tmp_path / "run")["validation_loss"] is None
+    with pytest.raises(DataError, match=r"^the validation part: .*two documents"):
+        load_task(masked(data=pairs, training={"valid_every": 2}))
+
+
+def test_characters_that_a_masked_model_does_not_know_are_no_targets(tmp_path: Path) -> None:
+    """The first batches have none; those behind them count alone."""
+    mixed = tmp_path / "mixed.txt"
+    mixed.write_text("приветмир" * 20 + "the quick brown fox " * 20, encoding="utf-8")
+    task = load_task(masked(data={"valid": str(mixed)}, training={"valid_sequences": 4, "batch": 2}))
+    model = task.build(task.config())
+    assert task.validate(model) == {"loss": None}
+    task = load_task(masked(data={"valid": str(mixed)}, training={"valid_sequences": 100, "batch": 2}))
+    loss = task.validate(model)["loss"]
+    assert loss is not None and math.isfinite(loss)
+
+
+@pytest.mark.parametrize("task", ["language", "masked"])
+@pytest.mark.parametrize("keys", [{}, {"valid_every": 1, "select": "best"}])
+def test_the_last_update_alone_broke_it(task: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    """The losses in training were those before each update, and finite."""
+    broken = {"steps": 1, "lr": 1e30, "optimizer": "sgd", "clip": 0.0} | keys
+    got = train(small(task=task, training=broken), tmp_path)
+    assert math.isfinite(losses(tmp_path)[0])
+    assert (got["outcome"], got["validation_loss"]) == ("diverged", None)
+
+
+def test_segments_of_no_token(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"data\.length=4 has no room .* at least 5"):
+        masked(data={"packing": "segment-pair", "length": 4})
+    assert train(masked(data={"packing": "segment-pair", "length": 5}), tmp_path)["outcome"] == "finished"
