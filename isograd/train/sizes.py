@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
+from isograd.data.tokenizers import smallest_bpe
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Placement, Residual, Site, Tower, UnknownPlacement, sites
 from isograd.placement.formula import Learned
@@ -34,6 +35,9 @@ def config_of(run: Run) -> IsogradConfig:
         case "classification":
             return _pretrained(str(run.glue.model))
     rows = run.data.vocab_size if run.data.level == "bpe" else CHARACTERS
+    least = smallest_bpe(mask=run.task == "masked")
+    if run.data.level == "bpe" and rows < least:
+        raise RecipeError(f"data.vocab_size={rows}: BPE needs at least {least}, the bytes and the special tokens")
     decoder = run.task == "language"
     return config_from(run, vocab_size=rows, max_position_embeddings=run.data.length, is_decoder=decoder)
 
