@@ -30,10 +30,12 @@ def print_forecast(found: Forecast) -> None:
 
 
 def rates_in_words(found: Forecast) -> str:
-    """The rate at the turns of the schedule, such as "8e-07 in update 1, 0.0006 in 750, then polynomial"."""
-    t = found.run.training
+    """The rate where the schedule turns, such as "0 in update 1, 0.0006 in update 750 (warm-up 750, polynomial)"."""
+    t, share = found.run.training, found.run.glue.warmup
     told = ", ".join(f"{rate:.3g} in update {step:,}" for step, rate in found.rates)
-    return f"{told} (warm-up {t.warmup:,}, {t.decay})" if told else f"peak {t.lr:g}, warm-up {t.warmup:,}, {t.decay}"
+    in_shares = found.run.task == "classification" and not t.warmup
+    warmup = f"warm-up {share:.0%} of all updates" if in_shares else f"warm-up {t.warmup:,}"
+    return f"{told} ({warmup}, {t.decay})" if told else f"peak {t.lr:g}, {warmup}, {t.decay}"
 
 
 def bytes_in_words(count: float) -> str:
@@ -93,12 +95,19 @@ def _memory(found: Forecast) -> Iterable[tuple[str, str, str]]:
 
 
 def _training(found: Forecast) -> Iterable[tuple[str, str, str]]:
-    upper = "at most " if found.run.training.epochs else ""
-    yield "updates", f"{upper}{found.steps:,}", ""
+    epochs = found.run.training.epochs
+    by_rows = epochs and found.run.task == "classification"  # how many there are, only the data say
+    upper = "at most " if epochs else ""
+    if by_rows:
+        yield "epochs", f"{epochs:,}", "of rows not yet counted"
+    else:
+        yield "updates", f"{upper}{found.steps:,}", ""
     yield "tokens per update", f"{found.tokens_per_update:,}", ""
     yield "in one pass of a device", f"{micro_tokens(found.run, found.devices):,}", "tokens"
+    if by_rows:
+        return
     yield "tokens", f"{upper}{found.tokens:,}", _counted(found.tokens)
-    yield "tokens per parameter", f"{found.tokens / found.parameters:.3g}", ""
+    yield "tokens per parameter", _ratio(found.tokens / found.parameters), ""
     yield "arithmetic", f"{found.flops:.3g} FLOP", _decimal(found.flops)
 
 
@@ -111,6 +120,10 @@ def _print(console: Console, title: str, lines: Iterable[tuple[str, str, str]]) 
         table.add_row(*map(escape, line))
     console.print(f"\n[bold]{title}[/bold]")
     console.print(table)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _counted(count: float) -> str:

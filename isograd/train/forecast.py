@@ -119,7 +119,7 @@ def flops_per_token(run: Run, config: IsogradConfig) -> float:
 def rates(run: Run) -> list[tuple[int, float]]:
     """The rate in the first update, at the end of the warm-up, halfway from there, and in the last update."""
     t = run.training
-    if t.epochs and t.decay_at:
+    if t.epochs and (t.decay_at or run.task == "classification"):  # whose `steps` is but an upper bound
         return []
     schedule = schedule_of(t)
     peak = max(1, t.warmup)
