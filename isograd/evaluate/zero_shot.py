@@ -3,6 +3,7 @@
 Importing this needs lm-eval; without it the error names the extra.
 """
 
+import math
 import random
 import time
 from collections import Counter
@@ -43,17 +44,20 @@ class Score:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Of two standard errors around the accuracy.
+        """Of two standard errors around the accuracy; where all or none are right, of the error that chance has.
 
         >>> of = {"task": "piqa", "metric": "acc", "stderr": 0.01, "chance": 0.5, "n": 1838}
         >>> [Score(value=value, **of).verdict for value in (0.53, 0.51, 0.47)]
         ['above chance', 'at chance', 'below chance']
+        >>> [Score(**(of | {"value": 0.0, "stderr": 0.0, "n": n})).verdict for n in (4, 100)]
+        ['at chance', 'below chance']
         """
         if self.chance is None or self.stderr is None:
             return None
-        if self.value - 2 * self.stderr > self.chance:
+        error = self.stderr or math.sqrt(self.chance * (1 - self.chance) / self.n)
+        if self.value - 2 * error > self.chance:
             return "above chance"
-        return "below chance" if self.value + 2 * self.stderr < self.chance else "at chance"
+        return "below chance" if self.value + 2 * error < self.chance else "at chance"
 
 
 @dataclass(kw_only=True)
