@@ -7,6 +7,7 @@ import argparse
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
@@ -73,6 +74,15 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Lines end where they were written to end, and where the terminal does."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [
+            part for line in text.splitlines() for part in textwrap.wrap(line, width, break_on_hyphens=False) or [""]
+        ]
+
+
 class _Parser(argparse.ArgumentParser):
     """Wrong use is said in one line."""
 
@@ -101,9 +111,7 @@ def _parser(verb: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"isograd {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, text in VERBS.items():
-        sub = verbs.add_parser(
-            name, help=text, description=text[0].upper() + text[1:] + ".", formatter_class=argparse.RawTextHelpFormatter
-        )
+        sub = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", formatter_class=Help)
         sub.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=_IMPORT)
         if name == verb:
             import_module(f"isograd.cli.{name}_verb").configure(sub)

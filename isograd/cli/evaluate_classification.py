@@ -144,7 +144,7 @@ def _print(arms: Sequence[Any], report: Path) -> None:
 
     console = output()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (tuned.title(arms[0]), "median", "lowest to highest", "mean [95 % of it]", "failed", "test"):
+    for name in (tuned.title(arms[0]), "median", "lowest to highest", "mean [95 %]", "failed", "test"):
         table.add_column(name, justify="right" if table.columns else "left", no_wrap=bool(table.columns))
     for arm in arms:
         cells = (tuned.median, tuned.ends, tuned.mean, tuned.failures, tuned.test)

@@ -3,17 +3,19 @@
 import argparse
 from importlib import import_module
 
+from isograd.cli import Help
+
 KINDS = {
-    "translation": "BLEU, chrF, the papers' tokenised BLEU and exact match of translations",
-    "classification": "fine-tuning on GLUE: a model's score over seeds, beside from scratch and the majority line",
-    "zero-shot": "a causal language model's accuracies on HellaSwag, PIQA, BLiMP and others, beside chance",
+    "translation": "BLEU, chrF and exact match of translations",
+    "classification": "fine-tuning on GLUE over seeds, beside the majority line",
+    "zero-shot": "a causal model on HellaSwag, PIQA, BLiMP and others",
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     for name, text in KINDS.items():
-        sub = kinds.add_parser(name, help=text, description=f"{text}.", formatter_class=argparse.RawTextHelpFormatter)
+        sub = kinds.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=Help)
         sub.add_argument(  # as in front of the kind; suppressed, it leaves what was given there
             "--import",
             dest="imports",

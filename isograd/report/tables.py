@@ -198,6 +198,7 @@ def _range(trained: Sequence[ArmFiles]) -> str:
     task = trained[0].task
     losses = [end[_JUDGED[task]] for end in ends if end.get(_JUDGED[task]) is not None]
     kind = "validation" if task == "translation" else "final"
-    said = f"{kind} losses from {min(losses):.3f} to {max(losses):.3f} nats"
+    several = f"losses from {min(losses):.3f} to" if len(losses) > 1 else "loss"
+    said = f"{kind} {several} {max(losses):.3f} nats"
     scores = [end["bleu"] for end in ends if end.get("bleu") is not None]
     return said + (f" and BLEU from {min(scores):.1f} to {max(scores):.1f}" if scores else "")

@@ -69,9 +69,10 @@ def _tuned(arms: Sequence[ArmFiles]) -> str:
     def of(key: str) -> str:
         return _each(arms, key)
 
+    epochs = "1 epoch" if of("training.epochs") == "1" else f"{of('training.epochs')} epochs"
     return (
         f"{of('glue.task')}, fine-tuned from {of('glue.model')}; at most {of('glue.length')} tokens, batch"
-        f" {of('training.batch')}, {of('training.optimizer')} at LR {of('training.lr')}, {of('training.epochs')} epochs"
+        f" {of('training.batch')}, {of('training.optimizer')} at LR {of('training.lr')}, {epochs}"
     )
 
 
