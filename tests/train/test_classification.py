@@ -23,6 +23,7 @@ from isograd.train.run import RecipeError, Run
 from isograd.train.train import load_task, train
 from isograd.train.validation import best
 from tests.train.recipes import losses, outcome, read_json, same_run, weights
+from tests.train.test_distributed import launch
 from tests.train.tuned import glue_folder, pretrained, tuned
 
 PLAIN = {"dropout": 0.0}
@@ -378,3 +379,16 @@ def test_contradictions_are_refused(sections: dict[str, dict[str, Any]], said: s
 def test_warmup_in_updates(masked: str) -> None:
     assert load_task(tuned(masked, glue={"warmup": 0.0}, training={"warmup": 4})).run.training.warmup == 4
     assert load_task(tuned(masked, glue={"warmup": 0.35})).run.training.warmup == 3  # of ten
+
+
+def test_two_processes_compute_what_one_does(masked: str, tmp_path: Path) -> None:
+    """DDP and FSDP2: losses, and the scores of dev and test."""
+    shape = {"accumulation": 2, "epochs": 1}
+    ways = {way: tuned(masked, glue=PLAIN, training=shape | {"fsdp": way == "fsdp"}) for way in ("ddp", "fsdp")}
+    launch(tmp_path, ways)
+    one = train(ways["ddp"], tmp_path / "one")
+    for way in ways:
+        assert losses(tmp_path / way) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+        got = outcome(tmp_path / way)
+        assert got["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-5)
+        assert got["scores"] == one["scores"]
