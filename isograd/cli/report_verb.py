@@ -55,7 +55,7 @@ def _write(runs: list[Path], options: argparse.Namespace) -> list[tuple[list[Pat
     Of several kinds the named reference may be in some only.
     """
     from isograd.report.folders import by_kind
-    from isograd.report.page import TITLE, write_report
+    from isograd.report.page import write_report
     from isograd.report.runs import arms_of, reference_of
 
     kinds, name = by_kind(runs), options.reference
@@ -68,7 +68,7 @@ def _write(runs: list[Path], options: argparse.Namespace) -> list[tuple[list[Pat
     for kind, folders in kinds.items():
         into, reference = out if len(kinds) == 1 else out / kind, name if kind in having else None
         into.mkdir(parents=True, exist_ok=True)
-        page = write_report(folders, into, options.title or TITLE, all_figures=True, reference=reference)
+        page = write_report(folders, into, options.title, all_figures=True, reference=reference)
         written.append((folders, page, reference))
     return written
 

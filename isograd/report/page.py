@@ -18,13 +18,13 @@ from isograd.report.words import differing, settings, subtitle
 from isograd.study.labels import flat
 from isograd.train.metrics import finite, write_text
 
-TITLE = "Placements side by side"
+TITLES = {"classification": "Fine-tuning", "ramp": "Up to which learning rate a training holds"}
 
 
 def write_report(
     folders: Sequence[Path],
     out: Path,
-    title: str = TITLE,
+    title: str | None = None,
     all_figures: bool = False,
     reference: str | None = None,
 ) -> Path:
@@ -34,6 +34,7 @@ def write_report(
 
     Args:
         folders: run folders, in the order of the table; seeds of one recipe are taken together.
+        title: None: what the page is about.
         all_figures: write every figure of the page as .svg and .png.
         reference: label or placement of the arm that others are measured against; None: the first pre-ln, or first.
 
@@ -50,7 +51,7 @@ def write_report(
         loader=PackageLoader("isograd.report", "."), autoescape=True, undefined=StrictUndefined
     ).get_template("page.html.j2")
     shown = sections(arms, _entropy(arms), reference)
-    content = _content(arms, title, shown)
+    content = _content(arms, title or TITLES.get(tables.kind_of(arms), "Placements side by side"), shown)
     kept = shown if all_figures else shown[:1]
     text = page.render(**content, files=[one.name for one in kept])
     write_text(out / "report.html", text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8

@@ -113,14 +113,13 @@ COLUMNS["classification"] = (
     Column(name="majority line", short="majority", cell=tuned.majority),
     Column(name="median on test", short="test", cell=tuned.test),
     _VALID,
-    _SIZE,
 )
 
 DISPENSABLE = {  # what a narrow terminal is spared, first things first
     "ramp": ("params", "tok/s", "g1/gL"),
     "language": ("params", "valid", "tok/s"),
     "masked": ("params", "ppl", "tok/s", "final"),
-    "classification": ("params", "valid", "outcome", "test", "mean [95 %]"),
+    "classification": ("valid", "outcome", "test", "mean [95 %]"),
     "translation": ("train", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
 }
 
@@ -173,7 +172,7 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     return " ".join(parts)
 
 
-_RAMP = "The learning rate rose until the loss broke: what is compared is how far it came, and no loss."
+_RAMP = "The learning rate rose until the loss broke, or to its end: what is compared is how far it came, and no loss."
 
 
 def _names(trained: Sequence[ArmFiles], of: int) -> str:
