@@ -74,7 +74,11 @@ class GlueData:
         """For people."""
         rows = {"train": len(self.train), "dev": len(self.dev)}
         rows |= {"test": len(self.test)} if self.test else {}
-        dev = f"held out of the training file by a hash, one row in {HELD_OUT}" if self.held_out else "its own file"
+        dev = (
+            f"held out of the training file by label and hash, one row in {HELD_OUT}"
+            if self.held_out
+            else "its own file"
+        )
         facts = {"source": self.source, "sha256": self.sha256, "glue": self.task, "rows": rows, "dev": dev}
         return facts | {"classes": list(self.classes), "constant": self.constant}
 
@@ -127,13 +131,18 @@ def _examples(rows: list[Row], kind: Kind) -> Examples:
 
 
 def _hold_out(rows: list[Row], source: str) -> tuple[list[Row], list[Row]]:
-    """Those whose sentences have the lowest hashes, whatever their order, with all their copies."""
+    """Every tenth of the rows in the order of their labels, then of a hash of their sentences, with all its copies.
+
+    So both parts have the same shares of classes, and the choice depends on the rows alone.
+    """
     marks = [hashlib.sha256(json.dumps(sorted(filter(None, row[:2]))).encode()).digest() for row in rows]
-    lowest = sorted(set(marks))[: round(len(set(marks)) / HELD_OUT)]
-    if not lowest:
+    labels: dict[bytes, float] = {}
+    for row, mark in zip(rows, marks, strict=True):
+        labels[mark] = min(row[2] or 0, labels.get(mark, row[2] or 0))
+    if len(labels) < HELD_OUT:
         raise DataError(f"{source}: no dev part, and {len(rows)} rows of train are too few to hold some out")
     both: tuple[list[Row], list[Row]] = ([], [])
-    held = set(lowest)
+    held = set(sorted(labels, key=lambda mark: (labels[mark], mark))[::HELD_OUT])
     for row, mark in zip(rows, marks, strict=True):
         both[mark in held].append(row)
     return both

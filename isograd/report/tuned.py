@@ -111,10 +111,20 @@ def against(tuned: ArmFiles, scratch: ArmFiles, of: int) -> str:
     if 2 / comb(len(both[0]) + len(both[1]), len(both[0])) > LEVEL:  # the lowest p that so many values can give
         return f"{said}; n = {sizes} is too few seeds to tell a difference from their spread."
     p = rank_sum(*both)
+    seen = f"(n = {sizes}, rank sum p = {p:.2g}){_low(tuned, scratch)}."
     if p > LEVEL:
-        return f"{said}; no difference seen (n = {sizes}, rank sum p = {p:.2g})."
+        return f"{said}; no difference seen {seen}"
     better = "above" if sum(a > b for a in both[0] for b in both[1]) * 2 > len(both[0]) * len(both[1]) else "below"
-    return f"{said}; pre-training is {better} training from scratch (n = {sizes}, rank sum p = {p:.2g})."
+    return f"{said}; pre-training is {better} training from scratch {seen}"
+
+
+def _low(tuned: ArmFiles, scratch: ArmFiles) -> str:
+    """What a comparison must not be silent about."""
+    line = next((_of_part(run, "majority_scores", "dev") for arm in (tuned, scratch) for run in _scored(arm)), None)
+    medians = [of.median for of in map(spread_of, (tuned, scratch)) if of and of.median is not None]
+    if line is None or any(one > line for one in medians):
+        return ""
+    return f", and neither is above the majority line at {line:.3f}"
 
 
 def _ended(arm: ArmFiles) -> list[RunFiles]:

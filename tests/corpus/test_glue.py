@@ -109,15 +109,16 @@ def test_the_folder_of_the_task_or_of_all() -> None:
 
 
 def numbered(count: int) -> list[str]:
-    return ["sentence1\tsentence2\tlabel"] + [f"a {i}\tb {i * i}\tentailment" for i in range(count)]
+    said = ("entailment", "not_entailment", "entailment", "entailment")
+    return ["sentence1\tsentence2\tlabel"] + [f"a {i}\tb {i * i}\t{said[i % 4]}" for i in range(count)]
 
 
 def test_a_dev_part_is_held_out_by_the_rows_alone() -> None:
-    """Whatever their order; with all copies of a row; one in ten."""
+    """Whatever their order; with all copies of a row; one in ten, of each class."""
     write("RTE/train.tsv", numbered(200))
     one = load_glue("rte", "RTE")
     assert (one.held_out, len(one.train), len(one.dev)) == (True, 180, 20)
-    assert not set(part(one.dev)) & set(part(one.train))
+    assert not set(part(one.dev)) & set(part(one.train)) and sum(one.dev.labels) == 5
     lines = numbered(200)[1:] * 2
     random.Random(0).shuffle(lines)
     write("RTE/train.tsv", [numbered(0)[0], *lines])

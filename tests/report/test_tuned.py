@@ -37,6 +37,9 @@ def test_above_below_and_no_difference() -> None:
     assert said(HIGH, HIGH).endswith("no difference seen (n = 5, rank sum p = 1).")
     overlapping = [0.67, 0.68, 0.69, 0.70, 0.74]
     assert "no difference seen (n = 5, rank sum p = 0." in said(overlapping, LOW)
+    low = [score - 0.1 for score in HIGH]
+    assert said(low, [0.5] * 5).endswith("p = 0.0079), and neither is above the majority line at 0.680.")
+    assert said(low, low).endswith("p = 1), and neither is above the majority line at 0.680.")
     assert said(HIGH, LOW).startswith("accuracy of mrpc, medians: tuned 0.730, scratch 0.680;")
 
 
