@@ -185,4 +185,4 @@ def _entropy(arms: list[Any]) -> float | None:
     from isograd.report.runs import read_run
 
     known = [read_run(a.folder).resolved for a in arms]
-    return next((r["data"]["unigram_entropy"] for r in known if r), None)
+    return next((r["data"].get("unigram_entropy") for r in known if r), None)

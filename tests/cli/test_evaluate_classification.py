@@ -146,3 +146,21 @@ def test_the_papers_grid() -> None:
 
     assert (min(PAPER.rates), max(PAPER.rates), list(PAPER.batches)) == (1e-5, 1e-4, [16, 32])
     assert (min(PAPER.epochs), max(PAPER.epochs), len(PAPER_SEEDS)) == (3, 8, 6)
+
+
+def test_a_comparison_of_fine_tunings(model: str, tmp_path: Path) -> None:
+    """A recipe with arms: the same table by `isograd compare`, and a page."""
+    recipe = tmp_path / "arms.yaml"
+    recipe.write_text(
+        f"task: classification\nglue: {{source: '{glue_folder()}', model: '{model}', length: 24}}\n"
+        "training: {steps: 100, epochs: 1, batch: 8, probe_every: 0}\n"
+        "arms: [[pre-ln], [pre-ln, glue.scratch=true]]\n"
+    )
+    command = ["compare", "--recipe", str(recipe), "--jobs", "1", "--out", str(tmp_path / "out")]
+    told = as_json(command)
+    assert [arm["arm"] for arm in told["arms"]] == ["pre-trained", "from scratch"] and told["unigram_entropy"] is None
+    code, out, _ = called(*command)
+    assert code == 0 and "majority" in out and "is too few seeds" in out
+    page = Path(told["report"]).read_text(encoding="utf-8")
+    assert "mrpc, fine-tuned from" in page and "majority line" in page
+    assert "set model.placement=pre-ln" in refused(*command, "--arm", "post-ln")
