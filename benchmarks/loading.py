@@ -125,10 +125,8 @@ def main() -> None:
         print(f"{name:24}{statistics.median(values):8.2%} of a step ({low:.2%}..{high:.2%}), {len(values)} rounds")
     if options.text:
         first, again = tokenised(options.text)
-        print(
-            f"tokenising {first['characters'] / 1e6:.0f} million characters to {first['tokens'] / 1e6:.1f} million tokens"
-            f" of {VOCABULARY}: {first['seconds']:.1f} s, and {again['seconds']:.2f} s the second time"
-        )
+        sizes = f"{first['characters'] / 1e6:.0f} million characters to {first['tokens'] / 1e6:.1f} million tokens"
+        print(f"tokenising {sizes}: {first['seconds']:.1f} s, and {again['seconds']:.2f} s the second time")
 
 
 if __name__ == "__main__":
