@@ -66,10 +66,9 @@ def ramp_curves(arms: Sequence[ArmFiles], entropy: float | None) -> Drawing:
             named = arm.label if run is arm.first else ""
             axes.plot(*zip(*rates, strict=True), label=named, **(style(i) | {"linewidth": 1.1}))
             end = end_of(run)
-            if end and end.loss is not None and end.how != "held":
-                _mark(axes, i, end.rate, end.loss, {"broke": "X", "returned": "v"}[end.how])
-    for marker, meaning in (("X", "the loss broke"), ("v", "it returned to the entropy")):
-        axes.plot([], [], marker, color="none", markeredgecolor=INK, markersize=7, label=meaning)
+            if end and end.loss is not None:
+                _mark(axes, i, end.rate, end.loss, "X")
+    axes.plot([], [], "X", color="none", markeredgecolor=INK, markersize=7, label="the loss broke")
     if entropy is not None:
         axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
         _near(axes, entropy)

@@ -3,14 +3,13 @@
 Shleifer et al. 2021, figure 5. The rate of such a run says nothing but this; it is not a rate to train at.
 """
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from isograd.report.runs import ArmFiles, RunFiles, paired, reference_of, smoothed
-from isograd.train.metrics import NEAR, WINDOW
+from isograd.train.metrics import WINDOW
 
 
 def is_ramp(arm: ArmFiles) -> bool:
@@ -20,36 +19,26 @@ def is_ramp(arm: ArmFiles) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Where the rate of one run stopped to be bearable, and what happened there.
+    """Where the rate of one run stopped to be bearable, and the loss there; see `isograd.train.metrics.LossWatch`.
 
-    "broke": the loss rose, see `isograd.train.metrics.broke_at`. "returned": it had been 0.10 nat below the unigram
-    entropy and came back to it (in means of ten steps); there it may lie for long, whatever the rate, before it breaks.
-    "held": neither; then `rate` is the highest there was.
+    "held": it did not; then `rate` is the highest there was.
     """
 
     rate: float
     loss: float | None
-    how: Literal["broke", "returned", "held"]
+    how: Literal["broke", "held"]
 
     def __str__(self) -> str:
-        return {"broke": "{:.3g}", "returned": "{:.3g} (returned)", "held": "above {:.3g}"}[self.how].format(self.rate)
+        return {"broke": "{:.3g}", "held": "above {:.3g}"}[self.how].format(self.rate)
 
 
 def end_of(run: RunFiles) -> End | None:
     """None of a run that has not ended, or has not trained: its loss was never 0.10 nat below the unigram entropy."""
-    if not run.outcome.get("lr_reached"):
+    rate, broke = run.outcome.get("lr_reached"), run.outcome.get("broke_at")
+    if not rate:
         return None
-    entropy = (run.resolved.get("data") or {}).get("unigram_entropy") or math.inf
-    broke, curve = run.outcome.get("broke_at"), curve_of(run)
-    before = [point for point in curve if point[0] >= WINDOW and (broke is None or point[0] < broke)]
-    learnt = next((i for i, (_, _, loss) in enumerate(before) if loss < entropy - NEAR), None)
-    if learnt is None:
-        return None
-    for _, rate, loss in before[learnt:]:
-        if loss >= entropy:
-            return End(rate=rate, loss=loss, how="returned")
-    at = next((loss for step, _, loss in curve if step == broke), None)
-    return End(rate=run.outcome["lr_reached"], loss=at, how="held" if broke is None else "broke")
+    loss = next((loss for step, _, loss in curve_of(run) if step == broke), None)
+    return End(rate=rate, loss=loss, how="held" if broke is None else "broke")
 
 
 def curve_of(run: RunFiles) -> list[tuple[int, float, float]]:

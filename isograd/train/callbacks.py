@@ -13,27 +13,33 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
-from isograd.train.metrics import append_rows, broke_at, read_rows
+from isograd.train.metrics import LossWatch, append_rows
 from isograd.train.trainer import IsogradTrainer
 
 Progress = Callable[[int, float], None]
-LOOK = 10  # steps between two looks for a break, as many as `Log` writes together
 
 
 class Log(TrainerCallback):
     """Keeps loss and gradient norm of every step on the device, and writes them in batches of `every`.
 
-    Stops the training at the first batch with a loss that is not finite. In a distributed run the losses are averaged
+    Stops the training at the first batch with a loss that is not finite, or at which `watch` says that it broke. In a
+    distributed run the losses are averaged
     over processes, once per batch of steps, so all processes stop together.
     """
 
     def __init__(
-        self, trainer: IsogradTrainer, folder: Path, every: int = 10, progress: Progress | None = None
+        self,
+        trainer: IsogradTrainer,
+        folder: Path,
+        every: int = 10,
+        progress: Progress | None = None,
+        watch: LossWatch | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.every = every
         self.progress = progress
+        self.watch = watch
         self._steps: list[tuple[int, float, Tensor, Tensor]] = []
         self._clock = (0, time.perf_counter())
         self._rates: list[float] = []  # steps per second, one per batch of steps
@@ -60,7 +66,7 @@ class Log(TrainerCallback):
         return statistics.median(self._rates) * tokens if self._rates else None
 
     def _flush(self) -> bool:
-        """Write what has gathered; False if a loss was not finite."""
+        """Write what has gathered; False if the training is to stop."""
         if not self._steps:
             return True
         numbers = torch.stack([torch.stack([loss, norm.float()]) for *_, loss, norm in self._steps])
@@ -75,31 +81,14 @@ class Log(TrainerCallback):
             append_rows(self.folder / "metrics.jsonl", rows)
         if self.progress:
             self.progress(rows[-1]["step"], rows[-1]["loss"])
-        return all(math.isfinite(row["loss"]) for row in rows)
+        losses = [row["loss"] for row in rows]
+        broken = self.watch is not None and self.watch.follow(losses).broke_at is not None
+        return all(map(math.isfinite, losses)) and not broken
 
     def _time(self, step: int) -> None:
         now = time.perf_counter()
         self._rates.append((step - self._clock[0]) / (now - self._clock[1]))
         self._clock = (step, now)
-
-
-class StopWhenBroken(TrainerCallback):
-    """Stops a training whose loss has broken; comes behind `Log`, whose rows it reads, so a resumed run decides alike.
-
-    With `warmup` as long as the training the rate rises all the way, and where it breaks is what Shleifer et al. 2021
-    (figure 5) call the stability of the learning rate.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if state.global_step % LOOK == 0:
-            losses = [row["loss"] for row in read_rows(self.folder / "metrics.jsonl")]
-            if broke_at([math.nan if loss is None else loss for loss in losses]) is not None:
-                control.should_training_stop = True
-                control.should_save = False  # a training that goes on after a kill would go on from here
-        return control
 
 
 class Observe(TrainerCallback):

@@ -13,6 +13,7 @@ runs/NAME/
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -57,30 +58,55 @@ BREAK = 0.5  # nats above the best so far that count as broken
 WINDOW = 10  # steps whose mean loss is looked at
 
 
-def broke_at(losses: Sequence[float]) -> int | None:
-    """The step (from 1) at which a training broke, None if it did not.
+class LossWatch:
+    """Follows the losses of a training, and says where it broke.
 
-    A loss that is not finite, or a mean of ten losses 0.5 nat above the lowest such mean before.
+    That is at a loss that is not finite; at a mean of ten losses 0.5 nat above the lowest such mean before; or, once a
+    mean has been 0.10 nat below the unigram entropy, at one that has come back to it: there a collapsed stack may lie
+    for ever, whatever the rate.
 
-    >>> broke_at([3.0] * 10 + [2.0] * 10 + [2.4] * 30), broke_at([3.0] * 10 + [2.0] * 10 + [2.6] * 30)
-    (None, 29)
+    Attributes:
+        broke_at: the step (from 1), None as long as it has not broken.
+        learnt: whether a mean before that was 0.10 nat below the unigram entropy.
+
+    >>> watch = LossWatch(unigram_entropy=4.0)
+    >>> watch.follow([3.0] * 10 + [2.0] * 10 + [2.4] * 30).broke_at, watch.follow([2.8] * 10).broke_at, watch.learnt
+    (None, 53, True)
     """
-    best = math.inf
-    for end, loss in enumerate(losses, start=1):
+
+    def __init__(self, unigram_entropy: float) -> None:
+        self.unigram_entropy = unigram_entropy
+        self.broke_at: int | None = None
+        self.learnt = False
+        self._steps = 0
+        self._lowest = math.inf
+        self._last: deque[float] = deque(maxlen=WINDOW)
+
+    def follow(self, losses: Iterable[float]) -> "LossWatch":
+        """The losses of the steps that come next."""
+        for loss in losses:
+            self._steps += 1
+            self._last.append(loss)
+            if self.broke_at is None:
+                self._look(loss)
+        return self
+
+    def _look(self, loss: float) -> None:
         if not math.isfinite(loss):
-            return end
-        if end >= WINDOW:
-            mean = sum(losses[end - WINDOW : end]) / WINDOW
-            if mean >= best + BREAK:
-                return end
-            best = min(best, mean)
-    return None
+            self.broke_at = self._steps
+        elif len(self._last) == WINDOW:
+            mean = sum(self._last) / WINDOW
+            if mean >= self._lowest + BREAK or (self.learnt and mean >= self.unigram_entropy):
+                self.broke_at = self._steps
+            self._lowest = min(self._lowest, mean)
+            self.learnt |= mean < self.unigram_entropy - NEAR
 
 
-def lr_reached(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """ "broke_at" (step or None) and "lr_reached": the rate of that step, of the last one if it did not break."""
-    step = broke_at([row["loss"] for row in rows])
-    return {"broke_at": step, "lr_reached": rows[(step or len(rows)) - 1]["lr"]}
+def lr_reached(rows: Sequence[dict[str, Any]], unigram_entropy: float) -> dict[str, Any]:
+    """ "broke_at" (step or None); "lr_reached": the rate of that step, or of the last one; None if it never learnt."""
+    watch = LossWatch(unigram_entropy).follow(row["loss"] for row in rows)
+    reached = rows[(watch.broke_at or len(rows)) - 1]["lr"]
+    return {"broke_at": watch.broke_at, "lr_reached": reached if watch.learnt else None}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -150,5 +150,5 @@ class Training:
     patience: int = 0  # validations without a lower loss after which training stops; 0: none
     select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss, or an average
     average: int = 5  # how many validated checkpoints "average" takes
-    stop_when_broken: bool = False  # stop where the loss breaks, and say at which rate; see `metrics.broke_at`
+    stop_when_broken: bool = False  # stop where the loss breaks, and say at which rate; see `metrics.LossWatch`
     track: tuple[Tracker, ...] = ()  # transformers' integrations

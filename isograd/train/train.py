@@ -18,10 +18,10 @@ from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Tower
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import calibrate
-from isograd.train.callbacks import Log, Observe, Progress, StopWhenBroken
+from isograd.train.callbacks import Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.lock import alone
-from isograd.train.metrics import finite, judge, keep_until, lr_reached, read_rows, write_json
+from isograd.train.metrics import LossWatch, finite, judge, keep_until, lr_reached, read_rows, write_json
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
 from isograd.train.run import RecipeError, Run
@@ -165,12 +165,10 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
     trainer = IsogradTrainer(run, model, task.samples, folder / "checkpoints", task.updates_per_epoch)
-    log = Log(trainer, folder, progress=progress)
+    log = Log(trainer, folder, progress=progress, watch=_watch(task, folder, step_of(checkpoint) if checkpoint else 0))
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
         trainer.add_callback(Validate(trainer, task, folder, report))
-    if run.training.stop_when_broken:
-        trainer.add_callback(StopWhenBroken(folder))
     trainer.add_callback(Seal(trainer, folder / "checkpoints"))
     if run.training.probe_every:
         trainer.add_callback(Observe(trainer, folder, run.training.probe_every))
@@ -213,7 +211,7 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
     name, final = judge([row["loss"] for row in rows], task.unigram_entropy)
     outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
     if task.run.training.stop_when_broken:
-        outcome |= lr_reached(rows)
+        outcome |= lr_reached(rows, task.unigram_entropy)
     if name == "diverged":
         return outcome | dict(task.lost)
     steps = take_chosen(trainer, task, folder)
@@ -223,6 +221,13 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
         held_out = task.validate(trainer.model)
     outcome |= task.judged(held_out, name)
     return outcome | ({"kept_steps": steps} if validated else {})
+
+
+def _watch(task: Task, folder: Path, step: int) -> LossWatch | None:
+    """What stops a training that breaks, where the recipe wants it; it has seen the steps until `step`."""
+    if not task.run.training.stop_when_broken:
+        return None
+    return LossWatch(task.unigram_entropy).follow(row["loss"] for row in _losses(folder) if row["step"] <= step)
 
 
 def _model(task: Task, checkpoint: Path | None) -> IsogradPreTrainedModel:

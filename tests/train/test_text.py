@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import isograd.models  # noqa: F401  (the Auto classes)
 from isograd.data import DataError
 from isograd.models import IsogradForMaskedLM
-from isograd.train.metrics import broke_at, lr_reached, read_rows
+from isograd.train.metrics import LossWatch, lr_reached, read_rows
 from isograd.train.run import RecipeError, Run
 from isograd.train.train import load_task, train
 from tests.train.recipes import documents_file, losses, outcome, small, weights
@@ -93,20 +93,24 @@ def test_what_wants_validations(keys: dict[str, Any]) -> None:
         small(training=keys)
 
 
-RISING = {"steps": 200, "warmup": 200, "lr": 40.0, "optimizer": "sgd", "stop_when_broken": True, "clip": 0.0}
+RISING = {"steps": 300, "warmup": 300, "lr": 2.0, "batch": 16, "stop_when_broken": True}
 
 
 def test_a_rising_rate_is_followed_until_the_loss_breaks(tmp_path: Path) -> None:
     got = train(small(training=RISING), tmp_path)
     rows = read_rows(tmp_path / "metrics.jsonl")
-    assert got["broke_at"] and got["steps"] == len(rows) < 200 and got["steps"] - got["broke_at"] < 10
-    assert got["lr_reached"] == rows[got["broke_at"] - 1]["lr"] == pytest.approx(40.0 * got["broke_at"] / 200)
+    assert got["broke_at"] and got["steps"] == len(rows) < 300 and got["steps"] - got["broke_at"] < 10
+    assert got["lr_reached"] == rows[got["broke_at"] - 1]["lr"] == pytest.approx(2.0 * got["broke_at"] / 300)
 
 
 def test_one_that_does_not_break_reaches_the_peak(tmp_path: Path) -> None:
-    got = train(small(training=RISING | {"lr": 1e-3, "steps": 20, "warmup": 20}), tmp_path)
-    assert (got["broke_at"], got["lr_reached"], got["steps"]) == (None, 1e-3, 20)
+    got = train(small(training=RISING | {"lr": 0.05, "steps": 100, "warmup": 100}), tmp_path)
+    assert (got["broke_at"], got["lr_reached"], got["steps"]) == (None, 0.05, 100)
     assert "lr_reached" not in train(small(), tmp_path / "plain")
+
+
+def broke_at(losses: list[float], entropy: float = 9.0) -> int | None:
+    return LossWatch(entropy).follow(losses).broke_at
 
 
 def test_where_a_loss_breaks() -> None:
@@ -118,7 +122,17 @@ def test_where_a_loss_breaks() -> None:
     first = (sum(falling[-9:]) + 9.0) / 10
     assert broke_at(falling + jump) == (21 if first >= lowest + 0.5 else 22)
     assert broke_at([*falling, 5.0]) is None
-    assert lr_reached([{"loss": 1.0, "lr": 0.1}, {"loss": math.nan, "lr": 0.2}]) == {"broke_at": 2, "lr_reached": 0.2}
+    rows = [{"loss": 1.0, "lr": 0.1 * i} for i in range(1, 11)] + [{"loss": math.nan, "lr": 2.0}]
+    assert lr_reached(rows, 9.0) == {"broke_at": 11, "lr_reached": 2.0}
+    assert lr_reached(rows, 1.05) == {"broke_at": 11, "lr_reached": None}  # it was never below the entropy
+
+
+def test_steps_come_in_any_portions() -> None:
+    """A resumed training hears the losses before the kill first."""
+    losses = [3.0] * 10 + [2.0] * 12 + [2.9] * 9
+    whole = LossWatch(4.0).follow(losses)
+    parts = LossWatch(4.0).follow(losses[:17]).follow(losses[17:])
+    assert whole.broke_at == parts.broke_at == 28  # six of 2.9 among ten
 
 
 @pytest.mark.parametrize("task", ["language", "masked"])
