@@ -1,0 +1,1 @@
+"""The rules of `isograd check` against known faults and known families."""
