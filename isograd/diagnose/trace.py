@@ -1,0 +1,267 @@
+"""The forward pass of any model as a list of operations that can be run again with some values changed.
+
+    trace = record(model, inputs)
+    trace.replay({u: torch.zeros_like(trace[u])}, [s])     # the branch u silenced: what does the sum s become?
+
+Values are numbered in the order of their making. Nothing is asked of the model but that it runs: operations are seen
+where torch dispatches them, below modules and functions.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+
+@dataclass(frozen=True)
+class Value:
+    """The place of a tensor among the arguments of an operation."""
+
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operation:
+    """One call: `function(*args, **kwargs)` with `Value` in the places of tensors.
+
+    Attributes:
+        name: of the function, as "linear" or "add_".
+        reads: the tensors among its arguments, as values.
+        makes: the tensors among its results, in order.
+        module: address of the module that was running.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    module: str
+
+
+@dataclass(eq=False)
+class Trace:
+    """Values and operations of one forward pass.
+
+    Attributes:
+        values: every tensor, as it was when it was made.
+        operations: in the order of running.
+        maker: value -> index of the operation that made it; inputs, parameters and constants have none.
+        readers: value -> indices of the operations that read it.
+        names: value -> the name of the parameter that it is.
+        inputs: address among the model's inputs -> value, of tensors only.
+        outputs: address among the model's outputs -> value, of tensors only.
+    """
+
+    values: list[Tensor] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    maker: dict[int, int] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    inputs: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+
+    def __getitem__(self, value: int) -> Tensor:
+        return self.values[value]
+
+    def made_by(self, value: int) -> Operation | None:
+        at = self.maker.get(value)
+        return None if at is None else self.operations[at]
+
+    def read_by(self, value: int) -> list[Operation]:
+        return [self.operations[at] for at in self.readers.get(value, ())]
+
+    def below(self, values: Iterable[int]) -> set[int]:
+        """The values, and all that were computed from them."""
+        found = set(values)
+        start = min((min(self.readers.get(v, [len(self.operations)])) for v in found), default=0)
+        for operation in self.operations[start:]:
+            if not found.isdisjoint(operation.reads):
+                found.update(operation.makes)
+        return found
+
+    def above(self, values: Iterable[int]) -> set[int]:
+        """The values, and all that they were computed from."""
+        found, todo = set(values), list(values)
+        while todo:
+            made = self.made_by(todo.pop())
+            for value in made.reads if made else ():
+                if value not in found:
+                    found.add(value)
+                    todo.append(value)
+        return found
+
+    @torch.no_grad()
+    def replay(self, changes: Mapping[int, Tensor], wanted: Sequence[int]) -> list[Tensor]:
+        """What the `wanted` values become where the values of `changes` are replaced, for all who read them.
+
+        Runs only the operations between the two. A wanted value that nothing changed is returned as recorded.
+        """
+        between = self.below(changes) & self.above(wanted)
+        known = dict(changes)
+        for operation in self.operations:
+            news = [v for v in operation.makes if v in between and v not in changes]
+            if news and not known.keys().isdisjoint(operation.reads):
+                made = _run(operation, lambda v: known[v] if v in known else self.values[v])
+                known.update((v, t) for v, t in zip(operation.makes, made, strict=True) if v not in changes)
+        return [known[v] if v in known else self.values[v] for v in wanted]
+
+
+def record(model: nn.Module, inputs: Any) -> Trace:
+    """Run `model` once on `inputs`, a mapping of keywords, a tuple of arguments or one tensor, and keep what happened.
+
+    Works on a copy in float32 and eval mode: the model and its caches stay as they are.
+    """
+    twin = stand_in(model)
+    recorder = _Recorder(twin)
+    args, kwargs = arguments(inputs)
+    recorder.enter({**{str(i): a for i, a in enumerate(args)}, **kwargs})
+    with torch.inference_mode(), _plain_attention(), _addresses(twin, recorder), recorder:
+        out = twin(*args, **kwargs)
+    recorder.leave(out)
+    return recorder.trace
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a forward pass, from what stands for them."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def stand_in(model: nn.Module) -> nn.Module:
+    """A copy on the CPU, in eval mode, half-precision weights in float32."""
+    twin = copy.deepcopy(model).cpu().eval()
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
+    return twin.float() if half else twin
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.running: list[str] = [""]
+        self._known: dict[int, int] = {}  # id of a tensor -> its newest value
+        self._alive: list[Tensor] = []  # ids stay theirs as long as the tensors live
+        for name, tensor in model.named_parameters():
+            self.trace.names[self._add(tensor)] = name
+
+    def enter(self, inputs: Any) -> None:
+        self.trace.inputs = {at: self._value(t) for at, t in _tensors(inputs)}
+
+    def leave(self, output: Any) -> None:
+        self.trace.outputs = {at: self._value(t) for at, t in _tensors(output)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        flat, spec = tree_flatten((args, kwargs))
+        places = [Value(self._value(t)) if isinstance(t, Tensor) else t for t in flat]
+        if func._schema.is_mutable and func is not torch.ops.aten.detach_.default:
+            self._keep_what_will_change(args, kwargs, func)
+        out = func(*args, **kwargs)
+        if not func._schema.is_mutable and any(out is t for t in flat):  # as x.to(its own dtype)
+            return out
+        kept_args, kept_kwargs = tree_unflatten(places, spec)
+        results = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        makes = tuple(self._add(t) for t in results)
+        reads = tuple(dict.fromkeys(p.index for p in places if isinstance(p, Value)))
+        at = len(self.trace.operations)
+        for value in reads:
+            self.trace.readers.setdefault(value, []).append(at)
+        self.trace.maker.update(dict.fromkeys(makes, at))
+        self.trace.operations.append(
+            Operation(
+                function=func,
+                name=func._schema.name.split("::")[-1],
+                args=tuple(kept_args),
+                kwargs=kept_kwargs,
+                reads=reads,
+                makes=makes,
+                module=self.running[-1],
+            )
+        )
+        return out
+
+    def _value(self, tensor: Tensor) -> int:
+        at = self._known.get(id(tensor))
+        return self._add(tensor) if at is None else at
+
+    def _add(self, tensor: Tensor) -> int:
+        self._known[id(tensor)] = len(self.trace.values)
+        self._alive.append(tensor)
+        self.trace.values.append(tensor)
+        return len(self.trace.values) - 1
+
+    def _keep_what_will_change(self, args: Any, kwargs: Any, func: Any) -> None:
+        """A copy of every recorded value that shares memory with an argument that `func` writes to."""
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        written = [
+            given[a.name]
+            for a in func._schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write and isinstance(given.get(a.name), Tensor)
+        ]
+        memory = {t.untyped_storage().data_ptr() for t in written}
+        for at, value in enumerate(self.trace.values):
+            if value.untyped_storage().data_ptr() in memory:
+                self.trace.values[at] = value.clone()
+
+
+def _run(operation: Operation, value: Callable[[int], Tensor]) -> list[Tensor]:
+    """The results of an operation on other values; what it writes to is copied first."""
+
+    def fill(place: Any) -> Any:
+        if not isinstance(place, Value):
+            return place
+        tensor = value(place.index)
+        return tensor.clone() if operation.function._schema.is_mutable else tensor  # type: ignore[attr-defined]
+
+    args, kwargs = tree_map(fill, (operation.args, operation.kwargs))
+    out = operation.function(*args, **kwargs)
+    return [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+
+
+def _tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
+    """Addresses and tensors of nested mappings, sequences and objects such as a ModelOutput."""
+    if isinstance(tree, Tensor):
+        yield "", tree
+        return
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, tuple | list):
+        items = enumerate(tree)
+    for key, part in items:
+        for below, tensor in _tensors(part):
+            yield f"{key}.{below}" if below else str(key), tensor
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """torch.nn's fused encoder layer off: one opaque operation in which there is nothing to see."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _addresses(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Tells the recorder which module is running."""
+    with ExitStack() as hooks:
+        for address, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(lambda *_, a=address: recorder.running.append(a)).remove)
+            hooks.callback(module.register_forward_hook(lambda *_: _left(recorder.running)).remove)
+        yield
+
+
+def _left(running: list[str]) -> None:
+    running.pop()
