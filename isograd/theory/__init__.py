@@ -1,0 +1,18 @@
+"""The papers' theory, made to run: claims, and the verdicts of measuring them."""
+
+from isograd.theory.claim import Case, Claim, Curve, Line, Measured, Verdict
+from isograd.theory.claims import CLAIMS, UnknownClaim, chosen, foils, verdicts
+
+__all__ = [
+    "CLAIMS",
+    "Case",
+    "Claim",
+    "Curve",
+    "Line",
+    "Measured",
+    "UnknownClaim",
+    "Verdict",
+    "chosen",
+    "foils",
+    "verdicts",
+]

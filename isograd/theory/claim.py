@@ -1,0 +1,154 @@
+"""A claim: a sentence of theory with a number, an interval that the measurement must fall into, and a foil.
+
+    verdict holds  <=>  low <= measured <= high
+
+A claim has one case per placement that it speaks of. The foil of a case is something that the case must refuse when it
+is measured in the same way: a claim that nothing can fail says nothing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """What a number was taken from: `y` over `x`, the mean over seeds, and the lowest and highest seed."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of the theory, for the figure."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A number and the curve behind it."""
+
+    value: float
+    curve: Curve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a claim says of one placement.
+
+    Args:
+        placement: of the catalogue, or "any" where the claim speaks of a part that all have.
+        predicted: the theory's number, or its lowest and highest.
+        low, high: the tolerance: where the measured number must lie; None leaves that side open.
+        foil: what is measured in its place and must lie outside.
+        subject: what is measured, where the placement alone does not say it.
+    """
+
+    placement: str
+    predicted: float | tuple[float, float]
+    low: float | None = None
+    high: float | None = None
+    foil: str
+    subject: str = ""
+
+    def accepts(self, measured: float) -> bool:
+        """Whether the number lies in the tolerance; one that is not finite never does."""
+        above = self.low is None or measured >= self.low
+        return math.isfinite(measured) and above and (self.high is None or measured <= self.high)
+
+
+Measure = Callable[[str, int], Measured]  # (subject, seeds) -> number and curve
+Theory = Callable[[Case, Curve], Sequence[Line]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """How the curve is drawn."""
+
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One sentence of theory, made to run.
+
+    Args:
+        name: as the command line calls it.
+        title: in a few words.
+        source: the paper, with the number of the lemma, equation or figure.
+        statement: what is claimed, and no more than that.
+        number: what the measured number is.
+        how: the setting in which it is measured.
+        cases: one per placement.
+        measure: from a subject and a number of seeds to the number.
+        seeds: how many by default.
+        axes: of the figure.
+        theory: the lines that the figure draws beside the curve of a case.
+    """
+
+    name: str
+    title: str
+    source: str
+    statement: str
+    number: str
+    how: str
+    cases: tuple[Case, ...]
+    measure: Measure
+    seeds: int
+    axes: Axes
+    theory: Theory = field(default=lambda case, curve: ())
+
+    def verdict(self, case: Case, seeds: int | None = None) -> "Verdict":
+        """Measure one case."""
+        return self._judged(case, case.subject or case.placement, seeds)
+
+    def foiled(self, case: Case, seeds: int | None = None) -> "Verdict":
+        """Measure the foil of a case under its tolerance: this verdict must not hold."""
+        return self._judged(case, case.foil, seeds)
+
+    def _judged(self, case: Case, subject: str, seeds: int | None) -> "Verdict":
+        seeds = seeds or self.seeds
+        measured = self.measure(subject, seeds)
+        return Verdict(
+            claim=self.name,
+            placement=case.placement,
+            subject=subject,
+            predicted=case.predicted,
+            measured=measured.value,
+            tolerance=(case.low, case.high),
+            holds=case.accepts(measured.value),
+            seeds=seeds,
+            curve=measured.curve,
+            lines=tuple(self.theory(case, measured.curve)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What measuring a case has found."""
+
+    claim: str
+    placement: str
+    subject: str
+    predicted: float | tuple[float, float]
+    measured: float
+    tolerance: tuple[float | None, float | None]
+    holds: bool
+    seeds: int
+    curve: Curve
+    lines: tuple[Line, ...] = ()
+
+    def row(self) -> dict[str, Any]:
+        """For JSON: without the curve."""
+        names = ("claim", "placement", "subject", "predicted", "measured", "tolerance", "holds", "seeds")
+        return {name: getattr(self, name) for name in names}

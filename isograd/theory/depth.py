@@ -1,0 +1,58 @@
+"""Two numbers that grow with the sublayers of a stack: ADMIN's skip, and how far a small change carries."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from isograd.models import IsogradForCausalLM
+from isograd.theory.claim import Measured
+from isograd.theory.fit import exponent, over_seeds
+from isograd.theory.networks import decoder, drawn_from, prepared, profile_skips, tokens
+
+DEPTHS = (3, 6, 12, 18, 24, 36, 48)
+STEP = 1e-5  # of the perturbation
+FROM = 20  # the sublayer from which ADMIN's exponent is fitted: the first ones still show the embedding's variance
+
+
+@lru_cache
+def skip_exponent(subject: str, seeds: int, layers: int = 48) -> Measured:
+    """p of skip_i ~ i^p from sublayer 20 on, by ADMIN's profile."""
+    curves = [_skips(subject, layers, seed) for seed in range(seeds)]
+    curve = over_seeds(range(1, 2 * layers + 1), curves)
+    return Measured(value=exponent(curve.x[FROM - 1 :], curve.y[FROM - 1 :]), curve=curve)
+
+
+@lru_cache
+def amplification(subject: str, seeds: int, depths: tuple[int, ...] = DEPTHS) -> Measured:
+    """p of mean |F(x, W + e sign(z)) - F(x, W)|^2 / e^2 ~ L^p, z normal, e = 1e-5, all matrices of the layers moved."""
+    curves = [[output_change(subject, layers, seed) for layers in depths] for seed in range(seeds)]
+    curve = over_seeds(depths, curves)
+    return Measured(value=exponent(curve.x, curve.y), curve=curve)
+
+
+def output_change(subject: str, layers: int, seed: int, step: float = STEP) -> float:
+    """The mean square of the change of the last hidden state, over step^2, in float64."""
+    with drawn_from(seed), torch.no_grad():
+        ids = tokens(8, 32)
+        model = _small(subject, layers, ids)
+        before = _hidden(model, ids)
+        for parameter in model.model.layers.parameters():
+            if parameter.ndim == 2:
+                parameter.add_(torch.randn_like(parameter).sign(), alpha=step)
+        return float((_hidden(model, ids) - before).square().mean()) / step**2
+
+
+def _small(subject: str, layers: int, ids: Tensor) -> IsogradForCausalLM:
+    return prepared(subject, layers, ids, hidden_size=64, dtype=torch.float64, start=None)
+
+
+def _hidden(model: IsogradForCausalLM, ids: Tensor) -> Tensor:
+    hidden: Tensor = model.model(ids).last_hidden_state
+    return hidden
+
+
+def _skips(subject: str, layers: int, seed: int) -> list[float]:
+    with drawn_from(seed):
+        ids = tokens(8, 32)
+        return profile_skips(decoder(subject, layers), ids, write=", " not in subject)

@@ -1,0 +1,117 @@
+"""Gradients of W_2 and the stream at the start: in the theory's setting, and with real attention."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from torch import Tensor, nn
+
+from isograd.theory.claim import Curve, Measured
+from isograd.theory.fit import exponent, geometric_mean, over_seeds
+from isograd.theory.networks import drawn_from, encoder_decoder, prepared, tokens
+from isograd.theory.setting import profile
+
+DEPTHS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
+TOWERS = (6, 12, 24)  # layers of each tower of the encoder-decoders
+
+
+@lru_cache
+def theory_exponent(subject: str, seeds: int, depths: tuple[int, ...] = DEPTHS) -> Measured:
+    """p of |dL/dW_2 of the last layer| ~ L^p in the setting of the theory."""
+    gradients = [profile(subject, seed, layers=depths[-1]).gradients for seed in range(seeds)]
+    return _exponent(over_seeds(depths, [[found[depth - 1] for depth in depths] for found in gradients]))
+
+
+@lru_cache
+def attention_exponent(subject: str, seeds: int, depths: tuple[int, ...] = DEPTHS) -> Measured:
+    """The same with real attention, one sequence of 32 tokens."""
+    return _exponent(over_seeds(depths, [[_last_gradient(subject, n, seed) for n in depths] for seed in range(seeds)]))
+
+
+@lru_cache
+def stream_exponent(subject: str, seeds: int, layers: int = 48) -> Measured:
+    """p of mean |x_l|^2 / d ~ l^p after layer l, with real attention."""
+    x = range(1, layers + 1)
+    return _exponent(over_seeds(x, [_streams(subject, layers, seed) for seed in range(seeds)]))
+
+
+def first_over_last(layers: int) -> Callable[[str, int], Measured]:
+    """First over last layer's |dL/dW_2|, the geometric mean over seeds; a curve over the layers."""
+
+    @lru_cache
+    def measure(subject: str, seeds: int) -> Measured:
+        found = [_gradients(subject, layers, seed) for seed in range(seeds)]
+        ratio = geometric_mean([norms[0] / norms[-1] for norms in found])
+        curves = [[norm / norms[-1] for norm in norms] for norms in found]
+        return Measured(value=ratio, curve=over_seeds(range(1, layers + 1), curves))
+
+    return measure
+
+
+def per_layer(tower: str, depths: tuple[int, ...] = TOWERS) -> Callable[[str, int], Measured]:
+    """(first / last)^(1 / (L - 1)) of |dL/dW_2| in one tower, going down: geometric mean over depths and seeds.
+
+    The curve is that of the deepest: layers counted from the top, gradients over the last layer's.
+    """
+
+    @lru_cache
+    def measure(subject: str, seeds: int) -> Measured:
+        found = {n: [_of_towers(subject, n, seed)[tower] for seed in range(seeds)] for n in depths}
+        factors = [(norms[0] / norms[-1]) ** (1 / (n - 1)) for n in depths for norms in found[n]]
+        downwards = [[norm / norms[-1] for norm in reversed(norms)] for norms in found[depths[-1]]]
+        return Measured(value=geometric_mean(factors), curve=over_seeds(range(depths[-1]), downwards))
+
+    return measure
+
+
+def _exponent(curve: Curve) -> Measured:
+    return Measured(value=exponent(curve.x, curve.y), curve=curve)
+
+
+def _last_gradient(subject: str, layers: int, seed: int) -> float:
+    """No gradient below the last W_2 is asked for, so the backward pass costs next to nothing."""
+    with drawn_from(seed):
+        ids = tokens(1, 33)
+        model = prepared(subject, layers, ids)
+        model.requires_grad_(False)
+        matrix = _second(model.model.layers)[-1].requires_grad_()
+        model(input_ids=ids, labels=ids).loss.backward()
+    return _norm(matrix)
+
+
+def _gradients(subject: str, layers: int, seed: int) -> list[float]:
+    with drawn_from(seed):
+        ids = tokens(8, 33)
+        model = prepared(subject, layers, ids, start=None)
+        model(input_ids=ids, labels=ids).loss.backward()
+    return [_norm(matrix) for matrix in _second(model.model.layers)]
+
+
+def _streams(subject: str, layers: int, seed: int) -> list[float]:
+    """After each layer, before the final norm."""
+    found: list[float] = []
+    with drawn_from(seed):
+        ids = tokens(8, 32)
+        model = prepared(subject, layers, ids).requires_grad_(False)
+        for layer in model.model.layers:
+            layer.register_forward_hook(lambda _, args, out: found.append(float(out.square().mean())))
+        model.model(ids)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _of_towers(subject: str, layers: int, seed: int) -> dict[str, list[float]]:
+    with drawn_from(seed):
+        model = encoder_decoder(subject, layers, hidden_size=256)
+        source, target, labels = (tokens(8, 32) for _ in range(3))
+        model(input_ids=source, decoder_input_ids=target, labels=labels).loss.backward()
+    return {tower: [_norm(m) for m in _second(getattr(model, tower).layers)] for tower in ("encoder", "decoder")}
+
+
+def _second(layers: nn.ModuleList) -> Sequence[Tensor]:
+    """W_2 of every layer."""
+    return [layer.get_parameter("ffn.branch.out.weight") for layer in layers]
+
+
+def _norm(matrix: Tensor) -> float:
+    assert matrix.grad is not None
+    return float(matrix.grad.norm())
