@@ -20,7 +20,7 @@ class Sums:
         for operation in self.trace.operations:
             if bare(operation) not in SUMS or not operation.makes or operation.makes[0] not in self.flow.live:
                 continue
-            terms = self._terms(operation)
+            terms = self.terms(operation)
             if len(terms) < 2 or self._is_inner(operation):
                 continue
             for skip, branch in self._pairs(terms):
@@ -30,7 +30,7 @@ class Sums:
                     found.append(self._sublayer(skip, branch, operation.makes[0], terms))
         return found
 
-    def _terms(self, operation: Operation) -> list[int]:
+    def terms(self, operation: Operation) -> list[int]:
         """The activations that a sum adds, sums within it that nothing else reads taken apart."""
         made = operation.makes[0]
         terms: list[int] = []
@@ -39,7 +39,7 @@ class Sums:
                 continue
             inner = self.trace.made_by(self._unwrapped(value))
             if inner is not None and bare(inner) in SUMS and self._is_inner(inner) and len(self.flow.data(inner)) > 1:
-                terms += self._terms(inner)
+                terms += self.terms(inner)
             else:
                 terms.append(value)
         return terms
