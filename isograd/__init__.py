@@ -1,6 +1,6 @@
 """isograd: level gradients at every depth. Placements of the norms in deep Transformers, side by side.
 
-Importing the package is cheap: the placements load at once, torch and transformers only when a model is named.
+Importing the package is cheap: the placements load at once, torch and transformers only when what needs them is named.
 """
 
 from importlib import import_module
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from isograd.placement import Placement, get, register
 
 if TYPE_CHECKING:
+    from isograd.diagnose.callback import WatchCallback
+    from isograd.diagnose.watching import watch
     from isograd.models import (
         IsogradConfig,
         IsogradForCausalLM,
@@ -19,13 +21,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODELS = (
-    "IsogradConfig",
-    "IsogradForCausalLM",
-    "IsogradForMaskedLM",
-    "IsogradForSeq2SeqLM",
-    "IsogradForSequenceClassification",
-)
+_ROOMS = {
+    "IsogradConfig": "isograd.models",
+    "IsogradForCausalLM": "isograd.models",
+    "IsogradForMaskedLM": "isograd.models",
+    "IsogradForSeq2SeqLM": "isograd.models",
+    "IsogradForSequenceClassification": "isograd.models",
+    "WatchCallback": "isograd.diagnose.callback",
+    "watch": "isograd.diagnose.watching",
+}
 
 __all__ = [
     "IsogradConfig",
@@ -34,12 +38,14 @@ __all__ = [
     "IsogradForSeq2SeqLM",
     "IsogradForSequenceClassification",
     "Placement",
+    "WatchCallback",
     "get",
     "register",
+    "watch",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODELS:
-        return getattr(import_module("isograd.models"), name)
+    if name in _ROOMS:
+        return getattr(import_module(_ROOMS[name]), name)
     raise AttributeError(f"module 'isograd' has no attribute {name!r}")

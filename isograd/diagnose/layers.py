@@ -1,0 +1,146 @@
+"""Which modules of a model are its layers, tower by tower, and the matrix that stands for each."""
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from isograd.transformer.sublayer import Sublayer
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # DDP, torch.compile, ..
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """A layer, or a sublayer of an isograd model.
+
+    Attributes:
+        facts: address and layer (from 1), tower where the model has several; kind in isograd models.
+        group: layers of one group are compared with each other: those of one tower and kind.
+        parameters: all of them, each once, also where two layers share one.
+        matrix: its last projection; None where it has no matrix.
+    """
+
+    facts: Mapping[str, Any]
+    group: str
+    parameters: list[nn.Parameter]
+    matrix: nn.Parameter | None
+
+    @property
+    def address(self) -> str:
+        return str(self.facts["address"])
+
+
+def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> list[Layer]:
+    """The layers of a model, in the order of their depth, tower by tower.
+
+    An isograd model says itself which sublayers it has. Of any other, a tower is a `ModuleList` or a `Sequential` of
+    alike modules that does not lie inside another one: modules of which at least two, and at least half, hold a matrix
+    of the same name and shape. The last such matrix stands for its layer.
+
+    Args:
+        addresses: the modules to watch instead, in the order of their depth.
+
+    Raises:
+        ValueError: nothing found.
+        AttributeError: an address that the model does not have.
+    """
+    if addresses is not None:
+        found = _at(model, addresses)
+    else:
+        found = [_of_sublayer(plain(a), m) for a, m in model.named_modules() if isinstance(m, Sublayer)]
+        found = found or [layer for tower in _towers(model) for layer in tower]
+    if not found:
+        raise ValueError(
+            f"no layers found in {type(model).__name__}: it has no list of alike modules with matrices;"
+            " pass addresses=[...], the modules to watch in the order of their depth"
+        )
+    return found
+
+
+def plain(address: str) -> str:
+    """An address without what DDP, torch.compile and the like put in.
+
+    >>> plain("module._orig_mod.layers.3.ffn")
+    'layers.3.ffn'
+    """
+    for wrapper in WRAPPERS:
+        address = address.replace(wrapper, "")
+    return address
+
+
+def _of_sublayer(address: str, sublayer: Sublayer) -> Layer:
+    site = sublayer.site
+    branch: Any = sublayer.branch
+    return Layer(
+        facts={"address": address, "tower": site.tower, "layer": site.layer, "kind": site.kind},
+        group=f"{site.tower} {site.kind}",
+        parameters=list(sublayer.parameters()),
+        matrix=branch.out.weight,
+    )
+
+
+def _at(model: nn.Module, addresses: Sequence[str]) -> list[Layer]:
+    known = {plain(name): module for name, module in model.named_modules()}
+    modules: list[tuple[str, nn.Module]] = []
+    for address in addresses:
+        if address not in known:
+            near = difflib.get_close_matches(address, known, n=1, cutoff=0.0)
+            raise AttributeError(f"the model has no module {address!r}; did you mean {near[0]!r}?")
+        modules.append((address, known[address]))
+    alike = _common([module for _, module in modules])
+    return [_layer(a, m, alike, {}, i) for i, (a, m) in enumerate(modules, start=1)]
+
+
+def _towers(model: nn.Module) -> list[list[Layer]]:
+    """Towers whose layers hold one matrix only are heads or plain networks: they count where there is nothing else."""
+    lists = list(_outermost(model, ""))
+    deep = [found for found in lists if len(found[2]) > 1] or lists
+    several = len(deep) > 1
+    return [
+        [
+            _layer(f"{address}.{name}" if address else name, module, kinds, {"tower": address} if several else {}, i)
+            for i, (name, module) in enumerate(members, start=1)
+        ]
+        for address, members, kinds in deep
+    ]
+
+
+Kind = tuple[str, tuple[int, ...]]  # a matrix' name inside its layer, and its shape
+
+
+def _outermost(module: nn.Module, address: str) -> Iterator[tuple[str, list[tuple[str, nn.Module]], list[Kind]]]:
+    """Lists of alike modules that lie in no other such list: address, members by name, their common matrices."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        members = [(name, m) for name, m in module.named_children() if next(m.parameters(), None) is not None]
+        kinds = _common([m for _, m in members])
+        if kinds:
+            yield plain(f"{address}.")[:-1], members, kinds
+            return
+    for name, child in module.named_children():
+        yield from _outermost(child, f"{address}.{name}" if address else name)
+
+
+def _common(members: Sequence[nn.Module]) -> list[Kind]:
+    """Matrices that at least two and at least half of the members hold, in the order in which they stand."""
+    counts: Counter[Kind] = Counter()
+    for member in members:
+        counts.update({(plain(n), tuple(p.shape)): None for n, p in member.named_parameters() if p.ndim >= 2}.keys())
+    return [kind for kind, count in counts.items() if count >= 2 and 2 * count >= len(members)]
+
+
+def _layer(address: str, module: nn.Module, alike: list[Kind], facts: Mapping[str, Any], depth: int) -> Layer:
+    parameters = {plain(name): p for name, p in module.named_parameters()}
+    matrices = [name for name, p in parameters.items() if p.ndim >= 2]
+    common = [name for name in matrices if (name, tuple(parameters[name].shape)) in alike]
+    name = (common or matrices or [""])[-1]
+    tower = facts.get("tower", "")
+    return Layer(
+        facts={"address": address, **facts, "layer": depth},
+        group=f"{tower} {name}".strip() if common else address,  # beside no other: it has no like
+        parameters=list(parameters.values()),
+        matrix=parameters.get(name),
+    )
