@@ -19,7 +19,7 @@ Inputs = dict[str, Any] | tuple[Any, ...]
 
 _BATCH = 2
 _LENGTHS = (16, 8, 4)
-_SIDES = (224, 32, 64)
+_SIDES = (224, 64, 32, 16)
 
 
 class InputsError(ValueError):
@@ -158,13 +158,13 @@ def _of_x_transformers(model: nn.Module) -> Iterator[Inputs]:
 
 def _of_timm(model: nn.Module) -> Iterator[Inputs]:
     """timm: the size that the patches are cut for, else the one that the configuration names."""
+    patches: Any = getattr(model, "patch_embed", None)
     settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     size = settings.get("input_size") if isinstance(settings, Mapping) else None
-    if size is None:
-        return
-    sides = getattr(getattr(model, "patch_embed", None), "img_size", None) or size[-2:]
-    patches: Any = getattr(getattr(model, "patch_embed", None), "proj", None)
-    yield (_floats(_BATCH, getattr(patches, "in_channels", size[0]), *sides),)
+    sides = getattr(patches, "img_size", None) or (size[-2:] if size else None)
+    if sides is not None:
+        channels = getattr(getattr(patches, "proj", None), "in_channels", size[0] if size else 3)
+        yield (_floats(_BATCH, channels, *sides),)
 
 
 def _of_layers(model: nn.Module) -> Iterator[Inputs]:

@@ -1,0 +1,128 @@
+"""Known faults of Transformers, rebuilt small, each with a twin that differs in the fault alone.
+
+FAULTS names them: builder of the faulty model, builder of its healthy twin, the code that `isograd check` must give.
+OPTIONS are what `check` must be told to see one; BESIDES are codes that come with a fault and are right.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from tests.lint.faults import options, reading, starts, wiring
+from tests.lint.faults.plain import RMSNorm, post, pre
+from tests.lint.faults.pretrained import SmallForMaskedLM, SmallForSeq2SeqLM, small
+
+Builder = Callable[[], nn.Module]
+Pair = tuple[Builder, Builder, str]
+
+_WIRING: dict[str, Pair] = {
+    "torch-encoder-without-norm": (
+        lambda: wiring.torch_encoder(norm_first=True, final=False),
+        lambda: wiring.torch_encoder(norm_first=True, final=True),
+        "final-norm-missing",
+    ),
+    "torch-decoder-without-norm": (
+        lambda: wiring.torch_decoder(final=False),
+        lambda: wiring.torch_decoder(final=True),
+        "final-norm-missing",
+    ),
+    "decoder-without-final-norm": (wiring.without_final, pre, "final-norm-missing"),
+    "torch-transformer": (wiring.torch_transformer, wiring.torch_transformer_of_towers, "final-norm-doubled"),
+    "torch-encoder-post-with-norm": (
+        lambda: wiring.torch_encoder(norm_first=False, final=True),
+        lambda: wiring.torch_encoder(norm_first=False, final=False),
+        "final-norm-doubled",
+    ),
+    "post-ln-with-final-norm": (wiring.with_final_on_post, post, "final-norm-doubled"),
+    "torch-encoder-cloned": (
+        lambda: wiring.torch_encoder(norm_first=False, final=False, cloned=True),
+        lambda: wiring.torch_encoder(norm_first=False, final=False),
+        "layers-identical",
+    ),
+    "layers-deep-copied": (wiring.deep_copied, pre, "layers-identical"),
+    "normformer-head-scale": (
+        lambda: pre(layer=wiring.FairseqNormFormerLayer),
+        lambda: pre(layer=wiring.NormFormerLayer),
+        "head-scale-after-out",
+    ),
+    "qk-norm-not-applied": (
+        lambda: pre(layer=wiring.ForgottenNormLayer),
+        lambda: pre(layer=wiring.NormedLayer),
+        "parameter-unread",
+    ),
+    "one-post-among-pre": (wiring.one_post_among_pre, pre, "placement-mixed"),
+    "no-transformer": (wiring.no_transformer, pre, "not-found"),
+}
+_STARTS: dict[str, Pair] = {
+    "deepnorm-swapped": (
+        lambda: starts.deepnorm(skip=starts.BETA, start=starts.ALPHA),
+        starts.deepnorm,
+        "deepnorm-swapped",
+    ),
+    "deepnorm-fused-value": (
+        lambda: starts.deepnorm(fused=True, value=1.0),
+        lambda: starts.deepnorm(fused=True),
+        "value-start",
+    ),
+    "embedding-of-torch": (starts.torchs_embedding, pre, "embedding-std"),
+    "feedforward-of-torch": (starts.torchs_feedforward, pre, "start-std"),
+    "one-large-out": (starts.one_large_out, pre, "start-std"),
+    "head-of-one": (lambda: starts.own_head(1.0), lambda: starts.own_head(0.02), "initial-loss"),
+}
+_READING: dict[str, Pair] = {
+    "causal-unmasked": (lambda: small(reading.UnmaskedForCausalLM), small, "future-leaks"),
+    "causal-off-by-one": (lambda: small(reading.OffByOneForCausalLM), small, "future-leaks"),
+    "causal-off-by-one-plain": (reading.off_by_one, pre, "future-leaks"),
+    "causal-convolution": (lambda: reading.convolved(1), lambda: reading.convolved(2), "future-leaks"),
+    "padding-ignored": (
+        lambda: small(reading.DeafForMaskedLM),
+        lambda: small(SmallForMaskedLM),
+        "padding-leaks",
+    ),
+    "padding-as-factor": (
+        lambda: small(reading.FactorForMaskedLM),
+        lambda: small(SmallForMaskedLM),
+        "padding-leaks",
+    ),
+    "encoder-not-handed-on": (
+        lambda: small(reading.SelfishForSeq2SeqLM),
+        lambda: small(SmallForSeq2SeqLM),
+        "encoder-unread",
+    ),
+    "translator-not-handed-on": (
+        lambda: reading.SelfishTranslator().eval(),
+        lambda: reading.Translator().eval(),
+        "encoder-unread",
+    ),
+}
+_OPTIONS: dict[str, Pair] = {
+    "final-norm-flag": (lambda: small(options.DeafForCausalLM, final_layer_norm=False), small, "option-inert"),
+    "marian-normalize-before": (
+        lambda: options.marian(normalize_before=True, add_final_layer_norm=True),
+        options.marian,
+        "option-inert",
+    ),
+    "embedding-not-tied": (lambda: small(options.UntiedForCausalLM), small, "embedding-untied"),
+    "rmsnorm-decayed": (
+        lambda: pre(layer=options.TerseLayer, norm=RMSNorm),
+        lambda: pre(norm=RMSNorm),
+        "gains-decayed",
+    ),
+    "layerscale-decayed": (
+        lambda: pre(layer=options.ScaledLayer),
+        lambda: pre(layer=options.SparedLayer),
+        "gains-decayed",
+    ),
+    "eps-large": (lambda: options.eps(1e-2), lambda: options.eps(1e-5), "norm-eps"),
+    "norm-in-half": (lambda: options.half(options.HalfRMSNorm), lambda: options.half(RMSNorm), "norm-dtype"),
+    "post-ln-36": (lambda: post(36), lambda: pre(36), "collapse-predicted"),
+}
+FAULTS: dict[str, Pair] = _WIRING | _STARTS | _READING | _OPTIONS
+
+OPTIONS: Mapping[str, dict[str, Any]] = {"post-ln-36": {"lr": 1e-3}}
+BESIDES: Mapping[str, frozenset[str]] = {
+    "embedding-of-torch": frozenset({"initial-loss"}),
+    "encoder-not-handed-on": frozenset({"parameter-unread"}),
+    "translator-not-handed-on": frozenset({"parameter-unread"}),
+}

@@ -1,0 +1,298 @@
+"""Each known fault is caught under its code, and nothing is said of its healthy twin.
+
+Apart from the linter, each fault is shown to be one: by a measurement of its own that holds for the faulty model and
+not for the twin.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Trainer
+
+import isograd
+from isograd.diagnose.inputs import guess_inputs, run
+from tests.lint.faults import BESIDES, FAULTS, OPTIONS
+from tests.lint.faults.plain import HEADS, WIDTH, PostLayer, RMSNorm
+
+needs_check = pytest.mark.skipif(not hasattr(isograd, "check"), reason="isograd.check is not there")
+
+
+def built(builder: Callable[[], nn.Module]) -> Any:
+    torch.manual_seed(0)
+    return builder()
+
+
+@needs_check
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_caught_with_its_code(name: str) -> None:
+    faulty, _, code = FAULTS[name]
+    findings = isograd.check(built(faulty), **OPTIONS.get(name, {}))
+    assert code in findings.codes
+    assert set(findings.codes) <= {code} | BESIDES.get(name, set()), [str(f) for f in findings]
+
+
+@needs_check
+@pytest.mark.parametrize("name", FAULTS)
+def test_nothing_is_said_of_the_healthy_twin(name: str) -> None:
+    _, healthy, _ = FAULTS[name]
+    findings = isograd.check(built(healthy), **OPTIONS.get(name, {}))
+    assert [str(f) for f in findings] == []
+
+
+# ------------------------------------------------------------------------------------ is it a fault? measured by hand
+
+
+def output(model: Any, inputs: Any) -> Tensor:
+    out = run(model, inputs)
+    return out if isinstance(out, Tensor) else out.logits
+
+
+def named(model: Any) -> dict[str, Any]:
+    """Inputs by name, those of plain models included."""
+    inputs = guess_inputs(model)
+    if isinstance(inputs, dict):
+        return inputs
+    names = {1: ["input_ids"], 2: ["src", "tgt"]}[len(inputs)]
+    return dict(zip(names, inputs, strict=True))
+
+
+def last_vectors(model: Any) -> Tensor:
+    """What the stack hands on: what the head reads, or what the model returns."""
+    if not hasattr(model, "head"):
+        return output(model, guess_inputs(model))
+    seen: list[Tensor] = []
+    handle = model.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    output(model, guess_inputs(model))
+    handle.remove()
+    return seen[0]
+
+
+def not_normed(model: Any) -> bool:
+    """The last vectors have not the mean 0 and the variance 1 of a norm at its start."""
+    return not torch.allclose(last_vectors(model).var(-1, unbiased=False), torch.tensor(1.0), atol=2e-2)
+
+
+def final_norm_idles(model: Any) -> bool:
+    """Without its last norm the model computes the same."""
+    inputs = guess_inputs(model)
+    before = output(model, inputs)
+    owners = [
+        m
+        for m in (model, *model.modules())
+        for n in ("norm", "final_norm")
+        if isinstance(getattr(m, n, 0), nn.LayerNorm)
+    ]
+    for owner in owners:
+        setattr(owner, "norm" if hasattr(owner, "norm") else "final_norm", nn.Identity())
+    return bool(owners) and torch.allclose(output(model, inputs), before, atol=1e-3)
+
+
+def layers_are_equal(model: Any) -> bool:
+    first, *others = (dict(layer.named_parameters()) for layer in model.layers)
+    return all(torch.equal(first[n], other[n]) for other in others for n in first)
+
+
+def scale_behind_out(model: Any) -> bool:
+    """What W_O writes does not depend on the head scale."""
+    attn, inputs, seen = model.layers[0].attn, guess_inputs(model), []
+    handle = attn.out.register_forward_hook(lambda _, __, out: seen.append(out))
+    for factor in (1.0, 3.0):
+        attn.heads_norm.weight.data[0] = factor
+        output(model, inputs)
+    handle.remove()
+    return torch.equal(seen[0], seen[1])
+
+
+def has_no_gradient(model: Any) -> bool:
+    model(*guess_inputs(model)).square().sum().backward()
+    return any(p.grad is None for p in model.parameters())
+
+
+def layers_differ_in_kind(model: Any) -> bool:
+    """Some layers end in a norm and some do not."""
+    seen: list[bool] = []
+    handles = [
+        layer.register_forward_hook(
+            lambda _, __, out: seen.append(torch.allclose(out.var(-1), torch.tensor(1.0), atol=0.1))
+        )
+        for layer in model.layers
+    ]
+    output(model, guess_inputs(model))
+    for handle in handles:
+        handle.remove()
+    return len(set(seen)) > 1
+
+
+def has_no_attention(model: Any) -> bool:
+    return not any("attn" in name for name, _ in model.named_modules())
+
+
+def skip_below_branch(model: Any) -> bool:
+    """DeepNorm makes the skip larger than 1 and W_O smaller than Xavier's sqrt(2 / 2d)."""
+    layer = model.layers[0]
+    return bool(layer.skip < 1 and layer.attn.out.weight.std() > WIDTH**-0.5)
+
+
+def value_is_not_scaled(model: Any) -> bool:
+    """W_V is as large as W_Q, where it is to be as small as W_O."""
+    attn = model.layers[0].attn
+    query, _, value = attn.projections.weight.chunk(3)
+    return abs(value.std() / query.std() - 1) < abs(value.std() / attn.out.weight.std() - 1)
+
+
+def table_of_ones(model: Any) -> bool:
+    return model.head.weight is model.tokens.weight and bool(model.tokens.weight.std() > 0.9)
+
+
+def starts_are_uneven(model: Any) -> bool:
+    stds = [p.std() for n, p in model.named_parameters() if p.ndim == 2]
+    return bool(max(stds) > 2 * min(stds))
+
+
+def loss_is_far(model: Any) -> bool:
+    """More than half a nat above ln V on labels that have nothing to do with the input."""
+    logits = output(model, guess_inputs(model)).flatten(0, 1)
+    labels = torch.randint(logits.shape[1], logits.shape[:1], generator=torch.Generator().manual_seed(3))
+    return F.cross_entropy(logits, labels).item() > math.log(logits.shape[1]) + 0.5
+
+
+def changed(model: Any, inputs: dict[str, Any], name: str, places: slice) -> Tensor:
+    """|change of the output| by place, (batch, time), where some ids are replaced by their neighbours."""
+    other = inputs[name].clone()
+    other[:, places] = (other[:, places] - 3) % 97 + 4
+    return (output(model, inputs | {name: other}) - output(model, inputs)).abs().sum(-1)
+
+
+def sees_the_future(model: Any) -> bool:
+    inputs = named(model)
+    moved = changed(model, inputs, "input_ids", slice(9, 10))
+    assert (moved[:, 9:] > 1e-6).all(-1).any()  # the foil: to the right it must be seen
+    return bool((moved[:, :9] > 1e-6).any())
+
+
+def sees_padding(model: Any) -> bool:
+    inputs = named(model)
+    mask = inputs["attention_mask"].clone()
+    mask[:, 12:] = 0
+    return bool((changed(model, inputs | {"attention_mask": mask}, "input_ids", slice(12, 16))[:, :12] > 1e-6).any())
+
+
+def ignores_the_source(model: Any) -> bool:
+    inputs = named(model)
+    return bool((changed(model, inputs, next(iter(inputs)), slice(0, 16)) == 0).all())
+
+
+def option_does_nothing(model: Any) -> bool:
+    """Built again with the option the other way round, from the same seed, it computes the same."""
+    name = "final_layer_norm" if hasattr(model.config, "final_layer_norm") else "normalize_before"
+    outputs = []
+    for value in (False, True):
+        config = type(model.config)(**(model.config.to_dict() | {name: value}))
+        torch.manual_seed(0)
+        outputs.append(output(type(model)(config), guess_inputs(model)))
+    return torch.equal(*outputs)
+
+
+def marian_was_told(model: Any) -> bool:
+    """Marian ignores both options always; the fault is to have given them."""
+    return hasattr(model.config, "normalize_before") and option_does_nothing(model)
+
+
+def head_is_apart(model: Any) -> bool:
+    return model.config.tie_word_embeddings and model.head.weight is not model.tower.tokens.weight
+
+
+def trainer_decays_vectors(model: Any) -> bool:
+    """What transformers' Trainer would decay, asked of its own method."""
+    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    return any(p.ndim < 2 for n, p in model.named_parameters() if n in decayed)
+
+
+def eps_weighs(model: Any) -> bool:
+    """The first norm, at the variance that the stream has there, falls short of variance 1 by more than a tenth."""
+    norm = model.layers[0].attn_norm
+    x = model.tokens(named(model)["input_ids"])
+    return bool(norm(x).var(-1, unbiased=False).mean() < 0.9)
+
+
+def norm_overflows(model: Any) -> bool:
+    """300^2 is more than float16 holds."""
+    norm = model.layers[0].attn_norm.half()
+    return not torch.allclose(norm(torch.full((1, WIDTH), 300.0).half()), torch.tensor(1.0).half(), atol=1e-2)
+
+
+def deep_and_post(model: Any) -> bool:
+    """36 layers of Post-LN stayed at the unigram entropy at LR 1e-3, two seeds of two; Pre-LN trained."""
+    return len(model.layers) == 36 and all(type(layer) is PostLayer for layer in model.layers)
+
+
+PROOFS: dict[str, Callable[[Any], bool]] = {
+    "final-norm-missing": not_normed,
+    "final-norm-doubled": final_norm_idles,
+    "layers-identical": layers_are_equal,
+    "head-scale-after-out": scale_behind_out,
+    "parameter-unread": has_no_gradient,
+    "placement-mixed": layers_differ_in_kind,
+    "not-found": has_no_attention,
+    "deepnorm-swapped": skip_below_branch,
+    "value-start": value_is_not_scaled,
+    "embedding-std": table_of_ones,
+    "start-std": starts_are_uneven,
+    "initial-loss": loss_is_far,
+    "future-leaks": sees_the_future,
+    "padding-leaks": sees_padding,
+    "encoder-unread": ignores_the_source,
+    "option-inert": option_does_nothing,
+    "embedding-untied": head_is_apart,
+    "gains-decayed": trainer_decays_vectors,
+    "norm-eps": eps_weighs,
+    "norm-dtype": norm_overflows,
+    "collapse-predicted": deep_and_post,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_and_its_twin_is_free_of_it(name: str) -> None:
+    faulty, healthy, code = FAULTS[name]
+    proof = marian_was_told if name.startswith("marian") else PROOFS[code]
+    assert proof(built(faulty))
+    assert not proof(built(healthy))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_healthy_twin_starts_near_ln_v(name: str) -> None:
+    """And with a number in every place, and no vector of a gain that a Trainer decays."""
+    model = built(FAULTS[name][1])
+    assert output(model, guess_inputs(model)).isfinite().all()
+    assert not trainer_decays_vectors(model)
+    if hasattr(model, "head"):
+        assert not loss_is_far(model)
+
+
+def test_every_pair_is_deterministic_and_new() -> None:
+    """A builder gives a new model each time, so that one test cannot spoil another's."""
+    for faulty, healthy, _ in FAULTS.values():
+        for builder in (faulty, healthy):
+            one, other = built(builder), built(builder)
+            assert one is not other
+            pairs = zip(one.parameters(), other.parameters(), strict=True)
+            assert all(torch.equal(a, b) and a is not b for a, b in pairs)
+
+
+def test_the_fused_value_part_is_deepnorms() -> None:
+    """The healthy twin's W_V has the standard deviation of its W_O, beta sqrt(2 / 2d) within what 1024 draws allow."""
+    model = built(FAULTS["deepnorm-fused-value"][1])
+    for layer in model.layers:
+        value = layer.attn.projections.weight.chunk(3)[2]
+        assert value.std().item() == pytest.approx((8 * len(model.layers)) ** -0.25 * WIDTH**-0.5, rel=0.1)
+
+
+def test_the_norms_of_our_own_are_norms() -> None:
+    x = torch.randn(3, WIDTH, dtype=torch.float32)
+    torch.testing.assert_close(RMSNorm(WIDTH)(x), nn.RMSNorm(WIDTH, eps=1e-6)(x))
+    assert WIDTH % HEADS == 0
