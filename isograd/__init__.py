@@ -11,6 +11,7 @@ from isograd.placement import Placement, get, register
 if TYPE_CHECKING:
     from isograd.diagnose.callback import WatchCallback
     from isograd.diagnose.watching import watch
+    from isograd.lint import check
     from isograd.models import (
         IsogradConfig,
         IsogradForCausalLM,
@@ -28,6 +29,7 @@ _ROOMS = {
     "IsogradForSeq2SeqLM": "isograd.models",
     "IsogradForSequenceClassification": "isograd.models",
     "WatchCallback": "isograd.diagnose.callback",
+    "check": "isograd.lint",
     "watch": "isograd.diagnose.watching",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "IsogradForSequenceClassification",
     "Placement",
     "WatchCallback",
+    "check",
     "get",
     "register",
     "watch",

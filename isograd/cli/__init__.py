@@ -19,7 +19,9 @@ VERBS = {
     "train": "train one model from a recipe",
     "translate": "translate lines of stdin with a trained model",
     "evaluate": "score a trained model on held-out data",
+    "check": "a linter for Transformers: what is wired or started otherwise than it seems",
     "report": "tables and figures of trained runs, from their folders",
+    "theory": "the papers' claims about the start, measured: a verdict each",
     "list": "the catalogue of placements",
     "show": "one placement: its formulas with their numbers",
 }

@@ -25,10 +25,15 @@ class Anatomy:
     trace: Trace
     flow: Flow
     towers: list[FoundTower]
+    sums: Sums
 
     @property
     def sublayers(self) -> list[FoundSublayer]:
         return [sublayer for tower in self.towers for sublayer in tower.sublayers]
+
+    def attended(self, sublayer: FoundSublayer) -> tuple[int, int, int] | None:
+        """The values of query, key and value that a sublayer's attention reads; None where it has none."""
+        return self.sums.attended(sublayer.attention) if sublayer.attention is not None else None
 
     @cached_property
     def placements(self) -> dict[str, str]:
@@ -39,4 +44,5 @@ def anatomy(model: nn.Module, inputs: Any) -> Anatomy:
     """Run `model` once on `inputs` and find its sublayers; see `isograd.diagnose.trace.record` for what it runs on."""
     trace = record(model, inputs)
     flow = Flow(trace)
-    return Anatomy(trace=trace, flow=flow, towers=streams(flow, Sums(flow).sublayers()))
+    sums = Sums(flow)
+    return Anatomy(trace=trace, flow=flow, towers=streams(flow, sums.sublayers()), sums=sums)

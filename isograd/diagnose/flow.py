@@ -44,6 +44,8 @@ LAYOUT = frozenset(
         "constant_pad_nd",
         "movedim",
         "t",
+        "numpy_T",
+        "swapaxes",
         "expand_as",
         "chunk",
         "split",

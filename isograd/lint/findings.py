@@ -1,0 +1,86 @@
+"""What a linter says: findings, and all of them together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "info"]
+PAGES = "https://github.com/isograd/isograd/blob/main/docs/check"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing found.
+
+    Attributes:
+        code: a stable name, as "final-norm-missing"; the documentation has a page of this name.
+        severity: "error" where the model is not what it seems to be or will not train, "warning" where it may be meant,
+            "info" for what is good to know.
+        address: of the module or parameter.
+        measured: the number that was compared.
+        message: what was found.
+        remedy: what to do about it.
+    """
+
+    code: str
+    severity: Severity
+    address: str
+    measured: float
+    message: str
+    remedy: str
+
+    @property
+    def page(self) -> str:
+        return f"{PAGES}/{self.code}.md"
+
+    def as_dict(self) -> dict[str, Any]:
+        fields = ("code", "severity", "address", "measured", "message", "remedy", "page")
+        return {name: getattr(self, name) for name in fields}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All findings about a model, the gravest first, and the placement of every sublayer.
+
+    Attributes:
+        model: the name of its class, or what the user called it.
+        placements: address -> placement.
+        formulas: address -> the sublayer as a formula.
+        findings: see `Finding`.
+        missed: what could not be looked at, and why.
+    """
+
+    model: str
+    placements: dict[str, str]
+    formulas: dict[str, str]
+    findings: tuple[Finding, ...]
+    missed: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    @property
+    def codes(self) -> set[str]:
+        return {finding.code for finding in self.findings}
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "placements": self.placements,
+            "formulas": self.formulas,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "missed": list(self.missed),
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{f.severity}: {f.code} at {f.address or 'the model'}: {f.message}; {f.remedy}" for f in self.findings
+        ]
+        return "\n".join([f"{self.model}: {len(self.placements)} sublayers, {len(lines)} findings", *lines])

@@ -1,0 +1,184 @@
+"""Rules about what reaches what: the future, the padding, the source."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isograd.lint.findings import Finding
+from isograd.lint.subject import Subject
+
+SEEN = 1e-5  # of the largest output: what another order of rounding does not do
+
+
+def future(subject: Subject) -> Iterator[Finding]:
+    """A model that reads to the left, but not only; or one that is meant to and does not."""
+    place = _sequence(subject)
+    if place is None:
+        return
+    reach = _reach(subject, place)
+    if reach is None:
+        return
+    length = len(reach)
+    ahead = torch.triu(reach, diagonal=1)
+    back = torch.tril(reach, diagonal=-1)
+    behind, possible = int(ahead.sum()), length * (length - 1) // 2
+    partly = 0 < behind < 0.5 * possible and int(back.sum()) > behind
+    if not (behind and _is_causal(subject)) and not (partly and not _is_local(ahead, back)):
+        return
+    reader, source = (int(i) for i in ahead.nonzero()[0])
+    yield Finding(
+        code="future-leaks",
+        severity="error",
+        address=place,
+        measured=behind / possible,
+        message=f"the output at position {reader} changes with the input at position {source}: it sees"
+        f" {behind} of {possible} places ahead",
+        remedy="mask scores where the key stands behind the query (triu with diagonal=1), and tell the attention"
+        " is_causal=True or the mask",
+    )
+
+
+def padding(subject: Subject) -> Iterator[Finding]:
+    """Outputs at real positions that change with what stands where the mask says padding."""
+    inputs = subject.inputs
+    if not isinstance(inputs, dict):
+        return
+    for mask_name, name in _masked_inputs(inputs):
+        mask, ids = inputs[mask_name].clone(), inputs[name].clone()
+        time = ids.shape[1]
+        pad = max(time // 4, 1)
+        ones_are_real = not (mask.dtype == torch.bool and "padding" in mask_name)
+        mask[:] = ones_are_real
+        mask[:, -pad:] = not ones_are_real
+        other = ids.clone()
+        other[:, -pad:] = _others(ids)[:, -pad:]
+        a, b = (subject.run(inputs | {mask_name: mask, name: x}) for x in (ids, other))
+        if a is None or b is None or a.ndim < 2:
+            continue
+        aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not _decodes(inputs)
+        real = slice(None, -pad) if aligned and a.ndim >= 3 and a.shape[1] == time else slice(None)
+        gap = ((a[:, real] - b[:, real]).abs().max() / a.abs().max()).item()
+        if gap > SEEN:
+            yield Finding(
+                code="padding-leaks",
+                severity="error",
+                address=mask_name,
+                measured=gap,
+                message=f"outputs at real positions change by {gap:.2g} of the largest with what stands in the padding",
+                remedy=f"let the attention read {mask_name}: scores of padded keys must be masked",
+            )
+
+
+def source(subject: Subject) -> Iterator[Finding]:
+    """An input that the output does not depend on: an encoder that the decoder ignores."""
+    named = _arguments(subject)
+    sequences = [n for n, v in named.items() if isinstance(v, Tensor) and v.ndim >= 2 and "mask" not in n]
+    sequences = [n for n in sequences if not n.startswith(("labels", "position", "token_type"))]
+    if len(sequences) < 2:
+        return
+    base = subject.run(subject.inputs)
+    for name in sequences:
+        moved = subject.run(_with(subject, name, _others(named[name])))
+        if base is None or moved is None or moved.shape != base.shape:
+            continue
+        gap = ((moved - base).abs().max() / base.abs().max()).item()
+        if gap <= SEEN:
+            yield Finding(
+                code="encoder-unread",
+                severity="error",
+                address=name,
+                measured=gap,
+                message=f"the output stays the same whatever {name} holds",
+                remedy="give the decoder's cross-attention the encoder's output as keys and values",
+            )
+
+
+def _reach(subject: Subject, name: str) -> Tensor | None:
+    """(output position, input position) -> whether the one changes with the other."""
+    named = _arguments(subject)
+    x = named[name][:1]
+    time = x.shape[1]
+    rows = x.repeat(time + 1, *[1] * (x.ndim - 1))
+    other = _others(x)
+    for t in range(time):
+        rows[t + 1, t] = other[0, t]
+    fixed = {key: _repeated(value, named[name], time + 1) for key, value in named.items()}
+    out = subject.run(_with(subject, name, rows, fixed))
+    if out is None or out.ndim < 3 or out.shape[:2] != (time + 1, time):
+        return None
+    gaps = (out[1:] - out[:1]).abs().flatten(2).amax(-1)  # (input position, output position)
+    return (gaps > SEEN * out.abs().max()).T
+
+
+def _sequence(subject: Subject) -> str | None:
+    """The input whose positions are the output's: the decoder's, else the first sequence."""
+    out = subject.run(subject.inputs)
+    if out is None or out.ndim < 3:
+        return None
+    named = _arguments(subject)
+    found = [n for n, v in named.items() if isinstance(v, Tensor) and v.ndim >= 2 and v.shape[:2] == out.shape[:2]]
+    found = [n for n in found if "mask" not in n]
+    return next((n for n in found if n.startswith(("decoder", "tgt"))), found[0] if found else None)
+
+
+def _is_causal(subject: Subject) -> bool:
+    """Whether the model says that it reads to the left only."""
+    name = type(subject.model).__name__
+    said = name.endswith(("CausalLM", "LMHeadModel", "Seq2SeqLM", "ForConditionalGeneration"))
+    config = subject.config
+    return bool(config is not None and (said or getattr(config, "is_decoder", False)))
+
+
+def _is_local(ahead: Tensor, back: Tensor) -> bool:
+    """Whether as much is seen ahead as behind, as in a window around each position."""
+    return bool((ahead == back.T).all())
+
+
+def _decodes(inputs: dict[str, Any]) -> bool:
+    return any(name.startswith("decoder") for name in inputs)
+
+
+def _masked_inputs(inputs: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(mask, the sequence that it belongs to)."""
+    for name, sequence in (
+        ("attention_mask", "input_ids"),
+        ("attention_mask", "inputs_embeds"),
+        ("src_key_padding_mask", "src"),
+        ("padding_mask", "input_ids"),
+        ("mask", "x"),
+    ):
+        mask, x = inputs.get(name), inputs.get(sequence)
+        if isinstance(mask, Tensor) and isinstance(x, Tensor) and mask.ndim == 2 and mask.shape == x.shape[:2]:
+            yield name, sequence
+
+
+def _others(x: Tensor) -> Tensor:
+    """Something else of the same kind everywhere."""
+    draw = torch.Generator().manual_seed(7)
+    if x.is_floating_point():
+        return x + torch.randn(x.shape, generator=draw).to(x)
+    used = torch.unique(x)
+    if len(used) < 2:
+        return x + 1
+    return used[(torch.searchsorted(used, x) + 1) % len(used)]
+
+
+def _repeated(value: Any, like: Tensor, times: int) -> Any:
+    """The first of a batch, as often as asked; what has no batch stays."""
+    if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[0] != like.shape[0]:
+        return value
+    return value[:1].expand(times, *value.shape[1:])
+
+
+def _arguments(subject: Subject) -> dict[str, Any]:
+    inputs = subject.inputs
+    if isinstance(inputs, dict):
+        return inputs
+    return {str(i): part for i, part in enumerate(inputs if isinstance(inputs, tuple | list) else (inputs,))}
+
+
+def _with(subject: Subject, name: str, value: Tensor, others: dict[str, Any] | None = None) -> Any:
+    named = (others or _arguments(subject)) | {name: value}
+    return named if isinstance(subject.inputs, dict) else tuple(named.values())

@@ -1,0 +1,94 @@
+"""Rules about what a model is given beside its layers: its configuration, and the optimizer's weight decay."""
+
+import copy
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer
+
+from isograd.diagnose.trace import arguments
+from isograd.lint.findings import Finding
+from isograd.lint.subject import Subject, first_tensor
+from isograd.models import IsogradPreTrainedModel
+
+SWITCHES = re.compile(r"norm|prenorm|rezero|layer_?scale|head_?scale|residual_scal|resid_scal|scale_")
+SMALL = 50_000_000  # parameters up to which a model is built again to try a switch
+
+
+def decay(subject: Subject) -> Iterator[Finding]:
+    """Gains and coefficients that the weight decay of transformers' Trainer would pull to zero."""
+    model = subject.model
+    if not isinstance(model, PreTrainedModel):
+        return
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of the Trainer
+    wrong = [name for name in (*subject.gains, *subject.coefficients) if name in decayed]
+    wrong.sort(key=list(subject.parameters).index)
+    if wrong:
+        own = isinstance(model, IsogradPreTrainedModel)
+        many = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield Finding(
+            code="gains-decayed",
+            severity="info" if own else "warning",
+            address=wrong[0],
+            measured=float(len(wrong)),
+            message=f"transformers' Trainer would decay this gain or coefficient{many}: it decides by names",
+            remedy="isograd train decides by role; elsewhere pass the optimizer two groups, matrices and the rest"
+            if own
+            else "pass the optimizer two groups, matrices with decay and the rest without",
+        )
+
+
+def inert(subject: Subject) -> Iterator[Finding]:
+    """Switches of the configuration that change nothing: the model is built again with each of them turned."""
+    model = subject.model
+    if not isinstance(model, PreTrainedModel) or sum(p.numel() for p in model.parameters()) > SMALL:
+        return
+    for name, value in sorted(vars(model.config).items()):
+        if (
+            isinstance(value, bool)
+            and SWITCHES.search(name)
+            and name[0] != "_"
+            and not _matters(subject, model, name, not value)
+        ):
+            yield Finding(
+                code="option-inert",
+                severity="warning",
+                address=f"config.{name}",
+                measured=float(value),
+                message=f"{name}={value} and {name}={not value} make the same model: nothing reads this option",
+                remedy="do not count on it: build what it promises, or drop it from the configuration",
+            )
+
+
+def _matters(subject: Subject, model: PreTrainedModel, name: str, value: bool) -> bool:
+    """Whether the model of the other configuration has other parameters, or with the same ones gives other outputs."""
+    config = copy.deepcopy(model.config)
+    level = logging.getLogger("transformers").level
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)
+    try:
+        setattr(config, name, value)
+        with torch.random.fork_rng():
+            other: Any = type(model)(config)
+        if _shapes(other) != _shapes(model):
+            return True
+        other.load_state_dict(subject.twin.state_dict())
+        return not _same(subject.twin, other.float().eval(), subject.inputs)
+    except Exception:  # a switch that cannot be turned is one that something reads
+        return True
+    finally:
+        logging.getLogger("transformers").setLevel(level)
+
+
+@torch.no_grad()
+def _same(model: nn.Module, other: nn.Module, inputs: Any) -> bool:
+    args, kwargs = arguments(inputs)
+    a, b = (first_tensor(m(*args, **kwargs)) for m in (model, other))
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b)
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: p.shape for name, p in model.named_parameters()}

@@ -1,0 +1,258 @@
+"""Rules about how parameters begin. They are silent about a trained model, whose gains have moved."""
+
+import math
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isograd.diagnose.found import FoundSublayer, FoundTower
+from isograd.lint.findings import Finding
+from isograd.lint.subject import Subject, xavier
+
+FAR = 1.25  # times off, above or below, that no sample of a matrix explains
+LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learnt
+OFF = 1.5  # times ln V
+
+
+def identical(subject: Subject) -> Iterator[Finding]:
+    """Layers that begin as copies of one another."""
+    for tower in subject.anatomy.towers:
+        groups: dict[tuple[str, ...], list[FoundSublayer]] = {}
+        for sublayer in tower.sublayers:
+            if sublayer.last is not None:
+                weight = subject.parameters[sublayer.last]
+                key = (sublayer.kind, str(tuple(weight.shape)), *map(repr, weight.flatten()[:64].tolist()))
+                groups.setdefault(key, []).append(sublayer)
+        copies = [group for group in groups.values() if _copied(subject, group)]
+        if copies:
+            many = max(copies, key=len)
+            yield Finding(
+                code="layers-identical",
+                severity="warning",
+                address=many[1].address,
+                measured=float(len(many)),
+                message=f"{len(many)} layers of the {tower.name} begin with the same weights, as copies of one do",
+                remedy="draw each layer's weights anew (copy.deepcopy and torch's TransformerEncoder copy them)",
+            )
+
+
+def stds(subject: Subject) -> Iterator[Finding]:
+    """Weights of one role whose standard deviation is off the scheme that the others follow."""
+    if not subject.at_start:
+        return
+    for tower in subject.anatomy.towers:
+        roles = _by_role(subject, tower)
+        depths = (tower.layers, len(tower.sublayers))
+        schemes = {name: [_fits(subject, ws, name, depths) for ws in roles.values()] for name in _SCHEMES}
+        name, fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
+        odd = [(role, fit) for role, fit in zip(roles, fits, strict=True) if fit is not None]
+        if len(roles) < 3 or not odd or len(odd) * 3 > len(roles):
+            continue
+        for role, ratio in odd:
+            if any(_fits(subject, roles[role], other, depths) is None for other in _SCHEMES):
+                continue  # another usual scheme
+            yield Finding(
+                code="start-std",
+                severity="warning",
+                address=roles[role][0],
+                measured=ratio,
+                message=f"{role} weights of the {tower.name} start with {ratio:.3g} times the standard deviation that"
+                f" {_SCHEMES[name]}, which the others follow, would give",
+                remedy="start all roles by one scheme; scale only W_O and W_2 with depth",
+            )
+
+
+def value_start(subject: Subject) -> Iterator[Finding]:
+    """DeepNorm scales the start of W_V, W_O, W_1 and W_2, and in a fused W_QKV its third part is forgotten."""
+    if not subject.at_start:
+        return
+    for tower in subject.anatomy.towers:
+        layers = [s for s in tower.sublayers if s.placement == "deepnorm" and s.skip.value > 1 and s.attention]
+        found = [(s, pair) for s in layers if (pair := _value_and_out(subject, s)) is not None]
+        if not found:
+            continue
+        value, out = (median(pair[i] for _, pair in found) for i in (0, 1))
+        if out < 0.9 and value > FAR * out:
+            sublayer = found[0][0]
+            yield Finding(
+                code="value-start",
+                severity="error",
+                address=_value_matrix(sublayer) or sublayer.address,
+                measured=value / out,
+                message=f"W_V starts at {value:.3g} of Xavier's standard deviation and W_O at {out:.3g}:"
+                " DeepNorm's beta was not applied to the value part",
+                remedy="scale the rows of W_V in the fused matrix, too (beta for V, O, 1 and 2; 1 for Q and K)",
+            )
+
+
+def embedding(subject: Subject) -> Iterator[Finding]:
+    """A head that is not tied though the configuration says so; a tied table as large as an untied one may be."""
+    model: Any = subject.model
+    if getattr(subject.config, "tie_word_embeddings", False) is True:
+        head = model.get_output_embeddings()
+        first, second = (getattr(m, "weight", None) for m in (model.get_input_embeddings(), head))
+        if isinstance(first, Tensor) and isinstance(second, Tensor) and first is not second:
+            gap = (first - second).abs().max().item() if first.shape == second.shape else math.inf
+            yield Finding(
+                code="embedding-untied",
+                severity="error",
+                address=next((n for n, m in model.named_modules() if m is head), "head"),
+                measured=gap,
+                message="the configuration ties the head to the token table, but they are two tensors",
+                remedy="call model.tie_weights() after replacing either, or set tie_word_embeddings=False",
+            )
+    tied = subject.head is not None and subject.head in subject.tables
+    if tied and subject.at_start and (loud := _loudness(subject)) is not None and loud > LOUD:
+        assert subject.head is not None
+        yield Finding(
+            code="embedding-std",
+            severity="error",
+            address=subject.head,
+            measured=subject.std(subject.head),
+            message=f"the tied token table starts with a standard deviation of {subject.std(subject.head):.3g}, and the"
+            f" logits with {loud:.3g}: the first loss is {_first_loss(subject):.3g} nats",
+            remedy="draw a tied table with N(0, 1/d), or 0.02, and scale it on the way in (nn.Embedding draws N(0, 1))",
+        )
+
+
+def first_loss(subject: Subject) -> Iterator[Finding]:
+    """A first loss far from that of guessing, ln V."""
+    if subject.logits is None or not subject.at_start or "embedding-std" in {f.code for f in embedding(subject)}:
+        return
+    classes = subject.trace[subject.logits].shape[-1]
+    loss = _first_loss(subject)
+    if classes > 1 and loss > OFF * math.log(classes):
+        yield Finding(
+            code="initial-loss",
+            severity="warning",
+            address=subject.head or "logits",
+            measured=loss,
+            message=f"the first loss is {loss:.3g} nats, where guessing among {classes} has ln {classes} ="
+            f" {math.log(classes):.3g}",
+            remedy="start the head smaller, or norm what it reads",
+        )
+
+
+def norms(subject: Subject) -> Iterator[Finding]:
+    """A norm's eps that is no small number, or that the norm's own precision rounds to nothing."""
+    for norm in subject.flow.norms.values():
+        gain = subject.parameters.get(norm.gain or "")
+        half = gain is not None and gain.dtype == torch.float16
+        if norm.eps is None or (norm.eps <= 1e-3 and not (half and norm.eps < 2**-25)):
+            continue
+        what = "float16 rounds it to 0" if half and norm.eps < 2**-25 else "it flattens what has a small variance"
+        yield Finding(
+            code="norm-eps",
+            severity="warning",
+            address=norm.address,
+            measured=norm.eps,
+            message=f"eps is {norm.eps:g}: {what}",
+            remedy="use 1e-5 or 1e-6, and compute the norm in float32",
+        )
+        return
+
+
+def _copied(subject: Subject, group: list[FoundSublayer]) -> bool:
+    names = {s.last for s in group if s.last}
+    weights = [subject.parameters[name] for name in names]
+    first = weights[0]
+    return (
+        len(weights) > 1 and first.numel() > 1 and bool(first.std() > 0) and all(torch.equal(first, w) for w in weights)
+    )
+
+
+_SCHEMES = {
+    "normal": "N(0, initializer_range^2)",
+    "xavier": "Xavier's 2 / (fan_in + fan_out)",
+    "torch": "torch's U(+-1/sqrt(fan_in))",
+    "lecun": "1 / fan_in",
+}
+
+
+def _expected(subject: Subject, name: str, scheme: str) -> float:
+    weight = subject.parameters[name]
+    fan_out, fan_in = weight.shape[0], weight[0].numel()
+    if scheme == "normal":
+        return float(
+            getattr(subject.config, "initializer_range", None) or getattr(subject.config, "init_std", None) or 0.02
+        )
+    if scheme == "xavier":
+        return math.sqrt(2 / (fan_in + fan_out))
+    return 1 / math.sqrt(3 * fan_in) if scheme == "torch" else 1 / math.sqrt(fan_in)
+
+
+def _fits(subject: Subject, names: list[str], scheme: str, depths: tuple[int, int]) -> float | None:
+    """None where weights follow a scheme, plain, scaled with depth, or fused; else how many times off they are."""
+    ratio = median(subject.std(n) / _expected(subject, n, scheme) for n in names)
+    layers, sublayers = depths
+    known = (
+        1.0,
+        2**-0.5,  # Xavier of a fused matrix, drawn apart
+        2**0.5,
+        (2 * layers) ** -0.5,  # GPT-2's W_O and W_2
+        layers**-0.5,
+        sublayers**-0.5,
+        (8 * layers) ** -0.25,  # DeepNorm's beta
+        (12 * layers) ** -0.25,
+        0.87 * layers ** (-5 / 16),
+        3**-0.5,
+    )
+    near = any(abs(math.log(max(ratio, 1e-9) / k)) < math.log(1.12) for k in known)
+    return None if near or ratio == 0 else ratio
+
+
+def _by_role(subject: Subject, tower: FoundTower) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for sublayer in tower.sublayers:
+        for name, role in sublayer.roles.items():
+            if subject.parameters[name].ndim == 2:
+                found.setdefault(f"{sublayer.kind} {role}", []).append(name)
+    return found
+
+
+def _value_matrix(sublayer: FoundSublayer) -> str | None:
+    return next((name for name, role in sublayer.roles.items() if "value" in role.split("+")), None)
+
+
+def _value_and_out(subject: Subject, sublayer: FoundSublayer) -> tuple[float, float] | None:
+    """Standard deviation over Xavier's, of W_V (of its part in a fused matrix) and of W_O."""
+    name = _value_matrix(sublayer)
+    if name is None or sublayer.last is None:
+        return None
+    weight, out = subject.parameters[name].float(), subject.parameters[sublayer.last].float()
+    width = min(weight.shape)
+    if "+" in sublayer.roles[name]:
+        weight = _value_rows(subject, sublayer, weight)
+    part = weight.std(unbiased=False).item() / xavier(torch.empty(width, width))
+    return part, out.std(unbiased=False).item() / xavier(out)
+
+
+def _value_rows(subject: Subject, sublayer: FoundSublayer, weight: Tensor) -> Tensor:
+    """The part of a fused matrix that makes the values: its outputs are numbered, and those that arrive read off."""
+    trace, flow = subject.trace, subject.flow
+    attended = subject.anatomy.attended(sublayer)
+    assert attended is not None
+    made = next(
+        o for o in reversed(trace.operations) if flow.is_product(o) and o.makes[0] in trace.above([attended[2]])
+    )
+    channels = trace[made.makes[0]].shape[-1]
+    numbered = torch.arange(channels, dtype=trace[made.makes[0]].dtype).expand(trace[made.makes[0]].shape).clone()
+    arrived = trace.replay({made.makes[0]: numbered}, [attended[2]])[0]
+    rows = torch.unique(arrived.round().long().clamp(0, channels - 1))
+    return weight[rows] if weight.shape[0] == channels else weight[:, rows]
+
+
+def _loudness(subject: Subject) -> float | None:
+    if subject.logits is None:
+        return None
+    return subject.trace[subject.logits].double().std(dim=-1).mean().item()
+
+
+def _first_loss(subject: Subject) -> float:
+    """Cross-entropy of the logits against labels drawn evenly: logsumexp - mean."""
+    assert subject.logits is not None
+    logits = subject.trace[subject.logits].double()
+    return (logits.logsumexp(-1) - logits.mean(-1)).mean().item()

@@ -1,0 +1,152 @@
+"""The model under the linter, and the questions that several rules ask about it."""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from isograd.diagnose.anatomy import Anatomy
+from isograd.diagnose.flow import Flow
+from isograd.diagnose.found import FoundSublayer
+from isograd.diagnose.trace import Trace, arguments, stand_in
+
+
+class Subject:
+    """A model, inputs that it runs on, and its anatomy.
+
+    Attributes:
+        lr, warmup: the peak learning rate and the warm-up steps that it is to be trained with, where known.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: Any, anatomy: Anatomy, lr: float | None = None, warmup: int | None = None
+    ) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.anatomy = anatomy
+        self.lr = lr
+        self.warmup = warmup
+
+    @property
+    def trace(self) -> Trace:
+        return self.anatomy.trace
+
+    @property
+    def flow(self) -> Flow:
+        return self.anatomy.flow
+
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """By name, as the model holds them; a tied one under its first name."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    @cached_property
+    def gains(self) -> set[str]:
+        """Names of the gains of all norms."""
+        return {norm.gain for norm in self.flow.norms.values() if norm.gain}
+
+    @cached_property
+    def coefficients(self) -> set[str]:
+        """Names of all trained coefficients of sums, and of heads."""
+        found = {name for s in self.anatomy.sublayers for name in (*s.skip.learned, *s.gain.learned)}
+        return found | {name for s in self.anatomy.sublayers for name in self.head_scales(s)}
+
+    @cached_property
+    def at_start(self) -> bool:
+        """Whether no norm's gain has moved: training leaves none of them even."""
+        gains = [self.parameters[name].float() for name in self.gains if name in self.parameters]
+        return all((g - g.flatten()[0]).abs().max() < 1e-6 for g in gains if g.numel() > 1)
+
+    @cached_property
+    def twin(self) -> nn.Module:
+        """A copy on the CPU in float32 and eval mode, to be run on other inputs."""
+        return stand_in(self.model)
+
+    @torch.no_grad()
+    def run(self, inputs: Any) -> Tensor | None:
+        """The logits, or whatever the output's first tensor is."""
+        args, kwargs = arguments(inputs)
+        return first_tensor(self.twin(*args, **kwargs))
+
+    @property
+    def config(self) -> Any:
+        return getattr(self.model, "config", None) if isinstance(self.model, PreTrainedModel) else None
+
+    @cached_property
+    def logits(self) -> int | None:
+        """The value that is a distribution over a vocabulary or over classes, as a product with a weight gives it."""
+        for at, value in self.trace.outputs.items():
+            named = at == "logits" or (at == "" and self.takes_ids)
+            if named and self.trace[value].ndim >= 2 and self.flow.back(value)[0] is not None:
+                return value
+        return None
+
+    @property
+    def takes_ids(self) -> bool:
+        return any(not self.trace[v].is_floating_point() for v in self.trace.inputs.values())
+
+    @cached_property
+    def head(self) -> str | None:
+        """The name of the matrix that makes the logits."""
+        if self.logits is None:
+            return None
+        product = self.flow.product(self.flow.root(self.logits))
+        names = self.flow.weights(product) if product is not None else []
+        return next((n for n in names if self.parameters[n].ndim >= 2), None)
+
+    @cached_property
+    def tables(self) -> list[str]:
+        """Names of all looked-up tables."""
+        operations = [o for o in self.trace.operations if o.name == "embedding"]
+        return [name for o in operations if (name := self.flow.parameter(o.reads[0])) is not None]
+
+    @cached_property
+    def token_table(self) -> str | None:
+        """The name of the table that ids look up in."""
+        ids = {v for at, v in self.trace.inputs.items() if not self.trace[v].is_floating_point() and "mask" not in at}
+        for operation in self.trace.operations:
+            if operation.name == "embedding" and not ids.isdisjoint(self.trace.above(operation.reads[1:2])):
+                return self.flow.parameter(operation.reads[0])
+        return None
+
+    def head_scales(self, sublayer: FoundSublayer) -> Iterator[str]:
+        """Names of parameters with one entry per head that scale what the last projection wrote (after W_O)."""
+        heads = self.heads(sublayer)
+        value = sublayer.branch
+        while heads:
+            norm = self.flow.norms.get(value)
+            for operation in self.flow.chain(value):
+                yield from (n for n in self.flow.weights(operation) if self.parameters[n].numel() == heads)
+            value = self.flow.root(value)
+            if norm is None and value not in self.flow.norms:
+                return
+            value = (norm or self.flow.norms[value]).origin
+
+    def heads(self, sublayer: FoundSublayer) -> int:
+        """How many heads an attention has; 0 where that is not to be seen."""
+        if sublayer.attention is None:
+            return 0
+        shape = self.trace[sublayer.attention.reads[0]].shape
+        return shape[1] if len(shape) == 4 else 0
+
+    def std(self, name: str) -> float:
+        return self.parameters[name].float().std(unbiased=False).item()
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The logits of an output, else the first tensor in it that is no loss."""
+    if isinstance(output, Tensor):
+        return output
+    if (logits := getattr(output, "logits", None)) is not None:
+        return logits
+    parts = list(output.values()) if isinstance(output, Mapping) else list(output) if output is not None else []
+    return next((t for part in parts if (t := first_tensor(part)) is not None and t.ndim), None)
+
+
+def xavier(weight: Tensor) -> float:
+    """sqrt(2 / (fan_in + fan_out))."""
+    return math.sqrt(2 / (weight.shape[0] + weight.shape[1]))

@@ -1,0 +1,200 @@
+"""Rules about where norms and coefficients stand."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from isograd.diagnose.found import FoundSublayer, FoundTower
+from isograd.lint.findings import Finding
+from isograd.lint.subject import Subject
+
+POST = frozenset(("post-ln", "admin", "deepnorm"))
+BORNE = {False: 0.005, True: 0.0175}  # layers * rate * sqrt(width / 64) that Post-LN bears without and with warm-up
+DEEP = 18  # Post-LN layers that no published recipe trains at its base's learning rate
+
+
+def final_norm(subject: Subject) -> Iterator[Finding]:
+    """A stack whose last sum meets the head bare, or through two norms in a row."""
+    for tower in subject.anatomy.towers:
+        last = tower.sublayers[-1]
+        if _goes_on(subject, tower):
+            continue
+        normed = [s for s in tower.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
+        bare = not tower.final and "post" not in last.norms and len(normed) * 2 > len(tower.sublayers)
+        if bare and _bare(subject, last.total):
+            rms = subject.trace[last.total].double().square().mean().sqrt().item()
+            yield Finding(
+                code="final-norm-missing",
+                severity="error",
+                address=last.address,
+                measured=rms,
+                message=f"the sum behind the last of {tower.layers} {last.placement} layers is read without a norm"
+                f" (its RMS is {rms:.3g}, and grows with depth)",
+                remedy="put a norm behind the last layer, as TransformerEncoder(..., norm=LayerNorm(d)) does",
+            )
+        doubled = tower.final if "post" in last.norms else tower.final[1:]
+        if doubled:
+            yield Finding(
+                code="final-norm-doubled",
+                severity="warning",
+                address=doubled[0].address,
+                measured=float(len(doubled) + 1),
+                message=f"what the last {last.placement} layer gives is normed already, and is normed again",
+                remedy="leave the final norm out: a Post-LN layer ends in one",
+            )
+
+
+def mixed(subject: Subject) -> Iterator[Finding]:
+    """Sublayers of one kind and tower whose placement is not that of most."""
+    for tower in subject.anatomy.towers:
+        for kind in dict.fromkeys(s.kind for s in tower.sublayers):
+            peers = [s for s in tower.sublayers if s.kind == kind]
+            counts = Counter(s.placement for s in peers)
+            usual = counts.most_common(1)[0][0]
+            odd = [s for s in peers if s.placement != usual]
+            if odd:
+                others = ", ".join(sorted({s.placement for s in odd}))
+                yield Finding(
+                    code="placement-mixed",
+                    severity="warning",
+                    address=odd[0].address,
+                    measured=float(len(odd)),
+                    message=f"{len(odd)} of {len(peers)} {kind} sublayers of the {tower.name} are {others}, the others"
+                    f" {usual}: layers {_listed(odd)}",
+                    remedy=f"make them {usual}, unless layers are mixed on purpose (as in Mix-LN)",
+                )
+
+
+def unsure(subject: Subject) -> Iterator[Finding]:
+    """Sublayers of which scaling shows something else than the walk through the operations."""
+    for sublayer in subject.anatomy.sublayers:
+        if not sublayer.sure:
+            yield Finding(
+                code="placement-unsure",
+                severity="info",
+                address=sublayer.address,
+                measured=0.0,
+                message=f"norms were found as {sublayer.placement}, but scaling its input or its sum does not agree",
+                remedy="look at this sublayer: something between the norm and the branch depends on the scale",
+            )
+
+
+def head_scale(subject: Subject) -> Iterator[Finding]:
+    """HeadScale behind W_O scales slices of the output, which belong to no head."""
+    for sublayer in subject.anatomy.sublayers:
+        for name in subject.head_scales(sublayer):
+            heads = subject.heads(sublayer)
+            yield Finding(
+                code="head-scale-after-out",
+                severity="warning",
+                address=name,
+                measured=float(heads),
+                message=f"{heads} head scales multiply slices of what W_O wrote, where heads are mixed already",
+                remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it behind)",
+            )
+
+
+def swapped(subject: Subject) -> Iterator[Finding]:
+    """A Post-LN sum with a constant skip below its gain: DeepNorm's alpha is above 1, its beta below."""
+    for sublayer in subject.anatomy.sublayers:
+        skip, gain = sublayer.skip, sublayer.gain
+        if "post" not in sublayer.norms or skip.learned or gain.learned or not gain.value:
+            continue
+        ratio = skip.value / gain.value
+        if skip.even and ratio < 1 - 1e-3:
+            yield Finding(
+                code="deepnorm-swapped",
+                severity="error",
+                address=sublayer.address,
+                measured=ratio,
+                message=f"the shortcut is multiplied by {ratio:.3g} of what the branch is: DeepNorm's alpha is above 1,"
+                " and beta, below 1, scales the start of the branch's weights",
+                remedy="exchange alpha and beta (L layers, one tower: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
+            )
+
+
+def unread(subject: Subject) -> Iterator[Finding]:
+    """Parameters that no operation read; those of tokens that these inputs do not hold (a mask's, a class's) may be."""
+    trace = subject.trace
+    routed = any(o.name == "topk" for o in trace.operations)  # experts that no token was sent to are read another time
+    for value, name in trace.names.items():
+        tensor = trace[value]
+        if trace.readers.get(value) or not tensor.numel() or "token" in name or (routed and _has_twins(subject, name)):
+            continue
+        if tensor.squeeze().ndim <= 1:
+            yield Finding(
+                code="parameter-unread",
+                severity="error",
+                address=name,
+                measured=float(tensor.numel()),
+                message=f"nothing reads this parameter of {tensor.numel()} entries: it is created and never applied",
+                remedy="apply it where it was meant to act, or remove it with the option that creates it",
+            )
+
+
+def collapse(subject: Subject) -> Iterator[Finding]:
+    """Post-LN deeper, or at a higher rate, than it was seen to train."""
+    for tower in subject.anatomy.towers:
+        layers = sum(s.placement == "post-ln" for s in tower.sublayers if s.kind in ("attn", "mix"))
+        width = subject.trace[tower.start].shape[-1]
+        if not layers or not subject.at_start:
+            continue
+        if subject.lr is None:
+            if layers >= DEEP:
+                yield _collapse(tower, layers, float(layers), "warning", f"{layers} Post-LN layers")
+            continue
+        load = layers * subject.lr * (width / 64) ** 0.5
+        if load > BORNE[bool(subject.warmup)]:
+            how = f"warm-up of {subject.warmup} steps" if subject.warmup else "no warm-up"
+            yield _collapse(tower, layers, load, "error", f"{layers} Post-LN layers at LR {subject.lr:g} with {how}")
+
+
+def _collapse(tower: FoundTower, layers: int, measured: float, severity: str, what: str) -> Finding:
+    return Finding(
+        code="collapse-predicted",
+        severity="error" if severity == "error" else "warning",
+        address=tower.sublayers[0].address,
+        measured=measured,
+        message=f"{what}: such stacks fall back to the unigram entropy and stay there",
+        remedy="use pre-ln, admin or deepnorm, or a lower rate and warm-up (isograd compare shows what each bears)",
+    )
+
+
+def _goes_on(subject: Subject, tower: FoundTower) -> bool:
+    """Whether another stack begins with what this one gives (a stage), other than by cross-attention."""
+    below = subject.trace.below([tower.sublayers[-1].total])
+    return any(other is not tower and other.start in below for other in subject.anatomy.towers)
+
+
+def _bare(subject: Subject, value: int) -> bool:
+    """Whether a product with weights, or the output, reads a value with no norm between."""
+    outputs = set(subject.trace.outputs.values())
+    todo, seen = [value], {value}
+    while todo:
+        at = todo.pop()
+        if at in outputs:
+            return True
+        for operation in subject.trace.read_by(at):
+            if subject.flow.is_product(operation):
+                return True
+            new = [m for m in operation.makes if m not in seen and m not in subject.flow.norms]
+            seen.update(new)
+            todo += new
+    return False
+
+
+def _has_twins(subject: Subject, name: str) -> bool:
+    """Whether the same parameter of a sister module, in a list, was read."""
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part.isdecimal():
+            for value, other in subject.trace.names.items():
+                alike = other.split(".")
+                same = len(alike) == len(parts) and alike[:i] == parts[:i] and alike[i + 1 :] == parts[i + 1 :]
+                if same and alike[i] != part and subject.trace.readers.get(value):
+                    return True
+    return False
+
+
+def _listed(sublayers: list[FoundSublayer]) -> str:
+    layers = [str(s.layer) for s in sublayers]
+    return ", ".join(layers if len(layers) <= 8 else [*layers[:7], "..."])
