@@ -114,10 +114,10 @@ class Flow:
         return [name for v in operation.reads if v not in self.live and (name := self.parameter(v))]
 
     def parameter(self, value: int) -> str | None:
-        """The name of the parameter that a value is, or is a part, copy or other layout of."""
+        """The name of the parameter that a value is, or was computed from alone: a part, a layout, 1 + it, its exp."""
         while value not in self.trace.names:
             made = self.trace.made_by(value)
-            if made is None or not made.reads or bare(made) not in LAYOUT:
+            if made is None or len(made.reads) != 1:
                 return None
             value = made.reads[0]
         return self.trace.names[value]

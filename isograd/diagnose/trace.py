@@ -114,12 +114,13 @@ class Trace:
         return [known[v] if v in known else self.values[v] for v in wanted]
 
 
-def record(model: nn.Module, inputs: Any) -> Trace:
+def record(model: nn.Module, inputs: Any, *, in_half: bool = False) -> Trace:
     """Run `model` once on `inputs`, a mapping of keywords, a tuple of arguments or one tensor, and keep what happened.
 
-    Works on a copy in float32 and eval mode: the model and its caches stay as they are.
+    Works on a copy in float32 (`in_half` keeps half-precision weights as they are) and eval mode: the model and its
+    caches stay as they are.
     """
-    twin = stand_in(model)
+    twin = stand_in(model, in_half=in_half)
     recorder = _Recorder(twin)
     args, kwargs = arguments(inputs)
     recorder.enter({**{str(i): a for i, a in enumerate(args)}, **kwargs})
@@ -136,10 +137,10 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
-def stand_in(model: nn.Module) -> nn.Module:
-    """A copy on the CPU, in eval mode, half-precision weights in float32."""
+def stand_in(model: nn.Module, *, in_half: bool = False) -> nn.Module:
+    """A copy on the CPU, in eval mode, half-precision weights in float32 unless they are to stay."""
     twin = copy.deepcopy(model).cpu().eval()
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
+    half = not in_half and any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
     return twin.float() if half else twin
 
 

@@ -33,6 +33,7 @@ RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
     "embedding": ("embedding-untied embedding-std", starts.embedding),
     "first loss": ("initial-loss", starts.first_loss),
     "norms": ("norm-eps", starts.norms),
+    "precision": ("norm-dtype", starts.precision),
     "future": ("future-leaks", leaks.future),
     "padding": ("padding-leaks", leaks.padding),
     "source": ("encoder-unread", leaks.source),

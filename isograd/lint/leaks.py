@@ -43,8 +43,8 @@ def future(subject: Subject) -> Iterator[Finding]:
 def padding(subject: Subject) -> Iterator[Finding]:
     """Outputs at real positions that change with what stands where the mask says padding."""
     inputs = subject.inputs
-    if not isinstance(inputs, dict):
-        return
+    if not isinstance(inputs, dict) or next(future(subject), None) is not None:
+        return  # padding is the future of what stands before it
     for mask_name, name in _masked_inputs(inputs):
         mask, ids = inputs[mask_name].clone(), inputs[name].clone()
         time = ids.shape[1]

@@ -22,17 +22,16 @@ SMALL = 50_000_000  # parameters up to which a model is built again to try a swi
 def decay(subject: Subject) -> Iterator[Finding]:
     """Gains and coefficients that the weight decay of transformers' Trainer would pull to zero."""
     model = subject.model
-    if not isinstance(model, PreTrainedModel):
-        return
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of the Trainer
     wrong = [name for name in (*subject.gains, *subject.coefficients) if name in decayed]
     wrong.sort(key=list(subject.parameters).index)
     if wrong:
         own = isinstance(model, IsogradPreTrainedModel)
+        trained_so = isinstance(model, PreTrainedModel) and not own
         many = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         yield Finding(
             code="gains-decayed",
-            severity="info" if own else "warning",
+            severity="warning" if trained_so else "info",
             address=wrong[0],
             measured=float(len(wrong)),
             message=f"transformers' Trainer would decay this gain or coefficient{many}: it decides by names",

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from isograd.diagnose.flow import NORMS, bare
 from isograd.diagnose.found import FoundSublayer, FoundTower
+from isograd.diagnose.trace import record
 from isograd.lint.findings import Finding
 from isograd.lint.subject import Subject, xavier
+from isograd.lint.wiring import swapped
 
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learnt
@@ -45,15 +47,13 @@ def stds(subject: Subject) -> Iterator[Finding]:
         return
     for tower in subject.anatomy.towers:
         roles = _by_role(subject, tower)
-        depths = (tower.layers, len(tower.sublayers))
-        schemes = {name: [_fits(subject, ws, name, depths) for ws in roles.values()] for name in _SCHEMES}
+        schemes = {name: [_fits(subject, tower, role, roles[role], name) for role in roles] for name in _SCHEMES}
         name, fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
         odd = [(role, fit) for role, fit in zip(roles, fits, strict=True) if fit is not None]
-        if len(roles) < 3 or not odd or len(odd) * 3 > len(roles):
+        yield from (found for names in roles.values() if (found := _one_off(subject, names)) is not None)
+        if len(roles) < 3 or len(odd) * 2 > len(roles) or next(swapped(subject), None) is not None:
             continue
         for role, ratio in odd:
-            if any(_fits(subject, roles[role], other, depths) is None for other in _SCHEMES):
-                continue  # another usual scheme
             yield Finding(
                 code="start-std",
                 severity="warning",
@@ -90,18 +90,20 @@ def value_start(subject: Subject) -> Iterator[Finding]:
 
 def embedding(subject: Subject) -> Iterator[Finding]:
     """A head that is not tied though the configuration says so; a tied table as large as an untied one may be."""
-    model: Any = subject.model
-    if getattr(subject.config, "tie_word_embeddings", False) is True:
-        head = model.get_output_embeddings()
-        first, second = (getattr(m, "weight", None) for m in (model.get_input_embeddings(), head))
-        if isinstance(first, Tensor) and isinstance(second, Tensor) and first is not second:
-            gap = (first - second).abs().max().item() if first.shape == second.shape else math.inf
+    said = getattr(subject.config, "tie_word_embeddings", False) is True
+    if (head := subject.head) is not None and head not in subject.tables:
+        own = subject.parameters[head]
+        alike = [t for n in subject.tables if (t := subject.parameters[n]).shape == own.shape]
+        copied = any(torch.equal(own, table) for table in alike)
+        if (said and alike) or copied:
             yield Finding(
                 code="embedding-untied",
                 severity="error",
-                address=next((n for n, m in model.named_modules() if m is head), "head"),
-                measured=gap,
-                message="the configuration ties the head to the token table, but they are two tensors",
+                address=head,
+                measured=min((own - table).abs().max().item() for table in alike),
+                message="the head begins as a copy of the token table, and they are two tensors"
+                if copied
+                else "the configuration ties the head to the token table, but they are two tensors",
                 remedy="call model.tie_weights() after replacing either, or set tie_word_embeddings=False",
             )
     tied = subject.head is not None and subject.head in subject.tables
@@ -155,6 +157,30 @@ def norms(subject: Subject) -> Iterator[Finding]:
         return
 
 
+def precision(subject: Subject) -> Iterator[Finding]:
+    """Hand-written norms that take their mean square in half precision; torch's own kernels do not."""
+    half = (torch.float16, torch.bfloat16)
+    if not any(p.dtype in half for p in subject.parameters.values()):
+        return
+    written = {n.address for n in subject.flow.norms.values() if bare(subject.maker(n.result)) not in NORMS}
+    trace = record(subject.model, subject.inputs, in_half=True)
+    for operation in trace.operations:
+        means = bare(operation) in ("mean", "var", "rsqrt", "linalg_vector_norm")
+        if means and operation.module in written and trace[operation.makes[0]].dtype in half:
+            bits = torch.finfo(trace[operation.makes[0]].dtype).bits
+            yield Finding(
+                code="norm-dtype",
+                severity="warning",
+                address=operation.module,
+                measured=float(bits),
+                message=f"this norm takes its {operation.name} in {bits} bits"
+                f" ({str(trace[operation.makes[0]].dtype).removeprefix('torch.')})",
+                remedy="cast to float32 before the mean square and back behind it, as Llama's RMSNorm does, or call"
+                " torch.nn.functional.rms_norm",
+            )
+            return
+
+
 def _copied(subject: Subject, group: list[FoundSublayer]) -> bool:
     names = {s.last for s in group if s.last}
     weights = [subject.parameters[name] for name in names]
@@ -184,12 +210,14 @@ def _expected(subject: Subject, name: str, scheme: str) -> float:
     return 1 / math.sqrt(3 * fan_in) if scheme == "torch" else 1 / math.sqrt(fan_in)
 
 
-def _fits(subject: Subject, names: list[str], scheme: str, depths: tuple[int, int]) -> float | None:
+def _fits(subject: Subject, tower: FoundTower, role: str, names: list[str], scheme: str) -> float | None:
     """None where weights follow a scheme, plain, scaled with depth, or fused; else how many times off they are."""
     ratio = median(subject.std(n) / _expected(subject, n, scheme) for n in names)
-    layers, sublayers = depths
+    layers, sublayers = tower.layers, len(tower.sublayers)
+    folded = 1 / math.sqrt(_head_size(subject, tower)) if role.endswith("query") else 1.0  # T5's 1/sqrt(d/heads)
     known = (
         1.0,
+        folded,
         2**-0.5,  # Xavier of a fused matrix, drawn apart
         2**0.5,
         (2 * layers) ** -0.5,  # GPT-2's W_O and W_2
@@ -198,10 +226,34 @@ def _fits(subject: Subject, names: list[str], scheme: str, depths: tuple[int, in
         (8 * layers) ** -0.25,  # DeepNorm's beta
         (12 * layers) ** -0.25,
         0.87 * layers ** (-5 / 16),
-        3**-0.5,
+        1.5**0.5,  # torch's MultiheadAttention draws its fused matrix by Xavier, all else as nn.Linear does
     )
     near = any(abs(math.log(max(ratio, 1e-9) / k)) < math.log(1.12) for k in known)
     return None if near or ratio == 0 else ratio
+
+
+def _one_off(subject: Subject, names: list[str]) -> Finding | None:
+    """A weight of another size than its like in all other layers, where those agree."""
+    stds = {name: subject.std(name) for name in names}
+    usual = median(stds.values())
+    odd = [name for name, std in stds.items() if usual and not 1 / FAR < std / usual < FAR]
+    if len(odd) != 1 or len(names) < 4:
+        return None
+    return Finding(
+        code="start-std",
+        severity="warning",
+        address=odd[0],
+        measured=stds[odd[0]] / usual,
+        message=f"this weight starts with {stds[odd[0]] / usual:.3g} times the standard deviation of the same one"
+        f" in the other {len(names) - 1} layers",
+        remedy="start all layers alike, or by one law of depth",
+    )
+
+
+def _head_size(subject: Subject, tower: FoundTower) -> int:
+    attention = next((s.attention for s in tower.sublayers if s.attention is not None), None)
+    attended = subject.anatomy.sums.attended(attention) if attention is not None else None
+    return subject.trace[attended[0]].shape[-1] if attended is not None else 1
 
 
 def _by_role(subject: Subject, tower: FoundTower) -> dict[str, list[str]]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from isograd.diagnose.anatomy import Anatomy
-from isograd.diagnose.flow import Flow
+from isograd.diagnose.flow import Flow, bare
 from isograd.diagnose.found import FoundSublayer
-from isograd.diagnose.trace import Trace, arguments, stand_in
+from isograd.diagnose.trace import Operation, Trace, arguments, stand_in
 
 
 class Subject:
@@ -51,9 +51,12 @@ class Subject:
 
     @cached_property
     def coefficients(self) -> set[str]:
-        """Names of all trained coefficients of sums, and of heads."""
-        found = {name for s in self.anatomy.sublayers for name in (*s.skip.learned, *s.gain.learned)}
-        return found | {name for s in self.anatomy.sublayers for name in self.head_scales(s)}
+        """Names of all trained coefficients: vectors and numbers, other than gains, that multiply activations."""
+        products = [
+            o for o in self.trace.operations if bare(o) in ("mul", "div", "addcmul", "lerp") and self.flow.data(o)
+        ]
+        names = {name for operation in products for name in self.flow.weights(operation)}
+        return {name for name in names if self.parameters[name].squeeze().ndim <= 1} - self.gains
 
     @cached_property
     def at_start(self) -> bool:
@@ -132,6 +135,11 @@ class Subject:
             return 0
         shape = self.trace[sublayer.attention.reads[0]].shape
         return shape[1] if len(shape) == 4 else 0
+
+    def maker(self, value: int) -> Operation:
+        made = self.trace.made_by(value)
+        assert made is not None
+        return made
 
     def std(self, name: str) -> float:
         return self.parameters[name].float().std(unbiased=False).item()

@@ -80,36 +80,37 @@ def unsure(subject: Subject) -> Iterator[Finding]:
 
 def head_scale(subject: Subject) -> Iterator[Finding]:
     """HeadScale behind W_O scales slices of the output, which belong to no head."""
-    for sublayer in subject.anatomy.sublayers:
-        for name in subject.head_scales(sublayer):
-            heads = subject.heads(sublayer)
-            yield Finding(
-                code="head-scale-after-out",
-                severity="warning",
-                address=name,
-                measured=float(heads),
-                message=f"{heads} head scales multiply slices of what W_O wrote, where heads are mixed already",
-                remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it behind)",
-            )
+    found = [(s, name) for s in subject.anatomy.sublayers for name in subject.head_scales(s)]
+    if found:
+        sublayer, name = found[0]
+        heads = subject.heads(sublayer)
+        yield Finding(
+            code="head-scale-after-out",
+            severity="warning",
+            address=name,
+            measured=float(heads),
+            message=f"{heads} head scales multiply slices of what W_O wrote, where heads are mixed already"
+            f" ({_many(len(found))})",
+            remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it behind)",
+        )
 
 
 def swapped(subject: Subject) -> Iterator[Finding]:
     """A Post-LN sum with a constant skip below its gain: DeepNorm's alpha is above 1, its beta below."""
-    for sublayer in subject.anatomy.sublayers:
-        skip, gain = sublayer.skip, sublayer.gain
-        if "post" not in sublayer.norms or skip.learned or gain.learned or not gain.value:
-            continue
-        ratio = skip.value / gain.value
-        if skip.even and ratio < 1 - 1e-3:
-            yield Finding(
-                code="deepnorm-swapped",
-                severity="error",
-                address=sublayer.address,
-                measured=ratio,
-                message=f"the shortcut is multiplied by {ratio:.3g} of what the branch is: DeepNorm's alpha is above 1,"
-                " and beta, below 1, scales the start of the branch's weights",
-                remedy="exchange alpha and beta (L layers, one tower: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
-            )
+    constant = [s for s in subject.anatomy.sublayers if not s.skip.learned and not s.gain.learned and s.gain.value]
+    posts = [(s, s.skip.value / s.gain.value) for s in constant if "post" in s.norms and s.skip.even]
+    found = [(sublayer, ratio) for sublayer, ratio in posts if ratio < 1 - 1e-3]
+    if found:
+        sublayer, ratio = found[0]
+        yield Finding(
+            code="deepnorm-swapped",
+            severity="error",
+            address=sublayer.address,
+            measured=ratio,
+            message=f"the shortcut counts {ratio:.3g} times as much as the branch ({_many(len(found))}): DeepNorm's"
+            " alpha is above 1, and beta, below 1, scales the start of the branch's weights",
+            remedy="exchange alpha and beta (L layers, one tower: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
+        )
 
 
 def unread(subject: Subject) -> Iterator[Finding]:
@@ -193,6 +194,10 @@ def _has_twins(subject: Subject, name: str) -> bool:
                 if same and alike[i] != part and subject.trace.readers.get(value):
                     return True
     return False
+
+
+def _many(sublayers: int) -> str:
+    return "1 sublayer" if sublayers == 1 else f"{sublayers} sublayers"
 
 
 def _listed(sublayers: list[FoundSublayer]) -> str:
