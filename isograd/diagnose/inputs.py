@@ -19,6 +19,7 @@ Inputs = dict[str, Any] | tuple[Any, ...]
 
 _BATCH = 2
 _LENGTHS = (16, 8, 4)
+_WIDTHS = 4  # different widths of Linear layers that are tried
 _SIDES = (224, 64, 32, 16)
 
 
@@ -172,25 +173,27 @@ def _of_layers(model: nn.Module) -> Iterator[Inputs]:
 
     Arguments whose names speak of a mask are ones.
     """
-    names = [
-        p.name
-        for p in inspect.signature(model.forward).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ] or ["x"]
+    names = _arguments(model)
     tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    matrices = [m.in_features for m in model.modules() if isinstance(m, nn.Linear)]
-    images = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
+    widths = list(dict.fromkeys(m.in_features for m in model.modules() if isinstance(m, nn.Linear)))[:_WIDTHS]
+    images = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)][:1]
     for length in _LENGTHS:
         for rows in dict.fromkeys(tables):
             yield _filled(names, [_ids(rows, length, seed=i) for i in range(len(names))])
-    for length in _LENGTHS:
-        for width in matrices[:1]:
-            yield _filled(names, [_floats(_BATCH, length, width, seed=i) for i in range(len(names))])
-    for width in matrices[:1]:
+    for width in widths:
+        yield _filled(names, [_floats(_BATCH, _LENGTHS[0], width, seed=i) for i in range(len(names))])
         yield _filled(names, [_floats(_BATCH, width, seed=i) for i in range(len(names))])
-    for side in _SIDES:
-        for channels in images[:1]:
+    for channels in images:
+        for side in _SIDES:
             yield _filled(names, [_floats(_BATCH, channels, side, side, seed=i) for i in range(len(names))])
+
+
+def _arguments(model: nn.Module) -> list[str]:
+    """What forward needs, in order; else the first of what it takes."""
+    in_order = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in in_order]
+    needed = [p.name for p in taken if p.default is p.empty]
+    return needed or [p.name for p in taken[:1]] or ["x"]
 
 
 def _filled(names: list[str], parts: list[Tensor]) -> tuple[Tensor, ...]:
