@@ -1,6 +1,7 @@
 """Which modules of a model are its layers, tower by tower, and the matrix that stands for each."""
 
 import difflib
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,24 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
             " pass addresses=[...], the modules to watch in the order of their depth"
         )
     return found
+
+
+def stacks(layers: Sequence[Layer]) -> tuple[list[str], list[str]]:
+    """Addresses of whole layers, of which sublayers are the parts, and the tower of each."""
+    towers = {_whole(layer): str(layer.facts.get("tower", "")) for layer in layers}
+    return list(towers), list(towers.values())
+
+
+def joined(norms: Sequence[float | None], layers: Sequence[Layer]) -> list[float | None]:
+    """Of norms of sublayers those of the whole layers, in the order of `stacks`; None where no part has one."""
+    parts: dict[str, list[float]] = {}
+    for layer, norm in zip(layers, norms, strict=True):
+        parts.setdefault(_whole(layer), []).extend([] if norm is None else [norm])
+    return [math.hypot(*some) if some else None for some in parts.values()]
+
+
+def _whole(layer: Layer) -> str:
+    return layer.address.rpartition(".")[0] if "kind" in layer.facts else layer.address
 
 
 def plain(address: str) -> str:

@@ -40,7 +40,7 @@ class TokenCounts:
 
 
 def labels_of(batch: Any) -> list[Tensor]:
-    """The entries "labels" of a batch, or of several, that hold whole numbers."""
+    """The entries "labels" of a batch, or of several, that hold tokens, not classes: whole numbers, (batch, time)."""
     several = batch if isinstance(batch, list | tuple) else [batch]
     found = [one["labels"] for one in several if isinstance(one, Mapping) and "labels" in one]
-    return [labels for labels in found if isinstance(labels, Tensor) and not labels.is_floating_point()]
+    return [x for x in found if isinstance(x, Tensor) and x.ndim > 1 and not x.is_floating_point()]

@@ -1,27 +1,30 @@
-"""Early warning of a collapse, from what each step says anyway: the loss, and a gradient norm of each layer.
+"""Early warning of a collapse, from what each step says anyway: the loss, and the gradient norm of each layer.
 
 Signals, each told once, at the step at which it is first seen:
 
-    gradient  one layer's gradient has fallen (or risen) out of all proportion: it is FALL below (above) its own first
-              value, and SPREAD from the largest (smallest) of its like, over the median of the last five readings
-    unigram   the loss has settled where a model without any context lies: the mean of 20 losses has been within 0.10
-              nat of the entropy of the token frequencies for PATIENCE steps
+    gradients  the layers' gradients have come apart: since its own first value the gradient of the median layer has
+               fallen APART times further than that of the layer that fell least, both as medians of five readings
+    unigram    the loss has settled where a model without any context lies: since the mean of 20 losses came within
+               NEAR of the entropy of the token frequencies, it has not gone below for PATIENCE steps, and not for
+               twice as many as it took to come there (a slow warm-up passes slowly)
 
-Both numbers of the first one are needed. A training that converges lowers all gradients alike, so the first says
-nothing alone; a deep stack may begin with gradients far apart and train well, so neither does the second.
+The first is a ratio of ratios. What all gradients do together, as the loss falls, cancels, and so does how far apart
+they lay at the start, where deep stacks that train well can lie far apart. Nor does one layer alone decide, as in the
+largest over the smallest. How the numbers were chosen, and what they do on trainings that they were not chosen on:
+docs/watch.md.
 """
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from isograd.diagnose.sinks import Row
 
-FALL = 2000.0  # times below or above its own first value
-SPREAD = 100.0  # times below the largest, or above the smallest, of its like
-FIRST = 100.0  # times below or above its first value: from here on a layer counts as leaving
+APART = 28.0  # times
+LEFT = 10.0  # times further than the layer that fell least: from there on a layer counts as fallen away
 NEAR = 0.10  # nats around the unigram entropy
-PATIENCE = 150  # steps
+PATIENCE = 300  # steps
 READINGS = 5  # whose median is looked at
 LOSSES = 20  # whose mean is looked at
 
@@ -33,83 +36,101 @@ class CollapseWatch:
         warnings: what has been told so far, at most once per signal: step, signal, layer (None where no layer is to
             blame), a message in one sentence.
 
-    >>> watch = CollapseWatch(["layers.0", "layers.1"], ["ffn", "ffn"], unigram_entropy=3.0)
+    >>> watch = CollapseWatch(["layers.0", "layers.1", "layers.2"], ["decoder"] * 3)
     >>> for step in range(1, 31):
-    ...     _ = watch.follow(step, 3.1, [0.5**step, 1.0])
+    ...     _ = watch.follow(step, 3.1, [0.5**step, 0.7**step, 1.0])
     >>> [(row["step"], row["signal"], row["layer"]) for row in watch.warnings]
-    [(14, 'gradient', 'layers.0')]
+    [(13, 'gradients', 'layers.0')]
     """
 
-    def __init__(self, addresses: Sequence[str], groups: Sequence[str], unigram_entropy: float | None = None) -> None:
-        """Layers by address; those of one group, in the order of their depth, are compared with each other."""
-        self.addresses = list(addresses)
+    def __init__(self, layers: Sequence[str], towers: Sequence[str], unigram_entropy: float | None = None) -> None:
+        """Layers by address, and the tower of each: layers of one tower are compared with each other."""
+        self.layers = list(layers)
         self.unigram_entropy = unigram_entropy
         self.warnings: list[Row] = []
         members: dict[str, list[int]] = {}
-        for index, group in enumerate(groups):
-            members.setdefault(group, []).append(index)
-        self._groups = [indices for indices in members.values() if len(indices) > 1]
-        self._start: list[float | None] = [None] * len(self.addresses)  # powers of ten
-        self._left: list[int | None] = [None] * len(self.addresses)  # steps
-        self._last: list[deque[float]] = [deque(maxlen=READINGS) for _ in self.addresses]
+        for index, tower in enumerate(towers):
+            members.setdefault(tower, []).append(index)
+        self._towers = [indices for indices in members.values() if len(indices) > 2]
+        self._start: list[float | None] = [None] * len(self.layers)  # powers of ten
+        self._left: list[int | None] = [None] * len(self.layers)  # steps
+        self._last: list[deque[float]] = [deque(maxlen=READINGS) for _ in self.layers]
         self._losses: deque[float] = deque(maxlen=LOSSES)
         self._near_since: int | None = None
 
     def follow(self, step: int, loss: float, norms: Sequence[float | None]) -> list[Row]:
-        """What comes next: a step's loss and the gradient norm of each layer's matrix; the warnings that are new."""
+        """What comes next: a step's loss, and the gradient norm of each layer; the warnings that are new."""
         told = {row["signal"] for row in self.warnings}
         found = []
-        if "gradient" not in told:
-            found.append(self._gradient(step, norms))
+        if "gradients" not in told:
+            self._keep(norms)
+            found += [self._tower(step, indices) for indices in self._towers]
         if "unigram" not in told and self.unigram_entropy is not None:
             found.append(self._unigram(step, loss, self.unigram_entropy))
         new = [row for row in found if row is not None]
+        new = [row for i, row in enumerate(new) if row["signal"] not in {other["signal"] for other in new[:i]}]
         self.warnings += new
         return new
 
-    def _gradient(self, step: int, norms: Sequence[float | None]) -> Row | None:
+    def state(self) -> dict[str, Any]:
+        """What it knows, as JSON can keep it."""
+        return {
+            "warnings": self.warnings,
+            "start": self._start,
+            "left": self._left,
+            "last": [list(values) for values in self._last],
+            "losses": list(self._losses),
+            "near_since": self._near_since,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another one was."""
+        self.warnings = list(state["warnings"])
+        self._start, self._left = list(state["start"]), list(state["left"])
+        self._last = [deque(values, maxlen=READINGS) for values in state["last"]]
+        self._losses = deque(state["losses"], maxlen=LOSSES)
+        self._near_since = state["near_since"]
+
+    def _keep(self, norms: Sequence[float | None]) -> None:
         for index, norm in enumerate(norms):
             if norm is None or not math.isfinite(norm):
                 continue
+            if self._start[index] is None and norm == 0.0:  # behind a branch that starts at zero
+                continue
             power = math.log10(max(norm, 1e-38))
             if self._start[index] is None:
-                if norm == 0.0:  # behind a branch that starts at zero
-                    continue
                 self._start[index] = power
             self._last[index].append(power)
-        return next(filter(None, (self._of_group(step, indices) for indices in self._groups)), None)
 
-    def _of_group(self, step: int, indices: list[int]) -> Row | None:
-        """A warning of layers that are alike."""
-        now = {i: sorted(self._last[i])[len(self._last[i]) // 2] for i in indices if self._last[i]}
-        if len(now) < 2:
+    def _tower(self, step: int, indices: Sequence[int]) -> Row | None:
+        """A warning of the layers of one tower."""
+        moved = {i: median(self._last[i]) - (self._start[i] or 0.0) for i in indices if self._last[i]}
+        if len(moved) < 3:
             return None
-        moved = {i: power - (self._start[i] or 0.0) for i, power in now.items()}
+        most, middle = max(moved.values()), median(moved.values())
         for i, by in moved.items():
-            if self._left[i] is None and abs(by) >= math.log10(FIRST):
+            if self._left[i] is None and most - by >= math.log10(LEFT):
                 self._left[i] = step
-        far, apart = math.log10(FALL), math.log10(SPREAD)
-        lowest, highest = min(now.values()), max(now.values())
-        fell = [i for i in now if moved[i] <= -far and highest - now[i] >= apart]
-        rose = [i for i in now if moved[i] >= far and now[i] - lowest >= apart]
-        if not fell and not rose:
+        if most - middle < math.log10(APART):
             return None
-        first = min(fell or rose, key=lambda i: (self._left[i] or step, -abs(moved[i])))
-        return self._told(step, first, moved[first], highest - lowest)
+        rose = most > -middle  # one has risen further than the others have fallen
+        order = max(moved, key=lambda i: moved[i]), min(moved, key=lambda i: (self._left[i] or step, moved[i]))
+        first = order[0] if rose else order[1]
+        return self._told(step, first, moved[first], 10 ** (most - middle))
 
-    def _told(self, step: int, layer: int, moved: float, apart: float) -> Row:
-        address, times, ratio = self.addresses[layer], 10 ** abs(moved), 10**apart
-        how = "fallen" if moved < 0 else "risen"
+    def _told(self, step: int, first: int, moved: float, apart: float) -> Row:
+        layer, left = self.layers[first], self._left[first]
+        how = f"has fallen to 1/{10**-moved:.3g}" if moved < 0 else f"has risen {10**moved:.3g}-fold"
+        since = "" if left is None else f", and was the first to leave the others, at step {left}"
         return {
             "step": step,
-            "signal": "gradient",
-            "layer": address,
-            "left_at": self._left[layer],
-            "times": times,
-            "max_min": ratio,
+            "signal": "gradients",
+            "layer": layer,
+            "left_at": left,
+            "apart": apart,
             "message": (
-                f"step {step}: the gradient of {address} has {how} {times:.3g}-fold since the start (it left at step"
-                f" {self._left[layer]}), and the largest of its like is {ratio:.3g} times the smallest: this collapses"
+                f"step {step}: the layers' gradients have come apart {apart:.0f}-fold: that of {layer} {how} of its"
+                f" first value{since}: this stack collapses"
             ),
         }
 
@@ -118,11 +139,11 @@ class CollapseWatch:
         if len(self._losses) < LOSSES:
             return None
         mean = math.fsum(self._losses) / LOSSES if all(map(math.isfinite, self._losses)) else math.nan
-        if not abs(mean - entropy) <= NEAR:
+        if not mean >= entropy - NEAR:  # below, or not a number
             self._near_since = None
-            return None
-        self._near_since = self._near_since or step
-        if step - self._near_since < PATIENCE:
+        elif self._near_since is None and mean <= entropy + NEAR:
+            self._near_since = step
+        if self._near_since is None or step - self._near_since < max(PATIENCE, 2 * self._near_since):
             return None
         return {
             "step": step,
@@ -131,7 +152,13 @@ class CollapseWatch:
             "loss": mean,
             "unigram_entropy": entropy,
             "message": (
-                f"step {step}: since step {self._near_since} the loss lies at the entropy of the token frequencies"
-                f" ({mean:.2f} of {entropy:.2f} nats): the model reads no context, as a collapsed stack"
+                f"step {step}: since step {self._near_since} the loss ({mean:.2f}) has not gone below the entropy of"
+                f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
             ),
         }
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one; of an even number the upper one of the two."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

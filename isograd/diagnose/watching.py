@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from isograd.diagnose.gradients import TOGETHER, Gradients, Reading
-from isograd.diagnose.layers import Layer, find_layers
+from isograd.diagnose.layers import Layer, find_layers, joined, stacks
 from isograd.diagnose.nonfinite import Nonfinite, rank
 from isograd.diagnose.sinks import WARNINGS, JsonLines, Logging, LogNumbers, Row, Sink, TensorBoard, append
 from isograd.diagnose.tokens import TokenCounts, labels_of
@@ -107,9 +107,7 @@ class Watch:
         self._updates = updates
         self._counts = TokenCounts() if unigram_entropy is None else None
         self._watched = find_layers(model, addresses)
-        self._collapse = CollapseWatch(
-            [layer.address for layer in self._watched], [layer.group for layer in self._watched], unigram_entropy
-        )
+        self._collapse = CollapseWatch(*stacks(self._watched), unigram_entropy)
         self._gradients: Gradients | None = None
         self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
         self._step = 0
@@ -147,7 +145,7 @@ class Watch:
             for sink in self._sinks:
                 sink.write(self.row, self.layers)
             self._count(batch)
-            new = self._collapse.follow(step, reading.loss, reading.matrices)
+            new = self._collapse.follow(step, reading.loss, joined(reading.layers, self._watched))
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._tell(new + ([broken] if broken else []))
         self._waiting.clear()
