@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
-PAGES = "https://github.com/isograd/isograd/blob/main/docs/check"
+PAGES = "docs/check"
 
 
 @dataclass(frozen=True, kw_only=True)

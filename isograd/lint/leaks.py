@@ -105,7 +105,7 @@ def _reach(subject: Subject, name: str) -> Tensor | None:
     for t in range(time):
         rows[t + 1, t] = other[0, t]
     fixed = {key: _repeated(value, named[name], time + 1) for key, value in named.items()}
-    out = subject.run(_with(subject, name, rows, fixed))
+    out = _run(subject, _with(subject, name, rows, fixed))
     if out is None or out.ndim < 3 or out.shape[:2] != (time + 1, time):
         return None
     gaps = (out[1:] - out[:1]).abs().flatten(2).amax(-1)  # (input position, output position)
@@ -114,7 +114,7 @@ def _reach(subject: Subject, name: str) -> Tensor | None:
 
 def _sequence(subject: Subject) -> str | None:
     """The input whose positions are the output's: the decoder's, else the first sequence."""
-    out = subject.run(subject.inputs)
+    out = _run(subject, subject.inputs)
     if out is None or out.ndim < 3:
         return None
     named = _arguments(subject)
@@ -173,12 +173,29 @@ def _repeated(value: Any, like: Tensor, times: int) -> Any:
 
 
 def _arguments(subject: Subject) -> dict[str, Any]:
+    """Inputs by name or place, the batch in front."""
     inputs = subject.inputs
-    if isinstance(inputs, dict):
-        return inputs
-    return {str(i): part for i, part in enumerate(inputs if isinstance(inputs, tuple | list) else (inputs,))}
+    named = inputs if isinstance(inputs, dict) else {str(i): part for i, part in enumerate(_listed(inputs))}
+    return {name: _turned(subject, part) for name, part in named.items()}
 
 
 def _with(subject: Subject, name: str, value: Tensor, others: dict[str, Any] | None = None) -> Any:
+    """The inputs with another value, as the model takes them."""
     named = (others or _arguments(subject)) | {name: value}
+    named = {key: _turned(subject, part) for key, part in named.items()}
     return named if isinstance(subject.inputs, dict) else tuple(named.values())
+
+
+def _run(subject: Subject, inputs: Any) -> Tensor | None:
+    out = subject.run(inputs)
+    return None if out is None else _turned(subject, out)
+
+
+def _turned(subject: Subject, part: Any) -> Any:
+    """Vectors of a model that has time in front, with the batch there, and the other way round."""
+    vectors = isinstance(part, Tensor) and part.ndim == 3 and part.is_floating_point()
+    return part.transpose(0, 1) if vectors and subject.time_first else part
+
+
+def _listed(inputs: Any) -> tuple[Any, ...]:
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)

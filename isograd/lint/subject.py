@@ -75,6 +75,11 @@ class Subject:
         args, kwargs = arguments(inputs)
         return first_tensor(self.twin(*args, **kwargs))
 
+    @cached_property
+    def time_first(self) -> bool:
+        """Whether sequences stand as (time, batch, width), which torch.nn says by `batch_first=False`."""
+        return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
+
     @property
     def config(self) -> Any:
         return getattr(self.model, "config", None) if isinstance(self.model, PreTrainedModel) else None
