@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from isograd.diagnose import Probe
 from isograd.train.metrics import LossWatch, append_rows
 from isograd.train.trainer import IsogradTrainer
+from isograd.train.watching import EarlyWarning
 
 Progress = Callable[[int, float], None]
 
@@ -34,13 +35,15 @@ class Log(TrainerCallback):
         every: int = 10,
         progress: Progress | None = None,
         watch: LossWatch | None = None,
+        warning: EarlyWarning | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.every = every
         self.progress = progress
         self.watch = watch
-        self._steps: list[tuple[int, float, Tensor, Tensor]] = []
+        self.warning = warning
+        self._steps: list[tuple[int, float, Tensor]] = []  # step, rate; loss, norm, and norms of layers
         self._clock = (0, time.perf_counter())
         self._rates: list[float] = []  # steps per second, one per batch of steps
 
@@ -48,12 +51,19 @@ class Log(TrainerCallback):
         loss = torch.stack(self.trainer.losses).float().mean()
         self.trainer.losses.clear()
         assert self.trainer.norm is not None
-        self._steps.append((state.global_step, self.trainer.rate, loss, self.trainer.norm))
+        numbers = torch.stack([loss, self.trainer.norm.float()])
+        if self.warning is not None:
+            numbers = torch.cat([numbers, self.warning.norms()])
+        self._steps.append((state.global_step, self.trainer.rate, numbers))
         due = state.global_step % self.every == 0 or state.global_step == state.max_steps or control.should_save
         if due and not self._flush():
             control.should_training_stop = True
             control.should_save = False  # a training that goes on after a kill would go on from here
         return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.warning is not None and self.trainer.is_world_process_zero():
+            self.warning.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._flush()  # what another callback's stop has left
@@ -69,16 +79,19 @@ class Log(TrainerCallback):
         """Write what has gathered; False if the training is to stop."""
         if not self._steps:
             return True
-        numbers = torch.stack([torch.stack([loss, norm.float()]) for *_, loss, norm in self._steps])
-        numbers = self.trainer.accelerator.reduce(numbers, reduction="mean").tolist()
+        taken = torch.stack([numbers for *_, numbers in self._steps])
+        numbers = self.trainer.accelerator.reduce(taken, reduction="mean").tolist()
         rows = [
             {"step": step, "loss": loss, "lr": rate, "grad_norm": norm}
-            for (step, rate, *_), (loss, norm) in zip(self._steps, numbers, strict=True)
+            for (step, rate, _), (loss, norm, *_) in zip(self._steps, numbers, strict=True)
         ]
         self._steps.clear()
         self._time(rows[-1]["step"])
         if self.trainer.is_world_process_zero():
             append_rows(self.folder / "metrics.jsonl", rows)
+        if self.warning is not None:
+            for row, (_, _, *layers) in zip(rows, numbers, strict=True):
+                self.warning.follow(row["step"], row["loss"], layers)
         if self.progress:
             self.progress(rows[-1]["step"], rows[-1]["loss"])
         losses = [row["loss"] for row in rows]

@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from transformers import set_seed
 
+from isograd.diagnose.sinks import WARNINGS
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Tower
 from isograd.placement.text import final_formula, formulas, legend, numbers
@@ -28,6 +29,7 @@ from isograd.train.run import RecipeError, Run
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
+from isograd.train.watching import EarlyWarning, first_warning
 
 ENDED = ("finished", "diverged", "collapsed")
 
@@ -165,7 +167,10 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
     trainer = IsogradTrainer(run, model, task.samples, folder / "checkpoints", task.updates_per_epoch)
-    log = Log(trainer, folder, progress=progress, watch=_watch(task, folder, step_of(checkpoint) if checkpoint else 0))
+    begun = step_of(checkpoint) if checkpoint else 0
+    entropy = None if run.task == "classification" else task.unigram_entropy
+    warning = EarlyWarning(trainer, folder, entropy, checkpoint)
+    log = Log(trainer, folder, progress=progress, watch=_watch(task, folder, begun), warning=warning)
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
         trainer.add_callback(Validate(trainer, task, folder, report))
@@ -175,9 +180,9 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     if trainer.is_world_process_zero():
         drop_broken(folder / "checkpoints")
         write_json(folder / "resolved.json", resolved(task, model))
-        for name in ("metrics.jsonl", "quantities.jsonl", ROWS):
+        for name in ("metrics.jsonl", "quantities.jsonl", ROWS, WARNINGS):
             if (folder / name).exists():
-                keep_until(folder / name, step_of(checkpoint) if checkpoint else 0)
+                keep_until(folder / name, begun)
     count = sum(p.numel() for p in model.parameters())  # ZeRO 3 leaves none of them in their places
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder)
@@ -197,6 +202,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50], tower),
         "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
         "parameters": count,
+        "warning": first_warning(folder),
     }
 
 

@@ -58,8 +58,9 @@ class IsogradTrainer(Trainer):
         self.probe: Probe | None = None  # set while a step is observed
         self.losses: list[Tensor] = []  # of the micro-batches of this step
         self.norm: Tensor | None = None  # of all gradients, before clipping
+        self.norms: Tensor | None = None  # of each of `graded`; None where an engine keeps them
+        self.graded: list[nn.Parameter] = []  # the parameters that have gradients
         self.rate = 0.0  # of this update
-        self._graded: list[nn.Parameter] = []
         super().__init__(
             model=model,
             args=arguments(run, folder),
@@ -111,13 +112,14 @@ class IsogradTrainer(Trainer):
             return self._norm_of_engine()
         self.accelerator.unscale_gradients()
         self.rate = self.optimizer.param_groups[0]["lr"]
-        if not self._graded:  # only now are they what FSDP2 made of them
-            self._graded = [p for p in self.model.parameters() if p.grad is not None]
-        grads = [p.grad for p in self._graded if p.grad is not None]
+        if not self.graded:  # only now are they what FSDP2 made of them
+            self.graded = [p for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in self.graded if p.grad is not None]
         norms = [whole(n) for n in torch._foreach_norm(grads)]
-        self.norm = torch.linalg.vector_norm(torch.stack(norms))
+        self.norms = torch.stack(norms)
+        self.norm = torch.linalg.vector_norm(self.norms)
         if self.probe is not None:
-            self.probe.read_gradients(dict(zip(self._graded, norms, strict=True)))
+            self.probe.read_gradients(dict(zip(self.graded, norms, strict=True)))
         if self.recipe.training.clip:
             factor = (self.recipe.training.clip / (self.norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(grads, factor.item() if self.is_fsdp_enabled else factor)
