@@ -1,5 +1,6 @@
 """Progress on stderr: live bars in a terminal, a line per finished run elsewhere."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,10 +39,14 @@ class RunProgress:
         self.bars.update(self.tasks[index], completed=step, loss=f"loss {loss:.3f}")
 
     def in_steps_of(self, folders: Sequence[Path]) -> Callable[[int, int, float], None]:
-        """`step`; each bar as long as the run in its folder, which of a training told in epochs is known late."""
-        from isograd.report.runs import read_run
+        """`step`, and warnings as they are written; each bar as long as the run in its folder will be.
+
+        How long that is, of a training told in epochs is known late.
+        """
+        from isograd.report.runs import read_rows, read_run
 
         begun: set[int] = set()
+        warned: Counter[int] = Counter()
 
         def on_step(index: int, step: int, loss: float) -> None:
             if index not in begun:
@@ -49,8 +54,16 @@ class RunProgress:
                 built = read_run(folders[index]).resolved
                 self.bars.update(self.tasks[index], total=built.get("steps"))
             self.step(index, step, loss)
+            for row in read_rows(folders[index] / "warnings.jsonl")[warned[index] :]:
+                warned[index] += 1
+                self.warn(index, row["message"])
 
         return on_step
+
+    def warn(self, index: int, message: str) -> None:
+        """Something about run `index` that should not wait for its end."""
+        label = f"{self.labels[index]}: " if len(self.labels) > 1 else ""
+        self.console.print(f"warning: {label}{message}", style="red", highlight=False, markup=False, soft_wrap=True)
 
     def validated(self, row: dict[str, Any]) -> None:
         """A validation has been made: its row as a line."""

@@ -225,6 +225,6 @@ def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
     return (
         settings
         | {"outcome": outcome["outcome"]}
-        | {name: outcome.get(name) for name in numbers}
+        | {name: outcome.get(name) for name in [*numbers, "warning"]}
         | {"folder": str(arm.folder)}
     )
