@@ -86,7 +86,9 @@ class Flow:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.norms: dict[int, FoundNorm] = {}  # by their results
+        self._steps: dict[int, int | None] = {}
         self.norms = {norm.result: norm for norm in self._find_norms()}
+        self._steps.clear()  # a walk stops at norms, which were not known before
 
     @cached_property
     def sources(self) -> list[int]:
@@ -124,10 +126,17 @@ class Flow:
 
     def through(self, value: int) -> int | None:
         """One step back where the maker only lays out, scales or shifts by what is not activation; else None."""
+        if value not in self._steps:
+            self._steps[value] = self._step_back(value)
+        return self._steps[value]
+
+    def _step_back(self, value: int) -> int | None:
         made = self.trace.made_by(value)
         if made is None or value in self.norms:
             return None
         data = self.data(made)
+        if bare(made) in ("cat", "stack") and len(roots := {self.root(v) for v in data}) == 1:
+            return roots.pop()  # parts of one activation, put together in another way
         if len(data) != 1:
             return None
         if bare(made) in LAYOUT or (bare(made) in SCALING and self.trace[data[0]].shape == self.trace[value].shape):
@@ -221,7 +230,7 @@ class Flow:
         gain, offset, eps = None, None, None
         if bare(operation) in NORMS:
             names = [self.parameter(v) for v in operation.reads[1:]]
-            gain, offset = (*names, None, None)[:2]
+            gain, offset = (*names, None, None)[:2] if any(names) else self._affine(result)
             numbers = [a for a in operation.args if isinstance(a, float)]
             eps = numbers[-1] if numbers else DEFAULT_EPS.get(bare(operation))
         else:

@@ -17,8 +17,9 @@ class Sums:
     def sublayers(self) -> list[FoundSublayer]:
         found: list[FoundSublayer] = []
         seen: set[int] = set()
+        scores = self._all_scores()
         for operation in self.trace.operations:
-            if bare(operation) not in SUMS or not operation.makes or operation.makes[0] not in self.flow.live:
+            if bare(operation) not in SUMS or not operation.makes or operation.makes[0] not in self.flow.live - scores:
                 continue
             terms = self.terms(operation)
             if len(terms) < 2 or self._is_inner(operation):
@@ -177,6 +178,11 @@ class Sums:
         scores = self.trace.made_by(self._scores(operation.reads[0]))
         return scores is not None and bare(scores) in PRODUCTS and len(self.flow.data(scores)) == 2
 
+    def _all_scores(self) -> set[int]:
+        """What softmaxes read: sums of scores, as with an earlier layer's, are none of a stream."""
+        softmaxes = [o for o in self.trace.operations if bare(o) in ("softmax", "_softmax")]
+        return {self._scores(o.reads[0]) for o in softmaxes}
+
     def _scores(self, value: int) -> int:
         """The product of queries and keys below a softmax, through masks, caps and biases."""
         while (made := self.trace.made_by(value)) is not None:
@@ -227,10 +233,10 @@ class Sums:
         alone = trace.replay({root: base} | pinned, [total])[0]
         step, base = ((x.double().abs().reshape(-1).sort().values) for x in (grown - alone, base))  # in any layout
         value = (step.norm() / base.norm().clamp_min(1e-30)).item()
-        even = different(value * base, step) < 1e-3
+        even = step.shape == base.shape and different(value * base, step) < 1e-3
         gains = {norm.gain for norm in self.flow.norms.values()}
         learned: list[str] = []
-        for operation in self.flow.chain(term):
+        for operation in self.flow.chain(term) if term != root else ():
             learned += [] if bare(operation) == "add" else [n for n in self.flow.weights(operation) if n not in gains]
             if root in operation.reads:
                 break

@@ -79,6 +79,7 @@ def check(
             continue
         try:
             said += rule(subject)
+            subject.said.update(finding.code for finding in said)
         except Exception as error:  # one rule that cannot look at an unusual model leaves the others their say
             missed.append(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
     if not found.towers:

@@ -43,7 +43,7 @@ def future(subject: Subject) -> Iterator[Finding]:
 def padding(subject: Subject) -> Iterator[Finding]:
     """Outputs at real positions that change with what stands where the mask says padding."""
     inputs = subject.inputs
-    if not isinstance(inputs, dict) or next(future(subject), None) is not None:
+    if not isinstance(inputs, dict) or "future-leaks" in subject.said:
         return  # padding is the future of what stands before it
     for mask_name, name in _masked_inputs(inputs):
         mask, ids = inputs[mask_name].clone(), inputs[name].clone()

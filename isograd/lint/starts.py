@@ -12,7 +12,6 @@ from isograd.diagnose.found import FoundSublayer, FoundTower
 from isograd.diagnose.trace import record
 from isograd.lint.findings import Finding
 from isograd.lint.subject import Subject, xavier
-from isograd.lint.wiring import swapped
 
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learnt
@@ -51,7 +50,7 @@ def stds(subject: Subject) -> Iterator[Finding]:
         name, fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
         odd = [(role, fit) for role, fit in zip(roles, fits, strict=True) if fit is not None]
         yield from (found for names in roles.values() if (found := _one_off(subject, names)) is not None)
-        if len(roles) < 3 or len(odd) * 2 > len(roles) or next(swapped(subject), None) is not None:
+        if len(roles) < 3 or len(odd) * 2 > len(roles) or "deepnorm-swapped" in subject.said:
             continue
         for role, ratio in odd:
             yield Finding(
@@ -122,7 +121,7 @@ def embedding(subject: Subject) -> Iterator[Finding]:
 
 def first_loss(subject: Subject) -> Iterator[Finding]:
     """A first loss far from that of guessing, ln V."""
-    if subject.logits is None or not subject.at_start or "embedding-std" in {f.code for f in embedding(subject)}:
+    if subject.logits is None or not subject.at_start or "embedding-std" in subject.said:
         return
     classes = subject.trace[subject.logits].shape[-1]
     loss = _first_loss(subject)

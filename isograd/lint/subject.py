@@ -20,6 +20,7 @@ class Subject:
 
     Attributes:
         lr, warmup: the peak learning rate and the warm-up steps that it is to be trained with, where known.
+        said: codes of the rules that have been asked: a consequence is not reported beside its cause.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Subject:
         self.anatomy = anatomy
         self.lr = lr
         self.warmup = warmup
+        self.said: set[str] = set()
 
     @property
     def trace(self) -> Trace:
