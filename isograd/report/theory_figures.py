@@ -6,13 +6,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from isograd.report.canvas import INK, Drawing, drawing, label, log, style, widen
+from isograd.report.canvas import INK, Drawing, drawing, label, log, style
 
 Row = Mapping[str, Any]
 # one colour and dash per placement in all figures
-ORDER = ("post-ln", "pre-ln", "normformer", "deepnorm", "admin", "admin-closed", "gpt2", "qk-norm")
+ORDER = ("post-ln", "pre-ln", "normformer", "deepnorm", "admin", "admin-closed", "gpt2", "", "qk-norm")
 _THEORY: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (2, 2)), "zorder": 1}
-_FOIL: dict[str, Any] = {"color": INK, "linewidth": 1.0, "alpha": 0.45, "marker": "x", "markersize": 3.5, "zorder": 1}
+_FOIL: dict[str, Any] = {"color": INK, "linewidth": 0.9, "alpha": 0.5, "zorder": 1}
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 _MARKED = 12  # points up to which each is marked
 
@@ -25,8 +25,7 @@ def claim_figure(claim: Row, verdicts: Sequence[Row], foils: Sequence[Row] = ())
     for row in verdicts:
         _measured(axes, row)
     for row in _once(foils, shown):
-        curve = row["curve"]
-        axes.plot(curve["x"], curve["y"], label=f"foil: {row['subject']}", **_FOIL)
+        _foil(axes, row)
     for row in verdicts:
         for line in row["lines"]:
             axes.plot(line["x"], line["y"], label=line["label"], **_THEORY)
@@ -35,7 +34,7 @@ def claim_figure(claim: Row, verdicts: Sequence[Row], foils: Sequence[Row] = ())
     if about["log_y"]:
         log(axes)
     else:
-        widen(axes, 0.5)
+        _near(axes, verdicts)
     if about["log_x"]:
         _log_x(axes)
     return drawn
@@ -50,6 +49,22 @@ def _measured(axes: Axes, row: Row) -> None:
     axes.plot(curve["x"], curve["y"], label=named, zorder=3, **look, **mark)
     if curve["low"] and row["seeds"] > 1:
         axes.fill_between(curve["x"], curve["low"], curve["high"], color=look["color"], alpha=0.14, linewidth=0)
+
+
+def _foil(axes: Axes, row: Row) -> None:
+    curve = row["curve"]
+    mark: dict[str, Any] = {"marker": "x", "markersize": 3.5} if len(curve["x"]) <= _MARKED else {}
+    axes.plot(curve["x"], curve["y"], label=f"foil: {row['subject']}", **_FOIL, **mark)
+
+
+def _near(axes: Axes, verdicts: Sequence[Row]) -> None:
+    """Show what was measured and its tolerance; a foil may leave the panel."""
+    shown = [y for row in verdicts for name in ("y", "low", "high") for y in row["curve"][name]]
+    for row in verdicts:
+        low, high = row["tolerance"]
+        axes.axhspan(low, high, color=INK, alpha=0.06, linewidth=0, label="tolerance of the mean")
+        shown += [low, high]
+    axes.set_ylim(min(shown) - 0.1, max(shown) + 0.1)
 
 
 def _once(foils: Sequence[Row], shown: set[str]) -> Iterator[Row]:

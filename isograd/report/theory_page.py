@@ -82,7 +82,7 @@ def number(value: float | None) -> str:
     """Three digits after the point, or a power of ten where these would be zeros."""
     if value is None:
         return ""
-    return f"{value:.2g}" if 0 < abs(value) < 5e-4 else f"{value:.3f}".rstrip("0").rstrip(".").replace("-0", "-0")
+    return f"{value:.2g}" if 0 < abs(value) < 5e-4 else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def summary(verdicts: Sequence[Row], foils: Sequence[Row]) -> str:

@@ -1,14 +1,14 @@
 """Two numbers that grow with the sublayers of a stack: ADMIN's skip, and how far a small change carries."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from isograd.models import IsogradForCausalLM
 from isograd.theory.claim import Measured
 from isograd.theory.fit import exponent, over_seeds
-from isograd.theory.networks import decoder, drawn_from, prepared, profile_skips, tokens
+from isograd.theory.networks import decoder, drawn_from, of_depths, profile_skips, streams, tokens
 
 DEPTHS = (3, 6, 12, 18, 24, 36, 48)
 STEP = 1e-5  # of the perturbation
@@ -26,30 +26,29 @@ def skip_exponent(subject: str, seeds: int, layers: int = 48) -> Measured:
 @lru_cache
 def amplification(subject: str, seeds: int, depths: tuple[int, ...] = DEPTHS) -> Measured:
     """p of mean |F(x, W + e sign(z)) - F(x, W)|^2 / e^2 ~ L^p, z normal, e = 1e-5, all matrices of the layers moved."""
-    curves = [[output_change(subject, layers, seed) for layers in depths] for seed in range(seeds)]
-    curve = over_seeds(depths, curves)
+    curve = over_seeds(depths, [output_changes(subject, depths, seed) for seed in range(seeds)])
     return Measured(value=exponent(curve.x, curve.y), curve=curve)
 
 
-def output_change(subject: str, layers: int, seed: int, step: float = STEP) -> float:
-    """The mean square of the change of the last hidden state, over step^2, in float64."""
-    with drawn_from(seed), torch.no_grad():
-        ids = tokens(8, 32)
-        model = _small(subject, layers, ids)
-        before = _hidden(model, ids)
-        for parameter in model.model.layers.parameters():
-            if parameter.ndim == 2:
-                parameter.add_(torch.randn_like(parameter).sign(), alpha=step)
-        return float((_hidden(model, ids) - before).square().mean()) / step**2
+@torch.no_grad()
+def output_changes(subject: str, depths: Sequence[int], seed: int, step: float = STEP) -> list[float]:
+    """At each depth the mean square of the change of the last hidden state, over step^2, in float64."""
+    found = []
+    with drawn_from(seed):
+        ids = tokens(4, 32)
+        for model, served in of_depths(subject, depths, ids, hidden_size=64, dtype=torch.float64, start=None):
+            before = streams(model, ids, served)
+            _move(model, step)
+            after = streams(model, ids, served)
+            found += [model.model.norm(y) - model.model.norm(x) for x, y in zip(before, after, strict=True)]
+    return [float(change.square().mean()) / step**2 for change in found]
 
 
-def _small(subject: str, layers: int, ids: Tensor) -> IsogradForCausalLM:
-    return prepared(subject, layers, ids, hidden_size=64, dtype=torch.float64, start=None)
-
-
-def _hidden(model: IsogradForCausalLM, ids: Tensor) -> Tensor:
-    hidden: Tensor = model.model(ids).last_hidden_state
-    return hidden
+def _move(model: IsogradForCausalLM, step: float) -> None:
+    """Every matrix of the layers by step * sign(z), z normal."""
+    for parameter in model.model.layers.parameters():
+        if parameter.ndim == 2:
+            parameter.add_(torch.randn_like(parameter).sign(), alpha=step)
 
 
 def _skips(subject: str, layers: int, seed: int) -> list[float]:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import torch
 from torch import Tensor, nn
 
+from isograd.models import IsogradForCausalLM
 from isograd.theory.claim import Curve, Measured
 from isograd.theory.fit import exponent, geometric_mean, over_seeds
-from isograd.theory.networks import drawn_from, encoder_decoder, prepared, tokens
+from isograd.theory.networks import cut, drawn_from, encoder_decoder, of_depths, prepared, streams, tokens
 from isograd.theory.setting import profile
 
 DEPTHS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -24,14 +26,14 @@ def theory_exponent(subject: str, seeds: int, depths: tuple[int, ...] = DEPTHS) 
 @lru_cache
 def attention_exponent(subject: str, seeds: int, depths: tuple[int, ...] = DEPTHS) -> Measured:
     """The same with real attention, one sequence of 32 tokens."""
-    return _exponent(over_seeds(depths, [[_last_gradient(subject, n, seed) for n in depths] for seed in range(seeds)]))
+    return _exponent(over_seeds(depths, [_last_gradients(subject, depths, seed) for seed in range(seeds)]))
 
 
 @lru_cache
 def stream_exponent(subject: str, seeds: int, layers: int = 48) -> Measured:
     """p of mean |x_l|^2 / d ~ l^p after layer l, with real attention."""
     x = range(1, layers + 1)
-    return _exponent(over_seeds(x, [_streams(subject, layers, seed) for seed in range(seeds)]))
+    return _exponent(over_seeds(x, [_square_means(subject, layers, seed) for seed in range(seeds)]))
 
 
 def first_over_last(layers: int) -> Callable[[str, int], Measured]:
@@ -67,15 +69,23 @@ def _exponent(curve: Curve) -> Measured:
     return Measured(value=exponent(curve.x, curve.y), curve=curve)
 
 
-def _last_gradient(subject: str, layers: int, seed: int) -> float:
-    """No gradient below the last W_2 is asked for, so the backward pass costs next to nothing."""
+def _last_gradients(subject: str, depths: Sequence[int], seed: int) -> list[float]:
+    """At each depth. No gradient below the last W_2 is asked for, so the backward pass costs next to nothing."""
+    found = []
     with drawn_from(seed):
         ids = tokens(1, 33)
-        model = prepared(subject, layers, ids)
-        model.requires_grad_(False)
+        for model, served in of_depths(subject, depths, ids):
+            model.requires_grad_(False)
+            found += [_last_gradient(model, layers, ids) for layers in served]
+    return found
+
+
+def _last_gradient(model: IsogradForCausalLM, layers: int, ids: Tensor) -> float:
+    with cut(model, layers):
         matrix = _second(model.model.layers)[-1].requires_grad_()
-        model(input_ids=ids, labels=ids).loss.backward()
-    return _norm(matrix)
+        (gradient,) = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, matrix)
+        matrix.requires_grad_(False)
+    return float(gradient.norm())
 
 
 def _gradients(subject: str, layers: int, seed: int) -> list[float]:
@@ -86,16 +96,12 @@ def _gradients(subject: str, layers: int, seed: int) -> list[float]:
     return [_norm(matrix) for matrix in _second(model.model.layers)]
 
 
-def _streams(subject: str, layers: int, seed: int) -> list[float]:
-    """After each layer, before the final norm."""
-    found: list[float] = []
+def _square_means(subject: str, layers: int, seed: int) -> list[float]:
+    """Of the stream after each layer."""
     with drawn_from(seed):
         ids = tokens(8, 32)
-        model = prepared(subject, layers, ids).requires_grad_(False)
-        for layer in model.model.layers:
-            layer.register_forward_hook(lambda _, args, out: found.append(float(out.square().mean())))
-        model.model(ids)
-    return found
+        model = prepared(subject, layers, ids)
+        return [float(x.square().mean()) for x in streams(model, ids, range(1, layers + 1))]
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,7 @@ import math
 from isograd.theory import depth, gradients
 from isograd.theory.claim import Axes, Case, Claim
 from isograd.theory.fit import exponent
-from isograd.theory.lines import factor, power
+from isograd.theory.lines import factor, from_first, power
 from isograd.theory.xiong import ATTENTION, XIONG
 
 LIU = "Liu et al. 2020, arXiv 2004.08249"
@@ -35,7 +35,7 @@ LATER_CLAIMS = (
             Case(placement="gpt2", predicted=0.0, low=-0.05, high=0.05, foil="pre-ln"),
         ),
         measure=gradients.attention_exponent,
-        seeds=12,
+        seeds=8,
         axes=Axes(x="layers L", y="|gradient of W₂|, last layer", log_x=True, log_y=True),
         theory=power("L"),
     ),
@@ -177,5 +177,10 @@ LATER_CLAIMS = (
         measure=depth.amplification,
         seeds=16,
         axes=Axes(x="layers L", y="mean square of the output's change / e²", log_x=True, log_y=True),
+        theory=from_first(
+            post_ln=("O(N)", lambda layers: layers),
+            pre_ln=("O(log N)", lambda layers: math.log(2 * layers)),
+            deepnorm=("O(1)", lambda _: 1.0),
+        ),
     ),
 )

@@ -20,11 +20,25 @@ def power(variable: str) -> Theory:
     return lines
 
 
-def fixed(**laws: Callable[[float], float]) -> Theory:
-    """Lines that are the same for every case, by their labels."""
+def fixed(label: str, *laws: Callable[[float], float]) -> Theory:
+    """Laws of x that are the same for every case."""
 
     def lines(case: Case, curve: Curve) -> Sequence[Line]:
-        return [Line(label=label, x=curve.x, y=tuple(map(law, curve.x))) for label, law in laws.items()]
+        return [Line(label=f"theory: {label}", x=curve.x, y=tuple(map(law, curve.x))) for law in laws]
+
+    return lines
+
+
+def from_first(**laws: tuple[str, Callable[[float], float]]) -> Theory:
+    """Placement -> name and law, drawn through the first point; other placements have no line."""
+
+    def lines(case: Case, curve: Curve) -> Sequence[Line]:
+        known = laws.get(case.placement.replace("-", "_"))
+        if known is None:
+            return []
+        label, law = known
+        start = curve.y[0] / law(curve.x[0])
+        return [Line(label=f"theory: {label}", x=curve.x, y=tuple(start * law(x) for x in curve.x))]
 
     return lines
 

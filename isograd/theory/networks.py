@@ -5,7 +5,7 @@ weights of a plain Xavier start; "admin, skip 1" has not been profiled; "post-ln
 in place of the model's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from isograd.diagnose.quantities import terms, variance
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM
+from isograd.placement import Placement, get, sites
 from isograd.transformer.parameters import Coefficient, Linear
 from isograd.transformer.start import STARTS
 from isograd.transformer.sublayer import ScaledAdd, Sublayer
@@ -82,6 +83,49 @@ def prepared(subject: str, layers: int, ids: Tensor, **shape: Any) -> IsogradFor
     if model.config.entry().calibrate and not _change(subject):
         profile_skips(model, ids)
     return model
+
+
+def of_depths(
+    subject: str, depths: Sequence[int], ids: Tensor, **shape: Any
+) -> list[tuple[IsogradForCausalLM, Sequence[int]]]:
+    """Models, each with the depths that it stands for when it is cut.
+
+    Where no number of the placement asks how deep the stack is, a shallow stack is the beginning of a deep one, and
+    one model serves all depths; else each depth has a model of its own.
+    """
+    if _same_at_any_depth(get(placement_of(subject)), max(depths)):
+        return [(prepared(subject, max(depths), ids, **shape), depths)]
+    return [(prepared(subject, layers, ids, **shape), (layers,)) for layers in depths]
+
+
+@torch.no_grad()
+def streams(model: IsogradForCausalLM, ids: Tensor, depths: Sequence[int]) -> list[Tensor]:
+    """What runs through the stack after so many layers, before any final norm."""
+    found: list[Tensor] = []
+    handles = [
+        model.model.layers[depth - 1].register_forward_hook(lambda _, args, out: found.append(out)) for depth in depths
+    ]
+    model.model(ids)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@contextmanager
+def cut(model: IsogradForCausalLM, layers: int) -> Iterator[IsogradForCausalLM]:
+    """The model with its first layers only, the final norm and the head behind them."""
+    whole = model.model.layers
+    model.model.layers = whole[:layers]
+    try:
+        yield model
+    finally:
+        model.model.layers = whole
+
+
+def _same_at_any_depth(placement: Placement, layers: int) -> bool:
+    """Whether every number of a stack is that of the same site in a deeper one."""
+    pairs = zip(sites(layers), sites(2 * layers), strict=False)
+    return all(placement.at(a) == placement.at(b) and placement.start.at(a) == placement.start.at(b) for a, b in pairs)
 
 
 def _config(subject: str, **shape: Any) -> IsogradConfig:

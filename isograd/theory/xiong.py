@@ -20,7 +20,7 @@ XIONG_CLAIMS = (
         measure=lemmas.lemma_1,
         seeds=2,
         axes=Axes(x="width d", y="E|ReLU(X)|² / s²", log_x=True, log_y=True),
-        theory=fixed(**{"theory: d / 2": lambda d: d / 2}),
+        theory=fixed("d / 2", lambda d: d / 2),
     ),
     Claim(
         name="lemma-2-post-ln",
@@ -33,7 +33,7 @@ XIONG_CLAIMS = (
         measure=lemmas.lemma_2_level,
         seeds=24,
         axes=Axes(x="layer l", y="|x_l|² / d"),
-        theory=fixed(**{"theory: 3/2": lambda _: 1.5}),
+        theory=fixed("3/2", lambda _: 1.5),
     ),
     Claim(
         name="lemma-2-pre-ln",
@@ -54,7 +54,7 @@ XIONG_CLAIMS = (
         measure=lemmas.lemma_2_growth,
         seeds=24,
         axes=Axes(x="layer l", y="|x_l|² / d", log_x=True, log_y=True),
-        theory=fixed(**{"bound: 1 + l/2": lambda x: 1 + x / 2, "bound: 1 + 3l/2": lambda x: 1 + 1.5 * x}),
+        theory=fixed("between 1 + l/2 and 1 + 3l/2", lambda x: 1 + x / 2, lambda x: 1 + 1.5 * x),
     ),
     Claim(
         name="lemma-3",
@@ -67,7 +67,7 @@ XIONG_CLAIMS = (
         measure=lemmas.lemma_3,
         seeds=4,
         axes=Axes(x="std(x)", y="spectral norm of the Jacobian", log_x=True, log_y=True),
-        theory=fixed(**{"theory: 1 / std(x)": lambda x: 1 / x}),
+        theory=fixed("1 / std(x)", lambda x: 1 / x),
     ),
     Claim(
         name="theorem-1",
@@ -99,7 +99,7 @@ XIONG_CLAIMS = (
             Case(placement="pre-ln", predicted=-0.5, low=-0.65, high=-0.42, foil="post-ln"),
         ),
         measure=gradients.attention_exponent,
-        seeds=12,
+        seeds=8,
         axes=Axes(x="layers L", y="|gradient of W₂|, last layer", log_x=True, log_y=True),
         theory=power("L"),
     ),
