@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import re
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from isograd.cli import UserError, one_line
@@ -61,9 +63,11 @@ def _findings(options: argparse.Namespace) -> "Findings":
     _check_options(options, known_codes)
     quiet()
     try:
-        model = load_model(options.model)
-        batch = load_callable(options.batch)() if options.batch else None
-        return check(model, batch, lr=options.lr, warmup=options.warmup, ignore=options.ignore, name=options.model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
+            model = load_model(options.model)
+            batch = load_callable(options.batch)() if options.batch else None
+            return check(model, batch, lr=options.lr, warmup=options.warmup, ignore=options.ignore, name=options.model)
     except (ModelError, InputsError) as error:
         raise UserError(one_line(error)) from error
     except Exception as error:
@@ -112,8 +116,6 @@ def _print(findings: "Findings") -> None:
 
 def _groups(findings: "Findings") -> list[tuple[str, str, str]]:
     """Sublayers whose address differs by numbers only, of one placement, as one line."""
-    import re
-
     groups: dict[tuple[str, str, str], list[str]] = {}
     for address, placement in findings.placements.items():
         pattern = re.sub(r"\d+", "*", address)

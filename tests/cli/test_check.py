@@ -1,0 +1,132 @@
+"""`isograd check MODEL`: what it prints, its exit codes, and one line for what it cannot look at."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.study.arms import called, refused
+
+MODULE = '''
+import torch
+from torch import nn
+
+def bare():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+def normed():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 3, norm=nn.LayerNorm(32), enable_nested_tensor=False)
+
+class Two(nn.Module):
+    """Takes what cannot be guessed."""
+    def __init__(self):
+        super().__init__()
+        self.inner = normed()
+    def forward(self, pair):
+        return self.inner(pair["a"] + pair["b"])
+
+def batch():
+    return (pair(),)
+
+def pair():
+    return {"a": torch.randn(2, 8, 32), "b": torch.randn(2, 8, 32)}
+
+def breaks():
+    return torch.randn(2, 8, 7)
+
+def number():
+    return 3
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a module of models."""
+    (tmp_path / "some_models.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("some_models", None)
+
+
+def test_an_error_makes_the_exit_code(here: Path) -> None:
+    code, out, err = called("check", "some_models:bare")
+    assert code == 1 and err == ""
+    for words in (
+        "pre-ln",
+        "x + attn(pre(x))",
+        "error final-norm-missing",
+        "layers.2",
+        "docs/check/final-norm-missing.md",
+    ):
+        assert words in out
+    assert "6 sublayers: 1 error, 1 warning" in out  # and its layers are copies
+    assert called("check", "some_models:normed")[0] == 0
+    assert called("check", "some_models:bare", "--ignore", "final-norm-missing")[0] == 0
+
+
+def test_json(here: Path) -> None:
+    code, out, _ = called("check", "some_models:bare", "--json")
+    told = json.loads(out)
+    assert code == 1 and {"model", "placements", "findings"} <= set(told)
+    assert told["model"] == "some_models:bare" and set(told["placements"].values()) == {"pre-ln"}
+    for finding in told["findings"]:
+        assert set(finding) == {"code", "severity", "address", "measured", "message", "remedy", "page"}
+        assert isinstance(finding["measured"], float)
+    assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "layers-identical"}
+
+
+def test_a_folder(here: Path) -> None:
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2)
+    GPT2LMHeadModel(config).save_pretrained(here / "gpt2")
+    code, out, _ = called("check", "gpt2", "--json")
+    assert code == 0 and json.loads(out)["findings"] == []
+    assert set(json.loads(out)["placements"]) == {
+        f"transformer.h.{n}.{part}" for n in (0, 1) for part in ("attn", "mlp")
+    }
+
+
+def test_the_inputs_may_be_given(here: Path) -> None:
+    assert "--batch" in refused("check", "some_models:Two")
+    assert called("check", "some_models:Two", "--batch", "some_models:batch", "--ignore", "layers-identical")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("some_models:bear",), "'bare'"),
+        (("nothing_here:bare",), "nothing_here"),
+        (("no/such",), "no/such"),
+        (("some_models:number",), "nn.Module"),
+        (("some_models:bare", "--batch", "some_models:breaks"), "does not run on some_models:breaks"),
+        (("some_models:bare", "--batch", "some_models:number"), "tensor"),
+        (("some_models:bare", "--ignore", "final-norm-mising"), "did you mean 'final-norm-missing'"),
+        (("some_models:bare", "--lr", "0"), "--lr"),
+        (("some_models:bare", "--warmup", "-1"), "--warmup"),
+        ((), "MODEL"),
+    ],
+)
+def test_what_cannot_be_looked_at(here: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in refused("check", *words)
+
+
+def test_a_rate_judges_post_ln(here: Path) -> None:
+    (here / "deep_models.py").write_text(
+        "from isograd import IsogradConfig, IsogradForCausalLM\n"
+        "def deep(layers=36):\n"
+        "    shape = dict(vocab_size=50, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4)\n"
+        "    return IsogradForCausalLM(IsogradConfig(placement='post-ln', is_decoder=True, **shape))\n"
+        "def six():\n"
+        "    return deep(6)\n"
+    )
+    assert called("check", "deep_models:deep", "--lr", "1e-3", "--warmup", "100")[0] == 1
+    assert called("check", "deep_models:six", "--lr", "5e-4")[0] == 0
+    assert called("check", "deep_models:six", "--lr", "1e-3")[0] == 1
+    assert called("check", "deep_models:six", "--lr", "1e-3", "--warmup", "150")[0] == 0
+    sys.modules.pop("deep_models")
