@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from isograd.data.text import first_line
@@ -62,7 +63,7 @@ def as_inputs(value: Any) -> Inputs:
         inputs = tuple(value)
     else:
         raise InputsError(f"expected a tensor, a tuple or a dict of what forward takes; got {type(value).__name__}")
-    if not any(isinstance(part, Tensor) for part in (inputs.values() if isinstance(inputs, dict) else inputs)):
+    if not any(isinstance(part, Tensor) for part in tree_leaves(inputs)):
         raise InputsError("there is no tensor in what the batch's callable returned")
     return inputs
 
