@@ -120,9 +120,7 @@ def test_sublayers_of_ours(head: str) -> None:
 def test_whole_layers_of_sublayers() -> None:
     layers = find_layers(model("seq2seq"))
     addresses, towers = stacks(layers)
-    assert addresses == [f"model.encoder.layers.{i}" for i in range(3)] + [
-        f"model.decoder.layers.{i}" for i in range(2)
-    ]
+    assert addresses == [*(f"encoder.layers.{i}" for i in range(3)), "decoder.layers.0", "decoder.layers.1"]
     assert towers == ["encoder"] * 3 + ["decoder"] * 2
     norms = [3.0, 4.0] * 3 + [2.0, 3.0, 6.0, None, None, None]  # attn, ffn; attn, cross, ffn
     assert joined(norms, layers) == [5.0, 5.0, 5.0, 7.0, None]
