@@ -1,6 +1,7 @@
 """The figure of each claim: what was measured over depth, the theory's lines, and the foils if measured."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from isograd.report.canvas import INK, Drawing, drawing, label, log, style
 Row = Mapping[str, Any]
 # one colour and dash per placement in all figures
 ORDER = ("post-ln", "pre-ln", "normformer", "deepnorm", "admin", "admin-closed", "gpt2", "", "qk-norm")
-_THEORY: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (2, 2)), "zorder": 1}
+_THEORY: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (2, 2)), "zorder": 4}
 _FOIL: dict[str, Any] = {"color": INK, "linewidth": 0.9, "alpha": 0.5, "zorder": 1}
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 _MARKED = 12  # points up to which each is marked
@@ -24,8 +25,8 @@ def claim_figure(claim: Row, verdicts: Sequence[Row], foils: Sequence[Row] = ())
     shown = {row["subject"] for row in verdicts}
     for row in verdicts:
         _measured(axes, row)
-    for row in _once(foils, shown):
-        _foil(axes, row)
+    for row, marker in zip(_once(foils, shown), cycle("x+1|"), strict=False):
+        _foil(axes, row, marker)
     for row in verdicts:
         for line in row["lines"]:
             axes.plot(line["x"], line["y"], label=line["label"], **_THEORY)
@@ -51,9 +52,9 @@ def _measured(axes: Axes, row: Row) -> None:
         axes.fill_between(curve["x"], curve["low"], curve["high"], color=look["color"], alpha=0.14, linewidth=0)
 
 
-def _foil(axes: Axes, row: Row) -> None:
+def _foil(axes: Axes, row: Row, marker: str) -> None:
     curve = row["curve"]
-    mark: dict[str, Any] = {"marker": "x", "markersize": 3.5} if len(curve["x"]) <= _MARKED else {}
+    mark: dict[str, Any] = {"marker": marker, "markersize": 4.5} if len(curve["x"]) <= _MARKED else {}
     axes.plot(curve["x"], curve["y"], label=f"foil: {row['subject']}", **_FOIL, **mark)
 
 

@@ -1,0 +1,84 @@
+"""`isograd theory`, its files and its exit codes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from isograd.theory import CLAIMS
+from tests.study.arms import called, refused
+
+
+def test_json_a_page_and_figures(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "theory"
+    code, told, err = called("theory", "lemma-3", "lemma-1", "--seeds", "1", "--json", "--foils", "--out", str(out))
+    assert code == 0, err
+    content = json.loads(told)
+    assert [row["claim"] for row in content["verdicts"]] == ["lemma-1", "lemma-3"]
+    for row in content["verdicts"]:
+        assert {"claim", "placement", "predicted", "measured", "tolerance", "holds"} <= set(row)
+        assert row["holds"] is True and row["tolerance"][0] <= row["measured"] <= row["tolerance"][1]
+    assert [row["holds"] for row in content["foils"]] == [False, False]
+    assert content["page"] == str(out / "theory.html")
+    page = (out / "theory.html").read_text()
+    assert page.count("<svg") == 2 and page.count('class="holds"') == 2 and "identity: 2" in page
+    assert not re.search(r"(?:src|href)=[\"']?(?:http|//|file)", page)
+    kept = json.loads((out / "theory.json").read_text())
+    assert kept["verdicts"][0]["curve"]["x"] == [64, 128, 256, 512, 1024] and kept["verdicts"][0]["lines"]
+    names = {f"{claim}.{kind}" for claim in ("lemma-1", "lemma-3") for kind in ("svg", "png")}
+    assert {path.name for path in out.iterdir()} == {"theory.html", "theory.json", *names}
+
+
+def test_a_table_and_progress(tmp_path: Path) -> None:
+    code, told, err = called("theory", "lemma-1", "--seeds", "1", "--out", str(tmp_path))
+    assert code == 0 and re.search(r"lemma-1 +any +1 +\S+ +0.99 to 1.01 +holds", told)
+    assert "1 of 1 verdicts hold." in told and "foil" not in told
+    assert err.startswith("lemma-1, relu: ")
+
+
+def test_a_claim_that_fails(tmp_path: Path) -> None:
+    """One seed is too noisy for this one."""
+    code, told, err = called("theory", "lemma-2-post-ln", "--seeds", "1", "--out", str(tmp_path))
+    assert code == 1 and "0 of 1 verdicts hold." in told and " fails" in told
+    assert err.endswith("isograd theory: lemma-2-post-ln does not hold for post-ln\n")
+    assert 'class="fails"' in (tmp_path / "theory.html").read_text()
+
+
+def test_the_same_seeds_give_the_same_numbers(tmp_path: Path) -> None:
+    command = ["theory", "lemma-3", "hidden-state-growth", "--seeds", "1", "--json", "--out", str(tmp_path)]
+    torch.manual_seed(1)
+    one = json.loads(called(*command)[1])["verdicts"]
+    torch.manual_seed(2)
+    assert json.loads(called(*command)[1])["verdicts"] == one
+
+
+def test_list_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, told, err = called("theory", "--list")
+    assert (code, err) == (0, "") and not list(tmp_path.iterdir())
+    assert [line.split()[0] for line in told.splitlines() if not line.startswith(" ")] == list(CLAIMS)
+    content = json.loads(called("theory", "--list", "--json", "amplification")[1])
+    assert list(content) == ["amplification"] and "deepnorm" in content["amplification"]["placements"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lema-1"], "unknown claim 'lema-1': did you mean 'lemma-1'?"),
+        (["zzz"], "choose among lemma-1"),
+        (["--seeds", "0"], "at least 1"),
+        (["--seeds", "many"], "'many'"),
+        (["--bogus"], "--bogus"),
+    ],
+)
+def test_wrong_use(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused("theory", *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_out_must_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "not a folder" in refused("theory", "lemma-1", "--out", str(tmp_path / "file"))

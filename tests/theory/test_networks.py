@@ -1,0 +1,121 @@
+"""The setting with real attention: what a subject is, cut models, ADMIN's recursion, the change of the output."""
+
+import copy
+
+import pytest
+import torch
+
+from isograd.theory.depth import output_changes
+from isograd.theory.gradients import _gradients, _last_gradients, _square_means
+from isograd.theory.networks import cut, decoder, drawn_from, of_depths, prepared, profile_skips, streams, tokens
+from isograd.train.calibrate import calibrate
+from isograd.transformer.parameters import Linear
+
+SHAPE = {"hidden_size": 32}
+
+
+def test_admins_recursion_is_what_the_calibration_finds() -> None:
+    with drawn_from(1):
+        ids, model = tokens(2, 9), decoder("admin", 6, **SHAPE)
+    other = copy.deepcopy(model)
+    found = profile_skips(model, ids)
+    assert found == pytest.approx(calibrate(other, {"input_ids": ids})["decoder"], rel=1e-6)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_a_plain_start_is_xaviers() -> None:
+    with drawn_from(1):
+        small, plain = decoder("deepnorm", 8), decoder("deepnorm, plain start", 8)
+    for module, other in zip(small.model.layers.modules(), plain.model.layers.modules(), strict=True):
+        if isinstance(module, Linear):
+            expected = (2 / sum(module.weight.shape)) ** 0.5
+            assert float(other.weight.detach().std()) == pytest.approx(expected, rel=0.03)
+            shrunk = module.role in ("value", "out", "ffn_in", "ffn_out")
+            assert float(module.weight.detach().std()) == pytest.approx(
+                expected * (64**-0.25 if shrunk else 1), rel=0.03
+            )
+
+
+@pytest.mark.parametrize("subject", ["admin, skip 1", "admin-closed, skip 1"])
+def test_without_its_skip_admin_is_post_ln(subject: str) -> None:
+    ids = tokens(2, 9)
+    with drawn_from(2), torch.no_grad():
+        given = decoder(subject, 3, **SHAPE).model(ids).last_hidden_state
+    with drawn_from(2), torch.no_grad():
+        expected = decoder("post-ln", 3, **SHAPE).model(ids).last_hidden_state
+    torch.testing.assert_close(given, expected)
+
+
+def test_what_cannot_be_undone_is_refused() -> None:
+    with pytest.raises(ValueError, match="'upside down' is nothing to change"):
+        decoder("post-ln, upside down", 1, **SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("subject", "models"), [("post-ln", 1), ("normformer", 1), ("admin", 1), ("deepnorm", 3), ("gpt2", 3)]
+)
+def test_one_draw_serves_all_depths_where_no_number_asks(subject: str, models: int) -> None:
+    ids = tokens(1, 9)
+    found = of_depths(subject, (1, 2, 4), ids, **SHAPE)
+    assert len(found) == models
+    assert [depth for _, served in found for depth in served] == [1, 2, 4]
+    for model, served in found:
+        assert len(model.model.layers) == max(served)
+
+
+@pytest.mark.parametrize("subject", ["post-ln", "pre-ln", "admin"])
+def test_a_cut_model_is_the_shallow_one(subject: str) -> None:
+    """With the weights of the deep one's first layers; the last layer's gradient as a full backward pass has it."""
+    with drawn_from(3):
+        ids = tokens(1, 33)
+        deep = prepared(subject, 4, ids)
+        shallow = decoder(subject, 2)
+    weights = {k: v for k, v in deep.state_dict().items() if not k.startswith(("model.layers.2.", "model.layers.3."))}
+    shallow.load_state_dict(weights)
+    shallow(input_ids=ids, labels=ids).loss.backward()
+    expected = float(shallow.model.layers[1].ffn.branch.out.weight.grad.norm())
+    assert _last_gradients(subject, (2, 4), 3)[0] == pytest.approx(expected, rel=1e-5)
+    with torch.no_grad(), cut(deep, 2) as model:
+        torch.testing.assert_close(model.model(ids).last_hidden_state, shallow.model(ids).last_hidden_state)
+    assert len(deep.model.layers) == 4
+
+
+def test_streams_are_what_the_final_norm_reads() -> None:
+    ids = tokens(2, 9)
+    model = decoder("pre-ln", 3, **SHAPE)
+    with torch.no_grad():
+        expected = model.model(ids).last_hidden_state
+    torch.testing.assert_close(model.model.norm(streams(model, ids, (1, 3))[1]), expected)
+
+
+def test_the_change_of_the_output_by_brute_force() -> None:
+    """DeepNorm has a model per depth, drawn one after the other; so the first can be rebuilt here."""
+    found = output_changes("deepnorm", (2, 3), 5)
+    with drawn_from(5), torch.no_grad():
+        ids = tokens(4, 32)
+        shape = {"hidden_size": 64, "dtype": torch.float64, "start": None}
+        first, _ = decoder("deepnorm", 2, **shape), decoder("deepnorm", 3, **shape)
+        before = first.model(ids).last_hidden_state
+        for name, weight in first.named_parameters():
+            if name.startswith("model.layers.") and weight.ndim == 2:
+                weight += 1e-5 * torch.sign(torch.randn(weight.shape, dtype=torch.float64))
+        change = (first.model(ids).last_hidden_state - before) / 1e-5
+    assert found[0] == pytest.approx(float((change**2).mean()), rel=1e-6)
+
+
+def test_the_change_does_not_depend_on_the_step() -> None:
+    """It is a derivative: small enough to be linear, large enough for float64."""
+    fine, coarse = output_changes("pre-ln", (3,), 1, step=1e-6), output_changes("pre-ln", (3,), 1, step=1e-5)
+    assert fine == pytest.approx(coarse, rel=1e-3)
+
+
+def test_gradients_and_streams_have_a_number_per_layer() -> None:
+    assert len(_gradients("normformer", 3, 0)) == len(_square_means("normformer", 3, 0)) == 3
+    assert _square_means("post-ln", 3, 0) == pytest.approx([1, 1, 1], rel=1e-4)
+
+
+def test_the_callers_random_state_stays() -> None:
+    before = torch.get_rng_state()
+    output_changes("post-ln", (1,), 1)
+    assert torch.equal(before, torch.get_rng_state())
