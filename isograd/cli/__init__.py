@@ -20,6 +20,7 @@ VERBS = {
     "translate": "translate lines of stdin with a trained model",
     "evaluate": "score a trained model on held-out data",
     "check": "a linter for Transformers: what is wired or started otherwise than it seems",
+    "diagnose": "the depth profile of any model: gradients, stream, attention by sublayer",
     "report": "tables and figures of trained runs, from their folders",
     "theory": "the papers' claims about the start, measured: a verdict each",
     "list": "the catalogue of placements",

@@ -19,6 +19,7 @@ from isograd.diagnose.amplification import amplification
 from isograd.diagnose.anatomy import Anatomy, anatomy
 from isograd.diagnose.backward import Gradients, gradients
 from isograd.diagnose.branches import Site, sites
+from isograd.diagnose.expected import expected
 from isograd.diagnose.flow import bare
 from isograd.diagnose.inputs import as_inputs, guess_inputs
 from isograd.diagnose.objective import Objective, answer, objective
@@ -75,10 +76,11 @@ def profile(
     without = [row.address for row in made if row.dependency is None]
     if without:
         missing["branch and skip"] = f"the sum does not show its terms in {', '.join(without)}"
+    towers = tuple(tower_facts(found, tower) for tower in found.towers)
     return Profile(
         model=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters()),
-        towers=tuple(tower_facts(found, tower) for tower in found.towers),
+        towers=towers,
         inputs={at: tuple(found.trace[v].shape) for at, v in found.trace.inputs.items()},
         loss=graded.loss if graded else None,
         objective=asked.kind if asked else None,
@@ -87,6 +89,7 @@ def profile(
         missing=missing,
         seed=seed,
         rows=made,
+        expected=expected(towers, made),
     )
 
 

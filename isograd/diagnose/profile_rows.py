@@ -77,6 +77,8 @@ def _row(
         sum_rms=rms(trace[sublayer.total]).item(),
         residual_rms=rms(stream).item(),
         growth=_part(variance(stream).item(), start),
+        skip=sublayer.skip.value,
+        gain=sublayer.gain.value,
         branch_variance=branch,
         branch_skip_ratio=None if skip is None or branch is None else _part(branch, skip),
         dependency=dependency,

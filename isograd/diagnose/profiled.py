@@ -17,6 +17,7 @@ class SublayerProfile:
         sum_rms: root mean square of skip * x + gain * u.
         residual_rms: of the stream behind the sublayer: behind the post norm where there is one.
         growth: Var[stream behind it] / Var[what the tower's first sublayer reads].
+        skip, gain: the coefficients, as measured; of vectors their root mean square.
         branch_variance: Var[gain * u].
         branch_skip_ratio: Var[gain * u] / Var[skip * x].
         dependency: beta_ii^2 = Var[gain * u] / (Var[gain * u] + Var[skip * x]) (Liu et al. 2020).
@@ -41,6 +42,8 @@ class SublayerProfile:
     sum_rms: float
     residual_rms: float
     growth: float
+    skip: float
+    gain: float
     branch_variance: float | None
     branch_skip_ratio: float | None
     dependency: float | None
@@ -71,6 +74,24 @@ class TowerProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What theory says of a quantity over a tower.
+
+    Attributes:
+        label: in a few words, for a figure.
+        source: the paper and what it assumes.
+        index: of sublayers; `value` is what is expected there.
+    """
+
+    quantity: str
+    tower: str
+    label: str
+    source: str
+    index: tuple[int, ...]
+    value: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A model's depth profile.
 
@@ -82,6 +103,7 @@ class Profile:
         ln_classes: ln of the number of classes, ln V: the loss of a model that finds all alike.
         ratios: "tower kind" -> `first_last` and `max_min` of gradient_mean_abs over its layers.
         missing: what could not be had, and why.
+        expected: what theory says of a start, where a tower's placement is one that it speaks of.
     """
 
     model: str
@@ -95,6 +117,7 @@ class Profile:
     missing: Mapping[str, str]
     seed: int
     rows: tuple[SublayerProfile, ...]
+    expected: tuple[Expected, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

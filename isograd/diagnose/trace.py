@@ -124,7 +124,7 @@ def record(model: nn.Module, inputs: Any, *, in_half: bool = False) -> Trace:
     recorder = _Recorder(twin)
     args, kwargs = arguments(inputs)
     recorder.enter({**{str(i): a for i, a in enumerate(args)}, **kwargs})
-    with torch.inference_mode(), _plain_attention(), _addresses(twin, recorder), recorder:
+    with torch.inference_mode(), _plain_operations(), _addresses(twin, recorder), recorder:
         out = twin(*args, **kwargs)
     recorder.leave(out)
     return recorder.trace
@@ -244,14 +244,18 @@ def _tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
-    """torch.nn's fused encoder layer off: one opaque operation in which there is nothing to see."""
-    before = torch.backends.mha.get_fastpath_enabled()
+def _plain_operations() -> Iterator[None]:
+    """torch.nn's fused encoder layer off, one opaque operation in which there is nothing to see; and oneDNN, to which
+    our own large products go by a name of its own, in float32 only.
+    """
+    fused, onednn = torch.backends.mha.get_fastpath_enabled(), bool(torch.backends.mkldnn.enabled)
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(fused)
+        torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
 
 
 @contextmanager

@@ -139,3 +139,10 @@ def test_families_have_whole_profiles(name: str) -> None:
     content: dict[str, Any] = json.loads(json.dumps(found.as_dict()))
     assert [row["address"] for row in content["rows"]] == [row.address for row in found.rows]
     assert sum(tower["sublayers"] for tower in content["towers"]) == len(found.rows)
+
+
+def test_large_products_of_ours_are_seen() -> None:
+    """On a CPU they go to oneDNN by another name where they are large, which a small model does not show."""
+    wide = profile(build.model("causal", hidden_size=64, intermediate_size=256), {"input_ids": build.tokens(4, 32)})
+    assert [row.kind for row in wide.rows] == ["attn", "ffn"] * 2
+    assert not wide.missing and torch.backends.mkldnn.enabled
