@@ -104,7 +104,7 @@ class CollapseWatch:
 
     def _tower(self, step: int, indices: Sequence[int]) -> Row | None:
         """A warning of the layers of one tower."""
-        moved = {i: median(self._last[i]) - (self._start[i] or 0.0) for i in indices if self._last[i]}
+        moved = {i: median(self._last[i]) - (self._start[i] or 0.0) for i in indices if len(self._last[i]) == READINGS}
         if len(moved) < 3:
             return None
         most, middle = max(moved.values()), median(moved.values())
