@@ -8,6 +8,7 @@ A batch is timed as the training reads it (one process, no workers), beside forw
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -68,9 +69,11 @@ def shares(options: argparse.Namespace) -> dict[str, list[float]]:
     for name, data in sources(options.length).items():
         model = network(name, options).train()
 
-        def step(data: Any = data, model: Any = model, at: list[int] = [0]) -> float:  # noqa: B006  (where it stands)
-            places = range(at[0], at[0] + options.batch)
-            at[0] += options.batch
+        begins = itertools.count(0, options.batch)
+
+        def step(data: Any = data, model: Any = model, begins: Iterator[int] = begins) -> float:
+            begin = next(begins)
+            places = range(begin, begin + options.batch)
             batch: dict[str, Any] = {}
             loading = seconds(lambda: batch.update(data.__getitems__(places)))
             with torch.autocast("cpu", torch.bfloat16) if options.bf16 else nullcontext():

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,13 @@ class OnText(Task):
     def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> Dataset[Any]:
         """Samples with `__getitems__`, which gives a whole batch."""
 
-    def _held_out(self) -> Dataset[Any] | None:
-        """The sequences of the validation part, the same each time; None where there are none."""
+    @cached_property
+    def held_out(self) -> Any:
+        """The sequences of the validation part, the same at each validation; empty where there are none."""
         try:
             return self._sequences(self.corpus.valid, None, None)
         except DataError:
-            return None
+            return ()
 
     @abstractmethod
     def _targets(self, rows: Mapping[str, Tensor]) -> int:
@@ -78,17 +80,15 @@ class OnText(Task):
     @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float | None]:
         """Mean loss over the targets of at most `training.valid_sequences` held-out sequences, nats."""
-        held_out = self._held_out() if self.run.training.valid_sequences else None
-        if held_out is None:
-            return {"loss": None}
-        last = min(self.run.training.valid_sequences, len(held_out))  # type: ignore[arg-type]
+        wanted = self.run.training.valid_sequences
+        last = min(wanted, len(self.held_out)) if wanted else 0
         batch = self.run.training.batch
         device = next(model.parameters()).device
         total = targets = 0.0
         model.eval()
         for begin in range(0, last, batch):
             places = range(begin, min(begin + batch, last))
-            rows = self._measured(_batch(held_out, places))
+            rows = self._measured(_batch(self.held_out, places))
             count = self._targets(rows)
             if count:  # characters that the training part has not are no targets
                 total += float(model(**{k: v.to(device) for k, v in rows.items()}).loss) * count

@@ -14,7 +14,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # accelerate's requirement
+import psutil
 import torch
 
 from isograd.models import IsogradConfig
