@@ -50,7 +50,7 @@ def test_the_held_out_loss_is_that_of_masked_tokens_alone(tmp_path: Path) -> Non
     model = task.build(task.config()).eval()
     total = count = 0
     for i in range(10):
-        row = task._held_out()[i]  # type: ignore[attr-defined]
+        row = task.held_out[i]  # type: ignore[attr-defined]
         feed = {k: row[k] for k in ("input_ids", "token_type_ids", "attention_mask")}
         logits = model(**feed).logits.flatten(0, 1)
         total += nn.functional.cross_entropy(logits, row["labels"].flatten(), reduction="sum").item()
