@@ -21,7 +21,7 @@ from isograd.diagnose.backward import Gradients, gradients
 from isograd.diagnose.branches import Site, sites
 from isograd.diagnose.expected import expected
 from isograd.diagnose.flow import bare
-from isograd.diagnose.inputs import as_inputs, guess_inputs
+from isograd.diagnose.inputs import Inputs, as_inputs, guess_inputs, run
 from isograd.diagnose.objective import Objective, answer, objective
 from isograd.diagnose.profile_rows import rows, tower_facts, wide
 from isograd.diagnose.profiled import Profile, ratios
@@ -46,7 +46,8 @@ def profile(
     """Profile `model` at its weights as they are.
 
     Args:
-        inputs: what forward takes: a mapping of names, a tuple or a tensor; None: guessed.
+        inputs: what forward takes: a mapping of names, a tuple or a tensor; None: guessed. With `labels` among them the
+            model's own loss is taken, where it gives one.
         labels: ids or classes that the logits are to give; None: the next ids of what a decoder reads, else random.
         seed: of random labels and of the perturbation.
         device: of the backward pass; all else is computed on the CPU.
@@ -59,7 +60,7 @@ def profile(
     inputs = guess_inputs(model) if inputs is None else as_inputs(inputs)
     progress("looking for sublayers")
     with torch.random.fork_rng(devices=[]):
-        found = anatomy(model, inputs)
+        found = anatomy(model, _unlabelled(model, inputs))
     if not found.sublayers:
         raise ProfileError(
             f"no sublayers found in {type(model).__name__}: no sum of an activation with what matrices made of it;"
@@ -91,6 +92,18 @@ def profile(
         rows=made,
         expected=expected(towers, made),
     )
+
+
+def _unlabelled(model: nn.Module, inputs: Inputs) -> Inputs:
+    """Without `labels`, with which a model may form no logits, where it runs so."""
+    if not isinstance(inputs, dict) or "labels" not in inputs:
+        return inputs
+    without = {name: part for name, part in inputs.items() if name != "labels"}
+    try:
+        run(model, without)
+    except Exception:  # a decoder that reads its labels' past
+        return inputs
+    return without
 
 
 def _graded(

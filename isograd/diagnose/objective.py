@@ -20,18 +20,22 @@ class Objective:
     Attributes:
         kind: "next token" of the ids that it reads, "given labels", "random labels" of all classes, or, where there are
             no logits, "random targets": the mean square of the output's distance to numbers drawn from N(0, 1).
+        own: whether the loss that the model itself gives comes first, if it gives one.
         targets: of the shape of the logits without their last axis; of the output's shape for "random targets".
         classes: None where there are no logits.
         shift: whether the target of a position stands one place further on.
     """
 
     kind: Kind
+    own: bool = False
     targets: Tensor
-    classes: int | None
-    shift: bool
+    classes: int | None = None
+    shift: bool = False
 
     def loss(self, output: Any) -> Tensor:
         """Of what the model gave, in nats where there are logits."""
+        if self.own and (own := _field(output, "loss")) is not None:
+            return own.mean()
         made = answer(output)
         if self.classes is None:
             return (made - self.targets.to(made)).square().mean()
@@ -51,28 +55,28 @@ def objective(
     """What to ask of a model that gave `output`.
 
     Args:
-        inputs: by the names of forward's arguments; `labels` among them count as given.
+        inputs: by the names of forward's arguments. With `labels` among them the model's own loss is asked for.
         labels: ids or classes; of a model that reads its own labels' past they are its inputs, and are shifted.
         classes: rows of logits, None where the output is none.
         decodes: whether what is asked for is the next token.
     """
     made = answer(output)
-    given = labels if labels is not None else inputs.get("labels")
+    own = labels is None and isinstance(inputs.get("labels"), Tensor)
+    given = inputs["labels"] if own else labels
     draw = torch.Generator().manual_seed(seed)
     if classes is None:
         targets = torch.randn(made.shape, generator=draw)
-        return Objective(kind="random targets", targets=targets, classes=None, shift=False)
+        return Objective(kind="given labels" if own else "random targets", own=own, targets=targets)
     rows = made.shape[:-1]
     ids = next((i for i in _ids(inputs) if i.shape == rows), None) if decodes else None
     if given is not None:
-        if given.shape != rows:
+        if given.shape != rows and not own:
             raise ValueError(f"labels of shape {tuple(given.shape)} for logits of {tuple(made.shape)}")
-        own = ids is not None and "decoder_input_ids" not in inputs and made.ndim == 3
-        return Objective(kind="given labels", targets=given, classes=classes, shift=own)
+        shift = ids is not None and "decoder_input_ids" not in inputs and made.ndim == 3
+        return Objective(kind="given labels", own=own, targets=given, classes=classes, shift=shift)
     if ids is not None and rows[1] > 1:
         return Objective(kind="next token", targets=_unpadded(ids, inputs), classes=classes, shift=True)
-    targets = torch.randint(classes, rows, generator=draw)
-    return Objective(kind="random labels", targets=targets, classes=classes, shift=False)
+    return Objective(kind="random labels", targets=torch.randint(classes, rows, generator=draw), classes=classes)
 
 
 def answer(output: Any) -> Tensor:
@@ -81,13 +85,18 @@ def answer(output: Any) -> Tensor:
     Raises:
         ValueError: there is none.
     """
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
+    logits = _field(output, "logits")
+    if logits is not None:
         return logits
     found = next((t for t in _tensors(output) if t.is_floating_point() and t.ndim), None)
     if found is None:
         raise ValueError(f"no numbers in the model's output, {type(output).__name__}")
     return found
+
+
+def _field(output: Any, name: str) -> Tensor | None:
+    part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    return part if isinstance(part, Tensor) else None
 
 
 def _unpadded(ids: Tensor, inputs: Mapping[str, Any]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, style, widen
+from isograd.report.canvas import COLOURS, INK, Drawing, drawing, heading, label, log, style, widen
 
 Row = Mapping[str, Any]
 Draw = Callable[[Axes, Row, str], None]
@@ -32,10 +32,9 @@ def gradients(profile: Row) -> Drawing | None:
 
 def stream(profile: Row) -> Drawing | None:
     """Root mean square of the stream behind each sublayer; of the sum too, where a norm stands between the two."""
-    panels = {"residual_rms": "RMS of the stream"}
-    if any(not _same(row["sum_rms"], row["residual_rms"]) for row in profile["rows"]):
-        panels = {"sum_rms": "RMS of the sum, before its norm", **panels}
-    panels["growth"] = "Var[stream] / Var[start]"
+    normed = any(not _same(row["sum_rms"], row["residual_rms"]) for row in profile["rows"])
+    beside = {"sum_rms": "RMS of the sum, before its norm"} if normed else {"growth": "Var[stream] / Var[start]"}
+    panels = {"residual_rms": "RMS of the stream", **beside}
     return _drawn(profile, panels, _by_depth, logarithmic=("growth",))
 
 
@@ -43,8 +42,8 @@ def dependency(profile: Row) -> Drawing | None:
     """How much of each sum is new, and the running sum of it: ADMIN's index of instability."""
     panels = {
         "branch_skip_ratio": "Var[branch] / Var[skip]",
-        "dependency": "β²ᵢᵢ = Var[branch] / Var[sum]",
-        "dependency_sum": "running sum of β²ᵢᵢ",
+        "dependency": "β², the branch's part",
+        "dependency_sum": "running sum of β²",
     }
     drawers = {"branch_skip_ratio": _by_kind, "dependency": _by_kind, "dependency_sum": _by_depth}
     return _drawn(profile, panels, drawers, logarithmic=("branch_skip_ratio", "dependency"))
@@ -101,20 +100,17 @@ def _by_kind(axes: Axes, tower: Row, name: str) -> None:
     """A line per kind of sublayer over the layers."""
     for kind, rows in tower["kinds"].items():
         known = [row for row in rows if row[name] is not None]
-        axes.plot(
-            [row["layer"] for row in known],
-            [row[name] for row in known],
-            label=KINDS[kind],
-            **_marks(len(known)),
-            **style(_ORDER.index(kind)),
-        )
+        if known:
+            x, y = [row["layer"] for row in known], [row[name] for row in known]
+            axes.plot(x, y, label=KINDS[kind], **_marks(len(known)), **style(_ORDER.index(kind)))
 
 
 def _by_depth(axes: Axes, tower: Row, name: str) -> None:
     """One line through all sublayers: each stands at its part of its layer."""
     known = [row for row in tower["rows"] if row[name] is not None]
     x = [tower["at"][row["index"]] for row in known]
-    axes.plot(x, [row[name] for row in known], label="as measured", **_marks(len(known)), **style(2))
+    look: dict[str, Any] = {"color": COLOURS[2], "linewidth": 1.8}
+    axes.plot(x, [row[name] for row in known], label="as measured", **_marks(len(known)), **look)
 
 
 def _entropy(axes: Axes, tower: Row, name: str) -> None:
@@ -122,15 +118,15 @@ def _entropy(axes: Axes, tower: Row, name: str) -> None:
     _by_kind(axes, tower, name)
     for kind, rows in tower["kinds"].items():
         known = [row for row in rows if row["attention_entropy_min"] is not None]
-        look = style(_ORDER.index(kind)) | {"linewidth": 0.8, "alpha": 0.8}
-        named = f"{KINDS[kind]}, lowest head" if known else None
-        lowest = [row["attention_entropy_min"] for row in known]
-        axes.plot([row["layer"] for row in known], lowest, label=named, **look)
+        if known:
+            look = style(_ORDER.index(kind)) | {"linewidth": 0.8, "alpha": 0.8}
+            x, lowest = [row["layer"] for row in known], [row["attention_entropy_min"] for row in known]
+            axes.plot(x, lowest, label=f"{KINDS[kind]}, lowest head", **look)
     axes.set_ylim(bottom=0)
 
 
 def _expected(axes: Axes, profile: Row, tower: str, name: str) -> None:
-    """The theory's lines over what was measured; the axis stays where the measurement is, a factor of three beside."""
+    """The theory's lines beside what was measured."""
     lines = [line for line in profile["expected"] if (line["tower"], line["quantity"]) == (tower, name)]
     at = _of(profile, tower)["at" if name in _ALONG else "layers"]
     for look, line in zip(_THEORY, lines, strict=False):

@@ -95,8 +95,10 @@ def sentences(profile: Row) -> Iterator[str]:
 
 
 def number(value: float | None, form: str = "{:.3g}") -> str:
-    """Three digits; "n/a" for what is no number."""
-    return "n/a" if value is None or math.isnan(value) else form.format(value)
+    """Three digits, thousands in full; "n/a" for what is no number."""
+    if value is None or math.isnan(value):
+        return "n/a"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else form.format(value)
 
 
 _OBJECTIVES = {

@@ -146,3 +146,21 @@ def test_large_products_of_ours_are_seen() -> None:
     wide = profile(build.model("causal", hidden_size=64, intermediate_size=256), {"input_ids": build.tokens(4, 32)})
     assert [row.kind for row in wide.rows] == ["attn", "ffn"] * 2
     assert not wide.missing and torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("head", ["causal", "masked", "seq2seq", "classify"])
+def test_labels_among_the_inputs_ask_for_the_models_own_loss(head: str) -> None:
+    """Which of ours forms no logits beside it; the number of classes is known all the same."""
+    model, given = build.model(head), build.labelled(head)
+    found = profile(model, given)
+    assert (found.objective, found.missing) == ("given labels", {})
+    assert found.loss == pytest.approx(model(**given).loss.item(), rel=1e-5)
+    assert found.ln_classes == pytest.approx(math.log(3 if head == "classify" else 41))
+    assert all(row.gradient_norm is not None for row in found.rows)
+
+
+def test_a_decoder_that_reads_its_labels_past() -> None:
+    model, ids = FAMILIES["marian"].build(), build.tokens(2, 8)
+    found = profile(model, {"input_ids": ids, "labels": ids})
+    assert found.loss == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), rel=1e-5)
+    assert {tower.name for tower in found.towers} == {"encoder", "decoder"}
