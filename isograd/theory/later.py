@@ -16,22 +16,22 @@ _OWN = "decoder-only, width 128, 4 heads, feed-forward 512, ReLU, each placement
 _SMALL = "decoder-only, width 64, 4 heads, feed-forward 256, ReLU, each placement's own start, float64"
 _TOWERS = "encoder-decoder of 6 + 6, 12 + 12 and 24 + 24 layers, width 256, 4 heads, random tokens"
 
-# what O(ln N) sublayers would show as a power of L over these depths: 0.34
+# what O(ln N) sublayers would show as a power of L over these depths: 0.33
 LOGARITHM = round(exponent(depth.DEPTHS, [math.log(2 * layers) for layers in depth.DEPTHS]), 2)
 
 LATER_CLAIMS = (
     Claim(
         name="last-layer-exponents",
         title="the gradient of the last feed-forward in later placements",
-        source=f"{NORMFORMER}; {DEEPNET}; exponents measured on this setting before, by hand",
-        statement="The last layer's gradient falls as about L^-1/2 in NormFormer, whose stream grows as Pre-LN's,"
-        " and in DeepNorm, whose start and skip bring it down; with GPT-2's start the stream does not grow, and it"
-        " stays.",
+        source=f"{XIONG}, the mechanism of Theorem 1; {NORMFORMER}; {DEEPNET}; the exponents: derived here",
+        statement="The last layer's gradient falls as L^-1/2 in NormFormer, whose stream grows as Pre-LN's, and in"
+        " DeepNorm, where the skip (2L)^(1/4) and the start (8L)^(-1/4) each take L^-1/4; with GPT-2's start the stream"
+        " does not grow, and the gradient stays.",
         number="p of |dL/dW_2| ~ L^p",
         how=f"{ATTENTION}; depths 2 to 48",
         cases=(
-            Case(placement="normformer", predicted=-0.47, low=-0.54, high=-0.40, foil="post-ln"),
-            Case(placement="deepnorm", predicted=-0.49, low=-0.56, high=-0.42, foil="deepnorm, plain start"),
+            Case(placement="normformer", predicted=-0.5, low=-0.54, high=-0.40, foil="post-ln"),
+            Case(placement="deepnorm", predicted=-0.5, low=-0.56, high=-0.42, foil="deepnorm, plain start"),
             Case(placement="gpt2", predicted=0.0, low=-0.05, high=0.05, foil="pre-ln"),
         ),
         measure=gradients.attention_exponent,

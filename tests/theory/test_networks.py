@@ -7,7 +7,17 @@ import torch
 
 from isograd.theory.depth import output_changes
 from isograd.theory.gradients import _gradients, _last_gradients, _square_means
-from isograd.theory.networks import cut, decoder, drawn_from, of_depths, prepared, profile_skips, streams, tokens
+from isograd.theory.networks import (
+    cut,
+    decoder,
+    drawn_from,
+    encoder_decoder,
+    of_depths,
+    prepared,
+    profile_skips,
+    streams,
+    tokens,
+)
 from isograd.train.calibrate import calibrate
 from isograd.transformer.parameters import Linear
 
@@ -119,3 +129,17 @@ def test_the_callers_random_state_stays() -> None:
     before = torch.get_rng_state()
     output_changes("post-ln", (1,), 1)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("subject", "added"), [("post-ln", 0.5), ("post-ln, xavier-normal", 1.0)])
+def test_what_the_cross_attention_adds(subject: str, added: float) -> None:
+    """v of the factor 1 / sqrt(1 + v): half the variance of the stream with one matrix for W_Q, W_K, W_V, else all."""
+    ratios: list[float] = []
+    with drawn_from(0):
+        model = encoder_decoder(subject, 6, hidden_size=256)
+        source, target = tokens(4, 32), tokens(4, 32)
+    for layer in model.decoder.layers:
+        layer.cross.combine.register_forward_pre_hook(lambda _, terms: ratios.append(float(terms[1].var())))
+    with torch.no_grad():
+        model(input_ids=source, decoder_input_ids=target)
+    assert sum(ratios) / 6 == pytest.approx(added, rel=0.15)
