@@ -317,7 +317,7 @@ def test_rows_are_written_without_a_close(tmp_path: Path) -> None:
 
 def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]
 
     model = gpt2()
     with isograd.watch(model, folder=tmp_path, tensorboard=True) as watch:

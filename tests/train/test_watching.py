@@ -108,8 +108,8 @@ def test_a_watched_training_is_bit_equal(tmp_path: Path) -> None:
     plain = trainer_of(gpt2(), tmp_path / "plain")
     plain.train()
     _, trainer = watched(tmp_path / "watched")
-    for name, value in plain.model.state_dict().items():  # type: ignore[union-attr]
-        assert torch.equal(value, trainer.model.state_dict()[name])  # type: ignore[union-attr]
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(value, trainer.model.state_dict()[name])
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
