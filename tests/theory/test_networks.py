@@ -136,10 +136,10 @@ def test_what_the_cross_attention_adds(subject: str, added: float) -> None:
     """v of the factor 1 / sqrt(1 + v): half the variance of the stream with one matrix for W_Q, W_K, W_V, else all."""
     ratios: list[float] = []
     with drawn_from(0):
-        model = encoder_decoder(subject, 6, hidden_size=256)
+        model = encoder_decoder(subject, 12, hidden_size=256)
         source, target = tokens(4, 32), tokens(4, 32)
     for layer in model.decoder.layers:
         layer.cross.combine.register_forward_pre_hook(lambda _, terms: ratios.append(float(terms[1].var())))
     with torch.no_grad():
         model(input_ids=source, decoder_input_ids=target)
-    assert sum(ratios) / 6 == pytest.approx(added, rel=0.15)
+    assert sum(ratios) / 12 == pytest.approx(added, rel=0.15)
