@@ -1,0 +1,62 @@
+"""`isograd check` on the families that people use: the right placement, and no alarm that the docs do not explain."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import isograd
+from isograd.diagnose.anatomy import anatomy
+from isograd.diagnose.inputs import guess_inputs
+from isograd.lint.check import CODES
+from tests.lint.families import BEGIN, END, FAMILIES, Family, gallery
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def built(family: Family) -> nn.Module:
+    torch.manual_seed(0)
+    return family.build()
+
+
+def found(model: nn.Module) -> Counter[tuple[str, str]]:
+    """(kind, placement) -> how many sublayers."""
+    return Counter((s.kind, s.placement) for s in anatomy(model, guess_inputs(model)).sublayers)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_sublayer_has_its_placement_and_nothing_else_is_said(name: str) -> None:
+    family = FAMILIES[name]
+    model = built(family)
+    findings = isograd.check(model)
+    assert findings.missed == ()
+    assert findings.codes == set(family.findings), str(findings)
+    expected = {(kind, family.placements[kind]): count for kind, count in family.counts.items()}
+    assert found(model) == expected
+    assert Counter(findings.placements.values()) == Counter(p for (_, p), n in expected.items() for _ in range(n))
+
+
+@pytest.mark.parametrize("name", ["opt", "olmo2", "gemma2", "bert", "bart", "t5", "vit", "bitnet", "cohere", "dinov2"])
+def test_weights_that_have_moved_are_placed_the_same_and_not_judged_by_a_start(name: str) -> None:
+    family = FAMILIES[name]
+    model, draw = built(family), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(torch.rand(p.shape, generator=draw) + 0.5).add_(torch.randn(p.shape, generator=draw) * 0.02)
+    assert found(model) == {(kind, family.placements[kind]): count for kind, count in family.counts.items()}
+    assert isograd.check(model).codes == set(family.findings) - {"embedding-std", "start-std", "initial-loss"}
+
+
+def test_the_same_classes_in_two_placements() -> None:
+    """The foil to reading names: both have modules of one class under one name."""
+    one, other = built(FAMILIES["opt"]), built(FAMILIES["opt-post"])
+    names = [{n for n, _ in m.named_modules() if "layers" in n} for m in (one, other)]
+    assert names[0] == names[1] and found(one) != found(other)
+
+
+def test_the_gallery_of_the_docs_is_this_table() -> None:
+    page = (DOCS / "check.md").read_text()
+    assert page.split(BEGIN)[1].split(END)[0].strip() == gallery(), "python -m tests.lint.families writes it"
+    assert all(set(family.findings) <= CODES for family in FAMILIES.values())

@@ -1,0 +1,62 @@
+"""A page for every code, whose example has the fault that it speaks of."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import isograd
+from isograd.lint.check import CODES
+from isograd.lint.findings import PAGES
+from tests.lint.faults import FAULTS, OPTIONS
+
+DOCS = Path(__file__).parents[2] / "docs"
+WITHOUT_EXAMPLE = {"placement-unsure"}
+
+
+def text(code: str) -> str:
+    return (DOCS / "check" / f"{code}.md").read_text()
+
+
+def said(example: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `isograd.check` returns in an example."""
+    heard: list[Any] = []
+    check = isograd.check
+    monkeypatch.setattr(isograd, "check", lambda *args, **options: heard.append(check(*args, **options)))
+    torch.manual_seed(0)
+    exec(compile(example, "example", "exec"), {"__name__": "example"})
+    return heard[-1]
+
+
+def test_every_code_has_a_page_and_every_page_a_code() -> None:
+    assert {page.stem for page in (DOCS / "check").glob("*.md")} == CODES
+    assert PAGES.endswith("docs/check")
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_a_page_names_its_code_and_tells_what_to_do(code: str) -> None:
+    page = text(code)
+    assert page.startswith(f"# {code}\n")
+    for part in ("**Measured.**", "**Why it matters.**", "**What to do.**"):
+        assert part in page
+    assert f"](check/{code}.md)" in (DOCS / "check.md").read_text()
+
+
+@pytest.mark.parametrize("code", sorted(CODES - WITHOUT_EXAMPLE))
+def test_the_example_of_a_page_has_its_fault(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", text(code), re.DOTALL)
+    findings = said(example, monkeypatch)
+    assert code in findings.codes, str(findings)
+    assert findings.missed == ()
+
+
+def test_the_table_tells_the_severities_that_findings_have() -> None:
+    lines = [line.split("|") for line in (DOCS / "check.md").read_text().splitlines() if line.startswith("| [")]
+    told = {cells[1].split("]")[0].strip(" ["): set(cells[2].strip().split(", ")) for cells in lines}
+    assert set(told) == CODES
+    for name, (faulty, _, code) in FAULTS.items():
+        torch.manual_seed(0)
+        findings = isograd.check(faulty(), **OPTIONS.get(name, {}))
+        assert {f.severity for f in findings if f.code == code} <= told[code], name
