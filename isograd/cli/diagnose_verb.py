@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +61,12 @@ def run(options: argparse.Namespace) -> int:
         from isograd.report.profile_page import plain, write_profile
 
         quiet()
-
-        def told(said: str) -> None:
-            status.update(said)
-            if not console.is_terminal:
-                print(f"isograd diagnose: {said}", file=sys.stderr)
-
         try:
-            found = _profile(options, told)
+            found = _profile(options, status.update)
         except ProfileError as error:
             print(f"isograd diagnose: {one_line(error)}", file=sys.stderr)
             return 1
-        told("drawing")
+        status.update("drawing")
         content = plain(found.as_dict())
         page = write_profile(out, content, _facts(options, time.perf_counter() - begun))
     if options.json:
@@ -81,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(options: argparse.Namespace, told: Any) -> "Profile":
+def _profile(options: argparse.Namespace, told: Callable[[str], None]) -> "Profile":
     import torch
 
     from isograd.diagnose import ProfileError, profile
@@ -97,7 +92,7 @@ def _profile(options: argparse.Namespace, told: Any) -> "Profile":
         inputs = load_callable(options.batch)() if options.batch else None
         labels = None
         if options.text:
-            inputs, labels = _of_text(model, options, told)
+            inputs, labels = _of_text(model, options)
         return profile(model, inputs, labels, options.seed, device=options.device, progress=told)
     except (ModelError, InputsError, UserError) as error:
         raise UserError(one_line(error)) from error
@@ -107,7 +102,7 @@ def _profile(options: argparse.Namespace, told: Any) -> "Profile":
         raise UserError(f"{options.model} does not run{given}: {type(error).__name__}: {one_line(error)}") from error
 
 
-def _of_text(model: "nn.Module", options: argparse.Namespace, told: Any) -> tuple[Any, "Tensor | None"]:
+def _of_text(model: "nn.Module", options: argparse.Namespace) -> tuple[Any, "Tensor | None"]:
     """Inputs and labels of the text; random tokens, which is said, where the model has no tokenizer for it."""
     from isograd.data.errors import DataError
     from isograd.data.text import read

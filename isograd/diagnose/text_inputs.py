@@ -46,14 +46,15 @@ def text_inputs(model: nn.Module, name: str, text: str, seed: int = 0) -> tuple[
 
 
 def _tokenizer(name: str) -> Any:
-    for folder in (Path(name), Path(name) / "model"):
-        if folder.is_dir() and not any(folder.glob("tokenizer*")) and not any(folder.glob("*vocab*")):
-            continue
-        try:
-            return transformers.AutoTokenizer.from_pretrained(str(folder))
-        except Exception as error:  # of the hub, of JSON, of the tokenizers library
-            raise InputsError(f"{name}: no tokenizer that can be read ({first_line(error)})") from error
-    raise InputsError(f"{name} has no tokenizer")
+    """From the folder, that of a run too, or from the hub."""
+    path = Path(name)
+    own = [f for f in (path, path / "model") if any(f.glob("tokenizer*")) or any(f.glob("*vocab*"))]
+    if not own and (path.exists() or ":" in name):
+        raise InputsError(f"{name} has no tokenizer")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(own[0]) if own else name)
+    except Exception as error:  # of the hub, of JSON, of the tokenizers library
+        raise InputsError(f"{name}: no tokenizer that can be read ({first_line(error)})") from error
 
 
 def _runs(model: nn.Module, inputs: dict[str, Any]) -> bool:

@@ -1,0 +1,160 @@
+"""`isograd diagnose`: what it reads as MODEL and as a batch, what it prints and writes, how it ends."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.diagnose import profile
+from isograd.report.profile_page import plain
+from tests import build
+from tests.lint.families import FAMILIES
+from tests.report.test_page import checked
+from tests.study.arms import called, read, refused
+
+TEXT = "Where there is a will there is a way, and the way is long.\n" * 40
+CODE = """
+import torch
+from torch import nn
+from tests.diagnose.test_profile_edges import Layers
+
+def flat():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+def layers():
+    torch.manual_seed(0)
+    return Layers()
+
+def cut():
+    return Layers(blocked=True)
+
+def batch():
+    return torch.ones(2, 5, 8).cumsum(1)
+
+def narrow():
+    return torch.ones(2, 5, 7)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory with a module and a text."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_layers.py").write_text(CODE)
+    Path("notes.txt").write_text(TEXT)
+    yield
+
+
+def saved(model: Any, folder: str, mask: bool = False) -> Any:
+    """A model with a tokenizer beside it."""
+    model.save_pretrained(folder)
+    for_transformers(train_tokenizer([TEXT], "char", mask=mask)).save_pretrained(folder)
+    return model
+
+
+def test_a_folder_as_table_page_and_json() -> None:
+    model = FAMILIES["gpt2"].build()
+    model.save_pretrained("gpt")
+    code, out, err = called("diagnose", "gpt", "--seed", "3")
+    assert (code, err) == (0, "")
+    folder = Path("runs/diagnose/gpt")
+    assert out.count("pre-ln") == 6 + 1 and "Decoder: 3 layers of pre-ln, 1 final norm." in out
+    assert f"page: {folder / 'diagnose.html'}" in out
+    content = plain(profile(model, seed=3).as_dict())
+    written = read(folder / "diagnose.json")
+    assert written.pop("facts")["model"] == "gpt"
+    assert written == content
+    page = checked(folder / "diagnose.html")
+    assert all(row["address"] in page.text for row in content["rows"])
+    for name in ("gradients", "stream", "dependency", "amplification", "attention", "massive"):
+        assert {p.suffix for p in folder.glob(f"{name}.*")} == {".svg", ".png"}
+    code, out, _ = called("diagnose", "gpt", "--seed", "3", "--json", "--out", "elsewhere")
+    assert json.loads(out) == content | {"page": "elsewhere/diagnose.html"}
+
+
+def test_a_module_and_its_batch() -> None:
+    code, out, err = called("diagnose", "my_layers:layers", "--batch", "my_layers:batch", "--json", "--out", "out")
+    assert (code, err) == (0, "")
+    content = json.loads(out)
+    assert [row["address"] for row in content["rows"]] == ["layers.0", "layers.1", "layers.2"]
+    assert list(content["inputs"].values()) == [[2, 5, 8]]
+    assert content["objective"] == "random targets"
+    assert "largest |logit|" not in checked(Path("out/diagnose.html")).text
+    assert not Path("out/attention.png").exists()
+
+
+def test_without_gradients_it_says_so() -> None:
+    code, out, _ = called("diagnose", "my_layers:cut", "--batch", "my_layers:batch", "--out", "out")
+    assert code == 0 and "Missing: gradients: RuntimeError" in out
+    assert "Missing: gradients" in checked(Path("out/diagnose.html")).text
+
+
+def test_text_is_read_with_the_models_tokenizer() -> None:
+    size = len(set(TEXT)) + 4
+    model = saved(build.model("causal", vocab_size=size), "model")
+    code, out, err = called("diagnose", "model", "--text", "notes.txt", "--json")
+    assert (code, err) == (0, "")
+    content = json.loads(out)
+    ids = torch.tensor([sorted(set(TEXT)).index(c) + 4 for c in TEXT])[: 4 * 32].view(4, 32)  # 32 positions
+    assert content["inputs"]["input_ids"] == [4, 32]
+    logits = model(input_ids=ids).logits
+    loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert content["loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_a_masked_model_is_asked_for_what_is_hidden() -> None:
+    saved(build.model("masked", vocab_size=len(set(TEXT)) + 5), "model", mask=True)
+    code, out, err = called("diagnose", "model", "--text", "notes.txt", "--json")
+    assert (code, err, json.loads(out)["objective"]) == (0, "", "given labels")
+
+
+def test_without_a_tokenizer_tokens_are_random_and_it_says_so() -> None:
+    FAMILIES["gpt2"].build().save_pretrained("gpt")
+    code, out, err = called("diagnose", "gpt", "--text", "notes.txt", "--json")
+    assert code == 0 and json.loads(out)["inputs"]["input_ids"] == [2, 16]
+    assert err == "isograd diagnose: random tokens in place of notes.txt: gpt has no tokenizer\n"
+
+
+def test_a_model_without_sublayers_ends_with_1() -> None:
+    code, out, err = called("diagnose", "my_layers:flat")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "no sublayers found in Sequential" in err
+    assert not Path("runs").exists()
+
+
+def test_long_models_fit_a_terminal() -> None:
+    Path("deep.py").write_text(
+        "from tests import build\ndef model(): return build.model('causal', num_hidden_layers=48)\n"
+    )
+    code, out, _ = called("diagnose", "deep:model", "--out", "out")
+    table = [line for line in out.splitlines() if " attn " in line or " ffn " in line]
+    assert code == 0 and len(table) <= 36
+    assert [line.split()[0] for line in table[:2] + table[-2:]] == ["1", "1", "48", "48"]
+    assert len(read(Path("out/diagnose.json"))["rows"]) == 96
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere/at-all/here",), "nowhere/at-all/here"),
+        (("my_layers:nothing",), "my_layers has no 'nothing'"),
+        (("my_layers:layers", "--batch", "my_layers:narrow"), "does not run on what my_layers:narrow returns"),
+        (("my_layers:layers", "--batch", "my_layers:none"), "my_layers has no 'none'"),
+        (("my_layers:layers", "--text", "none.txt"), "none.txt"),
+        (("my_layers:layers", "--out", "notes.txt"), "--out notes.txt: not a folder"),
+        (("my_layers:layers", "--batch", "my_layers:batch", "--text", "notes.txt"), "not allowed with argument"),
+    ],
+)
+def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
+    assert said in refused("diagnose", *words)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
+def test_no_cuda_device() -> None:
+    assert "torch finds no CUDA device" in refused("diagnose", "my_layers:layers", "--device", "cuda")
