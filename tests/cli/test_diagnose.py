@@ -127,17 +127,6 @@ def test_a_model_without_sublayers_ends_with_1() -> None:
     assert not Path("runs").exists()
 
 
-def test_long_models_fit_a_terminal() -> None:
-    Path("deep.py").write_text(
-        "from tests import build\ndef model(): return build.model('causal', num_hidden_layers=48)\n"
-    )
-    code, out, _ = called("diagnose", "deep:model", "--out", "out")
-    table = [line for line in out.splitlines() if " attn " in line or " ffn " in line]
-    assert code == 0 and len(table) <= 36
-    assert [line.split()[0] for line in table[:2] + table[-2:]] == ["1", "1", "48", "48"]
-    assert len(read(Path("out/diagnose.json"))["rows"]) == 96
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,0 +1,108 @@
+"""The table, the sentences and the figures of a depth profile, from plain data alone."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isograd.diagnose import profile
+from isograd.report import profile_figures, profile_tables
+from isograd.report.profile_page import plain, write_profile
+from tests import build
+from tests.report.test_page import checked
+
+
+def made(head: str, **options: Any) -> dict[str, Any]:
+    return plain(profile(build.model(head, random=False, **options)).as_dict())
+
+
+@pytest.fixture(scope="module")
+def causal() -> dict[str, Any]:
+    return made("causal", placement="pre-ln")
+
+
+@pytest.fixture(scope="module")
+def pair() -> dict[str, Any]:
+    return made("seq2seq", placement="post-ln")
+
+
+def deepened(found: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The first layer's rows again and again, their numbers growing with depth."""
+    first = [row for row in found["rows"] if row["layer"] == 1]
+    rows = [
+        row | {"layer": layer, "index": 2 * layer - 2 + row["index"], "gradient_norm": layer, "largest_logit": layer}
+        for layer in range(1, layers + 1)
+        for row in first
+    ]
+    return found | {"rows": rows, "towers": [found["towers"][0] | {"layers": layers}], "expected": []}
+
+
+@pytest.mark.parametrize("layers", [2, 18, 19, 48, 100])
+def test_a_tower_of_any_depth_fits_a_terminal(causal: dict[str, Any], layers: int) -> None:
+    """Each layer is in one line of each kind, first and last alone; fewer lines than the table of all."""
+    deep = deepened(causal, layers)
+    cells = list(profile_tables.lines(deep, profile_tables.MOST))
+    assert len(cells) <= 36 and {len(line) for line in cells} == {len(profile_tables.header())}
+    for kind in ("attn", "ffn"):
+        spans = [line[0].split("–") for line in cells if line[1] == kind]
+        covered = [layer for span in spans for layer in range(int(span[0]), int(span[-1]) + 1)]
+        assert covered == list(range(1, layers + 1))
+        assert spans[0] == ["1"] and spans[-1] == [str(layers)]
+    assert len(list(profile_tables.lines(deep))) == 2 * layers == len(list(profile_tables.whole(deep)))
+
+
+def test_what_stands_for_several_layers(causal: dict[str, Any]) -> None:
+    cells = list(profile_tables.lines(deepened(causal, 48), profile_tables.MOST))
+    names = profile_tables.header()
+    for line in cells:
+        if "–" in line[0] and line[1] == "attn":
+            first, last = map(int, line[0].split("–"))
+            assert line[names.index("|grad|")] == f"{statistics.median(range(first, last + 1)):.3g}"
+            assert line[names.index("max logit")] == f"{last:.3g}"
+
+
+def test_sentences(causal: dict[str, Any], pair: dict[str, Any]) -> None:
+    said = list(profile_tables.sentences(causal))
+    assert said[0].startswith(f"Loss {causal['loss']:.3g} (of the next token); ln 41 = {math.log(41):.3f}")
+    assert len([line for line in profile_tables.sentences(pair) if "Gradient of W₂" in line]) == 2
+    assert profile_tables.summary(pair).endswith("Encoder: 3 layers of post-ln; decoder: 2 layers of post-ln.")
+    without = causal | {"loss": None, "missing": {"gradients": "RuntimeError: cut"}}
+    assert list(profile_tables.sentences(without))[-1] == "Missing: gradients: RuntimeError: cut"
+    assert not any("Loss" in line for line in profile_tables.sentences(without))
+
+
+@pytest.mark.parametrize(("value", "said"), [(None, "n/a"), (math.nan, "n/a"), (0.012345, "0.0123"), (1234.5, "1,234")])
+def test_numbers(value: float | None, said: str) -> None:
+    assert profile_tables.number(value) == said
+
+
+def test_curves_are_the_rows(pair: dict[str, Any]) -> None:
+    drawn = profile_figures.gradients(pair)
+    assert drawn is not None
+    encoder, _, decoder, _ = drawn.panels
+    for axes, tower in ((encoder, "encoder"), (decoder, "decoder")):
+        rows = [row for row in pair["rows"] if row["tower"] == tower and row["kind"] == "ffn"]
+        line = next(one for one in axes.lines if one.get_label() == "feed-forward")
+        assert list(line.get_xdata()) == [row["layer"] for row in rows]
+        assert list(line.get_ydata()) == [row["gradient_mean_abs"] for row in rows]
+    assert {"level"} <= {line.get_label() for line in encoder.lines}
+    assert {"√(2/3) per layer"} <= {line.get_label() for line in decoder.lines}
+
+
+def test_no_numbers_no_figure(causal: dict[str, Any]) -> None:
+    empty = causal | {"rows": [row | {"amplification": None} for row in causal["rows"]]}
+    assert profile_figures.amplified(empty) is None and profile_figures.amplified(causal) is not None
+
+
+def test_the_page_stands_alone(pair: dict[str, Any], tmp_path: Path) -> None:
+    """Made again from its JSON it is the same; what is no number is left open."""
+    broken = pair | {"rows": [pair["rows"][0] | {"residual_rms": math.inf, "growth": math.nan}, *pair["rows"][1:]]}
+    page = checked(write_profile(tmp_path, broken, {"model": "<a & b>", "seed": "0"}))
+    assert "Depth profile of <a & b>" in page.text and "n/a" not in page.text.split("Every sublayer")[0]
+    content = json.loads((tmp_path / "diagnose.json").read_text())
+    assert content["rows"][0]["residual_rms"] is None
+    again = write_profile(tmp_path / "again", content, content["facts"])
+    assert again.read_text() == (tmp_path / "diagnose.html").read_text()
