@@ -61,7 +61,7 @@ LATER_CLAIMS = (
     Claim(
         name="decoder-vanishing",
         title="gradients vanish in a Post-LN decoder that reads an encoder",
-        source=f"{LIU}, section 3; {XIONG}, appendix, for the factor",
+        source=f"{LIU}, Theorem 1; {XIONG}, appendix, for the factor",
         statement="Going down the decoder of a Post-LN encoder-decoder the gradient of W_2 falls by about sqrt(2/3) per"
         " layer. Here it is the cross-attention that does it: it adds variance v to a stream of variance 1 and sends no"
         " gradient down that stream, so that 1 / sqrt(1 + v) is left; v = 1/2 with W_Q, W_K, W_V started as one.",
@@ -76,7 +76,7 @@ LATER_CLAIMS = (
     Claim(
         name="decoder-vanishing-xavier",
         title="the same, with every matrix started by Xavier",
-        source=f"{LIU}, section 3; the factor: derived here",
+        source=f"{LIU}, Theorem 1; the factor: derived here",
         statement="With W_V drawn by Xavier's rule by itself the cross-attention adds variance v = 1, and"
         " 1 / sqrt(1 + v) = sqrt(1/2) per layer is left: the factor is that of the start, not one of Post-LN.",
         number="factor per layer, going down",
@@ -99,7 +99,7 @@ LATER_CLAIMS = (
     Claim(
         name="encoder-level",
         title="gradients are level in the encoder of the same model",
-        source=f"{LIU}, section 3",
+        source=f"{LIU}, Theorem 1 and its discussion",
         statement="In the encoder of a Post-LN encoder-decoder the gradient of W_2 does not vanish.",
         number="factor per layer, going down",
         how=f"{_TOWERS}; Xavier uniform, W_Q, W_K, W_V as one matrix",
