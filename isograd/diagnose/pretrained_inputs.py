@@ -25,10 +25,13 @@ def of_pretrained(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     for length in _lengths(config):
         for batch, end in ((_BATCH, False), (_BATCH, True), (1, False)):
             inputs = _inputs(config, main, names, batch=batch, length=length, end=end)
-            if inputs is not None:
-                yield inputs
-                if main != "input_ids":  # images and sound have one size
-                    break
+            if inputs is None:
+                return
+            yield inputs
+            if main != "input_ids":  # images and sound have one size
+                return
+            if "pixel_values" in names and hasattr(config, "vision_config"):  # two towers side by side, as CLIP has
+                yield inputs | {"pixel_values": _image(config.vision_config, batch)}
 
 
 def _inputs(
@@ -39,8 +42,6 @@ def _inputs(
         inputs = {"input_ids": _ids(text, batch, length, seed=0, end=end)}
         if "attention_mask" in names:
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if "pixel_values" in names and hasattr(config, "vision_config") and hasattr(config, "projection_dim"):
-            inputs["pixel_values"] = _image(config.vision_config, batch)  # two towers, as CLIP has
     elif main == "pixel_values":
         inputs = {"pixel_values": _image(getattr(config, "vision_config", config), batch)}
     elif main == "input_values":

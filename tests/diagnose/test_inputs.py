@@ -89,12 +89,11 @@ def test_composite_models() -> None:
     assert isinstance(inputs, dict) and inputs["input_ids"].max() < 50 and inputs["decoder_input_ids"].max() < 40
     text = {**SMALL, "max_position_embeddings": 20}
     vision = {"image_size": 16, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
-    assert shapes(guess_inputs(clip)) == {
-        "input_ids": (2, 16),
-        "attention_mask": (2, 16),
-        "pixel_values": (2, 3, 16, 16),
-    }
+    both = {"input_ids": (2, 16), "attention_mask": (2, 16), "pixel_values": (2, 3, 16, 16)}
+    clip = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    assert shapes(guess_inputs(transformers.CLIPModel(clip))) == both
+    siglip = transformers.SiglipConfig(text_config=text, vision_config=vision)
+    assert shapes(guess_inputs(transformers.SiglipModel(siglip))) == both
 
 
 def test_sound() -> None:
