@@ -62,22 +62,33 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
     return found
 
 
-def stacks(layers: Sequence[Layer]) -> tuple[list[str], list[str]]:
-    """Addresses of whole layers, of which sublayers are the parts, and the tower of each."""
-    towers = {_whole(layer): str(layer.facts.get("tower", "")) for layer in layers}
-    return list(towers), list(towers.values())
+@dataclass(frozen=True, kw_only=True)
+class WholeLayers:
+    """Layers, where what is measured are sublayers; else the same as those.
+
+    Attributes:
+        addresses, towers: one of each per layer.
+        parts: places of its sublayers among all.
+    """
+
+    addresses: list[str]
+    towers: list[str]
+    parts: list[list[int]]
+
+    def joined(self, norms: Sequence[float | None]) -> list[float | None]:
+        """The norm of each layer, of the norms of its parts; None where no part has one."""
+        found = [[n for i in places if (n := norms[i]) is not None] for places in self.parts]
+        return [math.hypot(*some) if some else None for some in found]
 
 
-def joined(norms: Sequence[float | None], layers: Sequence[Layer]) -> list[float | None]:
-    """Of norms of sublayers those of the whole layers, in the order of `stacks`; None where no part has one."""
-    parts: dict[str, list[float]] = {}
-    for layer, norm in zip(layers, norms, strict=True):
-        parts.setdefault(_whole(layer), []).extend([] if norm is None else [norm])
-    return [math.hypot(*some) if some else None for some in parts.values()]
-
-
-def _whole(layer: Layer) -> str:
-    return layer.address.rpartition(".")[0] if "kind" in layer.facts else layer.address
+def whole_layers(layers: Sequence[Layer]) -> WholeLayers:
+    """The layers that sublayers make up, in their order."""
+    parts: dict[str, list[int]] = {}
+    for place, layer in enumerate(layers):
+        address = layer.address.rpartition(".")[0] if "kind" in layer.facts else layer.address
+        parts.setdefault(address, []).append(place)
+    towers = [str(layers[places[0]].facts.get("tower", "")) for places in parts.values()]
+    return WholeLayers(addresses=list(parts), towers=towers, parts=list(parts.values()))
 
 
 def plain(address: str) -> str:

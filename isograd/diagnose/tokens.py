@@ -13,10 +13,17 @@ class TokenCounts:
 
     def __init__(self) -> None:
         self._counts = torch.zeros(0, dtype=torch.int64)
+        self._waiting: list[Tensor] = []
 
     def add(self, labels: Tensor) -> None:
-        """Labels of one batch, of any shape."""
-        ids = labels.detach().flatten()
+        """Labels of one batch, of any shape; they are counted once somebody asks."""
+        self._waiting.append(labels.detach().flatten())
+
+    def _count(self) -> None:
+        if not self._waiting:
+            return
+        ids = torch.cat(self._waiting)
+        self._waiting.clear()
         counts = torch.bincount(ids[ids >= 0]).cpu()
         if len(counts) < len(self._counts):
             counts, self._counts = self._counts, counts
@@ -32,6 +39,7 @@ class TokenCounts:
         >>> counts.add(torch.arange(4).repeat(1000)), round(counts.entropy(), 3)
         (None, 1.387)
         """
+        self._count()
         some = self._counts[self._counts > 0].double()
         total = float(some.sum())
         if not len(some) or total < 10 * len(some):

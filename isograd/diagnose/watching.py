@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from isograd.diagnose.gradients import TOGETHER, Gradients, Reading
-from isograd.diagnose.layers import Layer, find_layers, joined, stacks
+from isograd.diagnose.layers import Layer, find_layers, whole_layers
 from isograd.diagnose.nonfinite import Nonfinite, rank
 from isograd.diagnose.sinks import WARNINGS, JsonLines, Logging, LogNumbers, Row, Sink, TensorBoard, append
 from isograd.diagnose.tokens import TokenCounts, labels_of
@@ -107,7 +107,8 @@ class Watch:
         self._updates = updates
         self._counts = TokenCounts() if unigram_entropy is None else None
         self._watched = find_layers(model, addresses)
-        self._collapse = CollapseWatch(*stacks(self._watched), unigram_entropy)
+        self._whole = whole_layers(self._watched)
+        self._collapse = CollapseWatch(self._whole.addresses, self._whole.towers, unigram_entropy)
         self._gradients: Gradients | None = None
         self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
         self._step = 0
@@ -145,7 +146,7 @@ class Watch:
             for sink in self._sinks:
                 sink.write(self.row, self.layers)
             self._count(batch)
-            new = self._collapse.follow(step, reading.loss, joined(reading.layers, self._watched))
+            new = self._collapse.follow(step, reading.loss, self._whole.joined(reading.layers))
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._tell(new + ([broken] if broken else []))
         self._waiting.clear()
@@ -166,7 +167,7 @@ class Watch:
             return
         for labels in labels_of(batch):
             self._counts.add(labels)
-        if self._read % TOGETHER == 1:  # of a large vocabulary it is a sum of many terms
+        if self._read % TOGETHER == 0:
             self._collapse.unigram_entropy = self._counts.entropy()
 
     def _tell(self, new: list[Row]) -> None:

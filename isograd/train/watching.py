@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.diagnose.layers import find_layers, stacks
+from isograd.diagnose.layers import find_layers, whole_layers
 from isograd.diagnose.sinks import WARNINGS
 from isograd.diagnose.warning import CollapseWatch
 from isograd.train.metrics import append_rows, read_rows, write_json
@@ -29,7 +29,8 @@ class EarlyWarning:
     ) -> None:
         self.trainer = trainer
         self.folder = folder
-        self.collapse = CollapseWatch(*stacks(find_layers(trainer.model)), unigram_entropy)
+        whole = whole_layers(find_layers(trainer.model))
+        self.collapse = CollapseWatch(whole.addresses, whole.towers, unigram_entropy)
         self._members: Tensor | None = None  # (layers, gradients): 1 where a gradient is of a layer
         state = checkpoint / STATE if checkpoint else None
         if state is not None and state.exists():
@@ -56,11 +57,11 @@ class EarlyWarning:
         """Only in the first step are the parameters what FSDP2 made of them."""
         place = {id(p): i for i, p in enumerate(self.trainer.graded)}
         layers = find_layers(self.trainer.model)
-        addresses, _ = stacks(layers)
-        members = torch.zeros(len(addresses), len(place))
-        for layer in layers:
-            row = next(i for i, address in enumerate(addresses) if f"{layer.address}.".startswith(f"{address}."))
-            members[row, [place[id(p)] for p in layer.parameters if id(p) in place]] = 1.0
+        whole = whole_layers(layers)
+        members = torch.zeros(len(whole.parts), len(place))
+        for row, parts in enumerate(whole.parts):
+            own = [place[id(p)] for part in parts for p in layers[part].parameters if id(p) in place]
+            members[row, own] = 1.0
         return members
 
 

@@ -13,7 +13,7 @@ from transformers.integrations import TensorBoardCallback
 
 from isograd import IsogradForCausalLM, WatchCallback
 from isograd.data import PackedSequences
-from isograd.diagnose.layers import find_layers, joined
+from isograd.diagnose.layers import find_layers, whole_layers
 from isograd.train.language import LanguageModelling, load_corpus_of
 from isograd.train.metrics import read_rows
 from isograd.train.recipe import run_from_dict
@@ -214,7 +214,7 @@ class Compared(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.callback.watch is not None
         rows = self.callback.watch.layers
-        seen = joined([row["gradient_norm"] for row in rows], find_layers(self.warning.trainer.model))
+        seen = whole_layers(find_layers(self.warning.trainer.model)).joined([row["gradient_norm"] for row in rows])
         self.pairs.append((self.warning.norms().tolist(), seen))
 
 
