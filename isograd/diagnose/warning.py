@@ -21,7 +21,7 @@ from typing import Any
 
 from isograd.diagnose.sinks import Row
 
-APART = 28.0  # times
+APART = 35.0  # times
 LEFT = 10.0  # times further than the layer that fell least: from there on a layer counts as fallen away
 NEAR = 0.10  # nats around the unigram entropy
 PATIENCE = 300  # steps
