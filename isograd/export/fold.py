@@ -16,13 +16,12 @@ What the first sublayer reads is the embedding's affair (`isograd.export.fold_em
 """
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isograd.export.fold_embedding import FoldError, fold_embeddings
-from isograd.export.fold_placement import folded_placement
+from isograd.export.fold_embedding import fold_embeddings
+from isograd.export.fold_placement import FoldError, folded_config
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Site
 from isograd.transformer.attention import Attention
@@ -49,12 +48,12 @@ def fold(model: IsogradPreTrainedModel, *, untie: bool = False) -> IsogradPreTra
         FoldError: nothing to fold; an entry near zero; a norm that reads what would be scaled; a table that is shared;
             modules that isograd did not put there; no placement in the catalogue has the norms that are left.
     """
+    config = folded_config(model.config)
     work = _double(model)
-    options: dict[str, Any] = {"placement": folded_placement(model.config), "calibration": None}
     with torch.no_grad():
         wanted = {tower.tower: _fold_tower(tower) for tower in work.modules() if isinstance(tower, IsogradModel)}
-        options |= fold_embeddings(work, wanted, untie)
-    return _cast(work, model, options)
+        fold_embeddings(work, wanted, config, untie=untie)
+    return _cast(work, model, config)
 
 
 def _fold_tower(tower: IsogradModel) -> Tensor | None:
@@ -177,13 +176,8 @@ def _double(model: IsogradPreTrainedModel) -> IsogradPreTrainedModel:
     return _filled(work, state)
 
 
-def _cast(
-    work: IsogradPreTrainedModel, model: IsogradPreTrainedModel, options: dict[str, Any]
-) -> IsogradPreTrainedModel:
+def _cast(work: IsogradPreTrainedModel, model: IsogradPreTrainedModel, config: IsogradConfig) -> IsogradPreTrainedModel:
     """The folded weights in a model of the new configuration, each in the dtype that it had, where the model is."""
-    config = copy.deepcopy(model.config)
-    for name, value in options.items():
-        setattr(config, name, value)
     out, state = _built(type(model), config), work.state_dict()
     role_of = roles(work)
     lost = {name for name in set(state) - set(out.state_dict()) if role_of.get(name) != "coefficient"}

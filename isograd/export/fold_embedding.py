@@ -1,29 +1,26 @@
-"""The factor that a tower's first sublayer wants of the embedding: into its norm, else into the tables.
+"""The factor w that a tower's first sublayer wants of the embedding: into its norm, else into the tables.
 
-x = norm(scale * E[token] + P[position] + T[type]), so w * x is gamma and beta times w; and without the norm
-E diag(w), P diag(w), T diag(w). A sinusoid becomes a table. A head that is tied to E keeps the old one, as a copy.
+x = norm(project(scale * E[token]) + P[position] + T[type]): gamma and beta times w; without the norm E diag(w), or the
+rows of the projection where there is one, P diag(w) and T diag(w). A sinusoid becomes a table. A head, or the other
+tower, that shares E keeps the old one, as a copy.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isograd.models import IsogradModel, IsogradPreTrainedModel
+from isograd.export.fold_placement import FoldError
+from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Tower
-from isograd.transformer.parameters import Embedding
+from isograd.transformer.parameters import Embedding, Linear
 from isograd.transformer.positions import Sinusoidal
 
 
-class FoldError(ValueError):
-    """A model whose coefficients cannot be folded; the message is one line."""
-
-
 def fold_embeddings(
-    model: IsogradPreTrainedModel, wanted: Mapping[Tower, Tensor | None], untie: bool
-) -> dict[str, Any]:
-    """Scale the embeddings of an fp64 model, in place; the options of its configuration that change by that.
+    model: IsogradPreTrainedModel, wanted: Mapping[Tower, Tensor | None], config: IsogradConfig, *, untie: bool
+) -> None:
+    """Scale the embeddings of an fp64 model, in place, and set in `config` the options that change by that.
 
     Raises:
         FoldError: a table would have to be scaled that has another reader, and `untie` is False.
@@ -39,59 +36,75 @@ def fold_embeddings(
         else:
             for parameter in norm.parameters():
                 parameter.mul_(factor)
-    if not tables:
-        return {}
-    options = _untied(model, towers, tables, untie) | _with_tables(model, towers)
+    _untie(model, towers, tables, config, allowed=untie)
+    _write_out(towers, tables, config)
     for name, factor in tables.items():
         embedding = towers[name].embedding
-        for table in (embedding.tokens, embedding.positions, embedding.types):
+        if isinstance(embedding.project, Linear):
+            embedding.project.weight.mul_(factor[:, None])
+        else:
+            embedding.tokens.weight.mul_(factor)
+        for table in (embedding.positions, embedding.types):
             if isinstance(table, Embedding):
                 table.weight.mul_(factor)
-    return options
 
 
-def _untied(
+def _untie(
     model: IsogradPreTrainedModel,
     towers: Mapping[Tower, IsogradModel],
     tables: Mapping[Tower, Tensor],
-    untie: bool,
-) -> dict[str, Any]:
-    """Own copies for the readers of a table that is scaled, in place; the options that say so."""
-    config = model.config
-    tied: dict[str, str] = dict(model._tied_weights_keys or {}) if config.tie_word_embeddings else {}
-    head = next((name for name in tied if "embedding" not in name), None)
-    shared = config.share_encoder_embeddings and len(towers) == 2
-    split = shared or (head is not None and (len(towers) == 1 or "decoder" in tables))
-    if not split:
-        return {}
-    if not untie:
+    config: IsogradConfig,
+    *,
+    allowed: bool,
+) -> None:
+    """Own copies for the other readers of the token tables that are scaled."""
+    scaled = {name for name in tables if isinstance(towers[name].embedding.project, nn.Identity)}
+    tied = config.tie_word_embeddings and bool(model._tied_weights_keys)
+    shared = len(towers) == 2 and config.share_encoder_embeddings and bool(scaled)
+    head = tied and ("decoder" if len(towers) == 2 else next(iter(towers))) in scaled
+    if not (shared or head):
+        return
+    if not allowed:
         readers = "encoder, decoder and head" if shared else "the embedding and the head"
         raise FoldError(
-            f"the skip of the first sublayer goes into the token table, which {readers} share (there is no embedding"
-            " norm to take it); untie=True (--untie) gives each its own copy"
+            f"the skip of the first sublayer goes into the token table, which {readers} share, as there is no embedding"
+            " norm to take it; untie=True (--untie) gives each its own copy"
         )
-    options: dict[str, Any] = {}
     if shared:
-        tokens = towers["encoder"].embedding.tokens
-        tokens.weight = nn.Parameter(tokens.weight.clone())
-        options["share_encoder_embeddings"] = False
-    if len(towers) == 1 or "decoder" in tables:
-        output = model.get_output_embeddings()
-        output.weight = nn.Parameter(output.weight.clone())
-        options["tie_word_embeddings"] = False
-    return options
+        _own_copy(towers["encoder"].embedding.tokens)
+        config.share_encoder_embeddings = False
+    if head:
+        _own_copy(model.get_output_embeddings())
+        config.tie_word_embeddings = False
 
 
-def _with_tables(model: IsogradPreTrainedModel, towers: Mapping[Tower, IsogradModel]) -> dict[str, Any]:
-    """Sinusoids written out, in both towers, since one option speaks for both."""
-    config = model.config
+def _own_copy(module: nn.Module) -> None:
+    assert isinstance(module.weight, Tensor)
+    module.weight = nn.Parameter(module.weight.clone())
+
+
+def _write_out(towers: Mapping[Tower, IsogradModel], tables: Mapping[Tower, Tensor], config: IsogradConfig) -> None:
+    """Sinusoids become tables: of each tower that one option speaks for, where one of them is scaled."""
+    own = dict(config.encoder_options or {})
+    apart = "position_embedding_type" in own
+    every = set(towers)
+    groups: list[set[Tower]] = [every - {"encoder"}, {"encoder"}] if apart else [every]
+    for group in groups:
+        sinusoids = {name for name in group if isinstance(towers[name].embedding.positions, Sinusoidal)}
+        if not sinusoids & set(tables):
+            continue
+        for name in sinusoids:
+            towers[name].embedding.positions = _table(towers[name])
+        if apart and "encoder" in group:
+            config.encoder_options = own | {"position_embedding_type": "learned"}
+        else:
+            config.position_embedding_type = "learned"
+
+
+def _table(tower: IsogradModel) -> Embedding:
+    config, sinusoid = tower.config, tower.embedding.positions
+    assert isinstance(sinusoid, Sinusoidal)
     rows = torch.arange(config.max_position_embeddings + config.position_offset)
-    options: dict[str, Any] = {}
-    for tower in towers.values():
-        sinusoid = tower.embedding.positions
-        if isinstance(sinusoid, Sinusoidal):
-            table = Embedding(len(rows), config.hidden_size)
-            table.weight = nn.Parameter(sinusoid(rows).double())
-            tower.embedding.positions = table
-            options["position_embedding_type"] = "learned"
-    return options
+    table = Embedding(len(rows), config.hidden_size)
+    table.weight = nn.Parameter(sinusoid(rows).double())
+    return table
