@@ -141,11 +141,13 @@ def _tell(content: dict[str, Any], page: Path) -> None:
     from isograd.report import profile_tables
 
     console = output()
+    names, lines = profile_tables.header(), list(profile_tables.lines(content, profile_tables.MOST))
+    shown = profile_tables.fitting(lines, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(profile_tables.header()):
-        table.add_column(name, justify="left" if i < 3 else "right", no_wrap=i < 3)
-    for cells in profile_tables.lines(content, profile_tables.MOST):
-        table.add_row(*map(escape, cells))
+    for i in shown:
+        table.add_column(names[i], justify="left" if i < 3 else "right", no_wrap=True)
+    for cells in lines:
+        table.add_row(*(escape(cells[i]) for i in shown))
     console.print(profile_tables.summary(content), markup=False)
     console.print()
     console.print(table)

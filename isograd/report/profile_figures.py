@@ -85,9 +85,21 @@ def _drawn(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         if name in logarithmic:
             log(axes)
+            _widen_log(axes, _SPAN.get(name, 1.0))
         elif name in ("residual_rms", "sum_rms", "attention_entropy"):
             widen(axes, 0.2)
     return drawn
+
+
+_SPAN = {"gradient_mean_abs": 5.0, "gradient_norm": 5.0, "largest": 10.0, "largest_over_median": 10.0}
+
+
+def _widen_log(axes: Axes, least: float) -> None:
+    """Show at least this ratio, so that noise does not look like a finding."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log" and high / low < least:
+        more = (least * low / high) ** 0.5
+        axes.set_ylim(low / more, high * more)
 
 
 def _beside(panels: int, towers: int) -> int:

@@ -33,6 +33,7 @@ COLUMNS = (
     Column(key="largest_over_median", name="max/median", of_several=max),
 )
 MOST = 36  # lines of a tower in a terminal
+DISPENSABLE = ("|grad|", "Var b/s", "max/median", "placement", "Σβ²", "max logit", "amplif.")  # the first goes first
 
 
 def header() -> tuple[str, ...]:
@@ -54,6 +55,17 @@ def lines(profile: Row, most: int | None = None) -> Iterator[tuple[str, ...]]:
                 own = [row for row in inside if (row["kind"], row["placement"]) == kind]
                 span = f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
                 yield (f"{named}{span}", *kind, *(_cell(own, column) for column in COLUMNS))
+
+
+def fitting(cells: Sequence[tuple[str, ...]], width: int) -> list[int]:
+    """The columns, by number, that lines have room for; the page has them all."""
+    names = header()
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    shown = list(range(len(names)))
+    for name in DISPENSABLE:
+        if sum(widths[i] + 2 for i in shown) - 2 > width:
+            shown.remove(names.index(name))
+    return shown
 
 
 def whole(profile: Row) -> Iterator[tuple[str, ...]]:

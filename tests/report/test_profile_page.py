@@ -54,6 +54,15 @@ def test_a_tower_of_any_depth_fits_a_terminal(causal: dict[str, Any], layers: in
     assert len(list(profile_tables.lines(deep))) == 2 * layers == len(list(profile_tables.whole(deep)))
 
 
+@pytest.mark.parametrize("width", [200, 100, 80, 64])
+def test_columns_that_there_is_room_for(pair: dict[str, Any], width: int) -> None:
+    cells, names = list(profile_tables.lines(pair)), profile_tables.header()
+    shown = profile_tables.fitting(cells, width)
+    lines = ["  ".join(max((line[i] for line in [names, *cells]), key=len) for i in shown)]
+    assert len(lines[0]) <= width and {0, 1, names.index("stream RMS"), names.index("β²")} <= set(shown)
+    assert (len(shown) == len(names)) == (width == 200)
+
+
 def test_what_stands_for_several_layers(causal: dict[str, Any]) -> None:
     cells = list(profile_tables.lines(deepened(causal, 48), profile_tables.MOST))
     names = profile_tables.header()
@@ -90,6 +99,19 @@ def test_curves_are_the_rows(pair: dict[str, Any]) -> None:
         assert list(line.get_ydata()) == [row["gradient_mean_abs"] for row in rows]
     assert {"level"} <= {line.get_label() for line in encoder.lines}
     assert {"√(2/3) per layer"} <= {line.get_label() for line in decoder.lines}
+
+
+def test_noise_is_no_finding(causal: dict[str, Any]) -> None:
+    """Gradients that differ by a tenth lie on a flat part of the axis; those that differ by a thousand fill it."""
+
+    def span(factor: float) -> float:
+        rows = [row | {"gradient_norm": factor ** (i / 3)} for i, row in enumerate(causal["rows"])]
+        drawn = profile_figures.gradients(causal | {"rows": rows})
+        assert drawn is not None
+        low, high = drawn.panels[1].get_ylim()
+        return high / low
+
+    assert span(1.1) == pytest.approx(5.0) and 1e3 < span(1e3) < 1e4
 
 
 def test_no_numbers_no_figure(causal: dict[str, Any]) -> None:
