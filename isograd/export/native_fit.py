@@ -1,0 +1,177 @@
+"""Whether a class of transformers can hold a model exactly, and if not, why: one line per reason."""
+
+from collections.abc import Iterator
+
+from isograd.export.native_targets import KINDS, TARGETS, Kind, Target
+from isograd.models import (
+    IsogradConfig,
+    IsogradForCausalLM,
+    IsogradForMaskedLM,
+    IsogradForSeq2SeqLM,
+    IsogradForSequenceClassification,
+    IsogradPreTrainedModel,
+)
+from isograd.placement import Norm, Placement, Residual, Site, sites
+from isograd.placement.formula import Learned
+from isograd.transformer.positions import ADDED
+
+_CLASSES: dict[type[IsogradPreTrainedModel], Kind] = {
+    IsogradForCausalLM: "causal",
+    IsogradForMaskedLM: "masked",
+    IsogradForSequenceClassification: "classifier",
+    IsogradForSeq2SeqLM: "pair",
+}
+_SLOTS = {"out": "on what the branch wrote", "mid": "inside the branch"}
+
+
+def kind_of(model: IsogradPreTrainedModel) -> Kind | None:
+    """What the model is to transformers' classes; None for a model without a head."""
+    return next((kind for cls, kind in _CLASSES.items() if isinstance(model, cls)), None)
+
+
+def reasons(config: IsogradConfig, kind: Kind, target: Target) -> list[str]:
+    """Why the class cannot hold a model of this configuration exactly; empty where it can."""
+    if kind not in target.classes:
+        return [f"it has no class for {KINDS[kind]}"]
+    if kind == "classifier" and config.is_decoder:
+        return ["its classifier reads the first token, and this model's the last"]
+    return [
+        *_norms(config, target),
+        *_embedding(config, target),
+        *_positions(config, kind, target),
+        *_branches(config, kind, target),
+        *_tables(config, kind, target),
+    ]
+
+
+def homes(config: IsogradConfig, kind: Kind) -> list[str]:
+    """Names of the classes that can hold it, the nearest first: those that count positions as the model does."""
+    fit = [name for name, target in TARGETS.items() if not reasons(config, kind, target)]
+    return sorted(fit, key=lambda name: first_row(config, TARGETS[name]) != config.position_offset)
+
+
+def has_coefficients(config: IsogradConfig) -> bool:
+    """Whether a skip, a gain or a HeadScale is left, which only `fold` can put into plain weights."""
+    return any(
+        residual.heads is not None or any(isinstance(c, Learned) or c != 1.0 for c in (residual.skip, residual.gain))
+        for residual in residuals(config)
+    )
+
+
+def has_inner_norms(config: IsogradConfig) -> bool:
+    """Whether a norm stands on what a branch wrote, or inside one, as in NormFormer."""
+    return any(getattr(residual, slot) for residual in residuals(config) for slot in _SLOTS)
+
+
+def first_row(config: IsogradConfig, target: Target) -> int:
+    """The row of its position table that the first token reads."""
+    return (config.pad_token_id or 0) + 1 if target.first == "pad" else int(target.first)
+
+
+def residuals(config: IsogradConfig) -> list[Residual]:
+    """The residual of every sublayer, in the order of the towers."""
+    placement = config.entry()
+    return [placement.at(site) for site in _sites(config)]
+
+
+def norms_at(config: IsogradConfig) -> str | None:
+    """Where the norms of all sublayers stand, "pre" or "post"; None where they stand otherwise or differ."""
+    found = {(r.pre is not None, r.post is not None) for r in residuals(config)}
+    if len(found) > 1:
+        return None
+    return {(True, False): "pre", (False, True): "post"}.get(found.pop())
+
+
+def _sites(config: IsogradConfig) -> list[Site]:
+    depths = {tower: config.depths(tower) for tower in config.towers()}
+    return [site for tower, (layers, other) in depths.items() for site in sites(layers, tower, other)]
+
+
+def _norms(config: IsogradConfig, target: Target) -> Iterator[str]:
+    every = residuals(config)
+    for slot, place in _SLOTS.items():
+        if any(getattr(residual, slot) for residual in every):
+            yield f"it has no norm {place} ({slot}), and this placement has"
+    if any(residual.heads for residual in every):
+        yield "it has no HeadScale"
+    found = norms_at(config)
+    if found is None:
+        yield "the norms of this placement stand neither all before the branch nor all on the sum"
+    elif found not in target.norms:
+        where = {"pre": "before the branch", "post": "on the sum"}
+        yield f"its norms stand {where[target.norms[0]]}, this model's {where[found]}"
+    if (found == "pre") != (config.entry().final is not None):
+        yield (
+            "it has a norm after the last layer, and this placement has none"
+            if found == "pre"
+            else "it has no norm after the last layer, and this placement has one"
+        )
+    wanted = "rmsnorm" if target.rms else "layernorm"
+    if kinds := _kinds(config, config.entry(), every) - {wanted}:
+        yield f"its norms are {wanted}, this model's {' and '.join(sorted(kinds))}"
+    if target.eps is not None and config.norm_eps != target.eps:
+        yield f"the eps of its norms is {target.eps:g} and cannot be set, this model's is {config.norm_eps:g}"
+
+
+def _kinds(config: IsogradConfig, placement: Placement, every: list[Residual]) -> set[str]:
+    norms = [placement.final, *(n for r in every for n in (r.pre, r.post))]
+    norms += [Norm() if config.embedding_norm else None]
+    norms += [r.projections.norm for r in every if r.projections]
+    return {config.norm if norm.kind == "model" else norm.kind for norm in norms if norm is not None}
+
+
+def _embedding(config: IsogradConfig, target: Target) -> Iterator[str]:
+    if target.embedding_norm and not config.embedding_norm:
+        yield "it has a norm on the embedding, and this model has none (embedding_norm=False)"
+    elif config.embedding_norm and not target.embedding_norm:
+        yield "it has no norm on the embedding, and this model has one (embedding_norm=True)"
+    if config.type_vocab_size and target.options.__name__ != "bert":
+        yield f"it has no token types, and this model has {config.type_vocab_size}"
+
+
+def _positions(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
+    ours = config.position_embedding_type
+    if (ours == "rotary") != (target.positions == "rotary"):
+        yield f"its positions are {'rotary' if target.positions == 'rotary' else 'added'}, this model's are {ours}"
+    elif target.positions == "fixed" and ours != "sinusoidal":
+        yield f"its positions are fairseq's sinusoids, this model's are {ours}"
+    elif target.positions == "fixed" and config.position_offset != first_row(config, target):
+        yield (
+            f"its sinusoids begin at {first_row(config, target)}, behind the pad id, this model's at"
+            f" {config.position_offset}"
+        )
+    elif target.positions == "permuted" and (ours != "sinusoidal_interleaved" or config.position_offset):
+        given = f"{ours} from {config.position_offset} on"
+        yield f"it keeps no table, its sinusoids are sinusoidal_interleaved from 0 on, this model's positions {given}"
+    if target.by_ids and config.pad_token_id is None:
+        yield "it counts positions by the pad token, and this model's config has no pad_token_id"
+    elif target.by_ids and kind == "pair" and config.decoder_start_token_id == config.pad_token_id:
+        yield "it counts positions over tokens that are not pad, and this model's decoder starts with pad"
+
+
+def _branches(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
+    if config.hidden_act not in target.acts:
+        yield f"its activation is one of {', '.join(target.acts)}, this model's is {config.hidden_act}"
+    if kind == "masked" and target.head_act not in (None, config.hidden_act):
+        yield f"the activation of its head is {target.head_act}, this model's is {config.hidden_act}"
+    found = {residual.projections for residual in residuals(config) if residual.projections}
+    normed = all(p.over == "head" and set(p.of) == {"query", "key"} for p in found)
+    if found and not (target.projections and normed):
+        yield "it has no such norms on queries, keys or values, and this placement has"
+    elif target.projections and not found:
+        yield "it has norms on queries and keys, and this placement has none"
+    if target.projections and config.bias:
+        yield "its feed-forward has no biases, this model's has (bias=True)"
+
+
+def _tables(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
+    rows = config.encoder_vocab_size or config.vocab_size
+    if kind == "pair" and rows > config.vocab_size and not target.two_tables:
+        yield f"it has one vocabulary, and this model's encoder has {rows} tokens, its decoder {config.vocab_size}"
+    if config.next_sentence and target.second_head is None:
+        yield "it has no second head, and this model has one (next_sentence=True)"
+
+
+def is_added(config: IsogradConfig) -> bool:
+    """Whether positions are added to token vectors from a function, not from a table."""
+    return config.position_embedding_type in ADDED
