@@ -206,11 +206,17 @@ class Flow:
         number, row = by_width[0], by_width[1]
         if self._row(number) != 1 or self._row(row) == 1:
             return None
-        origin = self._casts(row)
-        made = self.trace.made_by(origin)
-        if made is not None and bare(made) == "sub" and len(pair := self.data(made)) == 2 and self._row(pair[1]) == 1:
-            origin = self._casts(pair[0])
-        return origin if origin in self.trace.above([number]) else None
+        above = self.trace.above([number])
+        origin: int | None = row
+        while origin is not None and origin not in above:  # a gain stands in front of the division
+            origin = self._uncentred(origin) or self.through(origin)
+        return None if origin is None else self._casts(self._uncentred(self._casts(origin)) or origin)
+
+    def _uncentred(self, value: int) -> int | None:
+        """x of x - mean(x); None of anything else."""
+        made = self.trace.made_by(value)
+        pair = self.data(made) if made is not None and bare(made) == "sub" else []
+        return pair[0] if len(pair) == 2 and self._row(pair[1]) == 1 else None
 
     def _row(self, value: int) -> int:
         """Width of the last axis, 1 where a number was spread over it."""
@@ -235,6 +241,7 @@ class Flow:
             eps = numbers[-1] if numbers else DEFAULT_EPS.get(bare(operation))
         else:
             gain, offset = self._affine(result)
+            gain = gain or self._gain_in_front(origin, result)
             eps = self._eps(origin, result)
         shift = trace.replay({origin: FAR * trace[origin] + FAR}, [result])[0]
         plain = trace.replay({origin: FAR * trace[origin]}, [result])[0]
@@ -262,6 +269,12 @@ class Flow:
                 break
             result = readers[0].makes[0]
         return gain, offset
+
+    def _gain_in_front(self, origin: int, result: int) -> str | None:
+        """The name of a gain that multiplies before the division."""
+        between = self.trace.below([origin]) & self.trace.above([result])
+        made = [o for o in self.trace.operations if not between.isdisjoint(o.makes) and bare(o) in ("mul", "addcmul")]
+        return next((name for o in made for name in self.weights(o)), None)
 
     def _eps(self, origin: int, result: int) -> float | None:
         """The small number added between the origin of a hand-written norm and its result."""

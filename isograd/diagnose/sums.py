@@ -175,8 +175,7 @@ class Sums:
             return True
         if bare(operation) not in ("softmax", "_softmax") or operation.reads[0] not in self.flow.live:
             return False
-        scores = self.trace.made_by(self._scores(operation.reads[0]))
-        return scores is not None and bare(scores) in PRODUCTS and len(self.flow.data(scores)) == 2
+        return self._is_of_two(self._scores(operation.reads[0]))
 
     def _all_scores(self) -> set[int]:
         """What softmaxes read: sums of scores, as with an earlier layer's, are none of a stream."""
@@ -187,10 +186,17 @@ class Sums:
         """The product of queries and keys below a softmax, through masks, caps and biases."""
         while (made := self.trace.made_by(value)) is not None:
             data = self.flow.data(made)
+            if bare(made) in SUMS and len(data) > 1:  # of several products, as with relative positions: the first
+                parts = (self._scores(part) for part in data)
+                return next((part for part in parts if self._is_of_two(part)), value)
             if bare(made) in PRODUCTS or len(data) != 1:
                 break
             value = data[0]
         return value
+
+    def _is_of_two(self, value: int) -> bool:
+        made = self.trace.made_by(value)
+        return made is not None and bare(made) in PRODUCTS and len(self.flow.data(made)) == 2
 
     def attended(self, attention: Operation) -> tuple[int, int, int] | None:
         """Query, key and value of an attention."""

@@ -122,7 +122,7 @@ def record(model: nn.Module, inputs: Any, *, in_half: bool = False) -> Trace:
     """
     twin = stand_in(model, in_half=in_half)
     recorder = _Recorder(twin)
-    args, kwargs = arguments(inputs)
+    args, kwargs = arguments(fitted(twin, inputs))
     recorder.enter({**{str(i): a for i, a in enumerate(args)}, **kwargs})
     with torch.inference_mode(), _plain_operations(), _addresses(twin, recorder), recorder:
         out = twin(*args, **kwargs)
@@ -135,6 +135,18 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def fitted(model: nn.Module, inputs: Any) -> Any:
+    """The inputs on the CPU, vectors in the model's precision."""
+    floating = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+    def fit(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return part.to("cpu", floating) if part.is_floating_point() else part.to("cpu")
+
+    return tree_map(fit, inputs)
 
 
 def stand_in(model: nn.Module, *, in_half: bool = False) -> nn.Module:

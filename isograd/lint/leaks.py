@@ -9,6 +9,8 @@ from torch import Tensor
 from isograd.lint.findings import Finding
 from isograd.lint.subject import Subject
 
+LOPSIDED = 0.75  # of what is seen behind: more ahead is a view to both sides
+BOTH_WAYS = ("xlnet", "xlm", "flaubert")  # language models that are not causal by design
 SEEN = 1e-5  # of the largest output: what another order of rounding does not do
 
 
@@ -24,8 +26,8 @@ def future(subject: Subject) -> Iterator[Finding]:
     ahead = torch.triu(reach, diagonal=1)
     back = torch.tril(reach, diagonal=-1)
     behind, possible = int(ahead.sum()), length * (length - 1) // 2
-    partly = 0 < behind < 0.5 * possible and int(back.sum()) > behind
-    if not (behind and _is_causal(subject)) and not (partly and not _is_local(ahead, back)):
+    partly = 0 < behind < min(0.5 * possible, LOPSIDED * int(back.sum()))  # a window sees as much ahead as behind
+    if not partly and not (behind and _is_causal(subject)):
         return
     reader, source = (int(i) for i in ahead.nonzero()[0])
     yield Finding(
@@ -53,9 +55,10 @@ def padding(subject: Subject) -> Iterator[Finding]:
         mask[:] = ones_are_real
         mask[:, -pad:] = not ones_are_real
         other = ids.clone()
-        other[:, -pad:] = _others(ids)[:, -pad:]
+        other[:, -pad:] = _others(subject, ids)[:, -pad:]
         a, b = (subject.run(inputs | {mask_name: mask, name: x}) for x in (ids, other))
-        if a is None or b is None or a.ndim < 2:
+        pools = a is not None and a.ndim < 3 and "SequenceClassification" in type(subject.model).__name__
+        if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
             continue
         aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not _decodes(inputs)
         real = slice(None, -pad) if aligned and a.ndim >= 3 and a.shape[1] == time else slice(None)
@@ -80,7 +83,7 @@ def source(subject: Subject) -> Iterator[Finding]:
         return
     base = subject.run(subject.inputs)
     for name in sequences:
-        moved = subject.run(_with(subject, name, _others(named[name])))
+        moved = subject.run(_with(subject, name, _others(subject, named[name])))
         if base is None or moved is None or moved.shape != base.shape:
             continue
         gap = ((moved - base).abs().max() / base.abs().max()).item()
@@ -101,7 +104,7 @@ def _reach(subject: Subject, name: str) -> Tensor | None:
     x = named[name][:1]
     time = x.shape[1]
     rows = x.repeat(time + 1, *[1] * (x.ndim - 1))
-    other = _others(x)
+    other = _others(subject, x)
     for t in range(time):
         rows[t + 1, t] = other[0, t]
     fixed = {key: _repeated(value, named[name], time + 1) for key, value in named.items()}
@@ -128,12 +131,9 @@ def _is_causal(subject: Subject) -> bool:
     name = type(subject.model).__name__
     said = name.endswith(("CausalLM", "LMHeadModel", "Seq2SeqLM", "ForConditionalGeneration"))
     config = subject.config
-    return bool(config is not None and (said or getattr(config, "is_decoder", False)))
-
-
-def _is_local(ahead: Tensor, back: Tensor) -> bool:
-    """Whether as much is seen ahead as behind, as in a window around each position."""
-    return bool((ahead == back.T).all())
+    if config is None or getattr(config, "model_type", "") in BOTH_WAYS:
+        return False
+    return bool(said or getattr(config, "is_decoder", False))
 
 
 def _decodes(inputs: dict[str, Any]) -> bool:
@@ -154,15 +154,19 @@ def _masked_inputs(inputs: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, sequence
 
 
-def _others(x: Tensor) -> Tensor:
-    """Something else of the same kind everywhere."""
+def _others(subject: Subject, x: Tensor) -> Tensor:
+    """Something else of the same kind everywhere; special ids stay, since models look for them."""
     draw = torch.Generator().manual_seed(7)
     if x.is_floating_point():
         return x + torch.randn(x.shape, generator=draw).to(x)
+    ids = (getattr(subject.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls"))
+    special = torch.tensor([i for i in ids if isinstance(i, int)], dtype=x.dtype)
     used = torch.unique(x)
+    used = used[~torch.isin(used, special)]
     if len(used) < 2:
         return x + 1
-    return used[(torch.searchsorted(used, x) + 1) % len(used)]
+    next_one = used[(torch.searchsorted(used, x.contiguous()) + 1) % len(used)]
+    return torch.where(torch.isin(x, special), x, next_one)
 
 
 def _repeated(value: Any, like: Tensor, times: int) -> Any:

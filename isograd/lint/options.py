@@ -47,15 +47,11 @@ def inert(subject: Subject) -> Iterator[Finding]:
     if not isinstance(model, PreTrainedModel) or sum(p.numel() for p in model.parameters()) > SMALL:
         return
     for name, value in sorted(vars(model.config).items()):
-        if (
-            isinstance(value, bool)
-            and SWITCHES.search(name)
-            and name[0] != "_"
-            and not _matters(subject, model, name, not value)
-        ):
+        tried = isinstance(value, bool) and SWITCHES.search(name) and name[0] != "_" and "fp32" not in name
+        if tried and not _matters(subject, model, name, not value):
             yield Finding(
                 code="option-inert",
-                severity="warning",
+                severity="warning" if value or getattr(type(model.config)(), name, value) != value else "info",
                 address=f"config.{name}",
                 measured=float(value),
                 message=f"{name}={value} and {name}={not value} make the same model: nothing reads this option",

@@ -92,7 +92,7 @@ def embedding(subject: Subject) -> Iterator[Finding]:
     said = getattr(subject.config, "tie_word_embeddings", False) is True
     if (head := subject.head) is not None and head not in subject.tables:
         own = subject.parameters[head]
-        alike = [t for n in subject.tables if (t := subject.parameters[n]).shape == own.shape]
+        alike = [t for n in subject.token_tables if (t := subject.parameters[n]).shape == own.shape]
         copied = any(torch.equal(own, table) for table in alike)
         if (said and alike) or copied:
             yield Finding(

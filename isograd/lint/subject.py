@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from isograd.diagnose.anatomy import Anatomy
 from isograd.diagnose.flow import Flow, bare
 from isograd.diagnose.found import FoundSublayer
-from isograd.diagnose.trace import Operation, Trace, arguments, stand_in
+from isograd.diagnose.trace import Operation, Trace, arguments, fitted, stand_in
 
 
 class Subject:
@@ -74,7 +74,7 @@ class Subject:
     @torch.no_grad()
     def run(self, inputs: Any) -> Tensor | None:
         """The logits, or whatever the output's first tensor is."""
-        args, kwargs = arguments(inputs)
+        args, kwargs = arguments(fitted(self.twin, inputs))
         return first_tensor(self.twin(*args, **kwargs))
 
     @cached_property
@@ -115,13 +115,12 @@ class Subject:
         return [name for o in operations if (name := self.flow.parameter(o.reads[0])) is not None]
 
     @cached_property
-    def token_table(self) -> str | None:
-        """The name of the table that ids look up in."""
+    def token_tables(self) -> list[str]:
+        """Names of the tables that ids look up in."""
         ids = {v for at, v in self.trace.inputs.items() if not self.trace[v].is_floating_point() and "mask" not in at}
-        for operation in self.trace.operations:
-            if operation.name == "embedding" and not ids.isdisjoint(self.trace.above(operation.reads[1:2])):
-                return self.flow.parameter(operation.reads[0])
-        return None
+        looked = [o for o in self.trace.operations if o.name == "embedding" and len(o.reads) > 1]
+        named = [(self.flow.parameter(o.reads[0]), self.trace.above([o.reads[1]])) for o in looked]
+        return [name for name, above in named if name is not None and not ids.isdisjoint(above)]
 
     def head_scales(self, sublayer: FoundSublayer) -> Iterator[str]:
         """Names of parameters with one entry per head that scale what the last projection wrote (after W_O)."""

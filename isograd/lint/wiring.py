@@ -114,12 +114,17 @@ def swapped(subject: Subject) -> Iterator[Finding]:
 
 
 def unread(subject: Subject) -> Iterator[Finding]:
-    """Parameters that no operation read; those of tokens that these inputs do not hold (a mask's, a class's) may be."""
+    """Gains and coefficients that no operation read.
+
+    Vectors of tokens that these inputs do not hold (a mask's) are none, nor are biases of matrices that are unread
+    themselves: such a module waits for another call.
+    """
     trace = subject.trace
     routed = any(o.name == "topk" for o in trace.operations)  # experts that no token was sent to are read another time
     for value, name in trace.names.items():
         tensor = trace[value]
-        if trace.readers.get(value) or not tensor.numel() or "token" in name or (routed and _has_twins(subject, name)):
+        unused = any(word in name for word in ("token", "mask")) or _in_unread_module(subject, name)
+        if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(subject, name)):
             continue
         if tensor.squeeze().ndim <= 1:
             yield Finding(
@@ -181,6 +186,13 @@ def _bare(subject: Subject, value: int) -> bool:
             seen.update(new)
             todo += new
     return False
+
+
+def _in_unread_module(subject: Subject, name: str) -> bool:
+    owner = name.rpartition(".")[0]
+    values = {n: v for v, n in subject.trace.names.items()}
+    beside = [n for n in values if n.rpartition(".")[0] == owner and subject.trace[values[n]].ndim >= 2]
+    return any(not subject.trace.readers.get(values[n]) for n in beside)
 
 
 def _has_twins(subject: Subject, name: str) -> bool:

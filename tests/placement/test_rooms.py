@@ -11,7 +11,8 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# placement <- transformer <- models <- data <- diagnose <- evaluate <- theory, train, export <- study <- report <- cli
+# placement <- transformer <- models <- data <- diagnose <- evaluate <- lint, theory, train, export <- study <- report
+# <- cli
 LEVELS = [
     {"placement"},
     {"transformer"},
@@ -19,7 +20,7 @@ LEVELS = [
     {"data"},
     {"diagnose"},
     {"evaluate"},
-    {"theory", "train", "export"},
+    {"lint", "theory", "train", "export"},
     {"study"},
     {"report"},
     {"cli"},
