@@ -3,9 +3,10 @@
     export_ctranslate2(model, tokenizer, "model-ct2", quantization="int8")
     ctranslate2.Translator("model-ct2").translate_batch([tokens], beam_size=5, return_end_token=True)
 
-CTranslate2 knows two placements, post-ln and pre-ln (its `pre_norm`), with LayerNorm or RMSNorm; coefficients are
-folded first, and a norm anywhere else is refused. Its beam search is fairseq's, as ours is with `early_stopping=True`,
-but it counts the tokens before </s> alone in length_penalty's length, unless it has to return </s> too.
+CTranslate2 knows two placements, post-ln and pre-ln (its `pre_norm`), with LayerNorm or RMSNorm, and norms on the
+queries and keys of each head; coefficients are folded first, and a norm anywhere else is refused. Its beam search is
+fairseq's, as ours is with `early_stopping=True`, but in length_penalty's length it counts the tokens before </s> alone,
+unless it has to return </s> too.
 """
 
 import copy
@@ -99,10 +100,12 @@ def _refuse_norms_of(sublayer: Sublayer) -> None:
     branch, site = sublayer.branch, sublayer.site
     inside = {"mid": branch.mid, "out": sublayer.out}
     if isinstance(branch, Attention):
-        inside |= {"query": branch.query_norm, "key": branch.key_norm, "value": branch.value_norm}
+        inside["value"] = branch.value_norm
+        if not branch.normed_by_head:
+            inside |= {"query": branch.query_norm, "key": branch.key_norm}
     for name, norm in inside.items():
         if not isinstance(norm, nn.Identity):
-            where = {"mid": "before the last projection", "out": "on the branch's output"}.get(name, f"on the {name}")
+            where = {"mid": "before the last projection", "out": "on the branch's output"}.get(name, f"on each {name}")
             raise ExportError(
                 f"{site.kind} in layer {site.layer} of the {site.tower} has a norm {where} ({name}), which CTranslate2"
                 f" has no place for; {ELSEWHERE}"

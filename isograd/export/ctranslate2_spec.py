@@ -7,6 +7,7 @@
 | `attn.branch.query`, `key`, `value`; `out` | `self_attention.linear[0]`, one matrix; `[1]` |
 | `cross.branch.query`; `key`, `value`; `out` | `attention.linear[0]`; `[1]`; `[2]` |
 | `ffn.branch.into`, `out`; with a gate `gate`, `into` | `ffn.linear_0`, `linear_1`; `linear_0`, `linear_0_noact` |
+| `query_norm`, `key_norm` of an attention | its `q_norm`, `k_norm`, over each head |
 | `pre` or `post` of a sublayer; the tower's `norm` | its `layer_norm`; `layer_norm` |
 | `lm_head` | `decoder.projection` |
 """
@@ -21,6 +22,7 @@ from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel
 from isograd.transformer.attention import Attention
 from isograd.transformer.feedforward import FeedForward, GatedFeedForward
 from isograd.transformer.norms import RMSNorm
+from isograd.transformer.stack import Layer
 from isograd.transformer.sublayer import Sublayer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "swiglu": "SWISH"}
@@ -49,25 +51,27 @@ def _tower(tower: IsogradModel) -> Any:
         "layernorm_embedding": config.embedding_norm,
         "ffn_glu": config.hidden_act == "swiglu",
         "rms_norm": any(isinstance(module, RMSNorm) for module in tower.modules()),
+        "qk_norm": True,  # taken out where there is none
     }
     if tower.rotary:
         options |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rope_theta}
-    depth, heads = len(tower.layers), config.num_attention_heads
+    layers = [layer for layer in tower.layers if isinstance(layer, Layer)]
+    depth, heads = len(layers), config.num_attention_heads
     if tower.causal:
-        cross = tower.layers[0].cross is not None
+        cross = layers[0].cross is not None
         spec = specs.TransformerDecoderSpec(depth, heads, with_encoder_attention=cross, **options)
         table = spec.embeddings
     else:
         spec = specs.TransformerEncoderSpec(depth, heads, **options)
         table = spec.embeddings[0]
-    spec.pre_norm = isinstance(tower.layers[0].attn.post, nn.Identity)
+    spec.pre_norm = isinstance(layers[0].attn.post, nn.Identity)
     table.weight = _values(embedding.tokens.weight)
     spec.scale_embeddings = False if embedding.scale == 1.0 else float(embedding.scale)
     if not tower.rotary:
         spec.position_encodings.encodings = _positions(tower)
     _set_norm(getattr(spec, "layernorm_embedding", None), embedding.norm)
     _set_norm(getattr(spec, "layer_norm", None), tower.norm)
-    for ours, theirs in zip(tower.layers, spec.layer, strict=True):
+    for ours, theirs in zip(layers, spec.layer, strict=True):
         _set_attention(theirs.self_attention, ours.attn)
         if ours.cross is not None:
             _set_attention(theirs.attention, ours.cross)
@@ -96,6 +100,13 @@ def _set_attention(spec: Any, sublayer: Sublayer) -> None:
     )
     for linear, group in zip(spec.linear, [*groups, [branch.out]], strict=True):
         _set_linear(linear, *group)
+    (common,) = needed("ctranslate2.specs.common_spec")
+    for name, norm in (("q_norm", branch.query_norm), ("k_norm", branch.key_norm)):
+        if isinstance(norm, nn.Identity):
+            delattr(spec, name)
+        else:
+            setattr(spec, name, common.LayerNormSpec(rms_norm=isinstance(norm, RMSNorm)))
+            _set_norm(getattr(spec, name), norm)
 
 
 def _set_feedforward(spec: Any, sublayer: Sublayer) -> None:
