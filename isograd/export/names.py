@@ -135,7 +135,12 @@ NAMES: dict[str, Names] = {  # by transformers' model_type
     ),
     "opt": Names(
         towers={"model": "model.decoder"},
-        tower={**_FAIRSEQ_TOWER, "norm": "final_layer_norm"},
+        tower={
+            **_FAIRSEQ_TOWER,
+            "embedding.project": "project_in",
+            "norm": "final_layer_norm",
+            "project": "project_out",
+        },
         layers="layers",
         layer={ours: theirs for ours, theirs in _FAIRSEQ_LAYER.items() if not ours.startswith("cross")},
         heads=_HEAD,

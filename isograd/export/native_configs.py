@@ -31,6 +31,7 @@ def opt(config: IsogradConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_attention_heads,
         "ffn_dim": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
+        "word_embed_proj_dim": config.token_width,
         "enable_bias": config.bias,
         "dropout": config.hidden_dropout,
         "attention_dropout": config.attention_dropout,
@@ -102,13 +103,14 @@ def bert(config: IsogradConfig) -> dict[str, Any]:
 def bart(config: IsogradConfig) -> dict[str, Any]:
     """Of BART and the classes that have its options."""
     layers, _ = config.depths("decoder")
+    encoder = config.of("encoder")
     return {
         "d_model": config.hidden_size,
         "encoder_layers": config.encoder_layers or layers,
         "decoder_layers": layers,
-        "encoder_attention_heads": config.num_attention_heads,
+        "encoder_attention_heads": encoder.num_attention_heads,
         "decoder_attention_heads": config.num_attention_heads,
-        "encoder_ffn_dim": config.intermediate_size,
+        "encoder_ffn_dim": encoder.intermediate_size,
         "decoder_ffn_dim": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
         "scale_embedding": config.scale_embedding,

@@ -11,9 +11,8 @@ from isograd.models import (
     IsogradForSequenceClassification,
     IsogradPreTrainedModel,
 )
-from isograd.placement import Norm, Placement, Residual, Site, sites
+from isograd.placement import Norm, Residual, sites
 from isograd.placement.formula import Learned
-from isograd.transformer.positions import ADDED
 
 _CLASSES: dict[type[IsogradPreTrainedModel], Kind] = {
     IsogradForCausalLM: "causal",
@@ -70,8 +69,11 @@ def first_row(config: IsogradConfig, target: Target) -> int:
 
 def residuals(config: IsogradConfig) -> list[Residual]:
     """The residual of every sublayer, in the order of the towers."""
-    placement = config.entry()
-    return [placement.at(site) for site in _sites(config)]
+    out = []
+    for tower in config.towers():
+        own, (layers, other) = config.of(tower), config.depths(tower)
+        out += [own.entry().at(site) for site in sites(layers, tower, other)]
+    return out
 
 
 def norms_at(config: IsogradConfig) -> str | None:
@@ -80,11 +82,6 @@ def norms_at(config: IsogradConfig) -> str | None:
     if len(found) > 1:
         return None
     return {(True, False): "pre", (False, True): "post"}.get(found.pop())
-
-
-def _sites(config: IsogradConfig) -> list[Site]:
-    depths = {tower: config.depths(tower) for tower in config.towers()}
-    return [site for tower, (layers, other) in depths.items() for site in sites(layers, tower, other)]
 
 
 def _norms(config: IsogradConfig, target: Target) -> Iterator[str]:
@@ -100,21 +97,21 @@ def _norms(config: IsogradConfig, target: Target) -> Iterator[str]:
     elif found not in target.norms:
         where = {"pre": "before the branch", "post": "on the sum"}
         yield f"its norms stand {where[target.norms[0]]}, this model's {where[found]}"
-    if (found == "pre") != (config.entry().final is not None):
-        yield (
-            "it has a norm after the last layer, and this placement has none"
-            if found == "pre"
-            else "it has no norm after the last layer, and this placement has one"
-        )
+    finals = {config.of(tower).entry().final is not None for tower in config.towers()}
+    if found == "pre" and False in finals:
+        yield "it has a norm after the last layer, and this placement has none"
+    elif found == "post" and True in finals:
+        yield "it has no norm after the last layer, and this placement has one"
     wanted = "rmsnorm" if target.rms else "layernorm"
-    if kinds := _kinds(config, config.entry(), every) - {wanted}:
+    if kinds := _kinds(config, every) - {wanted}:
         yield f"its norms are {wanted}, this model's {' and '.join(sorted(kinds))}"
     if target.eps is not None and config.norm_eps != target.eps:
         yield f"the eps of its norms is {target.eps:g} and cannot be set, this model's is {config.norm_eps:g}"
 
 
-def _kinds(config: IsogradConfig, placement: Placement, every: list[Residual]) -> set[str]:
-    norms = [placement.final, *(n for r in every for n in (r.pre, r.post))]
+def _kinds(config: IsogradConfig, every: list[Residual]) -> set[str]:
+    norms = [config.of(tower).entry().final for tower in config.towers()]
+    norms += [norm for residual in every for norm in (residual.pre, residual.post)]
     norms += [Norm() if config.embedding_norm else None]
     norms += [r.projections.norm for r in every if r.projections]
     return {config.norm if norm.kind == "model" else norm.kind for norm in norms if norm is not None}
@@ -130,7 +127,15 @@ def _embedding(config: IsogradConfig, target: Target) -> Iterator[str]:
 
 
 def _positions(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
-    ours = config.position_embedding_type
+    for ours in {config.of(tower).position_embedding_type for tower in config.towers()}:
+        yield from _position_kind(ours, config, target)
+    if target.by_ids and config.pad_token_id is None:
+        yield "it counts positions by the pad token, and this model's config has no pad_token_id"
+    elif target.by_ids and kind == "pair" and config.decoder_start_token_id == config.pad_token_id:
+        yield "it counts positions over tokens that are not pad, and this model's decoder starts with pad"
+
+
+def _position_kind(ours: str, config: IsogradConfig, target: Target) -> Iterator[str]:
     if (ours == "rotary") != (target.positions == "rotary"):
         yield f"its positions are {'rotary' if target.positions == 'rotary' else 'added'}, this model's are {ours}"
     elif target.positions == "fixed" and ours != "sinusoidal":
@@ -143,10 +148,6 @@ def _positions(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[st
     elif target.positions == "permuted" and (ours != "sinusoidal_interleaved" or config.position_offset):
         given = f"{ours} from {config.position_offset} on"
         yield f"it keeps no table, its sinusoids are sinusoidal_interleaved from 0 on, this model's positions {given}"
-    if target.by_ids and config.pad_token_id is None:
-        yield "it counts positions by the pad token, and this model's config has no pad_token_id"
-    elif target.by_ids and kind == "pair" and config.decoder_start_token_id == config.pad_token_id:
-        yield "it counts positions over tokens that are not pad, and this model's decoder starts with pad"
 
 
 def _branches(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
@@ -170,8 +171,13 @@ def _tables(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
         yield f"it has one vocabulary, and this model's encoder has {rows} tokens, its decoder {config.vocab_size}"
     if config.next_sentence and target.second_head is None:
         yield "it has no second head, and this model has one (next_sentence=True)"
-
-
-def is_added(config: IsogradConfig) -> bool:
-    """Whether positions are added to token vectors from a function, not from a table."""
-    return config.position_embedding_type in ADDED
+    if kind == "pair":
+        for name in ("hidden_size", "max_position_embeddings"):
+            encoder, decoder = (getattr(config.of(tower), name) for tower in config.towers())
+            if encoder != decoder:
+                yield f"its towers have one {name}, and this model's have {encoder} and {decoder}"
+    sizes = (config.token_width, config.output_width)
+    if target.model_type == "opt" and sizes[0] != sizes[1]:
+        yield f"the token vectors it reads and writes have one width, this model's have {sizes[0]} and {sizes[1]}"
+    elif target.model_type != "opt" and set(sizes) != {config.hidden_size}:
+        yield f"its token vectors have the width of the stream, this model's have {sizes[0]}"

@@ -34,9 +34,9 @@ def native_state(
     for prefix, tower in _towers(model).items():
         tokens = f"{prefix}.embedding.tokens.weight"
         if tower.embedding.scale != 1.0 and not target.scales:
-            state[tokens] = state[tokens] * tower.embedding.scale
+            state[tokens] = state[tokens] * tower.embedding.scale  # in another tensor than a tied head's
         if target.positions in ("table", "permuted"):
-            state[f"{prefix}.embedding.positions.weight"] = _positions(tower, config, target)
+            state[f"{prefix}.embedding.positions.weight"] = _positions(tower, target)
     if target.positions == "permuted":
         state = _permuted(state, config)
     names = NAMES[target.model_type]
@@ -61,11 +61,12 @@ def _towers(model: IsogradPreTrainedModel) -> dict[str, IsogradModel]:
     return {name: module for name, module in model.named_children() if isinstance(module, IsogradModel)}
 
 
-def _positions(tower: IsogradModel, config: IsogradConfig, target: Target) -> Tensor:
+def _positions(tower: IsogradModel, target: Target) -> Tensor:
     """The table, its rows where the class looks for them; rows before the first position are never read, but for pad.
 
     A pad token reads the row before the first one.
     """
+    config: IsogradConfig = tower.config
     longest, width, tokens = config.max_position_embeddings, config.hidden_size, tower.embedding.tokens.weight
     first, ours = first_row(config, target), config.position_offset
     table = torch.zeros(first + longest, width, dtype=tokens.dtype)
