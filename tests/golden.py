@@ -2,7 +2,7 @@
 
     model, tensors, index = load("lm/lm_pre_AHF")
 
-`tensors` holds in/*, out64/*, ... of the file. `isograd.export.fairseq` reads options and names; its `renamed` serves
+`tensors` holds in/*, out64/*, ... of the file. `isograd.export.fairseq` reads options and names; `renamed` serves
 weights and gradients alike. Reduced cases lie in tests/data/golden (its README says where they come from); the whole
 set is used where it lies beside the repository.
 """
@@ -15,21 +15,12 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from isograd.export.fairseq import build as build_model
-from isograd.export.fairseq import fill
-from isograd.export.fairseq import renamed as renamed
-from isograd.export.fairseq_options import config_from_fairseq
-from isograd.models import IsogradConfig, IsogradModel
-from isograd.placement import CATALOGUE, ByKind, Learned, Norm, Placement, Residual, register
+from isograd.export.fairseq import from_fairseq
+from isograd.export.fairseq_names import renamed as renamed
 
 REDUCED = Path(__file__).parent / "data/golden"
 WHOLE = Path(__file__).parents[1].parent / "shared/golden"
 PAD = 1
-
-POST_AR = Placement(
-    each=ByKind(attn=Residual(out=Norm(), post=Norm()), ffn=Residual(post=Norm(), skip=Learned())),
-    about="post-ln with a norm on the attention's branch and a learned skip on the feed-forward",
-)
 
 
 def present(case: str, root: Path) -> bool:
@@ -56,35 +47,17 @@ def load(case: str, tag: str = "", root: Path | None = None) -> tuple[Any, dict[
         tensors = tensors | {
             k.removeprefix(f"{t}/"): v for t in ("init", tag) for k, v in under_tag(tensors, t).items()
         }
-    model = build(case, index).eval()
-    state = {k: v.double() for k, v in under(tensors, "state/").items()}
-    fill(model, state, index["config"])
-    return model, tensors, index
+    return from_fairseq(state_of(tensors), index), tensors, index
+
+
+def state_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in fp64, and the stored tables of sinusoidal positions beside them."""
+    tables = {k: v for k, v in under(tensors, "aux/").items() if k.endswith("sinusoidal_table")}
+    return {k: v.double() for k, v in under(tensors, "state/").items()} | tables
 
 
 def under_tag(tensors: dict[str, Tensor], tag: str) -> dict[str, Tensor]:
     return {k: v for k, v in tensors.items() if k.startswith(f"{tag}/")}
-
-
-def build(case: str, index: dict[str, Any]) -> Any:
-    """By the product's reader, but for what no catalogue holds."""
-    given, name = index["config"], None
-    if case.startswith("headscale_paper"):
-        name = "normformer"
-    elif case.startswith("admin"):
-        name = "admin"
-    elif case == "lm/lm_post_AR":
-        name = "golden-post-AR"
-        if name not in CATALOGUE:
-            register(name, POST_AR)
-    elif case == "encdec/ed_pre_decAHFR":
-        name = "normformer-fairseq-resscale"
-    config = config_from_fairseq(given, index["vocab_size"], placement=name)
-    model = build_model(config)
-    if case == "encdec/ed_pre_decAHFR":  # fairseq's encoder layers know no NormFormer: a plain one beside it
-        plain = IsogradConfig(**(config.to_diff_dict() | {"placement": "pre-ln"}))
-        model.encoder = IsogradModel(plain, "encoder")
-    return model
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

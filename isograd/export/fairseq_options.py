@@ -4,6 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from isograd.models import IsogradConfig
+from isograd.placement import Tower
+from isograd.placement.flags import flagged_name
+
+Kind = Literal["causal", "masked", "pair"]
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -13,21 +17,57 @@ ACTIVATIONS = {
     "relu_squared": "relu_squared",
 }
 FLAGS = {"A": "scale_attn", "H": "scale_heads", "F": "scale_fc", "R": "scale_resids"}
-PLACEMENTS = {
+NAMED = {  # placements of the catalogue, by Pre-LN and flags
     (False, ""): "post-ln",
     (True, ""): "pre-ln",
     (True, "AHF"): "normformer-fairseq",
     (True, "AHFR"): "normformer-fairseq-resscale",
+    (True, "APF"): "normformer",
+    (True, "APFR"): "normformer-resscale",
 }
 OTHER_NETWORKS = (  # options that change the network into one that isograd does not have
     "adaptive_input",
     "adaptive_softmax_cutoff",
     "alibi",
+    "base_layers",
     "character_embeddings",
     "cross_self_attention",
+    "decoder_layers_to_keep",
+    "encoder_layers_to_keep",
+    "decoder_xformers_att_config",
+    "encoder_xformers_att_config",
     "no_cross_attention",
-    "no_decoder_final_norm",
+    "tie_adaptive_weights",
 )
+OFF: tuple[Any, ...] = (None, False, 0, "", "None", [], ())  # values of an option that is not in use
+STARTS = ("default", "adaptive", "adaptive-profiling")  # Transformer-Clinic's init_type, those with these equations
+_SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads", "layers")
+_OF_THE_ENCODER = {
+    "placement": "placement",
+    "embed_dim": "hidden_size",
+    "ffn_embed_dim": "intermediate_size",
+    "attention_heads": "num_attention_heads",
+    "positions": "position_embedding_type",
+    "longest": "max_position_embeddings",
+}
+
+
+def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One flat mapping of the options.
+
+    Args:
+        config: options by name, or with the options under "config" or "model" and what belongs to them (vocabulary
+            size, special ids) beside; those of a tower may lie under "encoder" and "decoder".
+    """
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in ("config", "model") and isinstance(value, Mapping):
+            flat |= {k: v for k, v in options_of(value).items() if k not in flat or name == "config"}
+        elif name in ("encoder", "decoder") and isinstance(value, Mapping):
+            flat |= {f"{name}_{option}": v for option, v in value.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def config_from_fairseq(
@@ -35,79 +75,78 @@ def config_from_fairseq(
     vocab_size: int,
     *,
     encoder_vocab_size: int | None = None,
-    placement: str | None = None,
-    pad: int = 1,
-    bos: int = 0,
-    eos: int = 2,
+    input_size: int | None = None,
+    output_size: int | None = None,
+    admin: bool = False,
+    final: bool = True,
+    learned: Mapping[Tower, int] | None = None,
 ) -> IsogradConfig:
-    """The configuration that fairseq's options describe.
+    """The configuration that the options describe.
 
     Args:
-        options: with decoder_layers a language model, with encoder_layers a masked one, with both a translator.
+        options: flat, by the original's names; with decoder_layers a language model, with encoder_layers a masked one,
+            with both a translator. Ids of `pad`, `bos`, `eos` may stand among them; else 1, 0, 2.
         vocab_size: rows of the (decoder's) token table.
         encoder_vocab_size: rows of the encoder's, where it has its own.
-        placement: a name in the catalogue in place of what the options say.
-        pad, bos, eos: ids; positions begin behind pad, and a decoder with eos.
+        input_size, output_size: width of the decoder's token vectors, and of what its head reads, where it is another.
+        admin: the weights have ADMIN's ratio vectors.
+        final: False where a Pre-LN decoder's weights have no norm after the last layer, as in fairseq before 0.4.
+        learned: tower -> positions of a stored table, where it is not the one that isograd would compute.
 
     Raises:
-        ValueError: an option that isograd has no place for, by its name.
+        ValueError: an option that isograd has no place for, or one that is missing, by its name.
     """
     kind = kind_of(options)
-    side = "encoder" if kind == "masked" else "decoder"
-    sizes = (f"{side}_{name}" for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
-    refuse("options that are missing", [name for name in sizes if name not in options])
-    _refuse_other_networks(options, side)
-    if kind == "pair":
-        _refuse_unequal_towers(options)
-        if placement is None and _flags(options):
-            raise ValueError(
-                f"{', '.join(_flags(options).values())}: fairseq scales in a translator's decoder only, and no"
-                " placement does; pass placement= if both towers were built with it"
-            )
+    towers: tuple[Tower, ...] = ("encoder", "decoder") if kind == "pair" else (_side(kind),)
+    _refuse_missing(options, towers, kind)
+    _refuse_other_networks(options)
+    admin = admin or str(options.get("init_type", "")).startswith("adaptive")
+    pad = int(options.get("pad", 1))
+    of = {tower: _tower(options, tower, kind, admin, final, (learned or {}).get(tower)) for tower in towers}
+    main = of[towers[-1]]
     shared = bool(options.get("share_all_embeddings"))
-    tied = options.get("share_decoder_input_output_embed", False) or shared
+    tied = bool(options.get("share_decoder_input_output_embed", False)) or shared
     dropout = options.get("dropout", 0.0)
-    learned = options.get(f"{side}_learned_pos", kind == "masked")
-    activation = options.get("activation_fn", "relu")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation_fn={activation!r}; expected one of {', '.join(ACTIVATIONS)}")
     return IsogradConfig(
-        placement=placement or _placement(options, side),
+        **{ours: main[theirs] for theirs, ours in _OF_THE_ENCODER.items()},
         vocab_size=vocab_size,
-        hidden_size=options[f"{side}_embed_dim"],
-        num_hidden_layers=options[f"{side}_layers"],
-        num_attention_heads=options[f"{side}_attention_heads"],
-        intermediate_size=options[f"{side}_ffn_embed_dim"],
-        hidden_act=ACTIVATIONS[activation],
-        position_embedding_type=(
-            "none" if options.get("no_token_positional_embeddings") else "learned" if learned else "sinusoidal"
-        ),
+        num_hidden_layers=main["layers"],
+        hidden_act=ACTIVATIONS[options.get("activation_fn", "gelu")],
+        norm_eps=float(options.get("ln_eps", 1e-5)),
         position_offset=pad + 1,
-        max_position_embeddings=_longest(options, kind),
-        scale_embedding=not options.get("no_scale_embedding", False),
-        embedding_norm=bool(options.get("layernorm_embedding", False)),
+        scale_embedding=not options.get("no_scale_embedding", kind == "masked"),
+        embedding_norm=bool(options.get("layernorm_embedding", kind == "masked")),
         hidden_dropout=dropout,
         embedding_dropout=dropout,
         attention_dropout=options.get("attention_dropout", 0.0),
         activation_dropout=options.get("activation_dropout", 0.0) or options.get("relu_dropout", 0.0),
-        tie_word_embeddings=not options.get("untie_weights_roberta") if kind == "masked" else bool(tied),
-        encoder_layers=options["encoder_layers"] if kind == "pair" else None,
+        tie_word_embeddings=not options.get("untie_weights_roberta") if kind == "masked" else tied,
+        encoder_layers=of["encoder"]["layers"] if kind == "pair" else None,
         encoder_vocab_size=None if shared else encoder_vocab_size,
+        encoder_options=_differing(of["encoder"], main) if kind == "pair" else None,
         share_encoder_embeddings=shared,
         is_decoder=kind == "causal",
-        bos_token_id=bos,
+        input_size=input_size,
+        output_size=output_size,
+        calibration={"method": "fairseq"} if admin else None,  # the skips come with the weights
+        bos_token_id=int(options.get("bos", 0)),
         pad_token_id=pad,
-        eos_token_id=eos,
-        decoder_start_token_id=eos,
+        eos_token_id=int(options.get("eos", 2)),
+        decoder_start_token_id=int(options.get("eos", 2)),
     )
 
 
-def kind_of(options: Mapping[str, Any]) -> Literal["causal", "masked", "pair"]:
+def kind_of(options: Mapping[str, Any]) -> Kind:
     """What the options describe: a language model, a masked one, a translator."""
     towers = [tower for tower in ("encoder", "decoder") if options.get(f"{tower}_layers") is not None]
     if not towers:
         raise ValueError("neither encoder_layers nor decoder_layers among the options")
     return "pair" if len(towers) == 2 else "masked" if towers == ["encoder"] else "causal"
+
+
+def normed_before(options: Mapping[str, Any], tower: str) -> bool:
+    """Whether a tower is Pre-LN."""
+    return bool(options.get(f"{tower}_normalize_before", False))
 
 
 def refuse(what: str, names: Iterable[str]) -> None:
@@ -116,40 +155,80 @@ def refuse(what: str, names: Iterable[str]) -> None:
         raise ValueError(f"{what}: {', '.join(names)}")
 
 
-def _flags(options: Mapping[str, Any]) -> dict[str, str]:
-    return {letter: name for letter, name in FLAGS.items() if options.get(name)}
+def _side(kind: Kind) -> Tower:
+    return "encoder" if kind == "masked" else "decoder"
 
 
-def _placement(options: Mapping[str, Any], side: str) -> str:
-    if str(options.get("init_type", "")).startswith("adaptive"):
+def _tower(
+    options: Mapping[str, Any], tower: Tower, kind: Kind, admin: bool, final: bool, stored: int | None
+) -> dict[str, Any]:
+    """What a tower is built from, by the keys of `_OF_THE_ENCODER`, and its layers."""
+    learned = options.get(f"{tower}_learned_pos", kind == "masked")
+    positions = "learned" if learned else "sinusoidal"
+    return {
+        **{name: int(options[f"{tower}_{name}"]) for name in _SIZES},
+        "placement": _placement(options, tower, kind, admin, final),
+        "positions": "none" if options.get("no_token_positional_embeddings") else "learned" if stored else positions,
+        "longest": stored or _longest(options, tower, kind),
+    }
+
+
+def _placement(options: Mapping[str, Any], tower: Tower, kind: Kind, admin: bool, final: bool) -> str:
+    pre, flags = normed_before(options, tower), _flags(options, tower)
+    if admin:
+        if pre or flags:
+            found = (
+                f"{tower}_normalize_before" if pre else ", ".join(FLAGS[letter.replace("P", "H")] for letter in flags)
+            )
+            raise ValueError(f"ADMIN's ratios are for Post-LN without NormFormer's changes, and {found} is set")
         return "admin"
-    key = bool(options.get(f"{side}_normalize_before", False)), "".join(_flags(options))
-    if key not in PLACEMENTS:
-        raise ValueError(
-            f"no placement has {side}_normalize_before={key[0]} with {', '.join(_flags(options).values())}:"
-            " register one and pass placement="
-        )
-    return PLACEMENTS[key]
+    ends = tower == "encoder" or (final and not options.get("no_decoder_final_norm"))
+    if (pre, flags) in NAMED and (ends or not pre):
+        return NAMED[pre, flags]
+    return flagged_name(pre=pre, flags=flags, final=ends)
 
 
-def _longest(options: Mapping[str, Any], kind: str) -> int:
-    """The longest sequence; of targets in a translator."""
-    names = ("max_positions",) if kind == "masked" else ("max_target_positions", "tokens_per_sample")
-    return next((options[name] for name in names if options.get(name) is not None), 1024)
+def _flags(options: Mapping[str, Any], tower: Tower) -> str:
+    """Letters of NormFormer's changes in a tower; P in place of H where heads are scaled before W_O."""
+    prefix = "enc_" if tower == "encoder" else ""
+    letters = "".join(letter for letter, name in FLAGS.items() if options.get(prefix + name))
+    place = str(options.get("headscale_position", "")).lower()
+    return letters.replace("H", "P") if "paper" in place or "before" in place else letters
 
 
-def _refuse_other_networks(options: Mapping[str, Any], side: str) -> None:
-    found = [f"{name}={options[name]}" for name in OTHER_NETWORKS if options.get(name)]
-    width = options[f"{side}_embed_dim"]
-    sizes = (f"{side}_input_dim", f"{side}_output_dim")
-    found += [f"{name}={options[name]}" for name in sizes if options.get(name) not in (None, width)]
+def _differing(encoder: Mapping[str, Any], decoder: Mapping[str, Any]) -> dict[str, Any] | None:
+    changes = {ours: encoder[theirs] for theirs, ours in _OF_THE_ENCODER.items() if encoder[theirs] != decoder[theirs]}
+    if encoder["positions"] != "learned":
+        changes.pop("max_position_embeddings", None)  # of no table, and of nothing that is built
+    return changes or None
+
+
+def _longest(options: Mapping[str, Any], tower: Tower, kind: Kind) -> int:
+    """The longest sequence of a tower."""
+    names = {
+        "masked": ("max_positions", "tokens_per_sample"),
+        "causal": ("max_target_positions", "tokens_per_sample"),
+        "pair": ("max_source_positions" if tower == "encoder" else "max_target_positions",),
+    }[kind]
+    return next((int(options[name]) for name in names if options.get(name) is not None), 1024)
+
+
+def _refuse_missing(options: Mapping[str, Any], towers: Iterable[Tower], kind: Kind) -> None:
+    """Options that weights do not show, and that no default of fairseq's settles."""
+    names = [f"{tower}_{name}" for tower in towers for name in _SIZES]
+    if kind != "masked":
+        names += [*(f"{tower}_normalize_before" for tower in towers), "activation_fn"]
+    refuse("options that are missing", [name for name in names if options.get(name) is None])
+    activation = options.get("activation_fn", "gelu")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation_fn={activation!r}; expected one of {', '.join(ACTIVATIONS)}")
+
+
+def _refuse_other_networks(options: Mapping[str, Any]) -> None:
+    found = [f"{name}={options[name]}" for name in OTHER_NETWORKS if options.get(name) not in OFF]
     refuse("options of a network that isograd does not have", found)
-
-
-def _refuse_unequal_towers(options: Mapping[str, Any]) -> None:
-    names = ["embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos"]
-    pairs = [(f"encoder_{name}", f"decoder_{name}") for name in names]
-    if options.get("decoder_learned_pos"):
-        pairs.append(("max_source_positions", "max_target_positions"))
-    found = [f"{a}={options.get(a)} and {b}={options.get(b)}" for a, b in pairs if options.get(a) != options.get(b)]
-    refuse("options in which the towers of an isograd model cannot differ", found)
+    start = options.get("init_type")
+    if start not in (*OFF, *STARTS):
+        raise ValueError(
+            f"init_type={start!r}: isograd has no place for its coefficients; expected {', '.join(STARTS)}"
+        )

@@ -16,7 +16,7 @@ from isograd.placement import Tower
 from isograd.transformer.attention import Attention
 from isograd.transformer.norms import make_norm
 from isograd.transformer.positions import position_ids, rotary_tables
-from isograd.transformer.stack import InputEmbedding, Layer, make_layers
+from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
 from isograd.transformer.start import start
 
 logger = logging.get_logger(__name__)
@@ -65,8 +65,10 @@ class IsogradModel(IsogradPreTrainedModel):
     }
 
     def __init__(self, config: IsogradConfig, tower: Tower | None = None) -> None:
+        here: Tower = tower or ("decoder" if config.is_decoder else "encoder")
+        config = config.of(here)
         super().__init__(config)
-        self.tower: Tower = tower or ("decoder" if config.is_decoder else "encoder")
+        self.tower: Tower = here
         layers, other = config.depths(self.tower)
         vocabulary = (config.encoder_vocab_size if self.tower == "encoder" else None) or config.vocab_size
         self.causal = self.tower == "decoder"
@@ -75,6 +77,7 @@ class IsogradModel(IsogradPreTrainedModel):
         self.embedding = InputEmbedding(config, vocabulary)
         self.layers = make_layers(config, config.entry(), self.tower, layers, other, self.causal)
         self.norm = make_norm(config.entry().final, config.hidden_size, config)
+        self.project = make_projection(config.hidden_size, config.output_width)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -92,12 +95,12 @@ class IsogradModel(IsogradPreTrainedModel):
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,  # (batch, time, width), unscaled token vectors
+        inputs_embeds: Tensor | None = None,  # (batch, time, width or input_size), unscaled token vectors
         use_cache: bool | None = None,
         token_type_ids: Tensor | None = None,  # (batch, time), where the configuration has types
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Hidden states (batch, time, width) after the last layer and the final norm."""
+        """Hidden states (batch, time, width) after the last layer, the final norm and a projection, where there are."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         vectors = self.embedding.tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -123,7 +126,7 @@ class IsogradModel(IsogradPreTrainedModel):
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(x), past_key_values=past_key_values
+            last_hidden_state=self.project(self.norm(x)), past_key_values=past_key_values
         )
 
     def _new_cache(self) -> Cache:

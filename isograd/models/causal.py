@@ -30,7 +30,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
             config.is_decoder = True
         super().__init__(config)
         self.model = IsogradModel(config, "decoder")
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, role="head", bias=False)
+        self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=False)
         self.post_init()
 
     @can_return_tuple

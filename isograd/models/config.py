@@ -1,5 +1,6 @@
 """The configuration of every isograd model."""
 
+import copy
 import difflib
 import inspect
 from collections.abc import Iterable
@@ -22,7 +23,17 @@ _AT_LEAST_ONE = (
     "max_position_embeddings",
     "encoder_layers",
     "encoder_vocab_size",
+    "input_size",
+    "output_size",
     "loss_chunk",
+)
+_OF_THE_ENCODER = (  # may differ between the towers
+    "placement",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "position_embedding_type",
+    "max_position_embeddings",
 )
 _DROPOUTS = ("hidden_dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "classifier_dropout")
 _FRAMEWORK = frozenset(vars(PretrainedConfig())) | {  # what transformers reads or writes beside our own options
@@ -85,7 +96,12 @@ class IsogradConfig(PretrainedConfig):
         encoder_layers: layers of the encoder; None for a model of one tower.
         encoder_vocab_size: rows of the encoder's token table; None takes `vocab_size`.
         share_encoder_embeddings: encoder and decoder use one token table (with `tie_word_embeddings` only).
+        encoder_options: options in which the encoder differs from the decoder, any of `placement`, `hidden_size`,
+            `num_attention_heads`, `intermediate_size`, `position_embedding_type`, `max_position_embeddings`.
         is_decoder: a model of one tower reads to the left only.
+        input_size: width of the token vectors that a decoder reads; a projection takes them to the width. None: the
+            width itself.
+        output_size: width of what a decoder's head reads, after a projection behind the final norm. None likewise.
         classifier_dropout: dropout in the classification head; None takes `hidden_dropout`.
         loss_chunk: rows of logits that exist at one time while the loss is formed.
         calibration: what a calibration left ("method", "encoder", "decoder"); set by `calibrate`, never by hand.
@@ -127,7 +143,10 @@ class IsogradConfig(PretrainedConfig):
         encoder_layers: int | None = None,
         encoder_vocab_size: int | None = None,
         share_encoder_embeddings: bool = False,
+        encoder_options: dict[str, Any] | None = None,
         is_decoder: bool = False,
+        input_size: int | None = None,
+        output_size: int | None = None,
         classifier_dropout: float | None = None,
         loss_chunk: int = 512,
         calibration: dict[str, Any] | None = None,
@@ -165,7 +184,10 @@ class IsogradConfig(PretrainedConfig):
         self.encoder_layers = encoder_layers
         self.encoder_vocab_size = encoder_vocab_size
         self.share_encoder_embeddings = share_encoder_embeddings
+        self.encoder_options = encoder_options
         self.is_decoder = is_decoder
+        self.input_size = input_size
+        self.output_size = output_size
         self.classifier_dropout = classifier_dropout
         self.loss_chunk = loss_chunk
         self.calibration = calibration
@@ -181,8 +203,36 @@ class IsogradConfig(PretrainedConfig):
         self._check()
 
     def entry(self) -> Placement:
-        """The catalogue's entry of this configuration."""
+        """The catalogue's entry of this configuration; of a decoder that differs from its encoder, the decoder's."""
         return get(self.placement)
+
+    def of(self, tower: Tower) -> "IsogradConfig":
+        """What one tower is built from: this configuration, or a copy in which an encoder has its own options."""
+        changes = dict(self.encoder_options or {})
+        if self.input_size or self.output_size:
+            changes |= {"input_size": None, "output_size": None}
+        if tower == "decoder" or self.encoder_layers is None or not changes:
+            return self
+        own = copy.deepcopy(self)
+        for name, value in changes.items():
+            setattr(own, name, value)
+        own.encoder_options = None
+        return own
+
+    @property
+    def memory_size(self) -> int:
+        """Width of what a cross-attention reads."""
+        return self.of("encoder").hidden_size
+
+    @property
+    def token_width(self) -> int:
+        """Width of the token vectors."""
+        return self.input_size or self.hidden_size
+
+    @property
+    def output_width(self) -> int:
+        """Width of what the head over the vocabulary reads."""
+        return self.output_size or self.hidden_size
 
     def scheme(self) -> str:
         """The base scheme of the start: the configuration's, else the placement's, else "xavier-uniform"."""
@@ -208,6 +258,11 @@ class IsogradConfig(PretrainedConfig):
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
+            )
+        if self.tie_word_embeddings and self.token_width != self.output_width:
+            raise ValueError(
+                f"a tied table has one width: input_size={self.input_size}, output_size={self.output_size}"
+                f" (hidden_size={self.hidden_size}) need tie_word_embeddings=False"
             )
         if self.position_embedding_type == "rotary" and (self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError("rotary positions need an even width per head")
@@ -253,11 +308,24 @@ class IsogradConfig(PretrainedConfig):
             )
         if self.encoder_layers is not None and self.is_decoder:
             raise ValueError("is_decoder=True is for a model of one tower; encoder_layers makes an encoder-decoder")
+        self._check_encoder_options()
         if self.share_encoder_embeddings and self.encoder_vocab_size not in (None, self.vocab_size):
             raise ValueError(
                 f"share_encoder_embeddings=True, but encoder_vocab_size={self.encoder_vocab_size}"
                 f" and vocab_size={self.vocab_size} differ"
             )
+
+    def _check_encoder_options(self) -> None:
+        if not self.encoder_options:
+            return
+        if self.encoder_layers is None:
+            raise ValueError("encoder_options need encoder_layers: there is no encoder")
+        if unknown := sorted(set(self.encoder_options) - set(_OF_THE_ENCODER)):
+            raise ValueError(f"encoder_options: {', '.join(unknown)}: expected some of {', '.join(_OF_THE_ENCODER)}")
+        own = self.of("encoder")
+        if self.share_encoder_embeddings and own.hidden_size != self.token_width:
+            raise ValueError("share_encoder_embeddings=True needs one width of the token vectors in both towers")
+        own._check()
 
 
 def _refuse_unknown(names: Iterable[str]) -> None:

@@ -54,6 +54,7 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
     def __init__(self, config: IsogradConfig) -> None:
         if config.is_encoder_decoder or config.is_decoder:
             raise ValueError("a masked language model is an encoder: leave encoder_layers and is_decoder unset")
+        _refuse_projections(config)
         super().__init__(config)
         self.model = IsogradModel(config, "encoder")
         self.head = MaskedHead(config)
@@ -142,6 +143,7 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
         if config.is_encoder_decoder:
             raise ValueError("encoder_layers is set: classification takes a model of one tower")
         super().__init__(config)
+        _refuse_projections(config)
         dropout = config.classifier_dropout if config.classifier_dropout is not None else config.hidden_dropout
         self.model = IsogradModel(config)
         self.dense = Linear(config.hidden_size, config.hidden_size, role="dense")
@@ -193,3 +195,8 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
         places = torch.arange(mask.shape[1], device=mask.device)
         last = (places * mask).argmax(dim=1)
         return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
+
+
+def _refuse_projections(config: IsogradConfig) -> None:
+    if config.input_size or config.output_size:
+        raise ValueError("input_size and output_size are for a head that writes from left to right")

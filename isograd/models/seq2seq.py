@@ -29,7 +29,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
         self._tied_weights_keys = tied
         self.encoder = IsogradModel(config, "encoder")
         self.decoder = IsogradModel(config, "decoder")
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, role="head", bias=False)
+        self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=False)
         self.post_init()
 
     @can_return_tuple

@@ -11,6 +11,7 @@ import difflib
 from dataclasses import replace
 
 from isograd.placement import laws
+from isograd.placement.flags import flagged
 from isograd.placement.formula import ByKind, HeadScale, Learned, Norm, Placement, ProjectionNorm, Residual, Start
 
 N = Norm()
@@ -135,13 +136,15 @@ CATALOGUE: dict[str, Placement] = {
 
 
 def get(name: str) -> Placement:
-    """The entry of that name.
+    """The entry of that name, or the one that a name of fairseq's flags says (`isograd.placement.flags`).
 
     Raises:
         KeyError: no such entry; the message names the nearest one.
     """
     if name in CATALOGUE:
         return CATALOGUE[name]
+    if (made := flagged(name)) is not None:
+        return made
     near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(CATALOGUE)
     raise UnknownPlacement(

@@ -46,10 +46,12 @@ class Attention(nn.Module):
         self.scaling = self.head_size**-0.5
         self.dropout = config.attention_dropout
 
-        def projection(role: Role) -> Linear:
-            return Linear(width, width, role=role, gain=gains.get(role, 1.0), bias=config.bias)
+        source = config.memory_size if self.is_cross else width
 
-        self.query, self.key, self.value = projection("query"), projection("key"), projection("value")
+        def projection(role: Role, size: int = width) -> Linear:
+            return Linear(size, width, role=role, gain=gains.get(role, 1.0), bias=config.bias)
+
+        self.query, self.key, self.value = projection("query"), projection("key", source), projection("value", source)
         self.out = projection("out")
         norms = residual.projections
         self.normed_by_head = norms is not None and norms.over == "head"

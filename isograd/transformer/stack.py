@@ -9,7 +9,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from isograd.placement import Norm, Placement, Site, Tower, sites
 from isograd.transformer.dropout import make_dropout
 from isograd.transformer.norms import make_norm
-from isograd.transformer.parameters import Embedding
+from isograd.transformer.parameters import Embedding, Linear
 from isograd.transformer.positions import make_positions
 from isograd.transformer.sublayer import AttentionSublayer, FeedForwardSublayer
 
@@ -51,13 +51,17 @@ def make_layers(
 
 
 class InputEmbedding(nn.Module):
-    """dropout(norm(scale * E[token] + P[position] + T[type])): scale sqrt(d) or 1, norm and types where configured."""
+    """dropout(norm(scale * E[token] + P[position] + T[type])): scale sqrt(d) or 1, norm and types where configured.
+
+    Token vectors of another width than d are projected after they are scaled.
+    """
 
     def __init__(self, config: Any, vocab_size: int) -> None:
         super().__init__()
         width = config.hidden_size
         self.scale = width**0.5 if config.scale_embedding else 1.0
-        self.tokens = Embedding(vocab_size, width, padding_idx=config.pad_token_id)
+        self.tokens = Embedding(vocab_size, config.token_width, padding_idx=config.pad_token_id)
+        self.project = make_projection(config.token_width, width)
         self.positions = make_positions(config)
         self.types = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm = make_norm(Norm() if config.embedding_norm else None, width, config)
@@ -68,9 +72,14 @@ class InputEmbedding(nn.Module):
 
         Without `type_ids` all are of type 0.
         """
-        x = vectors if self.scale == 1.0 else vectors * self.scale
+        x = self.project(vectors if self.scale == 1.0 else vectors * self.scale)
         if self.positions is not None:
             x = x + self.positions(position_ids).to(x.dtype)
         if self.types is not None:
             x = x + (self.types.weight[0] if type_ids is None else self.types(type_ids))
         return self.drop(self.norm(x))
+
+
+def make_projection(size: int, width: int) -> nn.Module:
+    """A matrix without offset from one width to another; `Identity` where they are the same."""
+    return nn.Identity() if size == width else Linear(size, width, role="dense", bias=False)
