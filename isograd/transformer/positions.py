@@ -89,4 +89,4 @@ def position_ids(batch: int, time: int, past: int, offset: int, mask: Tensor | N
 
 def _frequency(width: int, theta: float, device: torch.device) -> Tensor:
     exponent = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
-    return theta**-exponent
+    return 1.0 / theta**exponent  # in LLaMA's order: theta**-exponent is one bit off in places
