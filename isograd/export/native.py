@@ -11,14 +11,15 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
 
 from isograd.export.errors import ExportError
 from isograd.export.fold import FoldError, fold
-from isograd.export.native_fit import has_coefficients, has_inner_norms, homes, kind_of, reasons
+from isograd.export.native_fit import first_row, has_coefficients, has_inner_norms, homes, kind_of, reasons
 from isograd.export.native_targets import KINDS, TARGETS, Kind, Target
-from isograd.export.native_weights import meta, native_state, unties
+from isograd.export.native_weights import meta, native_state, positions_of, scales, unties
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 
 _ELSEWHERE = "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model"
@@ -33,12 +34,14 @@ class Plan:
         name: a key of `isograd.export.native_targets.TARGETS`.
         model: what is exported: the model itself, or its plain form where coefficients were folded.
         kind: what it is.
+        exact: every weight keeps its value, or parts of it its place; else some were folded or scaled, and rounded.
         notes: what its user should know, a sentence each.
     """
 
     name: str
     model: IsogradPreTrainedModel
     kind: Kind
+    exact: bool
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -75,13 +78,13 @@ def plan(model: IsogradPreTrainedModel, to: str = "auto") -> Plan:
         raise ExportError(f"{type(model).__name__} has no head: export a language model, a translator or a classifier")
     if to != "auto" and to not in TARGETS:
         raise ExportError(f"unknown class {to!r}: expected auto or one of {', '.join(TARGETS)}")
-    notes = []
+    notes: list[str] = []
+    plain = model
     if has_coefficients(model.config):
         if has_inner_norms(model.config):  # what folding leaves has no home either
             raise ExportError(_no_home(model.config, kind))
-        model, said = _folded(model)
-        notes += said
-    config = model.config
+        plain = _folded(_single(model), notes)
+    config = plain.config
     if to == "auto":
         found = homes(config, kind)
         if not found:
@@ -89,8 +92,12 @@ def plan(model: IsogradPreTrainedModel, to: str = "auto") -> Plan:
         to = found[0]
     elif why := reasons(config, kind, TARGETS[to]):
         raise ExportError(f"{to} cannot hold this model: {'; '.join(why)}. {_other_homes(config, kind)}")
-    target = TARGETS[to]
-    return Plan(name=to, model=model, kind=kind, notes=notes + _notes(config, kind, target))
+    exact = plain is model and not scales(config, TARGETS[to])
+    plain = plain if exact else _single(plain)
+    if plain.dtype != model.dtype:
+        notes.append(f"Weights of {_named(model.dtype)} are stored in float32, since some of them have new values.")
+    notes += _notes(model.config, config, kind, TARGETS[to])
+    return Plan(name=to, model=plain, kind=kind, exact=exact, notes=notes)
 
 
 def built(plan: Plan) -> PreTrainedModel:
@@ -113,16 +120,23 @@ def built(plan: Plan) -> PreTrainedModel:
     return native
 
 
-def _folded(model: IsogradPreTrainedModel) -> tuple[IsogradPreTrainedModel, list[str]]:
-    name = model.config.placement
+def _folded(model: IsogradPreTrainedModel, notes: list[str]) -> IsogradPreTrainedModel:
     try:
         plain = fold(model, untie=True)
     except FoldError as error:
         raise ExportError(f"{error}. {_ELSEWHERE}") from error
-    notes = [f"The coefficients of {name} are folded into plain weights ({plain.config.placement})."]
-    if plain.config.position_embedding_type != model.config.position_embedding_type:
-        notes.append(f"Sinusoidal positions became a table of {plain.config.max_position_embeddings} positions.")
-    return plain, notes
+    notes.append(f"The coefficients of {model.config.placement} are folded into weights of {plain.config.placement}.")
+    return plain
+
+
+def _single(model: IsogradPreTrainedModel) -> IsogradPreTrainedModel:
+    """In float32 at least: new values of weights in half precision would be rounded to 8 bits once more."""
+    enough = torch.promote_types(model.dtype, torch.float32) == model.dtype
+    return model if enough else copy.deepcopy(model).float()
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _no_home(config: IsogradConfig, kind: Kind) -> str:
@@ -140,26 +154,33 @@ def _other_homes(config: IsogradConfig, kind: Kind) -> str:
     return f"It fits into {', '.join(found)} (--to {found[0]})" if found else _ELSEWHERE
 
 
-def _notes(config: IsogradConfig, kind: Kind, target: Target) -> list[str]:
+def _notes(before: IsogradConfig, config: IsogradConfig, kind: Kind, target: Target) -> list[str]:
     """What differs in use, though no number does."""
     notes = []
-    if target.positions == "table" and config.position_embedding_type != "learned":
+    if target.positions == "table" and before.position_embedding_type != "learned":
+        rows = positions_of(config)
         notes.append(
-            f"Its positions ({config.position_embedding_type}) are a table of {config.max_position_embeddings} rows"
-            " here: no longer sequences."
+            f"Its positions ({before.position_embedding_type}) are a table of {rows} rows: no longer sequences."
         )
-    if config.tie_word_embeddings and unties(config, target):
-        notes.append("Tables that were one are stored apart: further training would let them drift.")
+    if _stored_apart(before, config, target):
+        notes.append("Token tables that were one are stored apart: further training would let them drift.")
     if kind == "causal" and target.unused:
         notes.append(
-            "The class has a cross-attention that never runs, stored as zeros, and counts positions from the left"
-            " edge: pad a batch of prompts on the right, or generate one by one."
+            "Its class has a cross-attention, which never runs and is stored as zeros, and counts positions from the"
+            " left edge: pad a batch of prompts on the right, or generate one by one."
         )
-    if kind == "pair" and target.first != "pad":
-        notes.append("Its encoder counts positions from the left edge: pad sources on the right.")
     if target.first == "pad":
         notes.append("It counts positions over the ids that are not pad, whatever the attention mask says.")
+    elif kind == "pair" or (kind != "causal" and target.positions == "table"):
+        notes.append("It counts positions from the left edge: pad what its encoder reads on the right.")
     return notes
+
+
+def _stored_apart(before: IsogradConfig, config: IsogradConfig, target: Target) -> bool:
+    tied = config.tie_word_embeddings and not unties(config, target)
+    return (before.tie_word_embeddings and not tied) or (
+        before.share_encoder_embeddings and not config.share_encoder_embeddings
+    )
 
 
 def _config(config: IsogradConfig, kind: Kind, target: Target, cls: Any) -> Any:
@@ -172,14 +193,16 @@ def _config(config: IsogradConfig, kind: Kind, target: Target, cls: Any) -> Any:
             options[name] = act
     if target.model_type == "opt":
         options["do_layer_norm_before"] = config.entry().final is not None
-    if target.first == "pad" and kind != "pair":  # RoBERTa's count includes the rows in front
-        options["max_position_embeddings"] += (config.pad_token_id or 0) + 1
+    extra = first_row(config, target) if target.first == "pad" and kind != "pair" else 0  # RoBERTa counts these too
     options |= {name: getattr(config, name) for name in _IDS}
     if kind == "pair":
         options["decoder_start_token_id"] = config.decoder_start_token_id
     options |= _vocabularies(config, target)
     options["tie_word_embeddings"] = config.tie_word_embeddings and not unties(config, target)
-    options["use_cache"] = config.use_cache
+    options["use_cache"] = target.model_type != "fsmt"  # with it FSMT reads one token; generate asks for it
+    if target.positions != "rotary":
+        rows = positions_of(config)
+        options["n_positions" if "n_positions" in fields else "max_position_embeddings"] = rows + extra
     if kind == "classifier":
         options |= {"id2label": config.id2label, "label2id": config.label2id, "problem_type": config.problem_type}
         if config.classifier_dropout is None:
@@ -198,4 +221,4 @@ def _vocabularies(config: IsogradConfig, target: Target) -> dict[str, int]:
 
 def _generation(config: IsogradConfig) -> GenerationConfig:
     ids = {name: getattr(config, name) for name in (*_IDS, "decoder_start_token_id")}
-    return GenerationConfig(**{name: value for name, value in ids.items() if value is not None})
+    return GenerationConfig(use_cache=True, **{name: value for name, value in ids.items() if value is not None})

@@ -18,6 +18,7 @@ from isograd.export.native_targets import Kind, Target
 from isograd.export.renaming import to_native
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 
+LEAST = 1024  # positions of a table that is written out
 _READS = ("query", "key", "value", "into", "gate")  # projections whose columns are the stream, of an attention's own
 
 
@@ -46,10 +47,23 @@ def native_state(
     return _completed(theirs, config, target, shapes)
 
 
+def positions_of(config: IsogradConfig) -> int:
+    """Rows of the position table, but for those in front; a function of the position is written out far enough."""
+    if config.position_embedding_type == "learned":
+        return int(config.max_position_embeddings)
+    return max(config.max_position_embeddings, LEAST)
+
+
+def scales(config: IsogradConfig, target: Target) -> bool:
+    """Whether sqrt(d) goes into the token table."""
+    return bool(config.scale_embedding) and not target.scales
+
+
 def unties(config: IsogradConfig, target: Target) -> bool:
     """Whether tables that the model shares have to be stored apart: the class would not compute the same with one."""
-    scaled = config.scale_embedding and not target.scales
-    return scaled or (config.is_encoder_decoder and not config.share_encoder_embeddings and not _own_tables(target))
+    return scales(config, target) or (
+        config.is_encoder_decoder and not config.share_encoder_embeddings and not _own_tables(target)
+    )
 
 
 def _own_tables(target: Target) -> bool:
@@ -67,13 +81,13 @@ def _positions(tower: IsogradModel, target: Target) -> Tensor:
     A pad token reads the row before the first one.
     """
     config: IsogradConfig = tower.config
-    longest, width, tokens = config.max_position_embeddings, config.hidden_size, tower.embedding.tokens.weight
+    longest, width, tokens = positions_of(config), config.hidden_size, tower.embedding.tokens.weight
     first, ours = first_row(config, target), config.position_offset
     table = torch.zeros(first + longest, width, dtype=tokens.dtype)
     module = tower.embedding.positions
     if module is None:
         return table
-    rows = module(torch.arange(ours + longest)).to(table.dtype)
+    rows = module(torch.arange(ours + longest, device=tokens.device)).to(table)
     kept = min(first, ours)
     table[first - kept :] = rows[ours - kept :]
     return table
