@@ -11,11 +11,12 @@ ARGS ?=
 compare: $(INSTALLED)  ## the main job; options by ARGS="--seeds 0 1 2"
 	$(BIN)/isograd compare $(ARGS)
 
-test: $(INSTALLED)  ## the default suite
-	$(BIN)/python -m pytest $(ARGS)
+# A file's tests stay in one process: they share what their fixtures have trained.
+test: $(INSTALLED)  ## the default suite, a process per core
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-slow: $(INSTALLED)  ## everything but what needs a GPU
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu" $(ARGS)
 
 check: $(INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .
