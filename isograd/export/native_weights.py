@@ -122,7 +122,7 @@ def _completed(
             value = _missing(name, shape, theirs, target, like)
         if value.shape != shape:
             value = _grown(value, shape)
-        out[name] = value.contiguous()
+        out[name] = value.clone(memory_format=torch.contiguous_format)  # what shares memory is saved once only
     lost = set(theirs) - set(shapes)
     assert not lost, lost
     return out
