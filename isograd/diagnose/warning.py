@@ -2,16 +2,18 @@
 
 Signals, each told once, at the step at which it is first seen:
 
-    gradients  the layers' gradients have come apart: since its own first value the gradient of the median layer has
-               fallen APART times further than that of the layer that fell least, both as medians of five readings
+    gradients  the gradient no longer comes down: since its own first value that of the median layer of a tower has
+               fallen APART times further than that of the layer in the upper half which fell least, both as medians of
+               five readings
     unigram    the loss has settled where a model without any context lies: since the mean of 20 losses came within
                NEAR of the entropy of the token frequencies, it has not gone below for PATIENCE steps, and not for
                twice as many as it took to come there (a slow warm-up passes slowly)
 
 The first is a ratio of ratios. What all gradients do together, as the loss falls, cancels, and so does how far apart
-they lay at the start, where deep stacks that train well can lie far apart. Nor does one layer alone decide, as in the
-largest over the smallest. How the numbers were chosen, and what they do on trainings that they were not chosen on:
-docs/watch.md.
+they lay at the start, where deep stacks that train well can lie far apart. It has a direction: layers at the input
+whose gradients grow beyond the others' are no sign of anything (GPT-2's start does so). And no single layer decides,
+as in the largest over the smallest. How the numbers were chosen, and what they do on trainings that they were not
+chosen on: docs/watch.md.
 """
 
 import math
@@ -21,8 +23,8 @@ from typing import Any
 
 from isograd.diagnose.sinks import Row
 
-APART = 35.0  # times
-LEFT = 10.0  # times further than the layer that fell least: from there on a layer counts as fallen away
+APART = 32.0  # times
+LEFT = 10.0  # times further: from there on a layer counts as left behind
 NEAR = 0.10  # nats around the unigram entropy
 PATIENCE = 300  # steps
 READINGS = 5  # whose median is looked at
@@ -107,30 +109,31 @@ class CollapseWatch:
         moved = {i: median(self._last[i]) - (self._start[i] or 0.0) for i in indices if len(self._last[i]) == READINGS}
         if len(moved) < 3:
             return None
-        most, middle = max(moved.values()), median(moved.values())
-        for i, by in moved.items():
-            if self._left[i] is None and most - by >= math.log10(LEFT):
-                self._left[i] = step
-        if most - middle < math.log10(APART):
+        upper = [i for i in moved if i in set(indices[len(indices) // 2 :])]
+        if not upper:
             return None
-        rose = most > -middle  # one has risen further than the others have fallen
-        order = max(moved, key=lambda i: moved[i]), min(moved, key=lambda i: (self._left[i] or step, moved[i]))
-        first = order[0] if rose else order[1]
-        return self._told(step, first, moved[first], 10 ** (most - middle))
+        least = max(upper, key=lambda i: moved[i])
+        for i, by in moved.items():
+            if self._left[i] is None and moved[least] - by >= math.log10(LEFT):
+                self._left[i] = step
+        apart = moved[least] - median(moved.values())
+        if apart < math.log10(APART):
+            return None
+        first = min(moved, key=lambda i: (self._left[i] or step, moved[i]))
+        return self._told(step, first, moved[first] - moved[least], least, 10**apart)
 
-    def _told(self, step: int, first: int, moved: float, apart: float) -> Row:
-        layer, left = self.layers[first], self._left[first]
-        how = f"has fallen to 1/{10**-moved:.3g}" if moved < 0 else f"has risen {10**moved:.3g}-fold"
-        since = "" if left is None else f", and was the first to leave the others, at step {left}"
+    def _told(self, step: int, first: int, behind: float, least: int, apart: float) -> Row:
+        layer = self.layers[first]
         return {
             "step": step,
             "signal": "gradients",
             "layer": layer,
-            "left_at": left,
+            "left_at": self._left[first],
             "apart": apart,
             "message": (
-                f"step {step}: the layers' gradients have come apart {apart:.0f}-fold: that of {layer} {how} of its"
-                f" first value{since}: this stack collapses"
+                f"step {step}: the gradient no longer comes down: since the start that of {layer} has fallen"
+                f" {10**-behind:.3g} times further than that of {self.layers[least]} (tenfold at step"
+                f" {self._left[first]}), and half the layers {apart:.0f} times: this stack collapses"
             ),
         }
 

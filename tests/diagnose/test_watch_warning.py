@@ -33,7 +33,7 @@ def test_layers_that_come_apart() -> None:
     assert row["step"] == first and row["signal"] == "gradients"
     assert row["layer"] == "layers.0" and row["left_at"] < row["step"]
     assert row["apart"] >= APART
-    assert f"step {first}: the layers' gradients have come apart" in row["message"] and "layers.0" in row["message"]
+    assert f"step {first}: the gradient no longer comes down: since the start that of layers.0 has" in row["message"]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ def test_layers_that_come_apart() -> None:
         lambda t: [0.8**t * 3.0**i for i in range(6)],  # all fall alike, from far apart
         lambda t: [10.0 ** (-i) for i in range(6)],  # far apart and staying there
         lambda t: [0.5 * (0.7**t if i == 0 else 1.0) for i in range(6)],  # one layer alone
+        lambda t: [1.2**t * 0.9 ** (i * t) for i in range(6)],  # layers at the input grow, as with GPT-2's start
         lambda t: [1e-4 if (t + 5) % 7 == i else 1.0 for i in range(6)],  # a step of one layer
         lambda t: [None] * 6,
         lambda t: [math.nan] * 6,
@@ -50,11 +51,6 @@ def test_layers_that_come_apart() -> None:
 )
 def test_what_is_no_collapse(healthy: Norms) -> None:
     assert told(healthy).warnings == []
-
-
-def test_one_layer_that_explodes() -> None:
-    (row,) = told(lambda t: [1.5**t if i == 3 else 1.0 for i in range(6)]).warnings
-    assert row["layer"] == "layers.3" and "has risen" in row["message"]
 
 
 def test_layers_behind_branches_that_start_at_zero() -> None:
