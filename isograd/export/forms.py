@@ -1,0 +1,171 @@
+"""What a model can be exported as: classes of transformers, isograd's own, and the formats of other runtimes.
+
+Each function writes into an empty folder and measures what it wrote.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from isograd.data.subwords import PairTokenizer
+from isograd.export.certificate import Certificate, certify, hashes
+from isograd.export.fold_folder import copy_companions
+from isograd.export.native import Plan, built, plan
+from isograd.export.native_certificate import certify_native
+from isograd.export.native_targets import Kind
+from isograd.export.native_weights import positions_of
+from isograd.export.sample import Sample
+from isograd.models import IsogradPreTrainedModel
+
+_AUTO: Mapping[Kind, str] = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "classifier": "AutoModelForSequenceClassification",
+    "pair": "AutoModelForSeq2SeqLM",
+}
+_RUN: Mapping[Kind, str] = {
+    "causal": "ids = model.generate(**tokenizer({text!r}, return_tensors='pt'), max_new_tokens=50)\n"
+    "print(tokenizer.decode(ids[0], skip_special_tokens=True))",
+    "masked": "logits = model(**tokenizer({text!r}, return_tensors='pt')).logits",
+    "classifier": "logits = model(**tokenizer({text!r}, return_tensors='pt')).logits",
+    "pair": "ids = model.generate(**tokenizer({text!r}, return_tensors='pt'), num_beams=5, max_new_tokens=100)\n"
+    "print(writer.decode(ids[0], skip_special_tokens=True))",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is exported: a model, its folder with the hashes of its files, and what the certificate is measured on."""
+
+    folder: Path
+    model: IsogradPreTrainedModel
+    kind: Kind
+    tokenizer: Any
+    sample: Sample
+    source: Mapping[str, str]
+    date: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What came of it; see `isograd.export.card.Card` for form, library, use and notes."""
+
+    to: str
+    form: str
+    library: str
+    use: str
+    certificate: Certificate
+    notes: tuple[str, ...] = ()
+
+
+def as_native(source: Source, folder: Path, to: str) -> Written:
+    """A class of transformers, with what its Auto classes need to load model and tokenizer."""
+    done = plan(source.model, to)
+    built(done).save_pretrained(folder)
+    copy_companions(source.folder, folder)
+    notes = [*done.notes, *fit_tokenizer(source, folder, done)]
+    loaded = getattr(transformers, done.class_name).from_pretrained(folder)
+    certificate = certify_native(
+        source.model,
+        done,
+        loaded,
+        source.sample,
+        files=hashes(folder),
+        source=source.source,
+        date=source.date,
+    )
+    return Written(
+        to=done.name,
+        form=done.class_name,
+        library="transformers",
+        use=_use(source.kind, done.class_name, source.tokenizer),
+        certificate=certificate,
+        notes=tuple(notes),
+    )
+
+
+def as_isograd(source: Source, folder: Path) -> Written:
+    """isograd's own class, whatever the placement; `import isograd` registers it with the Auto classes."""
+    source.model.save_pretrained(folder)
+    copy_companions(source.folder, folder)
+    name = type(source.model).__name__
+    loaded = type(source.model).from_pretrained(folder)
+    note = "Its class is isograd's: install isograd to load it (`pip install isograd`)."
+    certificate = certify(
+        source.model,
+        loaded,
+        source.sample,
+        about=f"{name} ({source.model.config.placement}), saved and loaded",
+        files=hashes(folder),
+        source=source.source,
+        date=source.date,
+    )
+    use = "import isograd.models  # registers the class\n" + _use(source.kind, name, source.tokenizer)
+    return Written(to="isograd", form=name, library="transformers", use=use, certificate=certificate, notes=(note,))
+
+
+FORMS: dict[str, Callable[[Source, Path], Written]] = {"isograd": as_isograd}
+
+
+def fit_tokenizer(source: Source, folder: Path, done: Plan) -> list[str]:
+    """Make the files that were copied say what the class can read; what a user has to know beside.
+
+    Token types go to classes that know them (GPT-2 would add the vectors of tokens 0 and 1), texts are cut where the
+    position table ends, and of two vocabularies the source's is the one that `AutoTokenizer` finds.
+    """
+    tokenizer = source.tokenizer
+    if tokenizer is None:
+        return ["No tokenizer lay beside the model."]
+    notes = []
+    if isinstance(tokenizer, PairTokenizer):
+        if not tokenizer.joint:
+            for path in (folder / "source_tokenizer").iterdir():
+                shutil.copyfile(path, folder / path.name)
+            notes.append("The tokenizer reads the source; the one in target_tokenizer/ writes the target.")
+        if tokenizer.tokenized:
+            notes.append("It reads and writes Moses-tokenised text.")
+        notes += _beyond(tokenizer)
+    for path in (folder / "tokenizer_config.json", folder / "target_tokenizer" / "tokenizer_config.json"):
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content |= _reading(done)
+            path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return notes
+
+
+def _reading(done: Plan) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if done.kind in ("causal", "pair"):
+        options["model_input_names"] = ["input_ids", "attention_mask"]
+    if done.target.positions == "table":
+        options["model_max_length"] = positions_of(done.model.config)
+    return options
+
+
+def _beyond(tokenizer: PairTokenizer) -> list[str]:
+    sides = {"source": tokenizer.source, "target": tokenizer.target}
+    return [
+        f"Ids of the {name} from {side.vocab_size} on are pieces without a row in the table: replace them by"
+        f" {side.unk_id}, the unknown token, before the model reads them."
+        for name, side in sides.items()
+        if side.tokenizer.get_vocab_size() > side.vocab_size and (name == "source" or not tokenizer.joint)
+    ]
+
+
+def _use(kind: Kind, class_name: str, tokenizer: Any) -> str:
+    auto = "AutoModelForPreTraining" if class_name.endswith("ForPreTraining") else _AUTO[kind]
+    lines = [f"from transformers import AutoTokenizer, {auto}", "", f"model = {auto}.from_pretrained(FOLDER)"]
+    if tokenizer is None:
+        return "\n".join(lines)
+    lines.append("tokenizer = AutoTokenizer.from_pretrained(FOLDER)")
+    if kind == "pair":
+        apart = isinstance(tokenizer, PairTokenizer) and not tokenizer.joint
+        where = ', subfolder="target_tokenizer"' if apart else ""
+        lines.append(f"writer = AutoTokenizer.from_pretrained(FOLDER{where})")
+    text = tokenizer.mask_token if kind == "masked" and getattr(tokenizer, "mask_token", None) else "text"
+    return "\n".join([*lines, _RUN[kind].format(text=text).replace("'", '"')])
