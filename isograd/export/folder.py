@@ -64,7 +64,13 @@ def export_folder(
     tokenizer = load_tokenizer(folder) if lines is not None or has_tokenizer(folder) else None
     sample = random_sample(model) if lines is None else text_sample(model, tokenizer, lines)
     source = Source(
-        folder=folder, model=model, kind=kind, tokenizer=tokenizer, sample=sample, source=hashes(folder), date=date
+        folder=folder,
+        model=model,
+        kind=kind,
+        tokenizer=tokenizer,
+        sample=sample,
+        source=hashes(folder),
+        date=date,
     )
     with whole(out) as part:
         written = FORMS[to](source, part) if to in FORMS else as_native(source, part, to)

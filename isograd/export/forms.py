@@ -13,13 +13,15 @@ from typing import Any
 import transformers
 
 from isograd.data.subwords import PairTokenizer
-from isograd.export.certificate import Certificate, certify, hashes
+from isograd.export.certificate import LIMITS, Certificate, certify, hashes
+from isograd.export.errors import ExportError
 from isograd.export.fold_folder import copy_companions
 from isograd.export.native import Plan, built, plan
 from isograd.export.native_certificate import certify_native
 from isograd.export.native_targets import Kind
 from isograd.export.native_weights import positions_of
-from isograd.export.sample import Sample
+from isograd.export.running import Runner
+from isograd.export.sample import Batch, Sample
 from isograd.models import IsogradPreTrainedModel
 
 _AUTO: Mapping[Kind, str] = {
@@ -33,14 +35,21 @@ _RUN: Mapping[Kind, str] = {
     "print(tokenizer.decode(ids[0], skip_special_tokens=True))",
     "masked": "logits = model(**tokenizer({text!r}, return_tensors='pt')).logits",
     "classifier": "logits = model(**tokenizer({text!r}, return_tensors='pt')).logits",
-    "pair": "ids = model.generate(**tokenizer({text!r}, return_tensors='pt'), num_beams=5, max_new_tokens=100)\n"
-    "print(writer.decode(ids[0], skip_special_tokens=True))",
+    "pair": "ids = model.generate(**tokenizer({text!r}, return_tensors='pt'))\n"
+    "print({writer}.decode(ids[0], skip_special_tokens=True))",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What is exported: a model, its folder with the hashes of its files, and what the certificate is measured on."""
+    """What is exported.
+
+    Args:
+        folder: that the model came from.
+        tokenizer: a `PairTokenizer` or one of transformers; None where there is none.
+        sample: what the certificate is measured on.
+        source: hashes of the files in `folder`.
+    """
 
     folder: Path
     model: IsogradPreTrainedModel
@@ -109,7 +118,52 @@ def as_isograd(source: Source, folder: Path) -> Written:
     return Written(to="isograd", form=name, library="transformers", use=use, certificate=certificate, notes=(note,))
 
 
-FORMS: dict[str, Callable[[Source, Path], Written]] = {"isograd": as_isograd}
+def as_onnx(source: Source, folder: Path) -> Written:
+    """ONNX graphs of any placement, in float32."""
+    from isograd.export.onnx import OnnxModel, export_onnx
+
+    export_onnx(source.model, folder, tokenizer=source.tokenizer)
+    graphs = OnnxModel(folder)
+    certificate = certify(
+        {"fp32": source.model},
+        {"fp32": Runner(logits=lambda batch: graphs(**_seen(batch)))},
+        source.sample,
+        about=f"{type(source.model).__name__} ({source.model.config.placement}) and its ONNX graphs",
+        limits={"fp32": LIMITS["fp32"]},
+        files=hashes(folder),
+        source=source.source,
+        date=source.date,
+    )
+    use = "from isograd.export.onnx import OnnxModel\n\nlogits = OnnxModel(FOLDER)(input_ids, attention_mask)"
+    notes = ("The graphs are plain ONNX (no cache): onnxruntime runs them without isograd.",)
+    return Written(to="onnx", form="ONNX", library="onnx", use=use, certificate=certificate, notes=notes)
+
+
+def as_ctranslate2(source: Source, folder: Path) -> Written:
+    """The folder that CTranslate2's Translator or Generator reads."""
+    from isograd.export.ctranslate2 import export_ctranslate2
+    from isograd.export.ctranslate2_certificate import certify_ctranslate2
+
+    if source.tokenizer is None:
+        raise ExportError(f"{source.folder}: CTranslate2 needs a vocabulary, and no tokenizer lies beside the model")
+    export_ctranslate2(source.model, source.tokenizer, folder)
+    model: Any = source.model
+    certificate = certify_ctranslate2(model, source.tokenizer, folder, source.sample)
+    name, call = ("Translator", "translate_batch") if source.kind == "pair" else ("Generator", "generate_batch")
+    use = f"import ctranslate2\n\nresults = ctranslate2.{name}(FOLDER).{call}([tokens])"
+    return Written(to="ctranslate2", form="CTranslate2", library="ctranslate2", use=use, certificate=certificate)
+
+
+FORMS: dict[str, Callable[[Source, Path], Written]] = {
+    "isograd": as_isograd,
+    "onnx": as_onnx,
+    "ctranslate2": as_ctranslate2,
+}
+
+
+def _seen(batch: Batch) -> dict[str, Any]:
+    """Without the decoder's mask, which the graphs do not take: its padding is on the right."""
+    return {name: value for name, value in batch.items() if name != "decoder_attention_mask"}
 
 
 def fit_tokenizer(source: Source, folder: Path, done: Plan) -> list[str]:
@@ -159,13 +213,12 @@ def _beyond(tokenizer: PairTokenizer) -> list[str]:
 
 def _use(kind: Kind, class_name: str, tokenizer: Any) -> str:
     auto = "AutoModelForPreTraining" if class_name.endswith("ForPreTraining") else _AUTO[kind]
-    lines = [f"from transformers import AutoTokenizer, {auto}", "", f"model = {auto}.from_pretrained(FOLDER)"]
+    lines = [f"from transformers import {auto}, AutoTokenizer", "", f"model = {auto}.from_pretrained(FOLDER)"]
     if tokenizer is None:
         return "\n".join(lines)
     lines.append("tokenizer = AutoTokenizer.from_pretrained(FOLDER)")
-    if kind == "pair":
-        apart = isinstance(tokenizer, PairTokenizer) and not tokenizer.joint
-        where = ', subfolder="target_tokenizer"' if apart else ""
-        lines.append(f"writer = AutoTokenizer.from_pretrained(FOLDER{where})")
+    if isinstance(tokenizer, PairTokenizer) and not tokenizer.joint:
+        lines.append('writer = AutoTokenizer.from_pretrained(FOLDER, subfolder="target_tokenizer")')
     text = tokenizer.mask_token if kind == "masked" and getattr(tokenizer, "mask_token", None) else "text"
-    return "\n".join([*lines, _RUN[kind].format(text=text).replace("'", '"')])
+    writer = "writer" if any("writer =" in line for line in lines) else "tokenizer"
+    return "\n".join([*lines, _RUN[kind].format(text=text, writer=writer).replace("'", '"')])

@@ -112,7 +112,7 @@ def built(plan: Plan) -> PreTrainedModel:
     )
     assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]), info
     if plan.kind in ("causal", "pair"):
-        native.generation_config = _generation(model.config)
+        native.generation_config = _generation(model)
     if target.positions == "permuted":  # Marian would leave out the table and compute another one, in other steps
         native._keys_to_ignore_on_save = None
     native.eval()
@@ -219,6 +219,10 @@ def _vocabularies(config: IsogradConfig, target: Target) -> dict[str, int]:
     return {"vocab_size": config.vocab_size}
 
 
-def _generation(config: IsogradConfig) -> GenerationConfig:
-    ids = {name: getattr(config, name) for name in (*_IDS, "decoder_start_token_id")}
-    return GenerationConfig(use_cache=True, **{name: value for name, value in ids.items() if value is not None})
+def _generation(model: IsogradPreTrainedModel) -> GenerationConfig:
+    """The model's own settings, with a cache."""
+    settings = copy.deepcopy(model.generation_config)
+    assert isinstance(settings, GenerationConfig)
+    settings._from_model_config = False
+    settings.use_cache = True
+    return settings
