@@ -20,6 +20,7 @@ VERBS = {
     "translate": "translate lines of stdin with a trained model",
     "evaluate": "score a trained model on held-out data",
     "fold": "coefficients of a trained model into plain weights, with a certificate",
+    "import": "models of fairseq, torch and transformers as isograd's, with a certificate",
     "export": "a model as a class of transformers, or for another runtime, with a certificate",
     "check": "a linter for Transformers: what is wired or started otherwise than it seems",
     "diagnose": "the depth profile of any model: gradients, stream, attention by sublayer",

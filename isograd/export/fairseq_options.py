@@ -112,7 +112,7 @@ def config_from_fairseq(
         vocab_size=vocab_size,
         num_hidden_layers=main["layers"],
         hidden_act=ACTIVATIONS[options.get("activation_fn", "gelu")],
-        norm_eps=float(options.get("ln_eps", 1e-5)),
+        norm_eps=1e-5,  # fairseq has no other
         position_offset=pad + 1,
         scale_embedding=not options.get("no_scale_embedding", kind == "masked"),
         embedding_norm=bool(options.get("layernorm_embedding", kind == "masked")),
@@ -147,6 +147,12 @@ def kind_of(options: Mapping[str, Any]) -> Kind:
 def normed_before(options: Mapping[str, Any], tower: str) -> bool:
     """Whether a tower is Pre-LN."""
     return bool(options.get(f"{tower}_normalize_before", False))
+
+
+def scales_before_projection(options: Mapping[str, Any]) -> bool:
+    """Whether heads are scaled in the paper's place, which no option of fairseq's says."""
+    place = str(options.get("headscale_position", "")).lower()
+    return "paper" in place or "before" in place
 
 
 def refuse(what: str, names: Iterable[str]) -> None:
@@ -192,8 +198,7 @@ def _flags(options: Mapping[str, Any], tower: Tower) -> str:
     """Letters of NormFormer's changes in a tower; P in place of H where heads are scaled before W_O."""
     prefix = "enc_" if tower == "encoder" else ""
     letters = "".join(letter for letter, name in FLAGS.items() if options.get(prefix + name))
-    place = str(options.get("headscale_position", "")).lower()
-    return letters.replace("H", "P") if "paper" in place or "before" in place else letters
+    return letters.replace("H", "P") if scales_before_projection(options) else letters
 
 
 def _differing(encoder: Mapping[str, Any], decoder: Mapping[str, Any]) -> dict[str, Any] | None:

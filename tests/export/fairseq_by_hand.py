@@ -1,148 +1,20 @@
-"""fairseq's Transformers written out from their equations, in fp64, under the original names.
+"""States of fairseq's options with random weights, and the original's equations run on them."""
 
-    logits = by_hand(state, options, source, written)
-
-A second source for options of which no golden file is here; the golden files hold it to the originals. `random_state`
-makes weights of any options.
-"""
-
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from isograd.export.fairseq_equations import Original
 
 State = dict[str, Tensor]
-PAD = 1
-ACTS = {
-    "relu": torch.relu,
-    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
-    "gelu_accurate": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "relu_squared": lambda x: torch.relu(x) ** 2,
-}
 
 
-def by_hand(state: State, options: dict[str, Any], source: Tensor, written: Tensor | None = None) -> Tensor:
-    """Logits, from the state dict alone: of a masked model, a language model, or with `written` of a translator."""
-    if "encoder.lm_head.bias" in state:
-        x = tower(state, options, "encoder.sentence_encoder", "encoder", source)
-        x = ACTS[options["activation_fn"]](linear(state, "encoder.lm_head.dense", x))
-        return (
-            norm(state, "encoder.lm_head.layer_norm", x) @ state["encoder.lm_head.weight"].T
-            + state["encoder.lm_head.bias"]
-        )
-    memory = None if written is None else tower(state, options, "encoder", "encoder", source)
-    x = tower(state, options, "decoder", "decoder", source if written is None else written, memory, source == PAD)
-    if "decoder.project_out_dim.weight" in state:
-        x = x @ state["decoder.project_out_dim.weight"].T
-    head = state.get("decoder.output_projection.weight", state.get("decoder.embed_out"))
-    return x @ (state["decoder.embed_tokens.weight"] if head is None else head).T
-
-
-def tower(
-    state: State,
-    options: dict[str, Any],
-    prefix: str,
-    side: str,
-    ids: Tensor,
-    memory: Tensor | None = None,
-    memory_pads: Tensor | None = None,
-) -> Tensor:
-    width, heads = options[f"{side}_embed_dim"], options[f"{side}_attention_heads"]
-    pre, pads = options.get(f"{side}_normalize_before", False), ids == PAD
-    x = state[f"{prefix}.embed_tokens.weight"][ids]
-    if not options.get("no_scale_embedding"):
-        x = x * math.sqrt(width)
-    if f"{prefix}.project_in_dim.weight" in state:
-        x = x @ state[f"{prefix}.project_in_dim.weight"].T
-    place = (~pads).cumsum(1) * ~pads + PAD
-    if f"{prefix}.embed_positions.weight" in state:
-        x = x + state[f"{prefix}.embed_positions.weight"][place]
-    elif not options.get("no_token_positional_embeddings"):
-        x = x + sinusoid(int(place.max()) + 1, width)[place]
-    if f"{prefix}.layernorm_embedding.weight" in state:
-        x = norm(state, f"{prefix}.layernorm_embedding", x)
-    if side == "encoder":
-        x = x * ~pads[..., None]
-    future = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1) & (side == "decoder")
-    hidden = pads[:, None, None] | future
-    for number in range(options[f"{side}_layers"]):
-        at = f"{prefix}.layers.{number}"
-
-        def own(u: Tensor, at: str = at) -> Tensor:
-            return attn_branch(state, options, at, u, heads, hidden)
-
-        x = residual(state, f"{at}.self_attn_layer_norm", x, own, pre, first(state, at, "attention", "self"))
-        if memory is not None:
-
-            def across(u: Tensor, at: str = at) -> Tensor:
-                assert memory_pads is not None
-                return attention(state, f"{at}.encoder_attn", u, memory, heads, memory_pads[:, None, None])
-
-            x = residual(state, f"{at}.encoder_attn_layer_norm", x, across, pre, first(state, at, "encoder"))
-
-        def feed(u: Tensor, at: str = at) -> Tensor:
-            h = ACTS[options["activation_fn"]](linear(state, f"{at}.fc1", u))
-            if f"{at}.ffn_layernorm.weight" in state:
-                h = norm(state, f"{at}.ffn_layernorm", h)
-            return linear(state, f"{at}.fc2", h)
-
-        skip = state.get(f"{at}.w_resid", first(state, at, "fc"))
-        x = residual(state, f"{at}.final_layer_norm", x, feed, pre, skip)
-    return norm(state, f"{prefix}.layer_norm", x) if f"{prefix}.layer_norm.weight" in state else x
-
-
-def first(state: State, at: str, *names: str) -> Tensor | float:
-    """ADMIN's coefficient under any of its names, 1 where there is none."""
-    return next((state[k] for name in names if (k := f"{at}.{name}_ratio_change") in state), 1.0)
-
-
-def residual(state: State, name: str, x: Tensor, branch: Any, pre: bool, skip: Tensor | float) -> Tensor:
-    if pre:
-        return skip * x + branch(norm(state, name, x))
-    return norm(state, name, skip * x + branch(x))
-
-
-def attn_branch(state: State, options: dict[str, Any], at: str, u: Tensor, heads: int, hidden: Tensor) -> Tensor:
-    scale, paper = state.get(f"{at}.c_attn"), "paper" in options.get("headscale_position", "")
-    y = attention(state, f"{at}.self_attn", u, u, heads, hidden, scale if paper else None)
-    if scale is not None and not paper:
-        y = (y.unflatten(-1, (heads, -1)) * scale[:, None]).flatten(-2)
-    return norm(state, f"{at}.attn_ln", y) if f"{at}.attn_ln.weight" in state else y
-
-
-def attention(
-    state: State, at: str, x: Tensor, read: Tensor, heads: int, hidden: Tensor, scale: Tensor | None = None
-) -> Tensor:
-    if f"{at}.in_proj_weight" in state:
-        parts = zip(state[f"{at}.in_proj_weight"].chunk(3), state[f"{at}.in_proj_bias"].chunk(3), strict=True)
-        q, k, v = (u @ w.T + b for u, (w, b) in zip((x, read, read), parts, strict=True))
-    else:
-        q, k, v = (linear(state, f"{at}.{c}_proj", u) for c, u in (("q", x), ("k", read), ("v", read)))
-    size = q.shape[-1] // heads
-    q, k, v = (t.unflatten(-1, (heads, size)).transpose(1, 2) for t in (q / math.sqrt(size), k, v))
-    mixed = (q @ k.transpose(2, 3)).masked_fill(hidden, -math.inf).softmax(-1) @ v
-    if scale is not None:
-        mixed = mixed * scale[:, None, None]
-    return linear(state, f"{at}.out_proj", mixed.transpose(1, 2).flatten(2))
-
-
-def linear(state: State, name: str, x: Tensor) -> Tensor:
-    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
-
-
-def norm(state: State, name: str, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-5)
-
-
-def sinusoid(rows: int, width: int) -> Tensor:
-    """In float32, as the original forms it."""
-    half = width // 2
-    angle = torch.arange(rows).float()[:, None] * torch.exp(
-        torch.arange(half).float() * -(math.log(10000) / (half - 1))
-    )
-    return torch.cat([angle.sin(), angle.cos()], 1).double()
+def by_hand(model: Any, state: State, options: dict[str, Any], source: Tensor, written: Tensor | None = None) -> Tensor:
+    """Logits from the state dict in fp64; `model` says only what kind of model it is."""
+    original = Original(model.config, state, options).double().eval()
+    with torch.no_grad():
+        return original(source, (source != model.config.pad_token_id).long(), written).logits
 
 
 def random_state(options: dict[str, Any], kind: str, rows: int = 41, seed: int = 0) -> State:

@@ -1,6 +1,6 @@
 """States of fairseq and Transformer-Clinic become models that compute what the originals did (fp64, 1e-9).
 
-Where no golden file is here, against the equations written out (tests/export/fairseq_by_hand.py), which the golden
+Where no golden file is here, against the equations written out (isograd.export.fairseq_equations), which the golden
 files hold to the originals.
 """
 
@@ -80,7 +80,7 @@ def agrees(options: dict[str, Any], kind: str, **changed: Tensor) -> Any:
         feed["decoder_input_ids"] = written
     with torch.no_grad():
         got = model(**feed).logits
-    wanted = by_hand(state, options, ids, written if kind == "pair" else None)
+    wanted = by_hand(model, state, options, ids, written if kind == "pair" else None)
     real = (written if kind == "pair" else ids) != PAD
     close(got[real], wanted[real], 1e-11)
     return model
@@ -103,7 +103,8 @@ def test_the_equations_written_out_are_the_originals(case: str) -> None:
     state, tensors, options = given(case)
     ids, written = tensors["in/src_tokens"], tensors.get("in/prev_output_tokens")
     real = (ids if written is None else written) != PAD
-    close(by_hand(state, options, ids, written)[real], expected(case, tensors), 1e-11)
+    model = from_fairseq(state, options)
+    close(by_hand(model, state, options, ids, written)[real], expected(case, tensors), 1e-11)
 
 
 @pytest.mark.parametrize("pre", [True, False], ids=["pre", "post"])
