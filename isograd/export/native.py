@@ -23,6 +23,7 @@ from isograd.export.native_weights import meta, native_state, positions_of, scal
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 
 _ELSEWHERE = "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model"
+_NOT_SETTINGS = ("_from_model_config", "transformers_version")
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -221,8 +222,6 @@ def _vocabularies(config: IsogradConfig, target: Target) -> dict[str, int]:
 
 def _generation(model: IsogradPreTrainedModel) -> GenerationConfig:
     """The model's own settings, with a cache."""
-    settings = copy.deepcopy(model.generation_config)
-    assert isinstance(settings, GenerationConfig)
-    settings._from_model_config = False
-    settings.use_cache = True
-    return settings
+    assert isinstance(model.generation_config, GenerationConfig)
+    own = model.generation_config.to_diff_dict()
+    return GenerationConfig(**{name: own[name] for name in own if name not in _NOT_SETTINGS} | {"use_cache": True})
