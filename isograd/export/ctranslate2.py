@@ -1,12 +1,11 @@
 """A translator or a causal language model as a folder that CTranslate2 runs: C++, int8, no torch.
 
     export_ctranslate2(model, tokenizer, "model-ct2", quantization="int8")
-    ctranslate2.Translator("model-ct2").translate_batch([tokens], beam_size=5, return_end_token=True)
+    ctranslate2.Translator("model-ct2").translate_batch([tokens], beam_size=5)
 
 CTranslate2 knows two placements, post-ln and pre-ln (its `pre_norm`), with LayerNorm or RMSNorm, and norms on the
-queries and keys of each head; coefficients are folded first, and a norm anywhere else is refused. Its beam search is
-fairseq's, as ours is with `early_stopping=True`, but in length_penalty's length it counts the tokens before </s> alone,
-unless it has to return </s> too.
+queries and keys of each head in self-attention; coefficients are folded first, and a norm anywhere else is refused. Its
+beam search is fairseq's, as ours is with `early_stopping=True`: the same scores, </s> counted in the length.
 """
 
 import copy
@@ -101,7 +100,7 @@ def _refuse_norms_of(sublayer: Sublayer) -> None:
     inside = {"mid": branch.mid, "out": sublayer.out}
     if isinstance(branch, Attention):
         inside["value"] = branch.value_norm
-        if not branch.normed_by_head:
+        if branch.is_cross or not branch.normed_by_head:  # its cross-attention leaves such norms out without a word
             inside |= {"query": branch.query_norm, "key": branch.key_norm}
     for name, norm in inside.items():
         if not isinstance(norm, nn.Identity):

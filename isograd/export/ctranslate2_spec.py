@@ -137,4 +137,5 @@ def _set_norm(spec: Any, norm: nn.Module) -> None:
 
 
 def _values(tensor: Any) -> Tensor:
-    return torch.as_tensor(tensor).detach().to("cpu", torch.float32).contiguous()
+    """A copy: CTranslate2 quantises in place."""
+    return torch.as_tensor(tensor).detach().to("cpu", torch.float32, copy=True).contiguous()
