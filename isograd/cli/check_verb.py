@@ -47,7 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     findings = _findings(options)
     if options.json:
-        print(json.dumps(findings.as_dict(), indent=2))
+        from isograd.train.metrics import finite
+
+        print(json.dumps(finite(findings.as_dict()), indent=2))
     else:
         _print(findings)
     return 1 if findings.errors else 0
@@ -55,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _findings(options: argparse.Namespace) -> "Findings":
     from isograd.cli.quiet import quiet
-    from isograd.diagnose.inputs import InputsError
+    from isograd.diagnose.inputs import InputsError, as_inputs
     from isograd.diagnose.load import ModelError, load_callable, load_model
     from isograd.lint import check
     from isograd.lint.check import known_codes
@@ -66,9 +68,11 @@ def _findings(options: argparse.Namespace) -> "Findings":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
             model = load_model(options.model)
-            batch = load_callable(options.batch)() if options.batch else None
+            batch = as_inputs(load_callable(options.batch)()) if options.batch else None
             return check(model, batch, lr=options.lr, warmup=options.warmup, ignore=options.ignore, name=options.model)
-    except (ModelError, InputsError) as error:
+    except InputsError as error:
+        raise UserError(f"{options.batch or options.model}: {one_line(error)}") from error
+    except ModelError as error:
         raise UserError(one_line(error)) from error
     except Exception as error:
         what = f"it does not run on {options.batch or 'the inputs guessed for it'}"

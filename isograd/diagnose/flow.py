@@ -280,8 +280,9 @@ class Flow:
         """The small number added between the origin of a hand-written norm and its result."""
         between = self.trace.below([origin]) & self.trace.above([result])
         for operation in self.trace.operations:
-            if bare(operation) in ("add", "clamp_min", "clamp") and not between.isdisjoint(operation.makes):
-                small = [a for a in operation.args[1:] if isinstance(a, float) and 0 <= a < 0.1]
+            made = operation.makes[0] if operation.makes else None
+            if bare(operation) in ("add", "clamp_min", "clamp") and made in between and self._row(made) == 1:
+                small = [a for a in operation.args[1:] if isinstance(a, float) and a >= 0]
                 if small:
                     return small[0]
         return None

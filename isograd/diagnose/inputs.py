@@ -56,6 +56,7 @@ def as_inputs(value: Any) -> Inputs:
     """
     inputs: Inputs
     if isinstance(value, Tensor):
+        _check_filled(value)
         return (value,)
     if isinstance(value, Mapping):
         inputs = {str(name): part for name, part in value.items()}
@@ -63,9 +64,16 @@ def as_inputs(value: Any) -> Inputs:
         inputs = tuple(value)
     else:
         raise InputsError(f"expected a tensor, a tuple or a dict of what forward takes; got {type(value).__name__}")
-    if not any(isinstance(part, Tensor) for part in tree_leaves(inputs)):
+    tensors = [part for part in tree_leaves(inputs) if isinstance(part, Tensor)]
+    if not tensors:
         raise InputsError("there is no tensor in what the batch's callable returned")
+    _check_filled(tensors[0])
     return inputs
+
+
+def _check_filled(tensor: Tensor) -> None:
+    if not tensor.numel():
+        raise InputsError(f"the batch is empty: its first tensor has the shape {tuple(tensor.shape)}")
 
 
 def with_labels(model: nn.Module, inputs: Inputs) -> Inputs:

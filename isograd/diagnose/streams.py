@@ -87,8 +87,9 @@ def _only_norm(flow: Flow, value: int) -> FoundNorm | None:
 
 def _probe(flow: Flow, sublayer: FoundSublayer, after: FoundSublayer | None) -> None:
     """Scale what goes in and what comes out, and see whether norms stand where the walk saw them."""
+    says = bool(flow.trace[sublayer.branch].any())  # a branch of zeros stays, whatever it reads
     pre = flow.unchanged(sublayer.read, sublayer.branch)
-    if ("pre" in sublayer.norms) != pre and "out" not in sublayer.norms and not sublayer.norms.get("mid"):
+    if says and ("pre" in sublayer.norms) != pre and "out" not in sublayer.norms and not sublayer.norms.get("mid"):
         sublayer.sure = False
     if after is not None and after.total != sublayer.total:
         post = flow.unchanged(sublayer.total, after.read)

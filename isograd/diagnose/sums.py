@@ -1,5 +1,7 @@
 """The residual sums of a forward pass, and what the branch of each is made of."""
 
+import torch
+
 from isograd.diagnose.flow import PRODUCTS, SUMS, Flow, bare, different
 from isograd.diagnose.found import Coefficient, FoundKind, FoundNorm, FoundSublayer, Slot
 from isograd.diagnose.positions import time_axis
@@ -234,7 +236,7 @@ class Sums:
         """d s / d (root of the term), measured by doubling the root while the other terms stay."""
         trace = self.trace
         pinned = {self.flow.root(other): trace[self.flow.root(other)] for other in others}
-        base = trace[root]
+        base = trace[root] if trace[root].any() else torch.ones_like(trace[root])  # W_O may start at zero
         grown = trace.replay({root: 2 * base} | pinned, [total])[0]
         alone = trace.replay({root: base} | pinned, [total])[0]
         step, base = ((x.double().abs().reshape(-1).sort().values) for x in (grown - alone, base))  # in any layout

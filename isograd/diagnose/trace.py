@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,24 @@ def fitted(model: nn.Module, inputs: Any) -> Any:
 
 
 def stand_in(model: nn.Module, *, in_half: bool = False) -> nn.Module:
-    """A copy on the CPU, in eval mode, half-precision weights in float32 unless they are to stay."""
-    twin = copy.deepcopy(model).cpu().eval()
+    """A copy on the CPU, in eval mode, half-precision weights in float32 unless they are to stay.
+
+    Raises:
+        ValueError: the model is on the meta device, where nothing has a value.
+    """
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        raise ValueError("parameters or buffers are on the meta device and hold no values; build it on the CPU")
+    twin = copy.deepcopy(model, _kept_activations(model)).cpu().eval()
     half = not in_half and any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
     return twin.float() if half else twin
+
+
+def _kept_activations(model: nn.Module) -> dict[int, Any]:
+    """What stands for activations that a forward pass left in a module, as weights of attention to be drawn later:
+    with a graph behind them they cannot be copied.
+    """
+    left = (part for module in model.modules() for part in tree_leaves(list(vars(module).values())))
+    return {id(t): t.detach() for t in left if isinstance(t, Tensor) and not t.is_leaf}
 
 
 class _Recorder(TorchDispatchMode):

@@ -20,6 +20,7 @@ from isograd.lint.subject import Subject
 
 RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
     # what is looked at: the codes that it may say, the rule
+    "values": ("not-finite", wiring.finite),
     "final norm": ("final-norm-missing final-norm-doubled", wiring.final_norm),
     "placements": ("placement-mixed", wiring.mixed),
     "probes": ("placement-unsure", wiring.unsure),
@@ -123,7 +124,7 @@ def formula(sublayer: FoundSublayer) -> str:
 def _times(coefficient: Any, name: str) -> str:
     if coefficient.learned:
         return f"{name}*"
-    return "" if abs(coefficient.value - 1) < 1e-3 else f"{coefficient.value:.3g} "
+    return "" if not abs(coefficient.value - 1) >= 1e-3 else f"{coefficient.value:.3g} "
 
 
 def _nothing_found(found: Anatomy) -> Finding:
@@ -134,5 +135,7 @@ def _nothing_found(found: Anatomy) -> Finding:
         address="",
         measured=float(operations),
         message=f"no sum of a stream with a branch that was computed from it, in {operations} operations",
-        remedy="is it a Transformer? If so, give --batch: the inputs may not run through its layers",
+        remedy="is it a Transformer? If so, give --batch: the inputs may not run through its layers"
+        if any(found.flow.is_product(operation) for operation in found.trace.operations)
+        else "no weight that multiplies is seen: check a quantised model before it is quantised",
     )

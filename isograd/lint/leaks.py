@@ -1,5 +1,6 @@
 """Rules about what reaches what: the future, the padding, the source."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ def future(subject: Subject) -> Iterator[Finding]:
     yield Finding(
         code="future-leaks",
         severity="error",
-        address=place,
+        address=_called(subject, place),
         measured=behind / possible,
         message=f"the output at position {reader} changes with the input at position {source}: it sees"
         f" {behind} of {possible} places ahead",
@@ -75,25 +76,26 @@ def padding(subject: Subject) -> Iterator[Finding]:
 
 
 def source(subject: Subject) -> Iterator[Finding]:
-    """An input that the output does not depend on: an encoder that the decoder ignores."""
+    """An input that neither output nor loss depends on: an encoder that the decoder ignores."""
     named = _arguments(subject)
     sequences = [n for n, v in named.items() if isinstance(v, Tensor) and v.ndim >= 2 and "mask" not in n]
     sequences = [n for n in sequences if not n.startswith(("labels", "position", "token_type"))]
     if len(sequences) < 2:
         return
-    base = subject.run(subject.inputs)
+    base = subject.run_whole(subject.inputs)
     for name in sequences:
-        moved = subject.run(_with(subject, name, _others(subject, named[name])))
-        if base is None or moved is None or moved.shape != base.shape:
+        moved = subject.run_whole(_with(subject, name, _others(subject, named[name])))
+        if not base or [t.shape for t in moved] != [t.shape for t in base]:
             continue
-        gap = ((moved - base).abs().max() / base.abs().max()).item()
+        gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(moved, base, strict=True))
         if gap <= SEEN:
+            called = _called(subject, name)
             yield Finding(
                 code="encoder-unread",
                 severity="error",
-                address=name,
+                address=called,
                 measured=gap,
-                message=f"the output stays the same whatever {name} holds",
+                message=f"the output stays the same whatever {called} holds",
                 remedy="give the decoder's cross-attention the encoder's output as keys and values",
             )
 
@@ -116,14 +118,16 @@ def _reach(subject: Subject, name: str) -> Tensor | None:
 
 
 def _sequence(subject: Subject) -> str | None:
-    """The input whose positions are the output's: the decoder's, else the first sequence."""
+    """The input whose positions are the output's: the decoder's, else the first sequence where there is one tower."""
     out = _run(subject, subject.inputs)
     if out is None or out.ndim < 3:
         return None
     named = _arguments(subject)
     found = [n for n, v in named.items() if isinstance(v, Tensor) and v.ndim >= 2 and v.shape[:2] == out.shape[:2]]
     found = [n for n in found if "mask" not in n]
-    return next((n for n in found if n.startswith(("decoder", "tgt"))), found[0] if found else None)
+    both = getattr(subject.config, "is_encoder_decoder", False)  # without decoder ids it makes them of the encoder's
+    first = found[0] if found and not both else None
+    return next((n for n in found if n.startswith(("decoder", "tgt"))), first)
 
 
 def _is_causal(subject: Subject) -> bool:
@@ -171,9 +175,9 @@ def _others(subject: Subject, x: Tensor) -> Tensor:
 
 def _repeated(value: Any, like: Tensor, times: int) -> Any:
     """The first of a batch, as often as asked; what has no batch stays."""
-    if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[0] != like.shape[0]:
+    if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[0] != like.shape[0]:
         return value
-    return value[:1].expand(times, *value.shape[1:])
+    return value[:1].repeat(times, *[1] * (value.ndim - 1))  # in memory of its own: models take views of it
 
 
 def _arguments(subject: Subject) -> dict[str, Any]:
@@ -181,6 +185,14 @@ def _arguments(subject: Subject) -> dict[str, Any]:
     inputs = subject.inputs
     named = inputs if isinstance(inputs, dict) else {str(i): part for i, part in enumerate(_listed(inputs))}
     return {name: _turned(subject, part) for name, part in named.items()}
+
+
+def _called(subject: Subject, name: str) -> str:
+    """The name that forward has for an input that was given by its place."""
+    if not name.isdecimal():
+        return name
+    names = list(inspect.signature(subject.model.forward).parameters)
+    return names[int(name)] if int(name) < len(names) else name
 
 
 def _with(subject: Subject, name: str, value: Tensor, others: dict[str, Any] | None = None) -> Any:

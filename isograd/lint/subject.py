@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from isograd.diagnose.anatomy import Anatomy
@@ -62,7 +63,9 @@ class Subject:
 
     @cached_property
     def at_start(self) -> bool:
-        """Whether no norm's gain has moved: training leaves none of them even."""
+        """Whether no norm's gain has moved: training leaves none of them even. What is no number has been trained."""
+        if "not-finite" in self.said:
+            return False
         gains = [self.parameters[name].float() for name in self.gains if name in self.parameters]
         return all((g - g.flatten()[0]).abs().max() < 1e-6 for g in gains if g.numel() > 1)
 
@@ -77,6 +80,15 @@ class Subject:
         args, kwargs = arguments(fitted(self.twin, inputs))
         return first_tensor(self.twin(*args, **kwargs))
 
+    @torch.no_grad()
+    def run_whole(self, inputs: Any) -> list[Tensor]:
+        """What `run` gives, and losses beside it."""
+        args, kwargs = arguments(fitted(self.twin, inputs))
+        out = self.twin(*args, **kwargs)
+        losses = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.ndim == 0]
+        first = first_tensor(out)
+        return losses if first is None else [first, *losses]
+
     @cached_property
     def time_first(self) -> bool:
         """Whether sequences stand as (time, batch, width), which torch.nn says by `batch_first=False`."""
@@ -90,8 +102,9 @@ class Subject:
     def logits(self) -> int | None:
         """The value that is a distribution over a vocabulary or over classes, as a product with a weight gives it."""
         for at, value in self.trace.outputs.items():
-            named = at == "logits" or (at == "" and self.takes_ids)
-            if named and self.trace[value].ndim >= 2 and self.flow.back(value)[0] is not None:
+            first = at == "0" and self.flow.product(value) is not None  # of (logits, loss), as in nanoGPT
+            named = at == "logits" or ((at == "" or first) and self.takes_ids)
+            if named and self.trace[value].ndim >= 2:
                 return value
         return None
 

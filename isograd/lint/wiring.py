@@ -1,5 +1,6 @@
 """Rules about where norms and coefficients stand."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,6 +11,21 @@ from isograd.lint.subject import Subject
 POST = frozenset(("post-ln", "admin", "deepnorm"))
 BORNE = {False: 0.005, True: 0.0175}  # layers * rate * sqrt(width / 64) that Post-LN bears without and with warm-up
 DEEP = 18  # Post-LN layers that no published recipe trains at its base's learning rate
+
+
+def finite(subject: Subject) -> Iterator[Finding]:
+    """Parameters that are no numbers: nothing else that is measured says anything."""
+    bad = {n: many for n, p in subject.parameters.items() if (many := int((~p.isfinite()).sum()))}
+    if bad:
+        others = f", and {len(bad) - 1} more parameters" if len(bad) > 1 else ""
+        yield Finding(
+            code="not-finite",
+            severity="error",
+            address=next(iter(bad)),
+            measured=float(sum(bad.values())),
+            message=f"{next(iter(bad.values()))} entries are NaN or infinite{others}",
+            remedy="go back to a checkpoint without them, or fill what torch.empty has left",
+        )
 
 
 def final_norm(subject: Subject) -> Iterator[Finding]:
@@ -66,16 +82,17 @@ def mixed(subject: Subject) -> Iterator[Finding]:
 
 def unsure(subject: Subject) -> Iterator[Finding]:
     """Sublayers of which scaling shows something else than the walk through the operations."""
-    for sublayer in subject.anatomy.sublayers:
-        if not sublayer.sure:
-            yield Finding(
-                code="placement-unsure",
-                severity="info",
-                address=sublayer.address,
-                measured=0.0,
-                message=f"norms were found as {sublayer.placement}, but scaling its input or its sum does not agree",
-                remedy="look at this sublayer: something between the norm and the branch depends on the scale",
-            )
+    found = [s for s in subject.anatomy.sublayers if not s.sure]
+    if found and "not-finite" not in subject.said:
+        yield Finding(
+            code="placement-unsure",
+            severity="info",
+            address=found[0].address,
+            measured=float(len(found)),
+            message=f"norms were found as {found[0].placement}, but scaling its input or its sum does not agree"
+            f" ({_many(len(found))})",
+            remedy="look at this sublayer: something between the norm and the branch depends on the scale",
+        )
 
 
 def head_scale(subject: Subject) -> Iterator[Finding]:
@@ -114,27 +131,32 @@ def swapped(subject: Subject) -> Iterator[Finding]:
 
 
 def unread(subject: Subject) -> Iterator[Finding]:
-    """Gains and coefficients that no operation read.
+    """Gains and coefficients that no operation read, those whose names differ by numbers only as one.
 
     Vectors of tokens that these inputs do not hold (a mask's) are none, nor are biases of matrices that are unread
     themselves: such a module waits for another call.
     """
     trace = subject.trace
     routed = any(o.name == "topk" for o in trace.operations)  # experts that no token was sent to are read another time
+    alike: dict[str, list[str]] = {}
     for value, name in trace.names.items():
         tensor = trace[value]
         unused = any(word in name for word in ("token", "mask")) or _in_unread_module(subject, name)
         if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(subject, name)):
             continue
         if tensor.squeeze().ndim <= 1:
-            yield Finding(
-                code="parameter-unread",
-                severity="error",
-                address=name,
-                measured=float(tensor.numel()),
-                message=f"nothing reads this parameter of {tensor.numel()} entries: it is created and never applied",
-                remedy="apply it where it was meant to act, or remove it with the option that creates it",
-            )
+            alike.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    for names in alike.values():
+        entries = subject.parameters[names[0]].numel()
+        others = f", nor {len(names) - 1} more of this name in other layers" if len(names) > 1 else ""
+        yield Finding(
+            code="parameter-unread",
+            severity="error",
+            address=names[0],
+            measured=float(entries),
+            message=f"nothing reads this parameter of {entries} entries{others}: it is created and never applied",
+            remedy="apply it where it was meant to act, or remove it with the option that creates it",
+        )
 
 
 def collapse(subject: Subject) -> Iterator[Finding]:
