@@ -16,6 +16,7 @@ from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Place
 from isograd.placement.catalogue import register
 from isograd.transformer.parameters import roles
 from tests.build import HEADS, config, inputs, model, randomised, tokens
+from tests.golden import PAD, load
 
 N = Norm()
 
@@ -246,6 +247,38 @@ def test_foil_a_scalar_fold_needs_its_own_eps() -> None:
         layer.attn.post.eps /= skip**2
         layer.ffn.post.eps /= skip**2
     assert apart(made, scaled, "causal") < 1e-12
+
+
+@pytest.mark.parametrize("tag", ["init", "trained"])
+def test_the_logits_of_the_original_admin(tag: str) -> None:
+    """Transformer-Clinic's own numbers, from a model without its coefficients."""
+    made, t, _ = load("admin/admin_perturbed_learned", tag)
+    folded = fold(made, untie=True)
+    ids, before = t["in/src_tokens"], t["in/prev_output_tokens"]
+    with torch.no_grad():
+        got = folded(input_ids=ids, attention_mask=(ids != PAD).long(), decoder_input_ids=before).logits
+    expected = t["out64/logits"]
+    assert folded.config.placement == "post-ln"
+    torch.testing.assert_close(got[before != PAD], expected[before != PAD], rtol=0, atol=1e-9)
+
+
+def test_heads_of_the_paper_against_the_reference() -> None:
+    made, t, _ = load("headscale_paper/paperhs_lm_pre_AHF")
+    folded = fold(made)
+    ids = t["in/src_tokens"]
+    with torch.no_grad():
+        got = folded(input_ids=ids, attention_mask=(ids != PAD).long()).logits
+    assert "coefficient" not in roles(folded).values()
+    torch.testing.assert_close(got[ids != PAD], t["out64/logits"][ids != PAD], rtol=0, atol=1e-9)
+
+
+def test_a_sinusoid_becomes_a_table_as_long_as_the_configuration_says() -> None:
+    made = model("causal", placement="admin", position_embedding_type="sinusoidal", dtype=torch.float64)
+    ids = tokens(1, 40)
+    with pytest.raises(ValueError, match="max_position_embeddings=32"):
+        fold(made, untie=True)(ids)
+    made.config.max_position_embeddings = 48  # a sinusoid has no end, so this may be set at any time
+    torch.testing.assert_close(fold(made, untie=True)(ids).logits, made(ids).logits, rtol=0, atol=1e-12)
 
 
 def test_what_it_does_not_touch() -> None:
