@@ -172,6 +172,8 @@ def _notes(before: IsogradConfig, config: IsogradConfig, kind: Kind, target: Tar
         )
     if target.first == "pad":
         notes.append("It counts positions over the ids that are not pad, whatever the attention mask says.")
+    elif kind == "causal" and not target.unused and target.model_type != "opt":
+        notes.append("A batch padded on the left needs position_ids; generate passes them.")
     elif kind == "pair" or (kind != "causal" and target.positions == "table"):
         notes.append("It counts positions from the left edge: pad what its encoder reads on the right.")
     return notes
