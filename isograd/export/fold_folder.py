@@ -147,7 +147,8 @@ def _notes(before: IsogradPreTrainedModel, after: IsogradPreTrainedModel, *, hal
     old, new = before.config, after.config
     notes = []
     if new.position_embedding_type != old.position_embedding_type:
-        notes.append(f"Sinusoidal positions are a table of {new.max_position_embeddings} now; raise max_position_embeddings first for more.")
+        rows = new.max_position_embeddings
+        notes.append(f"Sinusoidal positions are a table of {rows} now; raise max_position_embeddings first for more.")
     if (new.tie_word_embeddings, new.share_encoder_embeddings) != (
         old.tie_word_embeddings,
         old.share_encoder_embeddings,

@@ -55,11 +55,10 @@ def _folded(config: IsogradConfig, towers: list[Tower]) -> str:
 
 def _names() -> Iterator[str]:
     yield from CATALOGUE
-    for pre in (True, False):
-        for flags in ("A", "F", "AF"):
-            yield flagged_name(pre=pre, flags=flags)
-    for flags in ("", "A", "F", "AF"):
-        yield flagged_name(pre=True, flags=flags, final=False)
+    for usual in (True, False):  # a final norm in Pre-LN alone, and the other way round
+        for pre in (True, False):
+            for flags in ("", "A", "F", "AF"):
+                yield flagged_name(pre=pre, flags=flags, final=pre == usual)
 
 
 def _sites(config: IsogradConfig, towers: list[Tower]) -> list[Site]:

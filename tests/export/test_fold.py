@@ -66,6 +66,8 @@ LIBRARY = {
     "normformer-fairseq": "fairseq-pre-AF",
     "fairseq-post-AHFR": "fairseq-post-AF",
     "fairseq-pre-P": "pre-ln",
+    "fairseq-pre-H-nofinal": "fairseq-pre-nofinal",
+    "fairseq-post-FR-final": "fairseq-post-F-final",
 }
 
 
