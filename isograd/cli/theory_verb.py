@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         _list(claims, options.json)
         return 0
+    options.out.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
     return _measure(claims, options, console)
 
 

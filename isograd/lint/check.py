@@ -14,7 +14,7 @@ from torch import nn
 from isograd.diagnose.anatomy import Anatomy, anatomy
 from isograd.diagnose.found import FoundSublayer
 from isograd.diagnose.inputs import as_inputs, guess_inputs
-from isograd.lint import leaks, options, starts, wiring
+from isograd.lint import leaks, options, schemes, starts, wiring
 from isograd.lint.findings import Finding, Findings
 from isograd.lint.subject import Subject
 
@@ -29,8 +29,8 @@ RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
     "parameters": ("parameter-unread", wiring.unread),
     "depth": ("collapse-predicted", wiring.collapse),
     "copies": ("layers-identical", starts.identical),
-    "starts": ("start-std", starts.stds),
-    "value start": ("value-start", starts.value_start),
+    "starts": ("start-std", schemes.stds),
+    "value start": ("value-start", schemes.value_start),
     "embedding": ("embedding-untied embedding-std", starts.embedding),
     "first loss": ("initial-loss", starts.first_loss),
     "norms": ("norm-eps", starts.norms),
