@@ -169,6 +169,8 @@ def _tables(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
     rows = config.encoder_vocab_size or config.vocab_size
     if kind == "pair" and rows > config.vocab_size and not target.two_tables:
         yield f"it has one vocabulary, and this model's encoder has {rows} tokens, its decoder {config.vocab_size}"
+    if config.head_bias and not (kind == "pair" and target.head_bias):
+        yield "its head has no offset, and this model's has (head_bias=True)"
     if config.next_sentence and target.second_head is None:
         yield "it has no second head, and this model has one (next_sentence=True)"
     if kind == "pair":

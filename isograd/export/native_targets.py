@@ -43,7 +43,8 @@ class Target:
         head_act: the activation of its masked head, where that is not the layers'.
         projections: our projection norms it has.
         two_tables: the vocabularies of encoder and decoder may differ.
-        second_head: it can say whether a second segment follows the first.
+        head_bias: as an encoder-decoder it adds an offset to each logit.
+        second_head: the class that says whether a second segment follows the first.
         unused: modules that it has, and that such a model never runs: they are filled with zeros.
     """
 
@@ -61,6 +62,7 @@ class Target:
     head_act: str | None = None
     projections: bool = False
     two_tables: bool = False
+    head_bias: bool = False
     second_head: str | None = None
     unused: str | None = None
 
@@ -156,6 +158,7 @@ TARGETS: dict[str, Target] = {  # in the order in which "auto" looks at them
         embedding_norm=True,
         first=2,
         scales=True,
+        head_bias=True,
         unused="encoder_attn",
     ),
     "mbart": Target(
@@ -167,6 +170,7 @@ TARGETS: dict[str, Target] = {  # in the order in which "auto" looks at them
         embedding_norm=True,
         first=2,
         scales=True,
+        head_bias=True,
         unused="encoder_attn",
     ),
     "fsmt": Target(
@@ -187,6 +191,7 @@ TARGETS: dict[str, Target] = {  # in the order in which "auto" looks at them
         eps=1e-5,
         positions="permuted",
         scales=True,
+        head_bias=True,
         two_tables=True,
     ),
     "m2m100": Target(
@@ -206,5 +211,6 @@ TARGETS: dict[str, Target] = {  # in the order in which "auto" looks at them
         norms=("pre",),
         eps=1e-5,
         scales=True,
+        head_bias=True,
     ),
 }

@@ -40,10 +40,13 @@ def native_state(
             state[f"{prefix}.embedding.positions.weight"] = _positions(tower, target)
     if target.positions == "permuted":
         state = _permuted(state, config)
+    offset = state.pop("lm_head.bias", None)
     names = NAMES[target.model_type]
     norms = norms_at(config)
     assert norms is not None
     theirs = to_native(state, names, norms="pre" if norms == "pre" else "post", heads=config.num_attention_heads)
+    if offset is not None:
+        theirs["final_logits_bias"] = offset[None]
     return _completed(theirs, config, target, shapes)
 
 

@@ -19,6 +19,7 @@ AUTO = {
 }
 _LLAMA = {"norm": "rmsnorm", "hidden_act": "swiglu", "bias": False, "position_embedding_type": "rotary"}
 _SINES = {"position_embedding_type": "sinusoidal", "scale_embedding": True}
+_BIAS = {"head_bias": True}
 _NORMED = {"embedding_norm": True}
 
 
@@ -101,8 +102,10 @@ HOMES = [
             "position_embedding_type": "sinusoidal_interleaved",
             "encoder_vocab_size": 50,
             "tie_word_embeddings": False,
+            **_BIAS,
         },
     ),
+    Home("seq2seq", "bart", "BartForConditionalGeneration", False, {"placement": "post-ln", **_NORMED, **_BIAS}),
     Home("seq2seq", "m2m100", "M2M100ForConditionalGeneration", True, {**_SINES, "position_offset": 2}),
     Home("seq2seq", "blenderbot", "BlenderbotForConditionalGeneration", False, {"share_encoder_embeddings": True}),
 ]
