@@ -25,15 +25,15 @@ def certify_native(
 ) -> Certificate:
     """The model beside its native class.
 
-    Where weights were folded or scaled on the way, fp64 is measured on what becomes of the fp64 copy, before any
-    rounding to the stored precision, which the fp32 row shows.
+    Where weights were folded or scaled on the way, fp64 is measured on what becomes of the fp64 copy, in the class and
+    the configuration that were loaded, before any rounding to the stored precision, which the fp32 row shows.
 
     Args:
         done: what `plan` gave for the model.
         native: `built(done)`, or what was loaded of it.
         options: of `certify`.
     """
-    exact = native if done.exact else built(plan(copy.deepcopy(model).double(), done.name))
+    exact = native if done.exact else _in_double(model, done, native)
     notes = [*done.notes, *options.pop("notes", ())]
     if not done.exact:
         notes.append("Its fp64 row is of the fp64 copy, before weights are rounded to what is stored.")
@@ -45,6 +45,15 @@ def certify_native(
         notes=notes,
         **options,
     )
+
+
+def _in_double(model: IsogradPreTrainedModel, done: Plan, native: PreTrainedModel) -> PreTrainedModel:
+    double = built(plan(copy.deepcopy(model).double(), done.name))
+    made = type(native).from_pretrained(
+        None, config=copy.deepcopy(native.config), state_dict=double.state_dict(), dtype=torch.float64
+    )
+    assert isinstance(made, PreTrainedModel)
+    return made.eval()
 
 
 def native_side(native: PreTrainedModel, exact: PreTrainedModel | None = None) -> Side:

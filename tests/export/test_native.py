@@ -98,6 +98,20 @@ def test_a_mistake_fails_the_certificate(kind: str) -> None:
     assert not certificate.holds and "fp64" in certificate.failures()[0]
 
 
+@pytest.mark.parametrize("placement", ["admin", "post-ln"])
+def test_what_was_loaded_is_certified(placement: str, tmp_path: Path) -> None:
+    """Weights with new values are measured in fp64 under the configuration that was saved."""
+    ours = model("masked", placement=placement, embedding_norm=True, scale_embedding=True)
+    done = plan(ours)
+    built(done).save_pretrained(tmp_path)
+    native = transformers.BertForMaskedLM.from_pretrained(tmp_path)
+    assert not done.exact and certify_native(ours, done, native).holds
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace('"layer_norm_eps": 1e-05', '"layer_norm_eps": 1.1e-05'))
+    certificate = certify_native(ours, done, transformers.BertForMaskedLM.from_pretrained(tmp_path))
+    assert [row.holds for row in certificate.logits if row.limit] == [False, True]  # too little for fp32 to show
+
+
 @pytest.mark.parametrize(
     ("head", "options", "expected"),
     [

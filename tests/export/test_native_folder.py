@@ -154,6 +154,23 @@ def test_our_own_class(runs: Path, tmp_path: Path) -> None:
     assert all(torch.equal(again.state_dict()[name], value) for name, value in made.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("to", "name", "library", "files"),
+    [
+        ("onnx", "pair", "onnxruntime", {"encoder_model.onnx", "decoder_model.onnx"}),
+        ("ctranslate2", "pair", "ctranslate2", {"model.bin", "shared_vocabulary.json"}),
+        ("ctranslate2", "language", "ctranslate2", {"model.bin", "vocabulary.json"}),
+    ],
+)
+def test_other_runtimes(to: str, name: str, library: str, files: set[str], runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    done = export_folder(runs / name, tmp_path / "out", to=to)
+    written = {path.name for path in done.folder.iterdir()}
+    assert written >= files | {"README.md", "certificate.json", "tokenizer.json"}
+    assert done.certificate.holds and done.to == to
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_failed_certificate_leaves_nothing(tmp_path: Path) -> None:
     made = model()
     torch.nn.init.constant_(made.model.layers[0].ffn.branch.out.weight, float("nan"))
