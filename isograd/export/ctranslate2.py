@@ -83,6 +83,8 @@ def _has_coefficients(model: nn.Module) -> bool:
 
 def _refuse_norms(model: Holds) -> None:
     for tower in [module for module in model.modules() if isinstance(module, IsogradModel)]:
+        if tower.tower == "encoder" and not isinstance(tower.embedding.project, nn.Identity):
+            raise ExportError(f"CTranslate2's encoder reads token vectors of its own width only; {ELSEWHERE}")
         sublayers = [module for module in tower.modules() if isinstance(module, Sublayer)]
         for sublayer in sublayers:
             _refuse_norms_of(sublayer)

@@ -9,6 +9,7 @@
 | `ffn.branch.into`, `out`; with a gate `gate`, `into` | `ffn.linear_0`, `linear_1`; `linear_0`, `linear_0_noact` |
 | `query_norm`, `key_norm` of an attention | its `q_norm`, `k_norm`, over each head |
 | `pre` or `post` of a sublayer; the tower's `norm` | its `layer_norm`; `layer_norm` |
+| `embedding.project`, `project` of a decoder | `project_in`, `project_out` |
 | `lm_head` | `decoder.projection` |
 """
 
@@ -34,10 +35,10 @@ def specification(model: IsogradForSeq2SeqLM | IsogradForCausalLM) -> Any:
     (specs,) = needed("ctranslate2.specs.transformer_spec")
     if isinstance(model, IsogradForSeq2SeqLM):
         encoder, decoder = _tower(model.encoder), _tower(model.decoder)
-        decoder.projection.weight = _values(model.lm_head.weight)
+        _set_linear(decoder.projection, model.lm_head)
         return specs.TransformerSpec(encoder, decoder)
     decoder = _tower(model.model)
-    decoder.projection.weight = _values(model.lm_head.weight)
+    _set_linear(decoder.projection, model.lm_head)
     return specs.TransformerDecoderModelSpec(decoder)
 
 
@@ -59,8 +60,11 @@ def _tower(tower: IsogradModel) -> Any:
     depth, heads = len(layers), config.num_attention_heads
     if tower.causal:
         cross = layers[0].cross is not None
-        spec = specs.TransformerDecoderSpec(depth, heads, with_encoder_attention=cross, **options)
+        options |= {"with_encoder_attention": cross, "project_in_out": True}
+        spec = specs.TransformerDecoderSpec(depth, heads, **options)
         table = spec.embeddings
+        _set_projection(spec, "project_in", embedding.project)
+        _set_projection(spec, "project_out", tower.project)
     else:
         spec = specs.TransformerEncoderSpec(depth, heads, **options)
         table = spec.embeddings[0]
@@ -126,6 +130,14 @@ def _set_linear(spec: Any, *projections: nn.Linear) -> None:
     spec.weight = _values(torch.cat([projection.weight for projection in projections]))
     if projections[0].bias is not None:
         spec.bias = _values(torch.cat([projection.bias for projection in projections]))
+
+
+def _set_projection(spec: Any, name: str, projection: nn.Module) -> None:
+    """Between token vectors, or the head, of another width and the decoder; CTranslate2's encoder has none."""
+    if isinstance(projection, nn.Linear):
+        _set_linear(getattr(spec, name), projection)
+    else:
+        delattr(spec, name)
 
 
 def _set_norm(spec: Any, norm: nn.Module) -> None:

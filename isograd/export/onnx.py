@@ -153,7 +153,7 @@ def _graphs(model: IsogradPreTrainedModel) -> list[Graph]:
     ids = torch.zeros(2, 3, dtype=torch.long)  # no length of 0 or 1: those would be taken for constants
     there, text = torch.ones_like(ids), ("batch", "time")
     if isinstance(model, IsogradForSeq2SeqLM):
-        memory = torch.zeros(2, 4, model.config.hidden_size)
+        memory = torch.zeros(2, 4, model.encoder.config.hidden_size)
         source = ("batch", "source")
         own = {"input_ids": source, "attention_mask": source}
         reads = {"input_ids": text, "encoder_hidden_states": source, "encoder_attention_mask": source}

@@ -96,7 +96,7 @@ CASES: Sequence[dict[str, Any]] = (
     {"norm": "rmsnorm", "hidden_act": "swiglu", "bias": False, "position_embedding_type": "rotary"},
     {"placement": "post-ln", "norm": "rmsnorm", "norm_eps": 0.1, "position_embedding_type": "none"},
     {"placement": "admin-closed", "position_embedding_type": "rotary", "rope_theta": 100.0, "hidden_act": "gelu_tanh"},
-    {"placement": "pre-ln", "type_vocab_size": 2, "tie_word_embeddings": False},
+    {"placement": "pre-ln", "type_vocab_size": 2, "tie_word_embeddings": False, "head_bias": True},
 )
 
 
@@ -119,6 +119,14 @@ def test_final_norms_are_the_placements(tmp_path: Path, own_catalogue: None) -> 
     register("pre alone", Placement(each=Residual(pre=N)))
     assert gap(translator(placement="post and final"), tmp_path / "post") < 5e-5
     assert gap(translator(placement="pre alone"), tmp_path / "pre") < 1e-3  # logits of several hundred
+
+
+def test_towers_and_tables_of_other_widths(tmp_path: Path) -> None:
+    other = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "placement": "admin"}
+    assert gap(translator(placement="pre-ln", encoder_options=other), tmp_path / "towers") < 5e-5
+    narrow = {"input_size": 8, "output_size": 12, "tie_word_embeddings": False}
+    assert gap(translator(placement="deepnorm", **narrow), tmp_path / "decoder") < 5e-5
+    assert gap(causal(placement="post-ln", scale_embedding=True, **narrow), tmp_path / "language") < 5e-5
 
 
 def test_the_shared_table_of_a_translator(tmp_path: Path) -> None:

@@ -140,6 +140,13 @@ def test_heads_positions_and_activations(head: str, options: dict[str, Any], tmp
 
 
 @pytest.mark.slow
+def test_towers_that_differ(tmp_path: Path) -> None:
+    other = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "placement": "admin"}
+    narrow = {"input_size": 8, "output_size": 12, "tie_word_embeddings": False, "head_bias": True}
+    check("seq2seq", tmp_path, encoder_options=other, **narrow)
+
+
+@pytest.mark.slow
 def test_token_types(tmp_path: Path) -> None:
     model = build.model("masked", placement="post-ln", type_vocab_size=2)
     folder = export_onnx(model, tmp_path / "onnx")
