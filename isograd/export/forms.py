@@ -148,7 +148,9 @@ def as_ctranslate2(source: Source, folder: Path) -> Written:
         raise ExportError(f"{source.folder}: CTranslate2 needs a vocabulary, and no tokenizer lies beside the model")
     export_ctranslate2(source.model, source.tokenizer, folder)
     model: Any = source.model
-    certificate = certify_ctranslate2(model, source.tokenizer, folder, source.sample)
+    certificate = certify_ctranslate2(
+        model, source.tokenizer, folder, source.sample, source=source.source, date=source.date
+    )
     name, call = ("Translator", "translate_batch") if source.kind == "pair" else ("Generator", "generate_batch")
     use = f"import ctranslate2\n\nresults = ctranslate2.{name}(FOLDER).{call}([tokens])"
     return Written(to="ctranslate2", form="CTranslate2", library="ctranslate2", use=use, certificate=certificate)

@@ -158,7 +158,6 @@ def test_our_own_class(runs: Path, tmp_path: Path) -> None:
     ("to", "name", "library", "files"),
     [
         ("onnx", "pair", "onnxruntime", {"encoder_model.onnx", "decoder_model.onnx"}),
-        ("ctranslate2", "pair", "ctranslate2", {"model.bin", "shared_vocabulary.json"}),
         ("ctranslate2", "language", "ctranslate2", {"model.bin", "vocabulary.json"}),
     ],
 )
