@@ -18,12 +18,13 @@ chosen on: docs/watch.md.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from isograd.diagnose.sinks import Row
 
-APART = 32.0  # times
+APART = 28.0  # times
 LEFT = 10.0  # times further: from there on a layer counts as left behind
 NEAR = 0.10  # nats around the unigram entropy
 PATIENCE = 300  # steps
@@ -159,9 +160,3 @@ class CollapseWatch:
                 f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
             ),
         }
-
-
-def median(values: Iterable[float]) -> float:
-    """The middle one; of an even number the upper one of the two."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

@@ -28,7 +28,7 @@ def collapsing(step: int) -> list[float | None]:
 
 def test_layers_that_come_apart() -> None:
     (row,) = told(collapsing).warnings
-    fall = 0.9 ** (-2 / 2)  # per step of the median layer, of six the upper of the two in the middle
+    fall = 0.9 ** (-(1 + 1.5) / 2)  # per step, between the two layers in the middle, measured by the last one's 1
     first = math.ceil(math.log(APART) / math.log(fall)) + READINGS // 2 + 1  # the first step is a start, not a fall
     assert row["step"] == first and row["signal"] == "gradients"
     assert row["layer"] == "layers.0" and row["left_at"] < row["step"]
