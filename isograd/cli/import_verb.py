@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ examples:
   isograd import fairseq checkpoint_best.pt out --dict dict.de.txt --dict dict.en.txt --bpe-codes codes
   isograd import fairseq roberta.base/model.pt out --dict roberta.base/dict.txt --json
   isograd import fairseq weights.safetensors out --options options.json
+  isograd import hf gpt2 out
+  isograd import torch model.pt out --heads 8 --norm-first --tokens embed.weight --head out.weight --causal
 
 A checkpoint is read without running anything in it; one that wants to run something is refused. OUT gets the model, its
 tokenizer where there is a dictionary, and certificate.json: its logits and what it writes beside those of the original.
@@ -41,6 +44,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="one that is missing or that is another;\n"
         "can be repeated")  # fmt: skip
     _shared(fairseq, _fairseq)
+    hf = kinds.add_parser(
+        "hf", help="GPT-2, OPT, BERT, RoBERTa, BART, mBART, Marian of transformers", formatter_class=Help
+    )
+    hf.add_argument("folder", metavar="FOLDER", help="the folder of a model, or its name on the hub")
+    hf.add_argument("out", metavar="OUT", help="a new folder, or an empty one")
+    _shared(hf, _pretrained)
+    _configure_torch(
+        kinds.add_parser("torch", help="torch.nn.Transformer and TransformerEncoder", formatter_class=Help)
+    )
+
+
+def _configure_torch(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("state", metavar="STATE", help="a state dict, of torch.save or safetensors")
+    add("out", metavar="OUT", help="a new folder, or an empty one")
+    add("--heads", type=int, required=True, help="attention heads (nhead)")
+    add("--norm-first", action="store_true", help="Pre-LN (norm_first=True)")
+    add("--activation", choices=["relu", "gelu"], default="relu")
+    add("--causal", action="store_true", help="an encoder that reads to the left only, as a language model")
+    add("--tokens", metavar="NAME", help="the (source's) token table; without one the layers alone are taken over")
+    add("--target-tokens", metavar="NAME", help="the target's, where it has its own")
+    add("--positions", metavar="NAME", default="none", help="a table, sinusoidal_interleaved (the original's),\n"
+        "sinusoidal (fairseq's) or none (default)")  # fmt: skip
+    add("--target-positions", metavar="NAME", help="the target's, where it has its own")
+    add("--head", metavar="NAME", help="the head's matrix; without one it is the (target's) token table")
+    add("--scale-embedding", action="store_true", help="token vectors are multiplied by the square root of the width")
+    add("--eps", type=float, default=1e-5, help="layer_norm_eps (default: 1e-5)")
+    for name in ("pad", "bos", "eos"):
+        add(f"--{name}", type=int, metavar="ID", help=f"id of the token {name}")
+    _shared(parser, _torch)
 
 
 def _shared(parser: argparse.ArgumentParser, read: Any) -> None:
@@ -90,6 +123,20 @@ def _fairseq(options: argparse.Namespace) -> "Certificate":
         options=options.options,
         changes=_changes(options.option),
     )
+
+
+def _pretrained(options: argparse.Namespace) -> "Certificate":
+    from isograd.export.import_folder import import_pretrained
+
+    return import_pretrained(options.folder, options.out)
+
+
+def _torch(options: argparse.Namespace) -> "Certificate":
+    from isograd.export.import_folder import import_torch
+    from isograd.export.torch_state import Plan
+
+    plan = Plan(**{field.name: getattr(options, field.name) for field in fields(Plan)})
+    return import_torch(options.state, options.out, plan)
 
 
 def _changes(words: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from isograd.export.fairseq import from_fairseq
 from isograd.export.fairseq_equations import Original
 from isograd.export.fairseq_names import tables, upgraded
 from isograd.export.fairseq_options import Kind, kind_of, options_of
-from isograd.export.unpickle import Options, plain, read_checkpoint, tensors
+from isograd.export.unpickle import Options, file_hash, plain, read_checkpoint, tensors
 from isograd.export.vocabulary import save_tokenizer
 from isograd.export.whole import whole
 from isograd.models import IsogradPreTrainedModel
@@ -157,14 +157,6 @@ def _certificate(checkpoint: Checkpoint, model: IsogradPreTrainedModel, part: Pa
         written,
         about=f"{checkpoint.path.name} ({arch}) imported as {model.config.placement}, against its equations",
         files=hashes(part),
-        source=hashes_of(checkpoint.path),
+        source=file_hash(checkpoint.path),
         date=date,
     )
-
-
-def hashes_of(path: Path) -> dict[str, str]:
-    """Name -> sha256 of one file."""
-    import hashlib
-
-    with path.open("rb") as file:
-        return {path.name: hashlib.file_digest(file, "sha256").hexdigest()}

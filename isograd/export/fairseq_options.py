@@ -191,7 +191,7 @@ def _placement(options: Mapping[str, Any], tower: Tower, kind: Kind, admin: bool
     ends = tower == "encoder" or (final and not options.get("no_decoder_final_norm"))
     if (pre, flags) in NAMED and (ends or not pre):
         return NAMED[pre, flags]
-    return flagged_name(pre=pre, flags=flags, final=ends)
+    return flagged_name(pre=pre, flags=flags, final=pre and ends)
 
 
 def _flags(options: Mapping[str, Any], tower: Tower) -> str:

@@ -6,6 +6,7 @@ keeps its options in become stand-ins that hold data and do nothing; any other n
 it runs.
 """
 
+import hashlib
 import pickle
 import struct
 import warnings
@@ -110,6 +111,12 @@ def tensors(value: Any) -> dict[str, Tensor]:
         other = ", ".join(sorted(str(name) for name in value if name not in found)[:5])
         raise CheckpointError(f"no state dict of tensors: found {other or 'nothing'}")
     return found
+
+
+def file_hash(path: Path) -> dict[str, str]:
+    """Name -> sha256 of one file, for a certificate."""
+    with path.open("rb") as file:
+        return {path.name: hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _opened(kept: Kept) -> Any:

@@ -30,7 +30,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
             config.is_decoder = True
         super().__init__(config)
         self.model = IsogradModel(config, "decoder")
-        self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=False)
+        self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=config.head_bias)
         self.post_init()
 
     @can_return_tuple
@@ -78,6 +78,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
                 rows.flatten(0, 1),
                 self.lm_head.weight,
                 target.flatten(),
+                bias=self.lm_head.bias,
                 label_smoothing=smoothing,
                 items=num_items_in_batch,
                 chunk=self.config.loss_chunk,

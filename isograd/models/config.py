@@ -92,6 +92,7 @@ class IsogradConfig(PretrainedConfig):
             branch's output, on attention weights, after the activation, on the embedding.
         start: a scheme of `isograd.transformer.start`; None takes the placement's, or "xavier-uniform".
         initializer_range: standard deviation of the scheme "normal".
+        head_bias: a head that writes from left to right adds an offset to each logit (Marian's models have one).
         tie_word_embeddings: the head uses the (decoder's) token table.
         encoder_layers: layers of the encoder; None for a model of one tower.
         encoder_vocab_size: rows of the encoder's token table; None takes `vocab_size`.
@@ -147,6 +148,7 @@ class IsogradConfig(PretrainedConfig):
         is_decoder: bool = False,
         input_size: int | None = None,
         output_size: int | None = None,
+        head_bias: bool = False,
         classifier_dropout: float | None = None,
         loss_chunk: int = 512,
         calibration: dict[str, Any] | None = None,
@@ -188,6 +190,7 @@ class IsogradConfig(PretrainedConfig):
         self.is_decoder = is_decoder
         self.input_size = input_size
         self.output_size = output_size
+        self.head_bias = head_bias
         self.classifier_dropout = classifier_dropout
         self.loss_chunk = loss_chunk
         self.calibration = calibration

@@ -128,7 +128,7 @@ class Decoding:
             x = layer(x, self.memory, mask=mask, memory_mask=memory_mask, past_key_values=self.cache, rotary=rotary)
         self.memory = None  # its keys and values are kept
         self.time += 1
-        return self.model.lm_head(decoder.norm(x))
+        return self.model.lm_head(decoder.project(decoder.norm(x)))
 
     def keep(self, rows: list[int]) -> None:
         """Sentence `rows[i]` is at place i from now on; who is not named has left."""

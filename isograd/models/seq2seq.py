@@ -29,7 +29,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
         self._tied_weights_keys = tied
         self.encoder = IsogradModel(config, "encoder")
         self.decoder = IsogradModel(config, "decoder")
-        self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=False)
+        self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=config.head_bias)
         self.post_init()
 
     @can_return_tuple
@@ -84,6 +84,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
                 hidden.flatten(0, 1),
                 self.lm_head.weight,
                 labels.flatten(),
+                bias=self.lm_head.bias,
                 label_smoothing=smoothing,
                 items=num_items_in_batch,
                 chunk=self.config.loss_chunk,

@@ -44,6 +44,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("share_encoder_embeddings", True, "seq2seq", {}),
     ("encoder_options", {"hidden_size": 20}, "seq2seq", {}),
     ("input_size", 12, "causal", {"tie_word_embeddings": False}),
+    ("head_bias", True, "seq2seq", {}),
     ("output_size", 12, "causal", {"tie_word_embeddings": False}),
     ("is_decoder", True, "classify", {}),
     ("type_vocab_size", 2, "masked", {}),
