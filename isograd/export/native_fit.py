@@ -138,6 +138,11 @@ def _positions(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[st
 def _position_kind(ours: str, config: IsogradConfig, target: Target) -> Iterator[str]:
     if (ours == "rotary") != (target.positions == "rotary"):
         yield f"its positions are {'rotary' if target.positions == 'rotary' else 'added'}, this model's are {ours}"
+    elif ours == "rotary" and config.position_offset:
+        yield (
+            f"its rotary positions begin at 0, this model's at {config.position_offset}: the same but for rounding, so"
+            " set position_offset to 0 in its config.json"
+        )
     elif target.positions == "fixed" and ours != "sinusoidal":
         yield f"its positions are fairseq's sinusoids, this model's are {ours}"
     elif target.positions == "fixed" and config.position_offset != first_row(config, target):

@@ -149,6 +149,12 @@ def test_auto_finds_the_nearest(head: str, options: dict[str, Any], expected: st
         ("causal", "opt", {"norm_eps": 1e-6}, r"eps of its norms is 1e-05 and cannot be set.*1e-06.*--to gpt2"),
         ("causal", "gpt2", {"embedding_norm": True}, r"no norm on the embedding, and this model has one.*--to mbart"),
         ("causal", "gpt2", {"position_embedding_type": "rotary"}, "positions are added, this model's are rotary"),
+        (
+            "causal",
+            "gpt-neox",
+            {"position_embedding_type": "rotary", "position_offset": 2},
+            "the same but for rounding",
+        ),
         ("causal", "auto", {"norm": "rmsnorm"}, "norms are layernorm, this model's rmsnorm"),
         ("causal", "gpt2", {"hidden_act": "swiglu"}, "activation is one of relu"),
         ("causal", "gpt2", {"placement": "qk-norm"}, "no such norms on queries"),
