@@ -18,6 +18,7 @@ from isograd.export.fairseq import from_fairseq
 from isograd.export.fairseq_names import original, renamed
 from isograd.export.fairseq_options import config_from_fairseq, options_of
 from isograd.models import IsogradForCausalLM, IsogradForMaskedLM, IsogradForSeq2SeqLM
+from isograd.models.search import search
 from tests.build import close, tokens
 from tests.export.fairseq_by_hand import by_hand, random_state
 from tests.golden import PAD, read, state_of, under
@@ -175,6 +176,8 @@ def test_generation_of_unequal_towers_with_a_cache() -> None:
     assert torch.equal(model(ids, decoder_input_ids=written).logits.argmax(-1)[:, 0], written[:, 1])
     again = model.generate(input_ids=ids, max_new_tokens=6, do_sample=False, num_beams=1, use_cache=False)
     assert torch.equal(written, again)
+    found = search(model, ids, beam=1, limit=6)
+    assert [h[0].tokens[:1] for h in found] == written[:, 1:2].tolist()
     model.set_attn_implementation("eager")
     assert model.encoder.config is not model.config
     assert {m._attn_implementation for m in (model.config, model.encoder.config)} == {"eager"}
