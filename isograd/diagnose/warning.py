@@ -134,7 +134,7 @@ class CollapseWatch:
             "message": (
                 f"step {step}: the gradient no longer comes down: since the start that of {layer} has fallen"
                 f" {10**-behind:.3g} times further than that of {self.layers[least]} (tenfold at step"
-                f" {self._left[first]}), and half the layers {apart:.0f} times: this stack collapses"
+                f" {self._left[first]}), and half the layers {apart:.0f} times: most likely this stack collapses"
             ),
         }
 
