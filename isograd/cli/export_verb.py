@@ -18,7 +18,7 @@ _EPILOG = """\
       gpt2, opt, llama, qwen3, gpt-neox; bert, roberta, roberta-prelayernorm, megatron-bert;
       bart, mbart, fsmt, marian, m2m100, blenderbot
       isograd: our own class, for every placement
-      onnx, ctranslate2: graphs for onnxruntime; a folder for CTranslate2
+      onnx, ctranslate2, ctranslate2-int8, gguf: for onnxruntime, CTranslate2 and llama.cpp
 
 examples:
   isograd export runs/pre-ln-12l gpt2-like

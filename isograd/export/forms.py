@@ -7,8 +7,9 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import transformers
 
@@ -139,28 +140,53 @@ def as_onnx(source: Source, folder: Path) -> Written:
     return Written(to="onnx", form="ONNX", library="onnx", use=use, certificate=certificate, notes=notes)
 
 
-def as_ctranslate2(source: Source, folder: Path) -> Written:
+def as_ctranslate2(source: Source, folder: Path, quantization: Literal["int8"] | None = None) -> Written:
     """The folder that CTranslate2's Translator or Generator reads."""
     from isograd.export.ctranslate2 import export_ctranslate2
     from isograd.export.ctranslate2_certificate import certify_ctranslate2
 
-    if source.tokenizer is None:
-        raise ExportError(f"{source.folder}: CTranslate2 needs a vocabulary, and no tokenizer lies beside the model")
-    export_ctranslate2(source.model, source.tokenizer, folder)
+    export_ctranslate2(source.model, _vocabulary(source, "CTranslate2"), folder, quantization=quantization)
     model: Any = source.model
     certificate = certify_ctranslate2(
-        model, source.tokenizer, folder, source.sample, source=source.source, date=source.date
+        model,
+        source.tokenizer,
+        folder,
+        source.sample,
+        quantization=quantization,
+        source=source.source,
+        date=source.date,
     )
     name, call = ("Translator", "translate_batch") if source.kind == "pair" else ("Generator", "generate_batch")
     use = f"import ctranslate2\n\nresults = ctranslate2.{name}(FOLDER).{call}([tokens])"
-    return Written(to="ctranslate2", form="CTranslate2", library="ctranslate2", use=use, certificate=certificate)
+    to = f"ctranslate2-{quantization}" if quantization else "ctranslate2"
+    return Written(to=to, form="CTranslate2", library="ctranslate2", use=use, certificate=certificate)
+
+
+def as_gguf(source: Source, folder: Path) -> Written:
+    """One file for llama.cpp."""
+    from isograd.export.gguf import FILE, export_gguf
+    from isograd.export.gguf_certificate import certify_gguf
+
+    export_gguf(source.model, _vocabulary(source, "llama.cpp"), folder)
+    certificate = certify_gguf(source.model, folder, source.sample, source=source.source, date=source.date)
+    use = f"from llama_cpp import Llama\n\nprint(Llama(f'{{FOLDER}}/{FILE}')('text', max_tokens=50))"
+    return Written(to="gguf", form="GGUF", library="gguf", use=use.replace("'", '"'), certificate=certificate)
 
 
 FORMS: dict[str, Callable[[Source, Path], Written]] = {
     "isograd": as_isograd,
     "onnx": as_onnx,
     "ctranslate2": as_ctranslate2,
+    "ctranslate2-int8": partial(as_ctranslate2, quantization="int8"),
+    "gguf": as_gguf,
 }
+
+
+def _vocabulary(source: Source, runtime: str) -> Any:
+    """The tokenizer, without which the runtime has nothing to read."""
+    if source.tokenizer is None:
+        raise ExportError(f"{source.folder}: {runtime} needs a vocabulary, and no tokenizer lies beside the model")
+    return source.tokenizer
 
 
 def _seen(batch: Batch) -> dict[str, Any]:
