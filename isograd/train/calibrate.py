@@ -37,7 +37,8 @@ def calibrate(
     Args:
         model: a model whose placement asks for a calibration.
         batch: inputs of the model, one batch of real data.
-        padding: count pad positions in the variances, as the original does; False leaves them out by the masks.
+        padding: count pad positions in the variances, as the original does, an encoder's as zeros behind the
+            embedding; False leaves them out by the masks.
         again: allow a second profile.
 
     Returns:
@@ -54,7 +55,7 @@ def calibrate(
         raise RuntimeError("this model has been calibrated already, and training may have moved its skips since;"
                            " pass again=True to profile it anew")  # fmt: skip
     towers = [m for m in model.modules() if isinstance(m, IsogradModel)]
-    profiles = [_Profile(tower, None if padding else _mask_of(tower.tower, model, batch)) for tower in towers]
+    profiles = [_Profile(tower, _mask_of(tower.tower, model, batch), padding) for tower in towers]
     _forward(model, batch, profiles)
     with torch.no_grad():
         for profile in profiles:
@@ -67,12 +68,19 @@ def calibrate(
 class _Profile:
     """The running value of one tower."""
 
-    def __init__(self, model: IsogradModel, mask: Tensor | None) -> None:
+    def __init__(self, model: IsogradModel, mask: Tensor | None, padding: bool) -> None:
         self.tower: Tower = model.tower
+        self.embedding = model.embedding
         self.combines = [m.combine for m in model.modules() if isinstance(m, Sublayer)]
-        self.mask = mask
+        self.mask = None if padding else mask
+        empty = padding and mask is not None and mask.ndim == 2 and self.tower == "encoder"
+        self.empty = ~mask[..., None] if empty and mask is not None else None
         self.skips: list[float] = []
         self.next = 1.0
+
+    def clear_pads(self, embedding: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        """fairseq's encoders have zeros there; it matters behind a norm on the embedding, and to no other position."""
+        return x if self.empty is None else x.masked_fill(self.empty, 0.0)
 
     def set_skip(self, combine: nn.Module, args: tuple[Tensor, Tensor]) -> None:
         """Before the sum: give this sublayer the running value, then move the value on."""
@@ -101,6 +109,7 @@ def _forward(model: IsogradPreTrainedModel, batch: Mapping[str, Tensor], profile
     inputs = {name: value.to(device) for name, value in batch.items()}
     with torch.random.fork_rng(devices=devices), torch.no_grad(), ExitStack() as hooks:
         for profile in profiles:
+            hooks.callback(profile.embedding.register_forward_hook(profile.clear_pads).remove)
             for combine in profile.combines:
                 hooks.callback(combine.register_forward_pre_hook(profile.set_skip).remove)
         torch.func.functional_call(model, (copies, buffers), kwargs=inputs, tie_weights=True)

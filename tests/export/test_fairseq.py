@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from isograd.export import fairseq_equations as equations
 from isograd.export.fairseq import from_fairseq
 from isograd.export.fairseq_names import original, renamed
 from isograd.export.fairseq_options import config_from_fairseq, options_of
 from isograd.models import IsogradForCausalLM, IsogradForMaskedLM, IsogradForSeq2SeqLM
 from isograd.models.search import search
+from isograd.train.calibrate import calibrate
 from tests.build import close, tokens
 from tests.export.fairseq_by_hand import by_hand, random_state
 from tests.golden import PAD, read, state_of, under
@@ -241,6 +243,34 @@ def test_ratios_numbered_in_forward_order() -> None:
         prefix = "decoder" if kind == "causal" else "encoder.sentence_encoder"
         names = [f"{prefix}.layers.{i}.{n}_ratio_change" for i in (0, 1) for n in ("attention", "fc")]
         agrees(plain, kind, **dict(zip(names, omegas.values(), strict=True)))
+
+
+@torch.no_grad()
+def test_the_profile_of_a_masked_model() -> None:
+    """ADMIN's recursion on the original's equations: what stands behind the embedding's norm is zero at pads."""
+    options = ENCODER | {"encoder_normalize_before": False, "layernorm_embedding": True, "no_scale_embedding": True}
+    state = random_state(options, "masked")
+    for table in ("embed_tokens", "embed_positions"):
+        state[f"encoder.sentence_encoder.{table}.weight"][PAD] = 0  # as fairseq keeps it
+    state |= {f"omega.{i}": torch.ones(16, dtype=torch.float64) for i in range(4)}
+    ids = tokens(3, 8)
+    ids[1, 5:], ids[2, 1:] = PAD, PAD
+    model = from_fairseq(state, options)
+    skips = calibrate(model, {"input_ids": ids, "attention_mask": (ids != PAD).long()}, again=True)["encoder"]
+    pads, running, expected = ids == PAD, 1.0, []
+    x = equations._embedded(state, options, "encoder.sentence_encoder", ids, pads)
+    for layer in range(2):
+        at = f"encoder.sentence_encoder.layers.{layer}"
+        branches = {
+            "self_attn": equations._self_attention(state, options, at, 4, pads[:, None, None]),
+            "final": equations._feedforward(state, at, equations.ACTIVATIONS["gelu"]),
+        }
+        for name, branch in branches.items():
+            expected.append(running)
+            skip, f = running * x, branch(x)
+            running = float((skip.var(unbiased=False) + f.var(unbiased=False)).sqrt())
+            x = equations._norm(state, f"{at}.{name}_layer_norm", skip + f)
+    assert skips == pytest.approx(expected, rel=1e-9)
 
 
 def test_names_of_older_versions() -> None:
