@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("COLUMNS", None)  # xdist gives its workers those of its own terminal
 
 import pytest
 import torch
