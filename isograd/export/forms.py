@@ -14,15 +14,14 @@ from typing import Any, Literal
 import transformers
 
 from isograd.data.subwords import PairTokenizer
-from isograd.export.certificate import LIMITS, Certificate, certify, hashes
+from isograd.export.certificate import Certificate, certify, hashes
 from isograd.export.errors import ExportError
 from isograd.export.fold_folder import copy_companions
 from isograd.export.native import Plan, built, plan
 from isograd.export.native_certificate import certify_native
 from isograd.export.native_targets import Kind
 from isograd.export.native_weights import positions_of
-from isograd.export.running import Runner
-from isograd.export.sample import Batch, Sample
+from isograd.export.sample import Sample
 from isograd.models import IsogradPreTrainedModel
 
 _AUTO: Mapping[Kind, str] = {
@@ -121,20 +120,11 @@ def as_isograd(source: Source, folder: Path) -> Written:
 
 def as_onnx(source: Source, folder: Path) -> Written:
     """ONNX graphs of any placement, in float32."""
-    from isograd.export.onnx import OnnxModel, export_onnx
+    from isograd.export.onnx import export_onnx
+    from isograd.export.onnx_certificate import certify_onnx
 
     export_onnx(source.model, folder, tokenizer=source.tokenizer)
-    graphs = OnnxModel(folder)
-    certificate = certify(
-        {"fp32": source.model},
-        {"fp32": Runner(logits=lambda batch: graphs(**_seen(batch)))},
-        source.sample,
-        about=f"{type(source.model).__name__} ({source.model.config.placement}) and its ONNX graphs",
-        limits={"fp32": LIMITS["fp32"]},
-        files=hashes(folder),
-        source=source.source,
-        date=source.date,
-    )
+    certificate = certify_onnx(source.model, folder, source.sample, source=source.source, date=source.date)
     use = "from isograd.export.onnx import OnnxModel\n\nlogits = OnnxModel(FOLDER)(input_ids, attention_mask)"
     notes = ("The graphs are plain ONNX (no cache): onnxruntime runs them without isograd.",)
     return Written(to="onnx", form="ONNX", library="onnx", use=use, certificate=certificate, notes=notes)
@@ -187,11 +177,6 @@ def _vocabulary(source: Source, runtime: str) -> Any:
     if source.tokenizer is None:
         raise ExportError(f"{source.folder}: {runtime} needs a vocabulary, and no tokenizer lies beside the model")
     return source.tokenizer
-
-
-def _seen(batch: Batch) -> dict[str, Any]:
-    """Without the decoder's mask, which the graphs do not take: its padding is on the right."""
-    return {name: value for name, value in batch.items() if name != "decoder_attention_mask"}
 
 
 def fit_tokenizer(source: Source, folder: Path, done: Plan) -> list[str]:

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from isograd.export.errors import ExportError
 from isograd.export.onnx import OnnxModel, export_onnx
+from isograd.export.onnx_certificate import certify_onnx
 from isograd.models import IsogradModel
 from tests import build
 
@@ -41,8 +42,7 @@ def gap(model: Any, folder: Path, inputs: dict[str, Tensor]) -> float:
     return float(away.max())
 
 
-def check(head: str, folder: Path, **options: Any) -> Path:
-    model = build.model(head, **options)
+def check(head: str, folder: Path, model: Any) -> Path:
     path = export_onnx(model, folder / "onnx")
     for inputs in (given(head, 2, 3), given(head, 1, 2), given(head, 3, 19, pad=2)):
         assert gap(model, path, inputs) < LIMIT
@@ -60,6 +60,17 @@ def test_a_language_model(language: tuple[Any, Path]) -> None:
     model, folder = language
     for inputs in (given("causal", 2, 3), given("causal", 1, 1), given("causal", 3, 32), given("causal", 3, 19, pad=2)):
         assert gap(model, folder, inputs) < LIMIT
+
+
+def test_the_certificate_and_its_foil(language: tuple[Any, Path]) -> None:
+    model, folder = language
+    found = certify_onnx(model, folder)
+    assert found.holds, found
+    assert [(row.search, row.equal) for row in found.writing] == [("greedy", 8)]
+    assert "model.onnx" in found.files
+    other = build.model("causal", placement="normformer-resscale", num_hidden_layers=1, norm_eps=1e-3)
+    other.load_state_dict(model.state_dict())
+    assert not certify_onnx(other, folder).holds
 
 
 def test_it_needs_onnxruntime_alone(language: tuple[Any, Path]) -> None:
@@ -105,8 +116,12 @@ def test_the_model_stays_as_it_is(language: tuple[Any, Path]) -> None:
 
 
 def test_a_translator(tmp_path: Path) -> None:
-    options = {"placement": "admin", "num_hidden_layers": 1, "encoder_layers": 1}
-    folder = check("seq2seq", tmp_path, position_embedding_type="sinusoidal", **options)
+    options: dict[str, Any] = {"num_hidden_layers": 1, "encoder_layers": 1, "position_embedding_type": "sinusoidal"}
+    model = build.model("seq2seq", placement="admin", **options)
+    folder = check("seq2seq", tmp_path, model)
+    found = certify_onnx(model, folder)
+    assert found.holds, found
+    assert [(row.search, row.equal) for row in found.writing] == [("greedy", 8)]
     assert sorted(path.name for path in folder.glob("*.onnx")) == ["decoder_model.onnx", "encoder_model.onnx"]
     with pytest.raises(ValueError, match="decoder_input_ids"):
         OnnxModel(folder)(build.tokens(2, 3))
@@ -120,7 +135,7 @@ def test_warnings_are_as_before(language: tuple[Any, Path]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", build.NAMES)
 def test_every_placement(placement: str, tmp_path: Path) -> None:
-    check("seq2seq", tmp_path, placement=placement, num_hidden_layers=1, encoder_layers=1)
+    check("seq2seq", tmp_path, build.model("seq2seq", placement=placement, num_hidden_layers=1, encoder_layers=1))
 
 
 @pytest.mark.slow
@@ -136,14 +151,14 @@ def test_every_placement(placement: str, tmp_path: Path) -> None:
     ids=str,
 )
 def test_heads_positions_and_activations(head: str, options: dict[str, Any], tmp_path: Path) -> None:
-    check(head, tmp_path, **options)
+    check(head, tmp_path, build.model(head, **options))
 
 
 @pytest.mark.slow
 def test_towers_that_differ(tmp_path: Path) -> None:
     other = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "placement": "admin"}
-    narrow = {"input_size": 8, "output_size": 12, "tie_word_embeddings": False, "head_bias": True}
-    check("seq2seq", tmp_path, encoder_options=other, **narrow)
+    narrow: dict[str, Any] = {"input_size": 8, "output_size": 12, "tie_word_embeddings": False, "head_bias": True}
+    check("seq2seq", tmp_path, build.model("seq2seq", encoder_options=other, **narrow))
 
 
 @pytest.mark.slow
