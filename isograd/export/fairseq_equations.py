@@ -64,16 +64,17 @@ class Original(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
+        last: bool = False,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Logits (batch, time, vocabulary)."""
+        """Logits (batch, time, vocabulary), of the last place alone where nothing else is wanted."""
         state, options = self.state(), self.options
         pads = None if attention_mask is None else attention_mask == 0
         if not self.config.is_encoder_decoder:
             assert input_ids is not None
             if self.config.is_decoder:
                 x = tower(state, options, "decoder", input_ids, self._padded(input_ids, pads))
-                return Seq2SeqLMOutput(logits=_written(state, x))
+                return Seq2SeqLMOutput(logits=_written(state, x[:, -1:] if last else x))
             x = tower(state, options, "encoder.sentence_encoder", input_ids, self._padded(input_ids, pads))
             return Seq2SeqLMOutput(logits=_masked(state, options, x))
         assert decoder_input_ids is not None
@@ -84,7 +85,7 @@ class Original(PreTrainedModel, GenerationMixin):
         unread = torch.zeros(memory.shape[:2], dtype=torch.bool) if pads is None else pads
         own = self._padded(decoder_input_ids, None)
         x = tower(state, options, "decoder", decoder_input_ids, own, memory, unread)
-        return Seq2SeqLMOutput(logits=_written(state, x))
+        return Seq2SeqLMOutput(logits=_written(state, x[:, -1:] if last else x))
 
     def encode(self, ids: Tensor, pads: Tensor | None) -> BaseModelOutput:
         x = tower(self.state(), self.options, "encoder", ids, self._padded(ids, pads))
@@ -98,11 +99,12 @@ class Original(PreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """All that was written, every time: there is no cache."""
         if not self.config.is_encoder_decoder:
-            return {"input_ids": input_ids, "attention_mask": attention_mask}
+            return {"input_ids": input_ids, "attention_mask": attention_mask, "last": True}
         return {
             "decoder_input_ids": input_ids,
             "attention_mask": attention_mask,
             "encoder_outputs": encoder_outputs,
+            "last": True,
         }
 
     def can_generate(self) -> bool:
@@ -227,7 +229,7 @@ def _attention(
 
 def _written(state: State, x: Tensor) -> Tensor:
     names = ("decoder.output_projection.weight", "decoder.embed_out", "decoder.embed_tokens.weight")
-    return x @ next(state[name] for name in names if name in state).T
+    return F.linear(x, next(state[name] for name in names if name in state))
 
 
 def _masked(state: State, options: Mapping[str, Any], x: Tensor) -> Tensor:
@@ -243,7 +245,7 @@ def _ratio(state: State, at: str, *names: str) -> Tensor | float:
 
 
 def _linear(state: State, name: str, x: Tensor) -> Tensor:
-    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+    return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
 
 
 def _norm(state: State, name: str, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ from isograd.export.fairseq import from_fairseq
 from isograd.export.fairseq_equations import Original
 from isograd.export.fairseq_names import tables, upgraded
 from isograd.export.fairseq_options import Kind, kind_of, options_of
+from isograd.export.sample import random_sample
 from isograd.export.unpickle import Options, file_hash, plain, read_checkpoint, tensors
 from isograd.export.vocabulary import save_tokenizer
 from isograd.export.whole import whole
 from isograd.models import IsogradPreTrainedModel
+
+_NEW_TOKENS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +158,7 @@ def _certificate(checkpoint: Checkpoint, model: IsogradPreTrainedModel, part: Pa
     return certify(
         original,
         written,
+        replace(random_sample(model, batches=1), new_tokens=_NEW_TOKENS),  # the equations keep no cache
         about=f"{checkpoint.path.name} ({arch}) imported as {model.config.placement}, against its equations",
         files=hashes(part),
         source=file_hash(checkpoint.path),
