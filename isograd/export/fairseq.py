@@ -39,7 +39,7 @@ def from_fairseq(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Isog
     """
     options = options_of(config)
     given, stored = tables(state)
-    given = upgraded(given)
+    given = _with_copies(upgraded(given), options)
     options = _of_one_tower(given, options)
     stored = {tower: table for tower, table in stored.items() if not _is_ours(table, options)}
     ours = build(_config(given, options, stored))
@@ -111,6 +111,20 @@ def _config(state: Mapping[str, Tensor], options: Mapping[str, Any], stored: Map
         final=not _ends_bare(state, options),
         learned={tower: len(table) - int(options.get("pad", 1)) - 1 for tower, table in stored.items()},
     )
+
+
+def _with_copies(state: dict[str, Tensor], options: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state with both names of a shared table: a format that stores it once keeps any of them."""
+    one, other = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
+    shared = [(one, other)] if options.get("share_decoder_input_output_embed") else []
+    if options.get("share_all_embeddings"):
+        shared = [(one, other), (one, "encoder.embed_tokens.weight"), ("encoder.embed_tokens.weight", one)]
+    if not options.get("untie_weights_roberta"):
+        shared.append(("encoder.sentence_encoder.embed_tokens.weight", "encoder.lm_head.weight"))
+    for name, source in shared:
+        if name not in state and source in state:
+            state[name] = state[source]
+    return state
 
 
 def _of_one_tower(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:

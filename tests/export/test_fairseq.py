@@ -392,6 +392,17 @@ def test_a_tied_table_is_one_table() -> None:
         from_fairseq(state | other, options)
 
 
+@pytest.mark.parametrize("kept", ["decoder.embed_tokens", "decoder.output_projection", "encoder.embed_tokens"])
+def test_a_shared_table_under_one_name(kept: str) -> None:
+    """safetensors keeps any one of them."""
+    options = PAIR | {"share_all_embeddings": True}
+    state = random_state(options, "pair")
+    names = {f"{n}.weight" for n in ("decoder.embed_tokens", "decoder.output_projection", "encoder.embed_tokens")}
+    assert names <= set(state)
+    few = {k: v for k, v in state.items() if k not in names or k == f"{kept}.weight"}
+    same(from_fairseq(state, options), from_fairseq(few, options))
+
+
 def test_buffers_without_weights_are_dropped() -> None:
     options = {"decoder_layers": 1, "decoder_normalize_before": False}
     assert renamed({"decoder.version": torch.ones(1)}, options) == {}
