@@ -110,6 +110,8 @@ def _certificate(options: argparse.Namespace) -> "Certificate":
         return error.certificate
     except (ValueError, RuntimeError) as error:  # of the file, its options, its weights
         raise UserError(one_line(error)) from error
+    except TypeError as error:  # a list or a word where the original has a number
+        raise UserError(f"an option has a value of the wrong type: {one_line(error)}") from error
 
 
 def _fairseq(options: argparse.Namespace) -> "Certificate":

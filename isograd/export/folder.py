@@ -12,6 +12,7 @@ from isograd.export.errors import ExportError
 from isograd.export.fold_folder import load_isograd, load_tokenizer
 from isograd.export.forms import FORMS, Source, as_native
 from isograd.export.native_fit import kind_of
+from isograd.export.native_targets import TARGETS
 from isograd.export.origin import origin
 from isograd.export.sample import random_sample, text_sample
 from isograd.export.whole import whole
@@ -56,6 +57,8 @@ def export_folder(
         CertificateError: the export does not compute the same; nothing is written.
         ImportError: a library of the format is missing; the message names the extra.
     """
+    if to not in ("auto", *TARGETS, *FORMS):  # before anything is loaded
+        raise ExportError(f"unknown class {to!r}: expected auto or one of {', '.join((*TARGETS, *FORMS))}")
     folder = model_folder(name)
     model = load_isograd(folder)
     kind = kind_of(model)

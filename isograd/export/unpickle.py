@@ -72,7 +72,7 @@ def read_checkpoint(path: str | Path) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
+        raise CheckpointError(f"{path}: {'is a folder; name a file' if path.is_dir() else 'no such file'}")
     try:
         if _is_safetensors(path):
             return load_file(path)
@@ -110,7 +110,14 @@ def tensors(value: Any) -> dict[str, Tensor]:
     if len(found) < len(value) or not found:
         other = ", ".join(sorted(str(name) for name in value if name not in found)[:5])
         raise CheckpointError(f"no state dict of tensors: found {other or 'nothing'}")
+    odd = [name for name, inner in found.items() if inner.layout != torch.strided or _is_quantised(name, inner)]
+    if odd:
+        raise CheckpointError(f"weights that are sparse or of whole numbers: {', '.join(sorted(odd)[:5])}")
     return found
+
+
+def _is_quantised(name: str, value: Tensor) -> bool:
+    return name.endswith(".weight") and not value.is_floating_point()
 
 
 def file_hash(path: Path) -> dict[str, str]:

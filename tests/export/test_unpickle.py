@@ -195,9 +195,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             path.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"no checkpoint of torch\.save"):
             read_checkpoint(path)
-    for missing in (tmp_path / "none.pt", tmp_path):
-        with pytest.raises(CheckpointError, match="no such file"):
-            read_checkpoint(missing)
+    for wrong, said in ((tmp_path / "none.pt", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(CheckpointError, match=said):
+            read_checkpoint(wrong)
 
 
 def test_a_state_dict_holds_tensors_alone() -> None:
@@ -205,3 +205,10 @@ def test_a_state_dict_holds_tensors_alone() -> None:
         tensors({"w": torch.ones(1), "lr": 1.0})
     with pytest.raises(CheckpointError, match="found nothing"):
         tensors({})
+
+
+@pytest.mark.parametrize("odd", [torch.zeros(2, 2).to_sparse(), torch.zeros(2, 2, dtype=torch.int8)])
+def test_sparse_and_quantised_weights_are_named(odd: torch.Tensor) -> None:
+    with pytest.raises(CheckpointError, match=r"sparse or of whole numbers: a\.weight"):
+        tensors({"a.weight": odd, "b.weight": torch.zeros(2)})
+    tensors({"a.weight": torch.zeros(2), "position_ids": torch.arange(2)})  # a counter is no weight
