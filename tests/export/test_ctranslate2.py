@@ -1,5 +1,6 @@
 """CTranslate2 reads what we write: its own log-probabilities, logits and hypotheses beside ours."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +15,12 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer, train_subwords
-from isograd.export.certificate import Certificate
+from isograd.export import ctranslate2_certificate
+from isograd.export.certificate import Certificate, CertificateError
 from isograd.export.ctranslate2 import export_ctranslate2
 from isograd.export.ctranslate2_certificate import certify_ctranslate2
 from isograd.export.errors import ExportError
+from isograd.export.folder import export_folder
 from isograd.export.sample import random_sample
 from isograd.export.vocabulary import pieces
 from isograd.models.search import search
@@ -263,6 +266,28 @@ def test_real_text_is_searched_by_beams_too(tmp_path: Path) -> None:
     found = certify_ctranslate2(model, PAIR, path, sample)
     assert found.holds, found
     assert [row["search"] for row in found.as_dict()["writing"]] == ["greedy", "beam 5"]
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "ctranslate2-int8"])
+def test_from_folder_to_folder(to: str, tmp_path: Path) -> None:
+    model = ending("admin")
+    model.save_pretrained(tmp_path / "model")
+    PAIR.save(tmp_path / "model")
+    done = export_folder(tmp_path / "model", tmp_path / "out", to=to, lines=GERMAN)
+    assert (done.to, done.form, done.certificate.holds) == (to, "CTranslate2", True)
+    assert ctranslate2.contains_model(str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "certificate.json").read_text(encoding="utf-8"))
+    assert written["holds"] and "model.safetensors" in written["source"]
+    assert "ctranslate2.Translator" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_certificate_that_does_not_hold_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctranslate2_certificate, "EXACT", 0.0)
+    ending("admin").save_pretrained(tmp_path / "model")
+    PAIR.save(tmp_path / "model")
+    with pytest.raises(CertificateError, match="does not hold"):
+        export_folder(tmp_path / "model", tmp_path / "out", to="ctranslate2")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 # What is refused.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from isograd.data.tokenizers import train_tokenizer
+from isograd.data.tokenizers import for_transformers, train_tokenizer
 from isograd.export import gguf as module
 from isograd.export.errors import ExportError
+from isograd.export.folder import export_folder
 from isograd.export.gguf import FILE, export_gguf
 from isograd.export.gguf_certificate import certify_gguf
 from tests import build
@@ -191,6 +192,14 @@ def test_llama_cpp_reads_the_same_function(case: str, tmp_path: Path) -> None:
         for token in told[0]["top_logprobs"]:
             assert token["logprob"] == pytest.approx(float(ours[token["id"]]), abs=limit)
     assert compared >= 6
+
+
+def test_from_folder_to_folder(tmp_path: Path) -> None:
+    causal(**LLAMA).save_pretrained(tmp_path / "model")
+    for_transformers(TOKENIZER).save_pretrained(tmp_path / "model")
+    done = export_folder(tmp_path / "model", tmp_path / "out", to="gguf")
+    assert (done.to, done.form, done.certificate.holds) == ("gguf", "GGUF", True)
+    assert {FILE, "README.md", "certificate.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 # What is refused.
