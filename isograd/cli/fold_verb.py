@@ -1,14 +1,10 @@
 """`isograd fold MODEL OUT`: learned and constant coefficients of a trained model into plain weights, exactly."""
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from isograd.cli import UserError, one_line
+from isograd.cli.certified import certified
 
 if TYPE_CHECKING:
     from isograd.export.certificate import Certificate
@@ -37,33 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with Console(stderr=True).status("folding"):
-        certificate = _certificate(options)
-    if options.json:
-        print(json.dumps({"model": options.out} | certificate.as_dict(), indent=2))
-    else:
-        print(certificate)
-        if certificate.holds:
-            print(f"model: {options.out}")
-    if not certificate.holds:
-        print(f"isograd fold: {'; '.join(certificate.failures())}; nothing is written", file=sys.stderr)
-    return 0 if certificate.holds else 1
+    return certified("fold", "folding", options, lambda: _folded(options))
 
 
-def _certificate(options: argparse.Namespace) -> "Certificate":
-    from isograd.cli.quiet import quiet
+def _folded(options: argparse.Namespace) -> "Certificate":
     from isograd.data.text import read
-    from isograd.export.certificate import CertificateError
     from isograd.export.fold_folder import fold_folder
 
-    quiet()
-    out = Path(options.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):  # before anything is loaded
-        raise UserError(f"{out}: exists already; name a new folder, or remove it first")
-    try:
-        lines = [line for _, text in read(options.text) for line in text.splitlines()] if options.text else None
-        return fold_folder(options.model, out, untie=options.untie, lines=lines)
-    except CertificateError as error:
-        return error.certificate
-    except ValueError as error:  # of the data, of the model, of what cannot be folded
-        raise UserError(one_line(error)) from error
+    lines = [line for _, text in read(options.text) for line in text.splitlines()] if options.text else None
+    return fold_folder(options.model, Path(options.out), untie=options.untie, lines=lines)

@@ -2,15 +2,12 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from isograd.cli import Help, UserError, one_line
+from isograd.cli import Help, UserError
+from isograd.cli.certified import certified
 
 if TYPE_CHECKING:
     from isograd.export.certificate import Certificate
@@ -82,36 +79,7 @@ def _shared(parser: argparse.ArgumentParser, read: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with Console(stderr=True).status("importing"):
-        certificate = _certificate(options)
-    if options.json:
-        print(json.dumps({"model": options.out} | certificate.as_dict(), indent=2))
-    else:
-        print(certificate)
-        if certificate.holds:
-            print(f"model: {options.out}")
-    if not certificate.holds:
-        print(f"isograd import: {'; '.join(certificate.failures())}; nothing is written", file=sys.stderr)
-    return 0 if certificate.holds else 1
-
-
-def _certificate(options: argparse.Namespace) -> "Certificate":
-    from isograd.cli.quiet import quiet
-    from isograd.export.certificate import CertificateError
-
-    quiet()
-    out = Path(options.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):  # before anything is loaded
-        raise UserError(f"{out}: exists already; name a new folder, or remove it first")
-    try:
-        certificate: Certificate = options.read(options)
-        return certificate
-    except CertificateError as error:
-        return error.certificate
-    except (ValueError, RuntimeError) as error:  # of the file, its options, its weights
-        raise UserError(one_line(error)) from error
-    except TypeError as error:  # a list or a word where the original has a number
-        raise UserError(f"an option has a value of the wrong type: {one_line(error)}") from error
+    return certified("import", "importing", options, lambda: options.read(options))
 
 
 def _fairseq(options: argparse.Namespace) -> "Certificate":
