@@ -70,7 +70,7 @@ def _run(operation: Operation, value: Callable[[int], Tensor]) -> list[Tensor]:
         if not isinstance(place, Value):
             return place
         tensor = value(place.index)
-        return tensor.clone() if operation.function._schema.is_mutable else tensor  # type: ignore[attr-defined]
+        return tensor.clone() if operation.function._schema.is_mutable else tensor
 
     args, kwargs = tree_map(fill, (operation.args, operation.kwargs))
     if operation.name == "_grouped_mm" and operation.args[2] is not None:  # torch has it in float32 and below only

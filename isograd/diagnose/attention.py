@@ -78,6 +78,6 @@ def _logits(trace: Trace, operation: Operation) -> Tensor:
 
 def _given(trace: Trace, operation: Operation) -> dict[str, Any]:
     """Arguments of an operation by their names."""
-    names = [a.name for a in operation.function._schema.arguments]  # type: ignore[attr-defined]
+    names = [a.name for a in operation.function._schema.arguments]
     given = dict(zip(names, operation.args, strict=False)) | operation.kwargs
     return {name: trace[a.index] if isinstance(a, Value) else a for name, a in given.items()}

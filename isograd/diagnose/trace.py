@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -37,7 +38,7 @@ class Operation:
         module: address of the module that was running.
     """
 
-    function: Callable[..., Any]
+    function: OpOverload
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -247,7 +248,7 @@ def _run(operation: Operation, value: Callable[[int], Tensor]) -> list[Tensor]:
         if not isinstance(place, Value):
             return place
         tensor = value(place.index)
-        return tensor.clone() if operation.function._schema.is_mutable else tensor  # type: ignore[attr-defined]
+        return tensor.clone() if operation.function._schema.is_mutable else tensor
 
     args, kwargs = tree_map(fill, (operation.args, operation.kwargs))
     out = operation.function(*args, **kwargs)
