@@ -1,17 +1,12 @@
-"""Which folders hold runs, in what order they stand in a report, and which of them cannot be read."""
+"""Which folders hold runs, in what order they stand in a report, and which of them can be read."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
 
 from isograd.placement import CATALOGUE
-from isograd.study.labels import flat
-from isograd.train.metrics import OutcomeName
-from isograd.train.sections import Task
+from isograd.study.faults import FILES, fault
 
-FILES = ("run.json", "resolved.json", "outcome.json", "metrics.jsonl", "quantities.jsonl", "validation.jsonl")
-WORDS = ("address", "tower", "kind")  # of a row of quantities
 DEEPEST = 3  # levels below a folder that are looked through
 
 
@@ -65,109 +60,3 @@ def by_kind(folders: Sequence[Path]) -> dict[str, list[Path]]:
         kind = "ramp" if run["training"].get("stop_when_broken") else run.get("task") or "language"
         kinds.setdefault(kind, []).append(folder)
     return kinds
-
-
-def fault(folder: Path) -> str | None:
-    """What is wrong with the files of a run, None if nothing is."""
-    try:
-        if not (folder / "run.json").exists():
-            return f"{folder}: no run.json beside the other files of a run"
-        for name, needed in NEEDED.items():
-            content = _check_object(folder / name, needed, KNOWN[name])
-            if content.get("task") == "classification":
-                _check_object(folder / name, GLUE, {})
-            measured = {key: content.get(key) or {} for key in ("scores", "majority_scores")}
-            _check_numbers(str(folder / name), dict(flat(measured)))
-        for name in ("metrics.jsonl", "quantities.jsonl", "validation.jsonl"):
-            _check_rows(folder / name, ("step", "loss") if name == "metrics.jsonl" else ("step",))
-    except _FaultError as error:
-        return str(error)
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
-    return None
-
-
-class _FaultError(Exception):
-    """A file that is not what a run writes; the message names it."""
-
-
-_NUMBER, _WORD, _SECTION = (int, float), (str,), (dict,)
-Kinds = Mapping[str, tuple[type, ...]]
-NEEDED: dict[str, Kinds] = {  # dotted keys that a report cannot do without, and what stands there
-    "run.json": {
-        "seed": (int,),
-        "model.placement": _WORD,
-        "model.layers": (int,),
-        "training.lr": _NUMBER,
-        "training.warmup": (int,),
-        "training.steps": (int,),
-    },
-    "resolved.json": {},
-    "outcome.json": {"outcome": _WORD},
-}
-GLUE: Kinds = {"glue.task": _WORD, "glue.model": _WORD, "glue.scratch": (bool,)}  # what a fine-tuning has, too
-KNOWN: dict[str, Kinds] = {  # what else it reads: None, or this
-    "run.json": {"task": _WORD, "data": _SECTION, "pairs": _SECTION, "search": _SECTION, "glue": _SECTION},
-    "resolved.json": {
-        **dict.fromkeys(("placement", "final", "formulas.attn", "formulas.ffn", "formulas.cross"), _WORD),
-        **dict.fromkeys(("parameters", "steps", "data.tokens", "data.vocab_size", "data.unigram_entropy"), _NUMBER),
-        **dict.fromkeys(("formulas", "data"), _SECTION),
-        "legend": (list,),
-    },
-    "outcome.json": {
-        **dict.fromkeys(("final_loss", "validation_loss", "perplexity", "bleu", "score", "majority"), _NUMBER),
-        **dict.fromkeys(("gradient_ratio_start", "gradient_ratio_end", "lr_reached", "broke_at"), _NUMBER),
-        **dict.fromkeys(("tokens_per_second", "parameters"), _NUMBER),
-        **dict.fromkeys(("scores", "scores.dev", "scores.test", "provenance"), _SECTION),
-        **dict.fromkeys(("majority_scores", "majority_scores.dev", "majority_scores.test"), _SECTION),
-        "metric": _WORD,
-    },
-}
-CHOICES = {"task": get_args(Task), "outcome": get_args(OutcomeName)}
-
-
-def _check_object(path: Path, needed: Kinds, known: Kinds) -> dict[str, Any]:
-    """The content of a JSON file, {} where there is none."""
-    if not path.exists():
-        return {}
-    content = _json(path, path.read_bytes(), "")
-    for key, kinds in {**needed, **known}.items():
-        value = _at(content, key)
-        if value is None and key in needed:
-            raise _FaultError(f"{path}: no {key}")
-        if value is not None and not (isinstance(value, kinds) and value in CHOICES.get(key, (value,))):
-            raise _FaultError(f"{path}: {key} is {json.dumps(value)[:40]}")
-    return content
-
-
-def _at(content: Any, key: str) -> Any:
-    """The value under a dotted key, None where there is none."""
-    for part in key.split("."):
-        content = content.get(part) if isinstance(content, dict) else None
-    return content
-
-
-def _check_rows(path: Path, names: Sequence[str]) -> None:
-    rows = path.read_bytes().split(b"\n") if path.exists() else []
-    for number, line in enumerate(rows[:-1], start=1):  # a row is whole when its line has ended
-        row = _json(path, line, f", line {number}")
-        missing = [name for name in names if name not in row]
-        if missing:
-            raise _FaultError(f"{path}, line {number}: no {missing[0]}")
-        _check_numbers(f"{path}, line {number}", {name: value for name, value in row.items() if name not in WORDS})
-
-
-def _check_numbers(where: str, values: dict[str, Any]) -> None:
-    wrong = [name for name, value in values.items() if not isinstance(value, int | float | None)]
-    if wrong:
-        raise _FaultError(f"{where}: {wrong[0]} is no number")
-
-
-def _json(path: Path, text: bytes, where: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:  # also what is not UTF-8
-        raise _FaultError(f"{path}{where}: not JSON") from error
-    if not isinstance(content, dict):
-        raise _FaultError(f"{path}{where}: not a JSON object")
-    return content

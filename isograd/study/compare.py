@@ -166,7 +166,7 @@ def _compare(arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, at_once: int) 
         for i, job in todo.items():
             keep(i, train(*job, partial(on_step, i)))
     elif todo:  # also a single one: as many threads as it had before it was interrupted, so the same numbers
-        in_processes(todo, at_once, on_step, keep)
+        in_processes(todo, on_step, keep, at_once=at_once)
     return outcomes
 
 

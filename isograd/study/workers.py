@@ -11,27 +11,20 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from isograd.placement import get, register
-from isograd.train.allocator import keep_freed_memory
-from isograd.train.metrics import write_json
-from isograd.train.provenance import provenance
-from isograd.train.run import Run
-from isograd.train.train import train
-
-Job = tuple[Run, Path]
-OnStep = Callable[[int, int, float], None]
-OnEnd = Callable[[int, dict[str, Any]], None]
+from isograd.placement import Placement, get
+from isograd.study.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, trained, write_failed
+from isograd.train.callbacks import Progress
 
 
 def cores() -> int:
@@ -44,18 +37,54 @@ def default_jobs() -> int:
     return 1 if torch.cuda.is_available() else cores()
 
 
-def in_processes(jobs: Mapping[int, Job], at_once: int, on_step: OnStep, on_end: OnEnd) -> None:
+def local(workers: int | None = None, threads: int = 1, retries: int = 2) -> Engine:
+    """The engine of this machine: a pool of processes, each with so many threads; where there are GPUs, one each.
+
+    Args:
+        workers: processes at once; None: as many as there are GPUs, or as the cores have room for.
+        retries: how often a job is tried again whose process died; it goes on from its last checkpoint.
+    """
+    gpus = visible_gpus()
+    count = workers or len(gpus) or max(1, cores() // threads)
+    return partial(in_processes, at_once=count, threads=threads, gpus=gpus, retries=retries, strict=False)
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES is to say for each GPU that this process sees."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return named.split(",")[:count] if named else [str(i) for i in range(count)]
+
+
+def in_processes(
+    jobs: Mapping[int, Job],
+    on_step: OnStep,
+    on_end: OnEnd,
+    *,
+    at_once: int,
+    threads: int | None = None,
+    gpus: Sequence[str] = (),
+    retries: int = 0,
+    strict: bool = True,
+) -> None:
     """Train every job, at most `at_once` of them together; both callbacks run in this process.
 
-    A process that dies (out of memory, say) makes the outcome of its job "failed", and another takes its place.
-    However this function ends, no process is left behind.
+    A process that dies (out of memory, say) makes the outcome of its job "failed" once it was tried again `retries`
+    times without coming further, and another takes its place. However this function ends, no process is left behind.
+
+    Args:
+        threads: of each process; None: its share of the cores.
+        gpus: the first process sees the first of them only, and so on, round and round; empty: all see all.
+        strict: raise what a training raises; else that makes its job "failed".
 
     Raises:
-        DataError, RecipeError, FileExistsError, OSError: as `train` raises them.
+        DataError, RecipeError, FileExistsError, OSError: as `train` raises them, if `strict`.
     """
     waiting = deque(jobs.items())
-    threads = max(1, cores() // at_once)
-    workers = [_Worker(threads) for _ in range(min(at_once, len(jobs)))]
+    deaths: Counter[int] = Counter()  # of each job since it last came further than ever
+    farthest: Counter[int] = Counter()
+    each = threads or max(1, cores() // at_once)
+    workers = [_Worker(each, gpus[i % len(gpus)] if gpus else None, strict) for i in range(min(at_once, len(jobs)))]
     try:
         for worker in workers:
             worker.begin(*waiting.popleft())
@@ -64,8 +93,16 @@ def in_processes(jobs: Mapping[int, Job], at_once: int, on_step: OnStep, on_end:
                 worker = busy[id(pipe)]
                 index, news = worker.hear()
                 if isinstance(news, tuple):
+                    if news[0] > farthest[index]:
+                        farthest[index], deaths[index] = news[0], 0
                     on_step(index, *news)
                     continue
+                if news is None:  # its process died
+                    deaths[index] += 1
+                    if deaths[index] <= retries:
+                        worker.begin(index, jobs[index])
+                        continue
+                    news = _lost(jobs[index], worker.process.exitcode)
                 if waiting:
                     worker.begin(*waiting.popleft())
                 else:
@@ -79,8 +116,9 @@ def in_processes(jobs: Mapping[int, Job], at_once: int, on_step: OnStep, on_end:
 class _Worker:
     """This process' side of a worker: its process, its end of the pipe, the job it is at."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, threads: int, gpu: str | None, strict: bool) -> None:
+        self.life = (threads, strict)
+        self.gpu = gpu
         self.job: Job | None = None
         self._start()
 
@@ -92,11 +130,15 @@ class _Worker:
             self.pipe.send((get(job[0].model.placement), *job))  # it may be registered in this process only
 
     def hear(self) -> tuple[int, Any]:
-        """The job's index with (step, loss), or with its outcome; an error of the worker is raised here."""
+        """The job's index with (step, loss), with its outcome, or with None if the process died.
+
+        An error of the worker is raised here.
+        """
         try:
             news = self.pipe.recv()
         except (EOFError, OSError):
-            news = self._died()
+            news = None
+            self.process.join(5)
         if isinstance(news, Exception):
             raise news
         if not isinstance(news, tuple):
@@ -116,22 +158,30 @@ class _Worker:
     def _start(self) -> None:
         context = mp.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, self.threads))
-        with _deaf_to_interrupts():
+        self.process = context.Process(target=_work, args=(theirs, *self.life))
+        with _deaf_to_interrupts(), _seeing(self.gpu):
             self.process.start()
         theirs.close()
 
-    def _died(self) -> dict[str, Any]:
-        """Said in the folder too, since the process no longer can."""
-        assert self.job is not None
-        run, folder = self.job
-        self.process.join(5)
-        how = f"the process that trained it died (exit code {self.process.exitcode}); start again to go on"
-        outcome = {"outcome": "failed", "error": how, "provenance": provenance()}
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "run.json", run.as_dict())
-        write_json(folder / "outcome.json", outcome)
-        return outcome
+
+def _lost(job: Job, code: int | None) -> dict[str, Any]:
+    """Said in the folder too, since the process no longer can."""
+    return write_failed(job, f"the process that trained it died (exit code {code}); start again to go on")
+
+
+@contextmanager
+def _seeing(gpu: str | None) -> Iterator[None]:
+    """What starts here sees this GPU alone."""
+    if gpu is None:
+        yield
+        return
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ |= {"CUDA_VISIBLE_DEVICES": before} if before is not None else {}
 
 
 @contextmanager
@@ -148,27 +198,23 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _work(pipe: Connection, threads: int) -> None:
+def _work(pipe: Connection, threads: int, strict: bool) -> None:
     """A worker's life: job after job, until the other side has gone."""
-    from transformers.utils import logging
-
-    torch.set_num_threads(threads)
-    keep_freed_memory()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    prepare(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
-            placement, run, folder = pipe.recv()
+            placement, *job = pipe.recv()
         except EOFError:
             return
-        register(run.model.placement, placement, overwrite=True)
-        pipe.send(_outcome(run, folder, pipe))
+        pipe.send(_outcome(placement, (job[0], job[1]), lambda step, loss: pipe.send((step, loss)), strict))
 
 
-def _outcome(run: Run, folder: Path, pipe: Connection) -> dict[str, Any] | Exception:
+def _outcome(placement: Placement, job: Job, progress: Progress, strict: bool) -> dict[str, Any] | Exception:
+    if not strict:
+        return attempt(placement, job, progress)
     try:
-        return train(run, folder, lambda step, loss: pipe.send((step, loss)))
+        return trained(placement, job, progress)
     except Exception as error:  # raised again on the other side
         return error
 

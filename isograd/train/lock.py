@@ -15,6 +15,17 @@ class FolderBusyError(RuntimeError):
     """Another process is at work in this folder."""
 
 
+def held(folder: Path) -> bool:
+    """Whether some process is at work in `folder` now."""
+    try:
+        if folder.is_dir():
+            with alone(folder):
+                pass
+    except FolderBusyError:
+        return True
+    return False
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Make `folder` and hold it until the block ends, or the process, in whatever way. Leaves no file behind.

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 
 from isograd.train.run import RecipeError, Run
 
-COMPARED = ("arms", "seeds")  # top-level keys that are read by `isograd compare` alone
+COMPARED = ("arms", "seeds", "axes", "budget", "keep_models")  # top-level keys that comparisons and studies alone read
 
 
 def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
@@ -22,8 +22,8 @@ def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
     Raises:
         RecipeError: no such file, not YAML, an unknown key (with the nearest known one), a value of the wrong type.
     """
-    content = _read(recipe) if recipe else {}
-    return run_from_dict(_overridden({k: v for k, v in content.items() if k not in COMPARED}, overrides))
+    content = read_recipe(recipe) if recipe else {}
+    return run_from_dict(overridden({k: v for k, v in content.items() if k not in COMPARED}, overrides))
 
 
 def load_arms(recipe: Path) -> tuple[list[list[str]], list[int]]:
@@ -32,8 +32,12 @@ def load_arms(recipe: Path) -> tuple[list[list[str]], list[int]]:
     Raises:
         RecipeError: as `load_run`.
     """
-    content = _read(recipe)
-    arms, seeds = (content.get(key) or [] for key in COMPARED)
+    return arms_in(read_recipe(recipe), recipe)
+
+
+def arms_in(content: Mapping[str, Any], recipe: Path) -> tuple[list[list[str]], list[int]]:
+    """`load_arms` of what `read_recipe` has read of `recipe`."""
+    arms, seeds = (content.get(key) or [] for key in ("arms", "seeds"))
     arms = [[arm] if isinstance(arm, str) else arm for arm in arms] if isinstance(arms, list) else [arms]
     if not all(isinstance(arm, list) and arm and all(isinstance(word, str) for word in arm) for arm in arms):
         raise RecipeError(
@@ -50,7 +54,7 @@ def with_overrides(run: Run, overrides: Sequence[str]) -> Run:
     Raises:
         RecipeError: as `load_run`.
     """
-    return run_from_dict(_overridden(run.as_dict(), overrides))
+    return run_from_dict(overridden(run.as_dict(), overrides))
 
 
 def run_from_dict(content: Mapping[str, Any]) -> Run:
@@ -94,7 +98,12 @@ def known_keys(of: type = Run, prefix: str = "") -> list[str]:
     return keys
 
 
-def _read(recipe: Path) -> dict[str, Any]:
+def read_recipe(recipe: Path) -> dict[str, Any]:
+    """What stands in a recipe, unchecked.
+
+    Raises:
+        RecipeError: no such file, or not YAML.
+    """
     if not recipe.is_file():
         raise RecipeError(f"{recipe}: no such recipe")
     try:
@@ -106,7 +115,8 @@ def _read(recipe: Path) -> dict[str, Any]:
     return content
 
 
-def _overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`content` itself, each `key=value` set in it."""
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign:

@@ -59,6 +59,10 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
     task.config()
     set_seed(run.seed)
     with alone(folder) if state.is_main_process else nullcontext():
+        done = ended(run, folder)  # another process may have trained it since
+        state.wait_for_everyone()
+        if done is not None:
+            return done
         if state.is_main_process:
             _claim(run, folder)
         state.wait_for_everyone()
