@@ -1,4 +1,4 @@
-"""What n seeds say together: median, interval, rate. numpy and the standard library only.
+"""What n seeds say together: median, interval, rate.
 
 A diverged run counts as an infinite loss: worse than every other one, and never averaged away.
 """
@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
-import numpy as np
-
 LEVEL = 0.95
-_ROUNDING = 1e-12  # two probabilities nearer than this are equal
+_ROUNDING = 1e-12  # of sums of probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +20,7 @@ class Interval:
     Attributes:
         low, high: infinite where diverged runs reach so far.
         level: what was asked for, 0.95.
-        coverage: how often an interval made so from n values holds the true value, at most: of three values, 0.75.
+        coverage: how often an interval made so from n values holds the true value: of three values, 0.75.
     """
 
     low: float
@@ -54,12 +52,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """The percentile bootstrap interval of the median, from the exact distribution of the bootstrap.
+    """The percentile bootstrap interval of the median, exactly: no random numbers, the same interval every time.
 
-    The median of n values drawn from n values with replacement takes few values, of known probabilities (see
-    `_redrawn`): no random numbers, the same interval every time. It lies between the smallest value m at which
-    P(median <= m) and the largest at which P(median >= m) is (1 - level) / 2 or more. No quantile is interpolated, so
-    infinite values are fine.
+    Redrawn with replacement, n values have one of them as their median, the i-th lowest or a lower one with
+    probability P(Binomial(n, i/n) > n/2). The interval reaches from the first of them at which this is (1 - level) / 2
+    or more, to the same one from above. Of an even number of values two are in the middle: then it begins at this
+    quantile of the lower one and ends at that of the upper one. So both ends are values that were seen: no infinity is
+    interpolated, and its coverage is known.
 
     Returns:
         None for fewer than two values.
@@ -68,29 +67,32 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
     n = len(ranked)
     if n < 2:
         return None
-    tail = (1 - level) / 2
-    lower, upper, probability = _redrawn(n)
-    medians = np.array([_middle(ranked[i], ranked[j]) for i, j in zip(lower, upper, strict=True)])
-    order = np.argsort(medians, kind="stable")
-    medians, probability = medians[order], probability[order]
-    low = medians[np.argmax(np.cumsum(probability) >= tail - _ROUNDING)]
-    high = medians[::-1][np.argmax(np.cumsum(probability[::-1]) >= tail - _ROUNDING)]
-    return Interval(low=float(low), high=float(high), level=level, coverage=median_coverage(n, level))
+    k = rank_of_end(n, level)
+    return Interval(low=ranked[k - 1], high=ranked[n - k], level=level, coverage=median_coverage(n, level))
 
 
-def median_coverage(n: int, level: float = LEVEL) -> float:
-    """How often `median_interval` of n values holds the median, whatever their distribution, if it is continuous.
+@lru_cache
+def rank_of_end(n: int, level: float = LEVEL) -> int:
+    """The k for which the interval reaches from the k-th lowest of n values to the k-th highest.
 
-    For odd n it reaches from the k-th lowest value to the k-th highest, and misses where fewer than k values are on
-    one side of the median: 1 - 2 P(Binomial(n, 1/2) < k), which is never above 1 - 2^(1-n). For even n its ends may be
-    means of two values, and lie no further out than that: there it is an upper bound.
-
-    >>> [round(median_coverage(n), 3) for n in (2, 3, 5, 6, 10)]
-    [0.5, 0.75, 0.938, 0.969, 0.979]
+    >>> [rank_of_end(n) for n in (3, 5, 6, 7, 10, 20)]
+    [1, 1, 1, 2, 2, 6]
     """
     tail = (1 - level) / 2
-    k = next(k for k in range(1, n + 1) if _reaches((n + 1) // 2, n, k / n) >= tail - _ROUNDING)
-    return 1 - 2 * (1 - _reaches(k, n, 0.5))
+    return next(k for k in range(1, n + 1) if _at_least((n + 1) // 2, n, k / n) >= tail - _ROUNDING)
+
+
+@lru_cache
+def median_coverage(n: int, level: float = LEVEL) -> float:
+    """How often `median_interval` of n values holds the true median, whatever their (continuous) distribution is.
+
+    It misses where fewer than k of them are on one side of it: 1 - 2 P(Binomial(n, 1/2) < k). That is 1 - 2^(1-n) at
+    the most, from the lowest to the highest. Equal values make it larger, never smaller.
+
+    >>> [median_coverage(n) for n in (2, 3, 4, 5, 6, 7)]
+    [0.5, 0.75, 0.875, 0.9375, 0.96875, 0.875]
+    """
+    return 2 * _at_least(rank_of_end(n, level), n, 0.5) - 1
 
 
 def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
@@ -126,26 +128,6 @@ def _middle(low: float, high: float) -> float:
     return 0.0 if low == -math.inf and high == math.inf else (low + high) / 2
 
 
-@lru_cache
-def _redrawn(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two middle ranks of n draws with replacement from n ranked values, and their probabilities.
-
-    Of odd n both are the same rank i, and P(rank <= i) = P(Binomial(n, i/n) > n/2). Of even n, with m = n/2, ranks
-    i < j are in the middle where m draws are at most i, one of them i, and the others at least j, one of them j.
-    """
-    m = (n + 1) // 2
-    below = [_reaches(m, n, i / n) for i in range(n + 1)]
-    single = np.diff(below)  # of the m-th lowest draw
-    ranks = np.arange(n)
-    if n % 2:
-        return ranks, ranks, single
-    exactly = np.diff((np.arange(n + 1) / n) ** m)  # of the highest of m draws; of the lowest, from the other end
-    pairs = np.triu(math.comb(n, m) * np.outer(exactly, exactly[::-1]), k=1)
-    pairs[ranks, ranks] = single - pairs.sum(axis=1)
-    lower, upper = np.nonzero(np.triu(np.ones((n, n))))
-    return lower, upper, pairs[lower, upper]
-
-
-def _reaches(m: int, n: int, p: float) -> float:
+def _at_least(m: int, n: int, p: float) -> float:
     """P(Binomial(n, p) >= m)."""
     return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(m, n + 1))
