@@ -1,0 +1,173 @@
+"""What takes part in `batched.py`: K models of one shape one after another, and the same models as stacks.
+
+A stack is a parameter of all models, (models, *shape of one). Names are those of `IsogradForCausalLM`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional as F
+
+from isograd import IsogradConfig, IsogradForCausalLM
+
+WIDTH, LAYERS, HEADS = 64, 12, 4  # the small model of `isograd compare` and of the studies
+Stacks = Mapping[str, Tensor]
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Losses = Callable[[Stacks, Tensor], Tensor]  # of all models, each on its own batch: (models, batch, time) -> (models,)
+
+
+def make_models(count: int, vocabulary: int, length: int, layers: int = LAYERS) -> list[IsogradForCausalLM]:
+    """Models that differ in their seeds only, at the settings that a recipe has when it says nothing."""
+    config = IsogradConfig(
+        placement="pre-ln",
+        vocab_size=vocabulary,
+        hidden_size=WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        max_position_embeddings=length,
+        position_embedding_type="sinusoidal",
+        scale_embedding=True,
+    )
+    models = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        models.append(IsogradForCausalLM(config).train())
+    return models
+
+
+def stacked(models: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """All parameters, as leaves that a gradient is formed of."""
+    stacks, _ = stack_module_state(list(models))
+    return {name: stack.detach().requires_grad_() for name, stack in stacks.items()}
+
+
+def vmapped(models: Sequence[nn.Module]) -> Losses:
+    """torch.func.vmap of the model as it is.
+
+    oneDNN and the chunked loss are functions of our own that vmap does not know, so the products are torch's and the
+    loss is torch's, of logits.
+    """
+    model: Any = models[0]
+
+    def one(parameters: Stacks, ids: Tensor) -> Tensor:
+        logits = functional_call(model, dict(parameters), (), {"input_ids": ids, "use_cache": False}).logits
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+    every: Losses = vmap(one)
+
+    def losses(stacks: Stacks, ids: Tensor) -> Tensor:
+        with torch.backends.mkldnn.flags(enabled=False):
+            return every(stacks, ids)
+
+    return losses
+
+
+def by_hand(models: Sequence[nn.Module], product: Product) -> Losses:
+    """A Pre-LN network written on stacks: x <- x + attn(norm(x)), x <- x + ffn(norm(x)), a final norm, a tied head."""
+    model: Any = models[0]
+    layers, heads, width = len(model.model.layers), HEADS, WIDTH
+
+    def losses(stacks: Stacks, ids: Tensor) -> Tensor:
+        count, batch, time = ids.shape
+
+        def norm(x: Tensor, name: str) -> Tensor:
+            plain = F.layer_norm(x, (width,), eps=1e-5)
+            return torch.addcmul(stacks[f"{name}.bias"][:, None], plain, stacks[f"{name}.weight"][:, None])
+
+        def project(x: Tensor, name: str) -> Tensor:
+            return product(x, stacks[f"{name}.weight"], stacks[f"{name}.bias"])
+
+        def split(x: Tensor) -> Tensor:  # (models * batch, heads, time, width/heads)
+            return x.view(count * batch, time, heads, -1).transpose(1, 2)
+
+        def attend(x: Tensor, name: str) -> Tensor:
+            query, key, value = (split(project(x, f"{name}.{role}")) for role in ("query", "key", "value"))
+            h = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            return project(h.transpose(1, 2).reshape(count, batch * time, width), f"{name}.out")
+
+        table = stacks["model.embedding.tokens.weight"]  # (models, vocabulary, width)
+        rows = ids + table.shape[1] * torch.arange(count, device=ids.device)[:, None, None]
+        places = model.model.embedding.positions(torch.arange(time, device=ids.device)).to(table.dtype)
+        x = (F.embedding(rows, table.view(-1, width)) * width**0.5 + places).view(count, batch * time, width)
+        for i in range(layers):
+            name = f"model.layers.{i}"
+            x = x + attend(norm(x, f"{name}.attn.pre"), f"{name}.attn.branch")
+            inner = F.gelu(project(norm(x, f"{name}.ffn.pre"), f"{name}.ffn.branch.into"))
+            x = x + project(inner, f"{name}.ffn.branch.out")
+        h = norm(x, "model.norm").view(count, batch, time, width)[:, :, :-1].reshape(count, -1, width)
+        logits = product(h, table, None)
+        each = F.cross_entropy(logits.flatten(0, 1), ids[:, :, 1:].flatten(), reduction="none")
+        return each.view(count, -1).mean(dim=1)
+
+    return losses
+
+
+def torch_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b of each model: (models, rows, fan_in), (models, fan_out, fan_in) -> (models, rows, fan_out)."""
+    if bias is None:
+        return torch.bmm(x, weight.mT)
+    return torch.baddbmm(bias[:, None], x, weight.mT)
+
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same by oneDNN, which has no products in batches: one call for each model."""
+    out: Tensor = _OneDNN.apply(x, weight, bias)
+    return out
+
+
+class _OneDNN(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _each(x, weight, [None] * len(x) if bias is None else list(bias))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        nothing = [None] * len(x)
+        if weight.shape[1] <= weight.shape[2]:  # oneDNN copies a transposed first operand: let it be the narrower one
+            d_weight = _each(grad.mT, x.mT, nothing)
+        else:
+            d_weight = _each(x.mT, grad.mT, nothing).mT
+        d_bias = grad.sum(dim=1) if ctx.needs_input_grad[2] else None
+        return _each(grad, weight.mT, nothing), d_weight, d_bias
+
+
+def _each(x: Tensor, weight: Tensor, bias: Sequence[Tensor | None]) -> Tensor:
+    call = torch.ops.mkldnn._linear_pointwise
+    return torch.stack([call(*one, "none", [], "") for one in zip(x, weight, bias, strict=True)])
+
+
+KINDS: dict[str, Callable[[Sequence[nn.Module]], Losses]] = {
+    "vmap": vmapped,
+    "bmm": partial(by_hand, product=torch_product),
+    "oneDNN": partial(by_hand, product=onednn_product),
+}
+
+
+def differences(losses: Losses, models: Sequence[nn.Module], ids: Tensor) -> tuple[float, float]:
+    """How far stacks are from single models: the losses, relative; the gradients, over a model's largest entry."""
+    stacks = stacked(models)
+    together = losses(stacks, ids)
+    together.sum().backward()
+    of_loss = of_gradient = 0.0
+    for k, model in enumerate(models):
+        model.zero_grad()
+        loss = model(input_ids=ids[k], labels=ids[k]).loss
+        loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        largest = max(float(g.abs().max()) for g in gradients.values())
+        apart = max(float((_gradient(stacks[name])[k] - g).abs().max()) for name, g in gradients.items())
+        of_gradient = max(of_gradient, apart / largest)
+        of_loss = max(of_loss, abs(together[k].item() / loss.item() - 1))
+    return of_loss, of_gradient
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad
