@@ -1,0 +1,238 @@
+"""The largest learning rate that still trains: a bisection on the log scale, as a function of what was seen so far.
+
+Nothing is trained here. `next_rate` names the rate to train next, or the boundary, so that a search can be stopped and
+replayed at any point, and tested against a boundary that is known.
+
+Short trainings fail at both ends: a rate that is too large breaks the loss or lays the stack at the unigram entropy, a
+rate that is too small has not come below it yet. The upper end is looked for. A rate above one that trained is too
+large, whatever it looked like; only where none has trained yet do the looks of its losses (`verdict_of`) decide
+whether to go down or up.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from isograd.study.statistics import median, median_interval
+from isograd.train.metrics import LAST, NEAR, WINDOW, LossWatch
+from isograd.train.run import RecipeError
+
+Verdict = Literal["trained", "broke", "stuck", "slow", "failed"]
+
+STEP = 4.0  # from rate to rate, as long as no end of the bracket is known
+PATIENCE = (
+    3.0  # measured at 12 layers: at small rates a stack leaves the entropy within 1.9 times of what took it there
+)
+
+
+def verdict_of(losses: Sequence[float], rates: Sequence[float], unigram_entropy: float) -> Verdict:
+    """What the losses of a training, and the learning rates of its steps, say of the peak rate.
+
+    "trained": the loss did not break (`isograd.train.metrics.LossWatch`), and the mean of the last 20 steps is 0.10 nat
+    below the unigram entropy. "broke": it did, or was not finite. The others never came that far. "slow": it has not
+    come down to the entropy yet, or so late that a training which learns might lie there still; time is counted in
+    rate x steps, so that a warm-up counts for what it is. Else "stuck".
+
+    >>> falling = [5 - 0.02 * step for step in range(90)]
+    >>> [verdict_of(x, [1e-3] * len(x), 3.0) for x in (falling, [*falling, *[2.5] * 60], [5.0, *[3.0] * 149])]
+    ['slow', 'trained', 'stuck']
+    """
+    if LossWatch(unigram_entropy).follow(losses).broke_at is not None:
+        return "broke"
+    last = losses[-LAST:]
+    if math.fsum(last) / len(last) < unigram_entropy - NEAR:
+        return "trained"
+    means = [math.fsum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW + 1)]
+    times = list(accumulate(rates))
+    came = next((times[i + WINDOW - 1] for i, mean in enumerate(means) if mean <= unigram_entropy + NEAR), math.inf)
+    rose = any(mean > losses[0] + NEAR for mean in means)  # thrown up by the first updates: no sign of a small rate
+    return "slow" if not rose and PATIENCE * came > times[-1] else "stuck"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Where a chain begins and how far it goes; rates are peak learning rates.
+
+    Attributes:
+        start: the first rate, the user's own.
+        low, high: no rate is tried beyond them.
+        precision: the bracket's ends are this factor apart at most.
+    """
+
+    start: float
+    low: float = 1e-5
+    high: float = 1.0
+    precision: float = 1.25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < math.inf:
+            raise RecipeError(f"the lowest rate {self.low:g} must be above 0 and below the highest, {self.high:g}")
+        if not 1.02 <= self.precision <= STEP:
+            raise RecipeError(f"a precision of {self.precision:g} must be a factor from 1.02 to {STEP:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """What a chain found.
+
+    Attributes:
+        kind: "between" two rates; "above" the highest one, which trained; "none" trained; "stopped" by a failed run.
+        low: the largest rate up to which every one trained; where none did, the largest that was too slow to tell.
+        high: the smallest rate above `low` that did not train.
+        again: rates above `high` that trained all the same.
+        under: rates that broke below those that trained.
+    """
+
+    kind: Literal["between", "above", "none", "stopped"]
+    low: float | None = None
+    high: float | None = None
+    again: tuple[float, ...] = ()
+    under: tuple[float, ...] = ()
+
+
+def next_rate(seen: Mapping[float, Verdict], search: Search) -> float | Boundary:
+    """The rate that is to be tried next, or the boundary when nothing more needs to be tried.
+
+    Up or down by factors of four from the start until one rate trains and a larger one does not; then their geometric
+    middle, until they are close enough; then, unless larger ones were tried on the way, one rate four times above: a
+    training that holds there is not hidden.
+
+    >>> search = Search(start=1e-3, precision=2)
+    >>> next_rate({}, search), next_rate({1e-3: "trained"}, search), next_rate({1e-3: "broke"}, search)
+    (0.001, 0.004, 0.00025)
+    >>> next_rate({1e-3: "trained", 4e-3: "broke"}, search)
+    0.002
+    """
+    if "failed" in seen.values():
+        return Boundary(kind="stopped")
+    if not seen:
+        return rounded(min(max(search.start, search.low), search.high))
+    if "trained" in seen.values():
+        return _above_a_trained(seen, search)
+    return _none_trained(seen, search)
+
+
+def _above_a_trained(seen: Mapping[float, Verdict], search: Search) -> float | Boundary:
+    rates = _without_slow(seen)
+    first = next(i for i, rate in enumerate(rates) if seen[rate] == "trained")
+    end = next((i for i in range(first, len(rates)) if seen[rates[i]] != "trained"), len(rates))
+    low, under = rates[end - 1], tuple(rate for rate in rates[:first] if seen[rate] == "broke")
+    if end == len(rates):
+        if low >= search.high:
+            return Boundary(kind="above", low=low, under=under)
+        return min(rounded(low * STEP), search.high)
+    high = rates[end]
+    wanted = _between(low, high, search.precision) or _look_above(seen, low, high, search.high)
+    if wanted is not None:
+        return wanted
+    again = tuple(rate for rate in rates[end:] if seen[rate] == "trained")
+    return Boundary(kind="between", low=low, high=high, again=again, under=under)
+
+
+def _without_slow(seen: Mapping[float, Verdict]) -> list[float]:
+    """In order; a rate that was too slow, below one that trained, is no part of the upper end."""
+    largest = max(rate for rate, verdict in seen.items() if verdict == "trained")
+    return sorted(rate for rate, verdict in seen.items() if verdict != "slow" or rate > largest)
+
+
+def _none_trained(seen: Mapping[float, Verdict], search: Search) -> float | Boundary:
+    """Down from what is too large, up from what is too slow, and into the gap between them.
+
+    Looks may deceive: before none is said to train, a rate has been tried below whatever looked slow, and one above
+    whatever looked stuck.
+    """
+    lowest = min((rate for rate, verdict in seen.items() if verdict != "slow"), default=None)
+    if lowest is None:
+        top = max(seen)
+        return Boundary(kind="none", low=top) if top >= search.high else min(rounded(top * STEP), search.high)
+    slow = max((rate for rate in seen if rate < lowest), default=None)
+    wanted = _look_below(seen, lowest if slow is None else slow, search.low)
+    if wanted is None and "broke" not in seen.values():
+        wanted = _look_above(seen, lowest, lowest, search.high)
+    if wanted is None and slow is not None:
+        wanted = _between(slow, lowest, search.precision)
+    return Boundary(kind="none", low=slow, high=lowest) if wanted is None else wanted
+
+
+def _between(low: float, high: float, precision: float) -> float | None:
+    middle = rounded(math.sqrt(low * high))
+    return middle if high / low > precision * (1 + 1e-9) and low < middle < high else None
+
+
+def _look_above(seen: Mapping[float, Verdict], low: float, high: float, highest: float) -> float | None:
+    """Four times above the bracket; None where twice above it has been tried, or is out of reach."""
+    wanted = min(rounded(low * STEP), highest)
+    return None if max(seen) >= 2 * high or wanted < 2 * high else wanted
+
+
+def _look_below(seen: Mapping[float, Verdict], rate: float, lowest: float) -> float | None:
+    """Four times below; None where twice below it has been tried, or is out of reach."""
+    wanted = max(rounded(rate / STEP), lowest)
+    return None if min(seen) <= rate / 2 or wanted >= rate else wanted
+
+
+def rounded(rate: float) -> float:
+    """To three digits: the names of cells are the same on every machine.
+
+    >>> rounded(1 / 3), rounded(0.00012345)
+    (0.333, 0.000123)
+    """
+    return float(f"{rate:.3g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """The boundary over seeds: the median, and an interval for it.
+
+    Attributes:
+        middle, low, high: 0 where no rate trained, infinite where the highest one did. The interval is the bootstrap's
+            for the median, from the lower ends of the brackets to the upper ones: of up to five seeds all of them.
+        n: seeds whose chain found a boundary.
+        coverage: how often such an interval holds the median, at most; None of one seed, whose bracket it is.
+    """
+
+    middle: float
+    low: float
+    high: float
+    n: int
+    coverage: float | None
+
+    def overlaps(self, other: "Level") -> bool:
+        return max(self.low, other.low) <= min(self.high, other.high)
+
+
+def over_seeds(boundaries: Sequence[Boundary]) -> Level | None:
+    """None where no chain found a boundary: a run failed, or every rate was too slow to tell.
+
+    >>> found = over_seeds([Boundary(kind="between", low=1e-3, high=4e-3), Boundary(kind="above", low=1.0)])
+    >>> found.middle, found.low, found.high
+    (inf, 0.001, inf)
+    """
+    ends = [found for one in boundaries if (found := _ends(one)) is not None]
+    if not ends:
+        return None
+    lows, highs = ([pair[i] for pair in ends] for i in (0, 1))
+    below, above = median_interval(lows), median_interval(highs)
+    return Level(
+        middle=math.exp(median([(_log(low) + _log(high)) / 2 for low, high in ends])),
+        low=lows[0] if below is None else below.low,
+        high=highs[0] if above is None else above.high,
+        n=len(ends),
+        coverage=None if below is None else below.coverage,
+    )
+
+
+def _ends(boundary: Boundary) -> tuple[float, float] | None:
+    if boundary.kind == "above":
+        return boundary.low or 0.0, math.inf
+    if boundary.kind == "none" and boundary.high is not None:
+        return 0.0, boundary.high
+    if boundary.kind == "between" and boundary.low is not None and boundary.high is not None:
+        return boundary.low, boundary.high
+    return None
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value else -math.inf
