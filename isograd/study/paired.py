@@ -86,7 +86,9 @@ class Paired:
             return ""
         if comparisons == 1:
             return f"Two arms that are alike come out so in up to {_percent(often)} of cases."
-        return f"With {comparisons} comparisons of arms that are alike, one comes out so in up to {_percent(often)} of cases."
+        return (
+            f"Of {comparisons} comparisons of arms that are alike, one or more come out so in up to {_percent(often)}."
+        )
 
     def _divergence(self, mine: str, theirs: str) -> str:
         if not any(self.diverged):
