@@ -9,13 +9,12 @@ from typing import Any
 
 from isograd.placement import get
 from isograd.study.labels import labels
+from isograd.study.tasks import tasks_of
 from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
 from isograd.train.lock import alone
 from isograd.train.recipe import with_overrides
 from isograd.train.run import Data, Model, RecipeError, Run, Training
-from isograd.train.task import Task
-from isograd.train.train import check_text, ended, load_task, train
-from isograd.train.trainer import check_machine
+from isograd.train.train import check_text, ended, train
 
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
     ("post-ln", False),
@@ -140,7 +139,7 @@ def compare(
     at_once = min(default_jobs() if jobs is None else jobs, len(arms))
     if at_once < 1:
         raise RecipeError(f"jobs={jobs} must be at least 1")
-    tasks = _tasks(arms)
+    tasks = tasks_of([arm.run for arm in arms])
     with alone(arms[0].folder.parent):
         if fresh:
             _remove(arms)
@@ -168,20 +167,6 @@ def _compare(arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, at_once: int) 
     elif todo:  # also a single one: as many threads as it had before it was interrupted, so the same numbers
         in_processes(todo, on_step, keep, at_once=at_once)
     return outcomes
-
-
-def _tasks(arms: Sequence[Arm]) -> list[Task]:
-    """The task of each arm, every corpus loaded once; what cannot be trained is refused before anything is written."""
-    corpora: dict[Any, Any] = {}
-    tasks = []
-    for run in (arm.run for arm in arms):
-        check_machine(run)
-        data = (run.task, run.data, run.pairs, run.glue.task, run.glue.source, run.glue.model, run.glue.length)
-        task = load_task(run, corpora.get(data))
-        task.config()
-        corpora[data] = task.corpus
-        tasks.append(task)
-    return tasks
 
 
 def _remove(arms: Sequence[Arm]) -> None:

@@ -8,7 +8,7 @@ TUNED = ("glue.scratch",)  # always said of fine-tunings; their placement is the
 UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from")  # at 0 nothing is to be said of them
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
 _WORDS = {"model.layers": "{} layers", "model.encoder_layers": "{} encoder layers", "training.steps": "{} steps"}
-_WORDS |= {"training.epochs": "{} epochs"}
+_WORDS |= {"training.epochs": "{} epochs", "model.placement": "{}", "training.warmup": "warm-up {}", "arm": "{}"}
 
 
 def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -65,10 +65,15 @@ def _others(one: Mapping[str, Any], differing: Sequence[str]) -> Iterator[str]:
     for key in differing:
         value = one.get("model.layers") if key == "model.encoder_layers" and one.get(key) is None else one.get(key)
         if key not in UNREAD or value:
-            yield _said(key, value)
+            yield said(key, value)
 
 
-def _said(key: str, value: Any) -> str:
+def said(key: str, value: Any) -> str:
+    """A setting for people.
+
+    >>> said("model.placement", "post-ln"), said("training.lr", 1e-3), said("model.layers", 12)
+    ('post-ln', 'lr 0.001', '12 layers')
+    """
     if key in _WORDS and value is not None:
         return _WORDS[key].format(value)
     return f"{key.rpartition('.')[2].replace('_', ' ')} {shown(_short(value))}"

@@ -44,9 +44,19 @@ def local(workers: int | None = None, threads: int = 1, retries: int = 2) -> Eng
         workers: processes at once; None: as many as there are GPUs, or as the cores have room for.
         retries: how often a job is tried again whose process died; it goes on from its last checkpoint.
     """
-    gpus = visible_gpus()
-    count = workers or len(gpus) or max(1, cores() // threads)
-    return partial(in_processes, at_once=count, threads=threads, gpus=gpus, retries=retries, strict=False)
+    return partial(
+        in_processes,
+        at_once=at_once(workers, threads),
+        threads=threads,
+        gpus=visible_gpus(),
+        retries=retries,
+        strict=False,
+    )
+
+
+def at_once(workers: int | None, threads: int) -> int:
+    """How many processes the local engine starts; see there."""
+    return workers or len(visible_gpus()) or max(1, cores() // threads)
 
 
 def visible_gpus() -> list[str]:

@@ -145,9 +145,9 @@ def _check_keys(content: Mapping[str, Any], prefix: str = "") -> None:
         if isinstance(value, Mapping) and key in sections:
             _check_keys(value, f"{key}.")
         elif key in sections:
-            raise RecipeError(f"{key} is a section; set one of its keys, such as {_nearest(key + '.', known)}")
+            raise RecipeError(f"{key} is a section; set one of its keys, such as {nearest(key + '.', known)}")
         elif key not in known:
-            raise RecipeError(f"unknown key {key!r}; did you mean {_nearest(key, known)!r}?")
+            raise RecipeError(f"unknown key {key!r}; did you mean {nearest(key, known)!r}?")
         elif value is None and _default(key) is not None:
             raise RecipeError(f"{key} is empty; give it a value, or leave it out for {_default(key)!r}")
 
@@ -165,7 +165,7 @@ def _default(key: str) -> Any:
     return value
 
 
-def _nearest(key: str, known: list[str]) -> str:
+def nearest(key: str, known: list[str]) -> str:
     """By the last part first (`lr` -> training.lr), then by likeness."""
     same_end = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
     likely = difflib.get_close_matches(key, known, n=1, cutoff=0.0)

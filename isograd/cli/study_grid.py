@@ -1,0 +1,185 @@
+"""A study's progress: in a terminal a live table with a mark per cell, elsewhere a line per ended cell."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from isograd.cli.console import output
+from isograd.cli.progress import COLOURS
+from isograd.study.labels import said, shown
+from isograd.study.plan import Cell
+
+MARKS = {
+    "waiting": "·",
+    "running": "▶",
+    "finished": "●",
+    "collapsed": "○",
+    "diverged": "✗",
+    "failed": "!",
+    "broken": "?",
+}
+_LOOKS = {"waiting": "dim", "running": "cyan", "broken": "yellow", **COLOURS}
+ROWS = 6  # of a terminal's lines that are left to the bar, the legend and the running cells, beside these
+
+
+class StudyProgress:
+    """Told of steps and rows; shows all cells as marks, those that are trained now with step and loss, and the time.
+
+    Args:
+        cells: in the order in which they are trained.
+        workers: how many are trained at once, for the time that is left.
+        seconds: what a cell takes, by its place; known ones make the first estimate.
+    """
+
+    def __init__(self, cells: Sequence[Cell], axes: Sequence[str], console: Console) -> None:
+        self.cells = cells
+        self.axes = [key for key in axes if len({str(cell.values.get(key)) for cell in cells}) > 1]
+        self.console = console
+        self.states = ["waiting"] * len(cells)
+        self.now: dict[int, tuple[int, float]] = {}
+        self.before = 0
+        self.began = time.monotonic()
+        self.bar = Progress(
+            TextColumn("cells"), BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+        )
+        self.task = self.bar.add_task("", total=len(cells), left="")
+        self.live: Live | None = None
+
+    def step(self, place: int, step: int, loss: float) -> None:
+        self.states[place] = "running"
+        self.now[place] = (step, loss)
+        self._show()
+
+    def row(self, place: int, row: dict[str, Any]) -> None:
+        """A cell has ended, now or before."""
+        ran = self.now.pop(place, None) is not None
+        self.states[place] = row["outcome"]
+        self.before += not ran
+        self._show()
+        if ran and self.live is None:
+            done = sum(state not in ("waiting", "running") for state in self.states)
+            self.console.print(f"[{done}/{len(self.cells)}] {_ended(row)}{self._left()}", markup=False, soft_wrap=True)
+
+    def note(self, line: str) -> None:
+        self.console.print(f"note: {line}", markup=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        """The time that is left, at the pace of the cells that were trained now; those being trained count half."""
+        done = sum(state not in ("waiting", "running") for state in self.states)
+        trained = done - self.before
+        left = len(self.cells) - done - len(self.now) / 2
+        if trained < 1 or left <= 0:
+            return ""
+        return f", about {duration((time.monotonic() - self.began) / (trained + len(self.now) / 2) * left)} left"
+
+    def _show(self) -> None:
+        if self.live is not None:
+            done = sum(state not in ("waiting", "running") for state in self.states)
+            self.bar.update(self.task, completed=done, left=self._left().removeprefix(", "))
+            self.live.update(self._table())
+
+    def _table(self) -> RenderableType:
+        running = [self._running(place) for place in sorted(self.now)]
+        present = dict.fromkeys(self.states)
+        legend = Text("  ").join(
+            [Text(f"{MARKS[state]} {state}", _LOOKS[state]) for state in MARKS if state in present]
+        )
+        return Group(self.bar, *running, self._grid(self.console.height - ROWS - len(running)), legend)
+
+    def _running(self, place: int) -> Text:
+        step, loss = self.now[place]
+        cell = self.cells[place]
+        name = ", ".join(
+            [*(said(key, cell.values[key]) for key in self.axes if key in cell.values), f"seed {cell.run.seed}"]
+        )
+        return Text(f"  ▶ {name}: step {step}/{cell.run.training.steps}, loss {loss:.3f}", "cyan", no_wrap=True)
+
+    def _grid(self, room: int) -> RenderableType:
+        """Marks of the seeds; a column per value of the last axis, a row per combination of the others.
+
+        Where a terminal has too few lines, rows in which nothing happens any more are left out, then the last ones.
+        """
+        rows, columns = self.axes[:-1], self.axes[-1:]
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for key in rows:
+            table.add_column(key.rpartition(".")[2])
+        heads = list(dict.fromkeys(_said(cell, columns) for cell in self.cells))
+        for i, head in enumerate(heads):
+            table.add_column(f"{columns[0].rpartition('.')[2]} {head}" if columns and not i else head)
+        lines: dict[tuple[str, ...], dict[str, list[int]]] = {}
+        for place, cell in enumerate(self.cells):
+            line = lines.setdefault(tuple(_said(cell, [key]) for key in rows), {})
+            line.setdefault(_said(cell, columns), []).append(place)
+        if len(lines) > room:
+            lines = {k: v for k, v in lines.items() if not self._over(v)} or lines
+        for names, of in list(lines.items())[: max(1, room)]:
+            table.add_row(*names, *(self._marks(of.get(head, [])) for head in heads))
+        return table
+
+    def _over(self, line: dict[str, list[int]]) -> bool:
+        return all(self.states[i] not in ("waiting", "running") for places in line.values() for i in places)
+
+    def _marks(self, places: Sequence[int]) -> Text:
+        return Text(" ").join([Text(MARKS[self.states[i]], _LOOKS[self.states[i]]) for i in places])
+
+
+@contextmanager
+def showing_cells(cells: Sequence[Cell], axes: Sequence[str], console: Console) -> Iterator[StudyProgress]:
+    """Live in a terminal, quiet lines elsewhere."""
+    progress = StudyProgress(cells, axes, console)
+    if not console.is_terminal:
+        yield progress
+        return
+    with Live(console=console, refresh_per_second=4) as live:
+        progress.live = live
+        progress._show()
+        yield progress
+
+
+def duration(seconds: float) -> str:
+    """ "40 s", "12 min", "3 h 20 min".
+
+    >>> duration(40), duration(700), duration(12000)
+    ('40 s', '12 min', '3 h 20 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _said(cell: Cell, keys: Sequence[str]) -> str:
+    return ", ".join(shown(cell.values[key]) for key in keys if key in cell.values)
+
+
+def _ended(row: dict[str, Any]) -> str:
+    losses = [row.get(name) for name in ("validation_loss", "final_loss") if row.get(name) is not None]
+    why = f": {row['error']}" if row.get("error") else ""
+    return f"{row['cell']}: {row['outcome']}" + (f", loss {losses[0]:.3f}" if losses else "") + why
+
+
+@contextmanager
+def showing_count(what: str, console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A line that says how many of how many are done; quiet elsewhere than in a terminal."""
+    with console.status(what) as status:
+        yield lambda done, total: status.update(f"{what}: {done} of {total}")
+
+
+def print_cells(cells: Sequence[Cell], seconds: Mapping[str, float], left: Collection[str]) -> None:
+    """A line per cell: its name, the time it will take, and whether it has ended before."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("cell", no_wrap=True, overflow="fold")
+    table.add_column("updates", justify="right")
+    table.add_column("about", justify="right")
+    table.add_column("")
+    for cell in cells:
+        steps = f"{cell.run.training.steps:,}"
+        table.add_row(cell.name, steps, duration(seconds[cell.name]), "" if cell.name in left else "ended")
+    output().print(table)
