@@ -1,4 +1,4 @@
-"""`isograd report FOLDER...`: tables and figures from the files of runs."""
+"""`isograd report FOLDER...`: tables and figures from the files of runs, or of a study."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ _EPILOG = """\
 examples:
   isograd report runs/compare
   isograd report runs/pre-ln-12l runs/normformer-12l --out paper --title "12 layers"
+  isograd report runs/warmup --reference normformer      of a study: one that holds a study.json
 
 Reads files only: a folder copied from another machine will do."""
 
@@ -19,7 +20,7 @@ Reads files only: a folder copied from another machine will do."""
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="the folder of a run, or a folder of such folders"
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="the folder of a run or a study, or a folder of runs"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: report/ in the first FOLDER)")
     parser.add_argument("--title", help="of the page")
@@ -38,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
     for folder in options.folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
+    if len(options.folders) == 1 and (options.folders[0] / "study.json").exists():
+        return _report_study(options)
     found = find_runs(options.folders)
     runs, faults = readable(found)
     for line in faults:
@@ -46,6 +49,22 @@ def run(options: argparse.Namespace) -> int:
         among = f"none of {len(found)} can be read" if found else "no folder with a run.json in it or below it"
         raise UserError(f"nothing to report on in {', '.join(map(str, options.folders))}: {among}")
     _tell(_write(runs, options), faults, options)
+    return 0
+
+
+def _report_study(options: argparse.Namespace) -> int:
+    """The page of the study in a folder, and what a terminal or a program reads of it."""
+    from isograd.cli.study_table import print_study
+    from isograd.report.study_page import write_study_report
+
+    try:
+        report = write_study_report(options.folders[0], options.out, options.title, options.reference)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if options.json:
+        print(json.dumps({"report": str(report.page), **report.results}, indent=2))
+    else:
+        print_study(report)
     return 0
 
 

@@ -58,7 +58,7 @@ def write_report(
     more = differing(arms)
     results = [_result(arm, run.run, run.outcome, more) for arm in arms for run in arm.runs]
     write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
-    write_text(out / "results.csv", _csv(results))
+    write_text(out / "results.csv", as_csv(results))
     for one in kept:
         save(one.drawn, out / one.name)
     return out / "report.html"
@@ -138,8 +138,8 @@ def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
     return settings | {k: v for k, v in outcome.items() if k != "provenance"}
 
 
-def _csv(results: Sequence[Row]) -> str:
-    """What lies deeper, such as scores by part and metric, under dotted names."""
+def as_csv(results: Sequence[Row]) -> str:
+    """A table with a header; what lies deeper, such as scores by part and metric, under dotted names."""
     results = [dict(flat(row)) for row in results]
     names = list(dict.fromkeys(name for row in results for name in row))
     text = io.StringIO()

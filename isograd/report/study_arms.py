@@ -1,0 +1,208 @@
+"""The arms of a study: cells that differ only in their seed, and what is chosen and compared among them."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from isograd.report.runs import ArmFiles, Row
+from isograd.report.study_files import COUNTED, Cell, StudyFiles
+from isograd.report.study_words import condition_said, shown_value
+from isograd.study.sensitivity import Edge, best_rate, sensitivity
+from isograd.study.statistics import Interval, median, median_interval, wilson
+
+RATE = "training.lr"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyArm:
+    """One point of the axes, all seeds.
+
+    Attributes:
+        values: of every axis.
+        cells: those that ended, one per seed; one that failed counts nowhere.
+        measure: the number of the outcome that arms are told by.
+    """
+
+    label: str
+    who: str
+    values: Row
+    cells: Sequence[Cell]
+    measure: str
+
+    @cached_property
+    def losses(self) -> dict[int, float]:
+        """The loss of each seed; infinite where it diverged."""
+        return {cell.seed: _loss(cell, self.measure) for cell in self.cells}
+
+    @property
+    def n(self) -> int:
+        return len(self.cells)
+
+    @cached_property
+    def median(self) -> float:
+        """Over all seeds, one that diverged above all others."""
+        return median([*self.losses.values()])
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        return median_interval([*self.losses.values()])
+
+    def count(self, how: str) -> int:
+        return sum(cell.how == how for cell in self.cells)
+
+    def rate(self, how: str) -> Interval:
+        """Of how many seeds in all, as a share with its Wilson interval."""
+        return wilson(self.count(how), self.n)
+
+    @property
+    def trains(self) -> bool:
+        """Whether more than half of the seeds finished."""
+        return 2 * self.count("finished") > self.n
+
+    @property
+    def trouble(self) -> list[str]:
+        """What became of those that did not finish: ["2/3 collapsed"]; [] where all finished."""
+        return [f"{self.count(how)}/{self.n} {how}" for how in COUNTED[1:] if self.count(how)]
+
+    def files(self) -> ArmFiles | None:
+        """The runs themselves, as far as they are there."""
+        runs = [cell.files for cell in self.cells if cell.files is not None]
+        return ArmFiles(label=self.label, runs=runs) if runs else None
+
+
+def _loss(cell: Cell, measure: str) -> float:
+    """Infinite where there is none: a diverged cell is worse than any that came to an end."""
+    if cell.how == "diverged":
+        return math.inf
+    names = dict.fromkeys((measure, "validation_loss", "final_loss", "unigram_entropy"))
+    return next((value for value in map(cell.number, names) if value is not None), math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What is compared under one condition (of every other axis a value), over the learning rates that were swept.
+
+    Attributes:
+        who: a placement, or the label of an arm.
+        condition: the axes beside, and what they are here; {} where there is none.
+        arms: one per rate, the rates ascending; a single one where no rate was swept.
+        best: the arm of the lowest median among those that train; None where none does.
+        edge: where its rate is an end of the sweep: beyond it there may be a better one.
+    """
+
+    who: str
+    condition: Row
+    arms: Sequence[StudyArm]
+    best: StudyArm | None
+    edge: Edge | None
+
+    def sensitivity(self, nothing_learnt: float | None) -> float | None:
+        """Mean over the swept rates of the loss above that of the best one; None where no rate trains.
+
+        Args:
+            nothing_learnt: the loss that a rate counts with at most, as one that diverged does: the unigram entropy.
+        """
+        if len(self.arms) < 2 or self.best is None or nothing_learnt is None:
+            return None
+        return sensitivity({arm.values[RATE]: arm.median for arm in self.arms}, nothing_learnt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """What was swept, by its part in the comparison.
+
+    Attributes:
+        who_key: the axis whose values are compared: "arm" or "model.placement"; None where neither was swept.
+        who: its values as people read them.
+        rates: the learning rates, ascending; [] where they were not swept.
+        others: every other axis that was swept, with its values.
+        conditions: each combination of values of the other axes; [{}] where there is none.
+    """
+
+    who_key: str | None
+    who: list[str]
+    rates: list[float]
+    others: dict[str, list[Any]]
+    conditions: list[Row]
+
+
+def design_of(study: StudyFiles) -> Design:
+    swept = {key: values for key, values in study.axes.items() if len(values) > 1}
+    who_key = next((key for key in ("arm", "model.placement") if key in swept), None)
+    named = swept[who_key] if who_key else [_placement(study)]
+    others = {key: values for key, values in swept.items() if key not in (who_key, RATE)}
+    conditions: list[Row] = [{}]
+    for key, values in others.items():
+        conditions = [{**condition, key: value} for condition in conditions for value in values]
+    return Design(
+        who_key=who_key,
+        who=[shown_value(value) for value in named],
+        rates=sorted(swept.get(RATE, [])),
+        others=others,
+        conditions=conditions,
+    )
+
+
+def _placement(study: StudyFiles) -> str:
+    single = study.axes.get("model.placement") or [study.setting("model.placement")]
+    return shown_value(single[0]) if single[0] is not None else study.name
+
+
+def measure_of(study: StudyFiles) -> str:
+    """ "validation_loss" where every cell that finished has one, else "final_loss"."""
+    finished = [cell for cell in study.cells if cell.how == "finished"]
+    held_out = finished and all(cell.number("validation_loss") is not None for cell in finished)
+    return "validation_loss" if held_out else "final_loss"
+
+
+def study_arms(study: StudyFiles, design: Design) -> list[StudyArm]:
+    """Every point of the axes that a cell has ended at, in the order of the plan."""
+    measure = measure_of(study)
+    groups: dict[str, list[Cell]] = {}
+    for cell in study.cells:
+        if cell.how in COUNTED:
+            groups.setdefault(json.dumps([cell.values.get(key) for key in study.axes]), []).append(cell)
+    return [_arm(study, design, group, measure) for group in groups.values()]
+
+
+def _arm(study: StudyFiles, design: Design, cells: Sequence[Cell], measure: str) -> StudyArm:
+    values = {key: cells[0].values.get(key) for key in study.axes}
+    who = shown_value(values[design.who_key]) if design.who_key else design.who[0]
+    told = {key: value for key, value in values.items() if key in design.others or (key == RATE and design.rates)}
+    return StudyArm(
+        label=", ".join([who, *([condition_said(told)] if told else [])]),
+        who=who,
+        values=values,
+        cells=cells,
+        measure=measure,
+    )
+
+
+def tuned(arms: Sequence[StudyArm], design: Design) -> list[Tuned]:
+    """What is compared, under each condition, in their order; without those of which no cell has ended."""
+    found = [_tuned(arms, who, condition) for condition in design.conditions for who in design.who]
+    return [one for one in found if one.arms]
+
+
+def overall(arms: Sequence[StudyArm], design: Design) -> list[StudyArm]:
+    """The best arm of each over all conditions and rates."""
+    chosen = (min(_training(arms, who), key=lambda arm: arm.median, default=None) for who in design.who)
+    return [arm for arm in chosen if arm is not None]
+
+
+def _training(arms: Sequence[StudyArm], who: str) -> list[StudyArm]:
+    return [arm for arm in arms if arm.who == who and arm.trains]
+
+
+def _tuned(arms: Sequence[StudyArm], who: str, condition: Row) -> Tuned:
+    mine = [arm for arm in arms if arm.who == who and all(arm.values[key] == condition[key] for key in condition)]
+    mine.sort(key=lambda arm: arm.values.get(RATE) or 0)
+    if len(mine) < 2:
+        only = mine[0] if mine and mine[0].trains else None
+        return Tuned(who=who, condition=condition, arms=mine, best=only, edge=None)
+    found = best_rate({arm.values[RATE]: arm.median if arm.trains else math.inf for arm in mine})
+    best = next(arm for arm in mine if arm.values[RATE] == found[0]) if found else None
+    return Tuned(who=who, condition=condition, arms=mine, best=best, edge=found[1] if found else None)

@@ -1,0 +1,196 @@
+"""Figures of a study's arms: a loss against what was swept, dots per arm, and the curves of chosen arms."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, style
+from isograd.report.figures import LEVEL, over_seeds
+from isograd.report.runs import ArmFiles
+from isograd.report.study_arms import Design, StudyArm
+from isograd.report.study_words import axis_name
+
+Group = tuple[str, list[tuple[int, StudyArm]]]  # a panel's heading; arms, each with the number of its look
+_MARKS = {"collapsed": "o", "diverged": "X"}
+_THIN: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
+
+
+def against(groups: Sequence[Group], key: str, what: str, entropy: float | None = None) -> Drawing:
+    """Median loss over a swept number, a line and intervals per placement; above it who did not finish, and how many.
+
+    An arm of which half of the seeds or fewer finished has no median here, only its marks above.
+    """
+    beside = 2
+    drawn = drawing(len(groups), height=3.7, sharey=True, beside=beside)
+    for axes, (title, arms) in zip(drawn.panels, groups, strict=True):
+        numbers = sorted({arm.values[key] for _, arm in arms})
+        logarithmic = _is_wide(numbers)
+        looks = list(dict.fromkeys(look for look, _ in arms))
+        for place, look in enumerate(looks):
+            mine = sorted((arm for other, arm in arms if other == look), key=lambda arm: arm.values[key])
+            shift = _shifts(numbers, len(looks), logarithmic)[place]
+            _line(axes, look, [(shift(arm.values[key]), arm) for arm in mine])
+        label(axes, axis_name(key), what if _is_first(axes) else "")
+        _ticks(axes, numbers, logarithmic)
+        strip = _strip(axes, arms, looks, key)
+        heading(strip if strip is not None else axes, title, columns=min(beside, len(groups)))
+    if entropy is not None:
+        _mark_entropy(drawn.panels, entropy)
+    return drawn
+
+
+def _is_wide(numbers: Sequence[float]) -> bool:
+    return len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= 3
+
+
+def _shifts(numbers: Sequence[float], many: int, logarithmic: bool) -> list[Callable[[float], float]]:
+    """For each line a small step aside, so that intervals do not lie on each other."""
+    steps = [0.014 * (i - (many - 1) / 2) for i in range(many)]
+    if logarithmic:
+        width = math.log(numbers[-1] / numbers[0])
+        return [lambda x, step=step: x * math.exp(step * width) for step in steps]  # type: ignore[misc]
+    width = (numbers[-1] - numbers[0]) or 1.0
+    return [lambda x, step=step: x + step * width for step in steps]  # type: ignore[misc]
+
+
+def _line(axes: Axes, look: int, points: Sequence[tuple[float, StudyArm]]) -> None:
+    shown = [(x, arm.median if arm.trains else math.nan) for x, arm in points]
+    axes.plot(*zip(*shown, strict=True), label=points[0][1].who, marker="o", markersize=4, **style(look))
+    for x, arm in points:
+        if arm.trains and arm.interval is not None:
+            finite = [loss for loss in arm.losses.values() if math.isfinite(loss)]
+            high = min(arm.interval.high, max(finite))
+            axes.vlines(x, arm.interval.low, high, color=style(look)["color"], linewidth=1.1, alpha=0.75)
+
+
+def _ticks(axes: Axes, numbers: Sequence[float], logarithmic: bool) -> None:
+    """The swept values and no others."""
+    if logarithmic:
+        axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
+    axes.margins(x=0.07)
+
+
+def _strip(axes: Axes, arms: Sequence[tuple[int, StudyArm]], looks: Sequence[int], key: str) -> Axes | None:
+    """Above the panel, a row for each placement that did not finish everywhere: a mark with how many of how many."""
+    broken = [look for look in looks if any(arm.trouble for other, arm in arms if other == look)]
+    if not broken:
+        return None
+    strip = axes.inset_axes((0, 1.02, 1, 0.085 * len(broken)), sharex=axes)
+    strip.patch.set_alpha(0)
+    for look, arm in arms:
+        y = -broken.index(look) if look in broken else 0
+        for place, how in enumerate(_MARKS):
+            if arm.count(how):
+                offset = 17 * place if all(arm.count(one) for one in _MARKS) else 0
+                _count(strip, arm.values[key], y, look, how, f"{arm.count(how)}/{arm.n}", offset)
+    strip.set_ylim(-len(broken) + 0.4, 0.6)
+    strip.tick_params(left=False, labelleft=False, bottom=False, labelbottom=False, which="both")
+    for side, spine in strip.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set(color=INK, alpha=0.4, linewidth=0.6)
+    return strip
+
+
+def _count(strip: Axes, x: float, y: float, look: int, how: str, said: str, offset: float) -> None:
+    colour = style(look)["color"]
+    face = "none" if how == "collapsed" else colour
+    strip.plot([x], [y], _MARKS[how], color=colour, markerfacecolor=face, markersize=5)
+    strip.annotate(
+        said, (x, y), xytext=(5 + offset, 0), textcoords="offset points", fontsize=6.5, va="center", color=INK
+    )
+
+
+def _mark_entropy(panels: Sequence[Axes], entropy: float) -> None:
+    """Where knowing only how often tokens occur ends, if that is in sight."""
+    for axes in panels:
+        if axes.get_ylim()[0] < entropy < axes.get_ylim()[1]:
+            axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
+
+
+def _is_first(axes: Axes) -> bool:
+    place = axes.get_subplotspec()
+    return place is None or place.is_first_col()
+
+
+def gradient_ratios(groups: Sequence[Group], key: str) -> Drawing | None:
+    """First over last layer's mean |gradient| of W_2 against a swept number: thin at the start, bold at the end."""
+    drawn = drawing(len(groups), height=3.4, sharey=True)
+    for axes, (title, arms) in zip(drawn.panels, groups, strict=True):
+        for look in dict.fromkeys(look for look, _ in arms):
+            mine = sorted((arm for other, arm in arms if other == look), key=lambda arm: arm.values[key])
+            for name, thin in (("gradient_ratio_start", True), ("gradient_ratio_end", False)):
+                line = [(arm.values[key], ratio) for arm in mine if (ratio := _ratio(arm, name)) is not None]
+                how = _THIN if thin else {"label": mine[0].who, "marker": "o", "markersize": 3}
+                if line:
+                    axes.plot(*zip(*line, strict=True), **(style(look) | how))
+        axes.axhline(1.0, **LEVEL)
+        heading(axes, title, columns=min(2, len(groups)))
+        label(axes, axis_name(key), "gradient, first / last layer" if _is_first(axes) else "")
+        numbers = sorted({arm.values[key] for _, arm in arms})
+        log(axes)
+        _ticks(axes, numbers, _is_wide(numbers))
+    return drawn if any(len(axes.lines) > 1 for axes in drawn.panels) else None
+
+
+def _ratio(arm: StudyArm, name: str) -> float | None:
+    found = [value for cell in arm.cells if (value := cell.number(name))]
+    return statistics.geometric_mean(found) if found and min(found) > 0 else None
+
+
+def strips(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing:
+    """A dot per seed, a bar at the median; what did not finish is said beside its arm."""
+    drawn = drawing(1, height=0.9 + 0.24 * len(arms))
+    (axes,) = drawn.panels
+    for row, arm in enumerate(arms):
+        colour = style(design.who.index(arm.who))["color"]
+        for cell in arm.cells:
+            loss = arm.losses[cell.seed]
+            if math.isfinite(loss):
+                face = colour if cell.how == "finished" else "none"
+                axes.plot([loss], [-row], "o", color=colour, markerfacecolor=face, markersize=5, alpha=0.8)
+        if math.isfinite(arm.median):
+            axes.plot([arm.median] * 2, [-row - 0.3, -row + 0.3], color=INK, linewidth=1.4)
+        if arm.trouble:
+            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+            axes.text(1.01, -row, ", ".join(arm.trouble), fontsize=7, color=INK, **beside)
+    label(axes, what, "")
+    axes.set_yticks([-row for row in range(len(arms))], [arm.label.replace("$", r"\$") for arm in arms])
+    axes.set_ylim(0.6 - len(arms), 0.6)
+    return drawn
+
+
+def loss_panels(groups: Sequence[Group], entropy: float | None) -> Drawing | None:
+    """Training loss over steps, a running mean of ten: mean and band over the seeds of these arms."""
+    known = [(title, [(look, arm, of) for look, arm in arms if (of := _with_steps(arm))]) for title, arms in groups]
+    known = [(title, arms) for title, arms in known if arms]
+    if not known:
+        return None
+    drawn = drawing(len(known), height=3.6, sharey=True)
+    for axes, (title, arms) in zip(drawn.panels, known, strict=True):
+        for look, arm, of in arms:
+            over_seeds(axes, look, of, of.curve(), arm.who)
+        heading(axes, title, columns=min(2, len(known)))
+        label(axes, "step", "training loss (nats)" if _is_first(axes) else "")
+        if entropy is not None:
+            axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
+    later = [y for _, arms in known for *_, of in arms for y in of.curve()[1][5:]]
+    _near(drawn.panels[0], later)
+    return drawn
+
+
+def _near(axes: Axes, later: Sequence[float]) -> None:
+    """Cut the first steps' peak off."""
+    if later and max(later) > min(later):
+        low, high = min(later), sorted(later)[int(0.97 * (len(later) - 1))]
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
+
+
+def _with_steps(arm: StudyArm) -> ArmFiles | None:
+    of = arm.files()
+    return of if of is not None and any(run.metrics for run in of.runs) else None

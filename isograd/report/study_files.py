@@ -1,0 +1,203 @@
+"""What a report reads of a study's folder: the plan, the cells' files, and the ledger where these are not there."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from isograd.report.runs import Row, RunFiles, read_run
+from isograd.study.faults import fault
+from isograd.study.labels import flat
+from isograd.train.metrics import OutcomeName
+
+ENDED = ("finished", "collapsed", "diverged", "failed")
+COUNTED = ("finished", "collapsed", "diverged")  # a failure of the machine says nothing of a placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One training of a study: what the axes are here, how it ended, and its files where they are there.
+
+    Attributes:
+        outcome: how it ended, by its own files, else by the ledger; {} where it has not.
+    """
+
+    name: str
+    values: Row
+    seed: int
+    outcome: Row
+    files: RunFiles | None
+
+    @property
+    def how(self) -> str:
+        """The outcome's name, or "not ended"."""
+        return self.outcome.get("outcome", "not ended")
+
+    def number(self, name: str) -> float | None:
+        value = self.outcome.get(name)
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFiles:
+    """The files of a study.
+
+    Attributes:
+        axes: dotted key -> its values, in the order of the recipe.
+        left_out: what could not be read, a line each.
+    """
+
+    folder: Path
+    name: str
+    axes: dict[str, list[Any]]
+    seeds: list[int]
+    budget: Row | None
+    base: Row
+    cells: list[Cell]
+    left_out: list[str]
+
+    @property
+    def ended(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.how in ENDED]
+
+    def setting(self, key: str) -> Any:
+        """A value of the recipe that the axes start from."""
+        return dict(flat(self.base)).get(key)
+
+    @property
+    def any_run(self) -> RunFiles | None:
+        """A run whose facts (data, versions) stand for all: the first that ended."""
+        there = [cell.files for cell in self.cells if cell.files is not None]
+        return next((run for run in there if run.outcome.get("provenance")), there[0] if there else None)
+
+
+def is_study(folder: Path) -> bool:
+    return (folder / "study.json").is_file()
+
+
+def read_study(folder: Path) -> StudyFiles:
+    """The files of a study, as far as they can be read.
+
+    Raises:
+        ValueError: neither the plan nor a row of the ledger can be read.
+    """
+    left_out: list[str] = []
+    rows = _ledger(folder / "ledger.jsonl", left_out)
+    plan = _plan(folder / "study.json", rows, left_out)
+    cells = [_cell(folder, planned, rows.get(planned["cell"]), left_out) for planned in plan["cells"]]
+    known = {cell.name for cell in cells}
+    left_out += [f"{folder / 'ledger.jsonl'}: {name} is not in the plan" for name in rows if name not in known]
+    inner = folder / "cells"
+    there = sorted(one.name for one in inner.iterdir() if one.is_dir()) if inner.is_dir() else []
+    others = [name for name in there if name not in known and not name.startswith(".")]
+    if others:
+        many = f"{others[0]} is" if len(others) == 1 else f"{others[0]} and {len(others) - 1} others are"
+        left_out.append(f"{inner}: {many} not in the plan")
+    return StudyFiles(
+        folder=folder,
+        name=plan.get("name") or folder.resolve().name,
+        axes=plan["axes"],
+        seeds=plan.get("seeds") or sorted({cell.seed for cell in cells}),
+        budget=plan.get("budget"),
+        base=plan.get("base") or {},
+        cells=cells,
+        left_out=left_out,
+    )
+
+
+def _plan(path: Path, rows: dict[str, Row], left_out: list[str]) -> Row:
+    """study.json; where it cannot be read, what the ledger says was planned."""
+    wrong = None
+    try:
+        plan = json.loads(path.read_bytes())
+        wrong = _wrong_plan(plan)
+    except OSError as error:
+        wrong = error.strerror
+    except ValueError:
+        wrong = "not JSON"
+    if wrong is None:
+        return plan
+    if not rows:
+        raise ValueError(f"{path}: {wrong}, and no row of a ledger beside it")
+    left_out.append(f"{path}: {wrong}; the cells are those of the ledger")
+    cells = [{name: row[name] for name in ("cell", "values", "seed")} for row in rows.values()]
+    keys = dict.fromkeys(key for cell in cells for key in cell["values"])
+    axes = {key: _distinct(cell["values"].get(key) for cell in cells) for key in keys}
+    return {"axes": axes, "cells": cells}
+
+
+def _wrong_plan(plan: Any) -> str | None:
+    if not isinstance(plan, dict):
+        return "not a JSON object"
+    axes, cells = plan.get("axes"), plan.get("cells")
+    if not isinstance(axes, dict) or not all(isinstance(values, list) for values in axes.values()):
+        return "no axes"
+    if not isinstance(cells, list) or not cells or not all(map(_is_planned, cells)):
+        return "no cells"
+    if not isinstance(plan.get("base") or {}, dict) or not isinstance(plan.get("budget") or {}, dict):
+        return "base or budget is not a JSON object"
+    return None
+
+
+def _is_planned(cell: Any) -> bool:
+    kinds = {"cell": str, "values": dict, "seed": int}
+    return isinstance(cell, dict) and all(isinstance(cell.get(name), kind) for name, kind in kinds.items())
+
+
+def _distinct(values: Iterator[Any]) -> list[Any]:
+    found = {json.dumps(value): value for value in values}
+    return sorted(found.values()) if all(isinstance(v, int | float) for v in found.values()) else [*found.values()]
+
+
+def _ledger(path: Path, left_out: list[str]) -> dict[str, Row]:
+    """Rows by the name of their cell, the last one where there are several; what is no row is named in `left_out`."""
+    rows: dict[str, Row] = {}
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            left_out.append(f"{path}, line {number}: not JSON")
+            continue
+        wrong = _wrong_row(row)
+        if wrong:
+            left_out.append(f"{path}, line {number}: {wrong}")
+        else:
+            rows[row["cell"]] = row
+    return rows
+
+
+NUMBERS = (  # of a row: None, or a number
+    *("final_loss", "validation_loss", "unigram_entropy", "gradient_ratio_start", "gradient_ratio_end"),
+    *("steps", "parameters", "broke_at", "bleu", "perplexity", "score"),
+)
+
+
+def _wrong_row(row: Any) -> str | None:
+    if not _is_planned(row):
+        return "no cell, values and seed"
+    if row.get("outcome") not in get_args(OutcomeName):
+        return f"outcome is {json.dumps(row.get('outcome'))[:40]}"
+    wrong = [name for name in NUMBERS if not isinstance(row.get(name), int | float | None)]
+    return f"{wrong[0]} is no number" if wrong else None
+
+
+def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str]) -> Cell:
+    """Its own files first; the ledger's row where these are not there, cannot be read or have no end."""
+    own = folder / "cells" / planned["cell"]
+    files = None
+    if own.is_dir() and any(own.iterdir()):
+        wrong = fault(own)
+        if wrong is None:
+            files = read_run(own)
+        else:
+            left_out.append(f"{wrong}{'; its numbers are the ledger’s' if row else ''}")
+    elif row and row["outcome"] != "failed":
+        left_out.append(f"{own}: not there; its numbers are the ledger’s")
+    ended = files is not None and files.outcome.get("outcome") in ENDED
+    outcome = files.outcome if files is not None and ended else {k: v for k, v in (row or {}).items() if k != "values"}
+    values = dict(planned["values"])
+    return Cell(name=planned["cell"], values=values, seed=planned["seed"], outcome=outcome, files=files)

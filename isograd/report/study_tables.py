@@ -1,0 +1,115 @@
+"""A study's tables as rows of text, for the page and the terminal."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
+from isograd.report.study_compared import Compared
+from isograd.report.study_words import axis_name, condition_said, loss_said, shown_value
+from isograd.study.statistics import Interval
+
+Table = list[tuple[str, ...]]  # a header and its lines
+
+
+def arms_table(arms: Sequence[StudyArm], design: Design, what: str) -> Table:
+    """A line per arm: where it stands on each axis, its loss, and how many of its seeds did not finish."""
+    keys = [*design.others, *([RATE] if design.rates else [])]
+    header = (_who(design), *map(axis_name, keys), what, "seeds", "collapsed", "diverged", "gradient first/last")
+    return [header, *(_arm_line(arm, keys) for arm in arms)]
+
+
+def _who(design: Design) -> str:
+    return "arm" if design.who_key == "arm" else "placement"
+
+
+def _arm_line(arm: StudyArm, keys: Sequence[str]) -> tuple[str, ...]:
+    return (
+        arm.who,
+        *(shown_value(arm.values[key]) for key in keys),
+        with_interval(arm),
+        str(arm.n),
+        share(arm, "collapsed"),
+        share(arm, "diverged"),
+        f"{_ratio(arm, 'gradient_ratio_start')} → {_ratio(arm, 'gradient_ratio_end')}",
+    )
+
+
+def with_interval(arm: StudyArm) -> str:
+    """ "2.013 (2.001 to 2.020)": the median, and its interval."""
+    return loss_said(arm.median) + (f" ({_ends(arm.interval)})" if arm.interval else "")
+
+
+def _ends(interval: Interval) -> str:
+    return f"{loss_said(interval.low)} to {loss_said(interval.high)}"
+
+
+def share(arm: StudyArm, how: str) -> str:
+    """ "2/3 (21 to 94 %)": of how many seeds, and the Wilson interval of the rate."""
+    interval = arm.rate(how)
+    return f"{arm.count(how)}/{arm.n} ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
+
+
+def _ratio(arm: StudyArm, name: str) -> str:
+    found = [value for cell in arm.cells if (value := cell.number(name)) is not None]
+    return f"{statistics.geometric_mean(found):.2g}" if found and min(found) > 0 else "–"
+
+
+def rates_table(chosen: Sequence[Tuned], design: Design, entropy: float | None) -> Table:
+    """A line per condition and placement: its best rate, the loss there, and what a wrong rate costs."""
+    header = ("placement" if design.who_key != "arm" else "arm", *(["under"] if design.others else []))
+    lines: Table = [(*header, "best learning rate", "median loss there", "LR sensitivity (nats)", "cells that trained")]
+    for one in chosen:
+        score = one.sensitivity(entropy)
+        cells = [cell for arm in one.arms for cell in arm.cells]
+        lines.append(
+            (
+                one.who,
+                *([condition_said(one.condition)] if design.others else []),
+                "none trained" if one.best is None else f"{one.best.values[RATE]:g}{_edge(one)}",
+                "–" if one.best is None else with_interval(one.best),
+                "–" if score is None else f"{score:.3f}",
+                f"{sum(cell.how == 'finished' for cell in cells)}/{len(cells)}",
+            )
+        )
+    return lines
+
+
+def _edge(one: Tuned) -> str:
+    return "" if one.edge is None else f", the {one.edge} {'one' if one.edge == 'only' else 'of the sweep'}"
+
+
+def compared_table(compared: Sequence[Compared], design: Design) -> Table:
+    """A line per comparison, mine less theirs, seed by seed."""
+    under = ["under"] if design.others else []
+    lines: Table = [(_who(design), *under, "against", "difference, median", "lower in", "p", "verdict")]
+    for one in compared:
+        found = one.found
+        where = "best of all" if one.condition is None else condition_said(one.condition)
+        middle = "–" if found.median is None else f"{_signed(found.median)}{_signed_ends(found.interval)}"
+        lines.append(
+            (
+                _told(one.mine),
+                *([where] if under else []),
+                _told(one.theirs),
+                middle,
+                f"{found.lower} of {found.n}",
+                f"{found.p:.2g}",
+                found.verdict or "no difference seen",
+            )
+        )
+    return lines
+
+
+def _told(arm: StudyArm) -> str:
+    return f"{arm.who}, LR {arm.values[RATE]:g}" if RATE in arm.values else arm.who
+
+
+def _signed_ends(interval: Interval | None) -> str:
+    return "" if interval is None else f" ({_signed(interval.low)} to {_signed(interval.high)})"
+
+
+def _signed(value: float) -> str:
+    if math.isfinite(value):
+        return f"{value:+.3f}"
+    return "diverged" if value > 0 else "reference diverged"

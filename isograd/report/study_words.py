@@ -1,0 +1,90 @@
+"""How a study's axes and values are said: "no warm-up, LR 0.001", "At 12 layers without warm-up"."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from isograd.study.labels import shown
+
+_PLAIN = {  # dotted key -> beside others in a label; under a heading, in a sentence
+    "model.layers": ("{} layers", "at {} layers"),
+    "model.encoder_layers": ("{} encoder layers", "at {} encoder layers"),
+    "training.warmup": ("warm-up {}", "with warm-up {}"),
+    "training.lr": ("LR {}", "at LR {}"),
+    "training.steps": ("{} steps", "at {} steps"),
+    "training.epochs": ("{} epochs", "at {} epochs"),
+    "training.batch": ("batch {}", "with batches of {}"),
+}
+_NAMES = {
+    "model.layers": "layers",
+    "model.placement": "placement",
+    "training.warmup": "warm-up (steps)",
+    "training.lr": "learning rate",
+}
+_OUTCOMES = ("collapsed", "diverged", "failed")
+
+
+def shown_value(value: Any) -> str:
+    """A value for people; of a file's path the name."""
+    if isinstance(value, str):
+        return value.rstrip("/").rpartition("/")[2] or value
+    return shown(value)
+
+
+def axis_name(key: str) -> str:
+    """What stands at an axis or above a column.
+
+    >>> axis_name("training.lr"), axis_name("training.weight_decay")
+    ('learning rate', 'weight decay')
+    """
+    return _NAMES.get(key, key.rpartition(".")[2].replace("_", " "))
+
+
+def condition_said(condition: Mapping[str, Any]) -> str:
+    """For labels and headings.
+
+    >>> condition_said({"model.layers": 12, "training.warmup": 0, "training.clip": 1.0})
+    '12 layers, no warm-up, clip 1'
+    """
+    return ", ".join(_said(key, value, 0) for key, value in condition.items())
+
+
+def under(condition: Mapping[str, Any]) -> str:
+    """The same, to begin a sentence with; "" where there is no condition.
+
+    >>> under({"model.layers": 12, "training.warmup": 0}), under({})
+    ('At 12 layers without warm-up', '')
+    """
+    said = " ".join(_said(key, value, 1) for key, value in condition.items())
+    return said[:1].upper() + said[1:]
+
+
+def _said(key: str, value: Any, form: int) -> str:
+    if key == "training.warmup" and not value:
+        return ("no warm-up", "without warm-up")[form]
+    name = axis_name(key)
+    return _PLAIN.get(key, (f"{name} {{}}", f"with {name} {{}}"))[form].format(shown_value(value))
+
+
+def listed(names: Sequence[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def counted(ends: Iterable[str]) -> str:
+    """What did not finish, in words: "6 collapsed, 1 diverged".
+
+    >>> counted(["finished", "collapsed", "diverged", "collapsed"])
+    '2 collapsed, 1 diverged'
+    """
+    found = list(ends)
+    return ", ".join(f"{found.count(how)} {how}" for how in _OUTCOMES if how in found)
+
+
+def loss_said(value: float | None) -> str:
+    """A loss with three decimals; a dash where there is none, a word where it is infinite."""
+    if value is None:
+        return "–"
+    return "diverged" if value == float("inf") else f"{value:.3f}"
