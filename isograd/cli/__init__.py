@@ -17,6 +17,7 @@ from typing import NoReturn
 VERBS = {
     "compare": "train placements side by side on real text; a table and a page at the end",
     "study": "a grid of trainings with seeds: placements x depths x rates x warm-ups, and their statistics",
+    "headroom": "the largest peak learning rate that still trains, by placement and warm-up",
     "train": "train one model from a recipe",
     "translate": "translate lines of stdin with a trained model",
     "evaluate": "score a trained model on held-out data",

@@ -1,0 +1,109 @@
+"""What a search for the largest rate is asked: whose run, which placements, warm-ups and seeds, from where to where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from isograd.placement import get
+from isograd.study.boundary import Search
+from isograd.study.plan import load_study
+from isograd.train.recipe import load_arms, load_run, read_recipe
+from isograd.train.run import RecipeError, Run
+
+AXES = ("model.placement", "training.warmup", "training.lr")  # of a study's recipe; the rates are what is looked for
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is searched: each placement with each warm-up and each seed is a chain.
+
+    Attributes:
+        base: the user's own run; a chain begins at its rate.
+    """
+
+    name: str
+    base: Run
+    placements: tuple[str, ...]
+    warmups: tuple[int, ...]
+    seeds: tuple[int, ...]
+    search: Search
+
+
+def load_plan(
+    recipe: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    placements: Sequence[str] = (),
+    warmups: Sequence[int] = (),
+    seeds: Sequence[int] = (),
+    low: float = Search.low,
+    high: float = Search.high,
+    precision: float = Search.precision,
+) -> Plan:
+    """The plan of a recipe.
+
+    Where nothing is given, placements, warm-ups and seeds are those of a study's axes, else the recipe's own placement,
+    its own warm-up beside none, and three seeds.
+
+    Raises:
+        RecipeError: settings that contradict each other, or a rate that no training of this recipe can have.
+        UnknownPlacement: a name that is not in the catalogue.
+    """
+    name, base, axes, seeds_there = _read(recipe, overrides)
+    plan = Plan(
+        name=name,
+        base=base,
+        placements=_each(placements or axes.get(AXES[0]) or [base.model.placement]),
+        warmups=tuple(sorted(_each(warmups or axes.get(AXES[1]) or [0, base.training.warmup]))),
+        seeds=_each(seeds or seeds_there or SEEDS),
+        search=Search(start=base.training.lr, low=low, high=high, precision=precision),
+    )
+    _check(plan)
+    return plan
+
+
+def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict[str, list[Any]], list[int]]:
+    """Name, own run, axes and seeds."""
+    if recipe is None or not read_recipe(recipe).get("axes"):
+        base = load_run(recipe, overrides)
+        seeds = load_arms(recipe)[1] if recipe else []
+        name = base.name or (recipe.stem if recipe else base.model.placement)
+        return name, replace(base, name=None), {}, seeds
+    study = load_study(recipe, overrides)
+    others = [key for key in study.axes if key not in AXES]
+    if others:
+        raise RecipeError(f"{recipe}: an axis over {others[0]} is none of headroom's; write {others[0]}=VALUE")
+    steps = study.cells[0].run.training.steps  # what the budget pays
+    return study.name, replace(study.base, training=replace(study.base.training, steps=steps)), study.axes, study.seeds
+
+
+def _each(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _check(plan: Plan) -> None:
+    """Refuse before anything is trained what a chain would stumble on."""
+    if plan.base.task not in ("language", "masked"):
+        raise RecipeError(f"headroom is for task=language or masked, and this is task={plan.base.task}")
+    for placement in plan.placements:
+        get(placement)
+    for warmup in plan.warmups:
+        if not 0 <= warmup < plan.base.training.steps:
+            raise RecipeError(
+                f"a warm-up of {warmup} must be less than training.steps={plan.base.training.steps}:"
+                " the peak would never be reached"
+            )
+        for rate in (plan.search.low, plan.search.high):
+            try:
+                run_at(plan, plan.placements[0], warmup, plan.seeds[0], rate)
+            except RecipeError as error:
+                raise RecipeError(f"at a peak rate of {rate:g}: {error}") from error
+
+
+def run_at(plan: Plan, placement: str, warmup: int, seed: int, rate: float) -> Run:
+    """The user's run at this rate; it stops where its loss breaks, and observes no gradients."""
+    base = plan.base
+    training = replace(base.training, lr=rate, warmup=warmup, stop_when_broken=True, probe_every=0)
+    return replace(base, seed=seed, model=replace(base.model, placement=placement), training=training)
