@@ -124,14 +124,16 @@ def _received(ray: Any, reference: Any, job: Job) -> dict[str, Any]:
         if files is not None:
             _write(job, files)
     except ray.exceptions.RayError as error:
-        return write_failed(job, _said(error))
+        return write_failed(job, _said(ray, error))
     except FileExistsError as error:  # the folder is not this job's; nothing is written there
         return {"outcome": "failed", "error": str(error)}
     return outcome
 
 
-def _said(error: Exception) -> str:
+def _said(ray: Any, error: Exception) -> str:
     """One line of what Ray says in many."""
+    if isinstance(error, ray.exceptions.WorkerCrashedError):
+        return "the process that trained it died; start again to go on"
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines() or [""]
     return f"{type(cause).__name__}: {lines[0].strip()}"
