@@ -142,7 +142,7 @@ def _said(end: Any) -> str:
 
 def tell(folder: Path, as_json: bool, out: Path | None = None, title: str | None = None) -> int:
     """Write the page of a search from its files, and say what was found; 1 where a run failed."""
-    from isograd.report import headroom_words as words
+    from isograd.report.headroom_findings import findings, oddities
     from isograd.report.headroom_page import read_headroom, write_headroom
 
     page = write_headroom(folder, out, title)
@@ -150,10 +150,10 @@ def tell(folder: Path, as_json: bool, out: Path | None = None, title: str | None
     if as_json:
         names = ("placements", "warmups", "seeds", "search", "levels", "chains", "cost")
         found = {name: content[name] for name in names}
-        print(json.dumps(found | {"findings": words.findings(content), "report": str(page)}, indent=2))
+        print(json.dumps(found | {"findings": findings(content), "report": str(page)}, indent=2))
     else:
         _print(content, page)
-    failed = [line for line in words.oddities(content) if " stopped: " in line]
+    failed = [line for line in oddities(content) if " stopped: " in line]
     for line in failed:
         print(line, file=sys.stderr)
     return 1 if failed else 0
@@ -161,6 +161,7 @@ def tell(folder: Path, as_json: bool, out: Path | None = None, title: str | None
 
 def _print(content: dict[str, Any], page: Path) -> None:
     from isograd.report import headroom_words as words
+    from isograd.report.headroom_findings import findings
 
     console = output()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -170,6 +171,6 @@ def _print(content: dict[str, Any], page: Path) -> None:
         table.add_row(*map(escape, line))
     console.print(table)
     console.print()
-    for said in words.findings(content):
+    for said in findings(content):
         console.print(said, markup=False)
     console.print(f"\ncost: {words.cost(content)}\nreport: {page}", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from isograd.report.canvas import COLOURS, INK, Drawing, drawing, heading, label, log
-from isograd.report.headroom_words import Place, margin_of, own, places
+from isograd.report.headroom_words import Place, margin_said, own, places
 
 Row = Mapping[str, Any]
 TRAINS, BREAKS = COLOURS[0], COLOURS[1]
@@ -58,7 +58,15 @@ def _region(axes: Axes, known: Sequence[tuple[int, Place]], reach: float, low: f
     levels = [place.level for _, place in points if place.level is not None]
     middle, below, above = ([_inside(getattr(one, name), low, high) for one in levels] for name in _ENDS)
     floor = [_inside(_too_slow(place), low, high) for _, place in points]
-    axes.fill_between(x, floor, middle, color=TRAINS, alpha=0.13, linewidth=0, label="trains")
+    axes.fill_between(
+        x,
+        floor,
+        [max(pair) for pair in zip(floor, middle, strict=True)],
+        color=TRAINS,
+        alpha=0.13,
+        linewidth=0,
+        label="trains",
+    )
     axes.fill_between(x, below, above, color=TRAINS, alpha=0.22, linewidth=0, label="interval of the boundary")
     axes.plot(x, middle, color=TRAINS, linewidth=1.8, label="boundary, median over seeds", zorder=3)
     for warmup, place in known:
@@ -103,11 +111,11 @@ def _star(axes: Axes, mine: Sequence[Place], content: Row, reach: float) -> None
     level = next((place.level for place in mine if place.warmup == warmup), None)
     if level is not None:
         right = warmup <= sum(axes.get_xlim()) / 2
-        text = margin_of(level, rate).split(" (")[0]
+        text = margin_said(level, rate).split(" [")[0].replace(" times", "×")
         axes.annotate(
             text,
             (warmup, rate),
-            (9 if right else -9, -3),
+            (8 if right else -8, -12),
             textcoords="offset points",
             ha="left" if right else "right",
             fontsize=8,

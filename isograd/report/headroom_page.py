@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from isograd.report import headroom_words as words
 from isograd.report.canvas import save, svg
 from isograd.report.headroom_figures import headroom_map
+from isograd.report.headroom_findings import findings, lead
 from isograd.study.labels import flat, shown
 from isograd.train.metrics import finite, write_text
 from isograd.train.run import unread
@@ -30,12 +31,17 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     path = folder / HEADROOM
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        words.findings(content), words.rows(content), words.cost(content), content["search"]["precision"]
+        _try(content)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: no {HEADROOM} in it") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
         raise ValueError(f"{path}: not what isograd headroom writes ({type(error).__name__}: {error})") from error
     return content
+
+
+def _try(content: Row) -> None:
+    """Fails on content that the page could not be made of."""
+    findings(content), words.rows(content), words.subtitle(content), list(_results(content)), list(_settings(content))
 
 
 def write_headroom(folder: Path, out: Path | None = None, title: str | None = None) -> Path:
@@ -60,13 +66,13 @@ def write_headroom(folder: Path, out: Path | None = None, title: str | None = No
     ).get_template("headroom.html.j2")
     text = page.render(
         title=title or "Up to which learning rate it trains",
-        lead=words.lead(content),
+        lead=lead(content),
         subtitle=words.subtitle(content),
-        findings=words.findings(content),
+        findings=findings(content),
         header=words.HEADER,
         table=words.rows(content),
         svg=svg(drawn, FIGURE),
-        interval=words.interval_said(content),
+        interval=words.about_interval(content),
         search=content["search"],
         chains=list(_chains(content)),
         settings=list(_settings(content)),

@@ -103,7 +103,16 @@ def _check(plan: Plan) -> None:
 
 
 def run_at(plan: Plan, placement: str, warmup: int, seed: int, rate: float) -> Run:
-    """The user's run at this rate; it stops where its loss breaks, and observes no gradients."""
-    base = plan.base
-    training = replace(base.training, lr=rate, warmup=warmup, stop_when_broken=True, probe_every=0)
-    return replace(base, seed=seed, model=replace(base.model, placement=placement), training=training)
+    """The user's run at this rate. It stops where its loss breaks; what is only looked at, or kept, is left out."""
+    training = replace(
+        plan.base.training,
+        lr=rate,
+        warmup=warmup,
+        stop_when_broken=True,
+        probe_every=0,
+        valid_every=0,
+        patience=0,
+        select="last",
+        track=(),
+    )
+    return replace(plan.base, seed=seed, model=replace(plan.base.model, placement=placement), training=training)
