@@ -1,0 +1,170 @@
+"""Cells per hour of a study of small models: a worker per core, against one process and torch's threads.
+
+    python benchmarks/study.py                              6 cells of 60 steps, three rounds: some four minutes
+    python benchmarks/study.py --rounds 3 --steps 300       cells as long as those of recipes/studies/warmup.yaml
+    python benchmarks/study.py --quick --json study.json    does it run?
+
+Each side is a command of its own that trains the same cells into a fresh folder and keeps the same ledger:
+
+    study      the local engine: a process per core, with one thread each
+    threads    one process that trains cell after cell, with as many threads as torch takes by default
+    alone      one process with one thread, cell after cell (`--sides study threads alone`)
+
+They take turns, in an order that changes from round to round. A ratio is formed within a round: `threads` over each
+side, of the wall time from the start of the command to its end, and of the cells alone, in which the workers start but
+what the command itself imports is left out. The table shows medians over the rounds with smallest and largest value.
+"start" is what passes until the first cell can begin in the command; "idle" the share of the workers' time in which no
+cell trains: their own start, and the end, when there are fewer cells than workers.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from step import machine
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "studies" / "warmup.yaml"
+SIDES = ("study", "threads", "alone")
+Times = dict[str, float]
+
+
+# One side, in a process of its own.
+
+
+def one_side(side: str, overrides: Sequence[str], folder: Path) -> Times:
+    """Train every cell; seconds of the cells, the sum of each cell's own, and how many finished."""
+    import torch
+
+    from isograd.study.plan import load_study
+    from isograd.study.runner import run_cells
+    from isograd.study.workers import at_once, local
+
+    threads = 1 if side != "threads" else torch.get_num_threads()
+    study = load_study(RECIPE, overrides)
+    engine = local() if side == "study" else in_turn(threads)
+    began = time.perf_counter()
+    rows = run_cells(study.cells, folder, engine, lambda i, step, loss: None, lambda i, row: None)
+    wall = time.perf_counter() - began
+    outcomes = [json.loads((folder / "cells" / row["cell"] / "outcome.json").read_text()) for row in rows]
+    return {
+        "cells": len(study.cells),
+        "finished": sum(row["outcome"] == "finished" for row in rows),
+        "workers": at_once(None, 1) if side == "study" else 1,
+        "threads": threads,
+        "began": time.time() - (time.perf_counter() - began),
+        "training": wall,
+        "busy": sum(outcome["seconds"] for outcome in outcomes),
+        "loss": statistics.fmean(row["final_loss"] for row in rows),
+    }
+
+
+def in_turn(threads: int) -> Any:
+    """An engine without workers: cell after cell, here."""
+    from isograd.placement import get
+    from isograd.study.jobs import Job, OnEnd, OnStep, attempt, prepare
+
+    def engine(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
+        prepare(threads)
+        for index, job in jobs.items():
+            on_end(index, attempt(get(job[0].model.placement), job))
+
+    return engine
+
+
+# The parent: rounds, table.
+
+
+def timed(side: str, overrides: Sequence[str]) -> Times:
+    """The side's own times, and seconds of its whole command and until its first cell could begin."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--one", side, "--folder", folder, "--override", *overrides]
+        began, now = time.time(), time.perf_counter()
+        said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True).stdout
+        whole = time.perf_counter() - now
+    times: Times = json.loads(said.splitlines()[-1])
+    return times | {"whole": whole, "start": times["began"] - began}
+
+
+def measure(sides: Sequence[str], overrides: Sequence[str], rounds: int) -> dict[str, list[Times]]:
+    found: dict[str, list[Times]] = {side: [] for side in sides}
+    for i in range(rounds):
+        first = i % len(sides)
+        for side in [*sides[first:], *sides[:first]]:
+            found[side].append(timed(side, overrides))
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
+
+
+def table(found: Mapping[str, Sequence[Times]]) -> list[str]:
+    """A row for each side."""
+    lines = [f"{'':9}{'cells/h':>9}{'whole s':>9}{'cells s':>9}{'start s':>9}{'idle':>7}  {'whole':18}{'cells':18}"]
+    for side, turns in found.items():
+        whole, training, start = (statistics.median(t[key] for t in turns) for key in ("whole", "training", "start"))
+        idle = statistics.median(1 - t["busy"] / (t["workers"] * t["training"]) for t in turns)
+        speedups = [
+            spread([a[key] / b[key] for a, b in zip(found["threads"], turns, strict=True)])
+            for key in ("whole", "training")
+        ]
+        rate = 3600 * turns[0]["cells"] / whole
+        lines.append(
+            f"{side:9}{rate:9.0f}{whole:9.1f}{training:9.1f}{start:9.1f}{idle:7.2f}  {speedups[0]:18}{speedups[1]:18}"
+        )
+    return lines
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60, help="of a cell")
+    parser.add_argument("--seeds", type=int, default=2, help="each with three placements")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["study", "threads"])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn as JSON")
+    parser.add_argument("--quick", action="store_true", help="one round of short cells: does it run?")
+    parser.add_argument("--one", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--override", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.steps, options.seeds = 1, 6, 1
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.one:
+        print(json.dumps(one_side(options.one, options.override, options.folder)))
+        return
+    overrides = [
+        "model.placement=[post-ln,pre-ln,normformer]",
+        "training.lr=[1e-3]",
+        f"training.warmup=[{options.steps // 2}]",
+        f"seeds={list(range(1, options.seeds + 1))}",
+        f"budget.steps={options.steps}",
+    ]
+    about = machine()
+    print(", ".join(f"{k} {v}" for k, v in about.items()))
+    sides = options.sides if "threads" in options.sides else [*options.sides, "threads"]
+    found = measure(sides, overrides, options.rounds)
+    one = found["threads"][0]
+    print(f"{one['cells']} cells of {options.steps} steps, {options.rounds} rounds; `threads` has {one['threads']}")
+    print("\n".join(table(found)))
+    for side, turns in found.items():
+        print(f"{side}: finished {[t['finished'] for t in turns]}, mean loss {turns[0]['loss']:.6f}")
+    if options.json:
+        options.json.write_text(json.dumps({"machine": about, "steps": options.steps, "turns": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
