@@ -34,6 +34,7 @@ NUMBERS = (
     "lr_reached",
     "kept_steps",
     "unigram_entropy",
+    "unigram_loss",
     "gradient_ratio_start",
     "gradient_ratio_end",
     "parameters",

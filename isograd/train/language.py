@@ -1,12 +1,14 @@
 """Language modelling of one text: causal, in packed sequences; and what a masked model shares with it."""
 
 import math
+import statistics
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -62,6 +64,17 @@ class OnText(Task):
     def _measured(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What of a held-out batch the loss is formed of."""
         return rows
+
+    @abstractmethod
+    def _predicted(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """The ids that a batch's loss is of."""
+
+    def unigram_loss(self, steps: Sequence[int]) -> float:
+        counts = np.bincount(self.corpus.train, minlength=self.corpus.vocab_size)
+        losses = torch.from_numpy(-np.log(np.maximum(counts, 1) / counts.sum()))
+        batch = self.run.training.batch
+        batches = (_batch(self.samples, range((step - 1) * batch, step * batch)) for step in steps)
+        return statistics.fmean(float(losses[self._predicted(rows)].mean()) for rows in batches)
 
     def config(self) -> IsogradConfig:
         ids = {name.replace("_token", "_token_id"): i for i, name in enumerate(SPECIAL) if name != "unk_token"}
@@ -126,6 +139,9 @@ class LanguageModelling(OnText):
 
     def _targets(self, rows: Mapping[str, Tensor]) -> int:
         return len(rows["input_ids"])  # each predicts equally many
+
+    def _predicted(self, rows: Mapping[str, Tensor]) -> Tensor:
+        return rows["shift_labels"]
 
     def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> PackedSequences:
         return PackedSequences(ids, self.run.data.length, samples, seed=seed)

@@ -40,6 +40,9 @@ class MaskedLanguageModelling(OnText):
     def _targets(self, rows: Mapping[str, Tensor]) -> int:
         return len(rows["masked_positions"])
 
+    def _predicted(self, rows: Mapping[str, Tensor]) -> Tensor:
+        return rows["labels"].flatten()[rows["masked_positions"]]
+
     def _measured(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {name: value for name, value in rows.items() if name != "next_sentence_label"}
 

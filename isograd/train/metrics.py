@@ -24,11 +24,12 @@ LAST = 20  # steps whose mean loss is the final loss
 NEAR = 0.10  # nats around the unigram entropy that count as collapsed
 
 
-def judge(losses: list[float], unigram_entropy: float) -> tuple[OutcomeName, float]:
+def judge(losses: list[float], unigram_loss: float) -> tuple[OutcomeName, float]:
     """Outcome of a training that ran to its end, and its final loss: the mean of the last 20 steps, nats.
 
-    "diverged" when a loss was not finite; "collapsed" when the final loss is within 0.10 nat of the entropy of the
-    corpus' token frequencies, which is what a model without any context reaches; else "finished".
+    "diverged" when a loss was not finite; "collapsed" when the final loss is within 0.10 nat of `unigram_loss`, which a
+    model without any context reaches that knows the corpus' token frequencies, on the batches of the same steps: that
+    is their entropy, and on a text of prose and code up to 0.1 nat from it; else "finished".
 
     >>> judge([3.0] * 20, 3.05)[0], judge([2.0] * 20, 3.05)[0], judge([float("nan")], 3.05)[0]
     ('collapsed', 'finished', 'diverged')
@@ -36,7 +37,7 @@ def judge(losses: list[float], unigram_entropy: float) -> tuple[OutcomeName, flo
     if not all(map(math.isfinite, losses)):
         return "diverged", math.nan
     final = sum(losses[-LAST:]) / len(losses[-LAST:])
-    return ("collapsed" if abs(final - unigram_entropy) <= NEAR else "finished"), final
+    return ("collapsed" if abs(final - unigram_loss) <= NEAR else "finished"), final
 
 
 def judge_blind(loss: float, blind: float | None, unigram_entropy: float) -> OutcomeName:

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -65,6 +65,13 @@ class Task(ABC):
     @abstractmethod
     def tokens_per_update(self) -> float:
         """Predicted tokens of one update, on average, all processes together."""
+
+    def unigram_loss(self, steps: Sequence[int]) -> float:
+        """Mean loss over these updates (from 1) of a model that knows token frequencies only, nats.
+
+        Where a task does not look at its batches for it, the unigram entropy.
+        """
+        return self.unigram_entropy
 
     @abstractmethod
     def validate(self, model: nn.Module) -> dict[str, float | None]:

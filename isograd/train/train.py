@@ -22,7 +22,7 @@ from isograd.train.calibrate import calibrate
 from isograd.train.callbacks import Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.lock import alone
-from isograd.train.metrics import LossWatch, finite, judge, keep_until, lr_reached, read_rows, write_json
+from isograd.train.metrics import LAST, LossWatch, finite, judge, keep_until, lr_reached, read_rows, write_json
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
 from isograd.train.run import RecipeError, Run
@@ -218,8 +218,9 @@ def keeps_model(run: Run) -> bool:
 def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]:
     """Outcome and losses, of the weights that are kept."""
     rows = _losses(folder)
-    name, final = judge([row["loss"] for row in rows], task.unigram_entropy)
-    outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "validation_loss": None}
+    level = task.unigram_loss([row["step"] for row in rows[-LAST:]])
+    name, final = judge([row["loss"] for row in rows], level)
+    outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "unigram_loss": level, "validation_loss": None}
     if task.run.training.stop_when_broken:
         outcome |= lr_reached(rows, task.unigram_entropy)
     if name == "diverged":

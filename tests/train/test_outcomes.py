@@ -3,11 +3,12 @@
 import json
 import math
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from isograd.models import IsogradForCausalLM
 from isograd.placement import Learned, Norm, Placement, Residual, register
 from isograd.train.language import load_corpus_of
 from isograd.train.metrics import append_rows, finite, judge, keep_until, read_rows, write_json
-from isograd.train.train import ended, gradient_ratio, train
+from isograd.train.run import Run
+from isograd.train.sections import Data, Training
+from isograd.train.train import ended, gradient_ratio, load_task, train
 from tests.train.recipes import losses, outcome, same_run, small
 
 
@@ -35,6 +38,25 @@ def test_judge_takes_the_last_twenty() -> None:
     for bad in (math.nan, math.inf, -math.inf):
         name, final = judge([1.0, bad, 1.0], 3.0)
         assert name == "diverged" and math.isnan(final)
+
+
+@pytest.mark.parametrize("task", ["language", "masked"])
+def test_the_unigram_loss_is_of_the_same_batches(task: Literal["language", "masked"], tmp_path: Path) -> None:
+    """Half of the text is easy, half is not: a step's batch may be of either, and neither is at the entropy."""
+    text = tmp_path / "text.txt"
+    text.write_text("a" * 4000 + "abcdefghijklmnopqrstuvwxyz" * 154, encoding="utf-8")
+    run = Run(task=task, data=Data(source=str(text), length=8), training=Training(steps=9, batch=2))
+    of: Any = load_task(run)
+    ids = of.corpus.train.tolist()
+    for steps in ([3], [8, 9], range(1, 10)):
+        hand = []
+        for step in steps:
+            rows = of.samples.__getitems__([2 * step - 2, 2 * step - 1])
+            wanted = rows["shift_labels" if task == "language" else "labels"].flatten().tolist()
+            hand.append(statistics.fmean(-math.log(ids.count(i) / len(ids)) for i in wanted if i >= 0))
+        assert of.unigram_loss(steps) == pytest.approx(statistics.fmean(hand), abs=1e-12)
+    apart = [abs(of.unigram_loss([step]) - of.unigram_entropy) for step in range(1, 10)]
+    assert max(apart) > 0.1
 
 
 def test_finished(tmp_path: Path) -> None:
