@@ -90,14 +90,28 @@ def plan_arms(
 
 
 def _arm(base: Run, words: Sequence[str]) -> Run:
-    placement, *overrides = words
+    settings = settings_of(words)
+    get(words[0])
+    return with_overrides(base, settings)
+
+
+def settings_of(arm: Sequence[str]) -> list[str]:
+    """An arm of a recipe, a placement and other settings, as overrides.
+
+    >>> settings_of(["post-ln", "training.warmup = 50"])
+    ['model.placement=post-ln', 'training.warmup=50']
+
+    Raises:
+        RecipeError: it does not begin with a placement, or sets what cannot differ between arms.
+    """
+    placement, *overrides = arm
     if "=" in placement:
         raise RecipeError(f"an arm begins with a placement, such as post-ln, not with {placement!r}")
-    get(placement)
-    for override in overrides:
-        if override.partition("=")[0].strip() in ("seed", "name", "task", "model.placement"):
+    parts = [override.partition("=") for override in overrides]
+    for override, (key, _, _) in zip(overrides, parts, strict=True):
+        if key.strip() in ("seed", "name", "task", "model.placement"):
             raise RecipeError(f"{override!r} cannot differ between arms; an arm is a placement and other settings")
-    return with_overrides(base, [f"model.placement={placement}", *overrides])
+    return [f"model.placement={placement}", *(f"{key.strip()}{sign}{value.strip()}" for key, sign, value in parts)]
 
 
 def seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]:

@@ -1,6 +1,7 @@
 """A study from its recipe: axes over any keys of a run, and the cells that they come to."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from isograd.placement import UnknownPlacement, get
-from isograd.study.compare import name_of
+from isograd.study.compare import name_of, settings_of
 from isograd.study.labels import flat, labels, shown
 from isograd.train.forecast import tokens_per_update
 from isograd.train.recipe import COMPARED, arms_in, known_keys, nearest, overridden, read_recipe, run_from_dict
@@ -17,6 +18,7 @@ from isograd.train.task import with_steps
 
 Unit = Literal["steps", "tokens", "seconds"]
 FIXED = ("seed", "name", "task")  # no axis may be over these
+STEPS = "training.steps"
 ARM = "arm"  # the axis of a recipe's `arms`
 
 
@@ -75,32 +77,34 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
         UnknownPlacement: a placement that is not in the catalogue.
     """
     content = read_recipe(recipe)
+    studied = [text for text in overrides if _of_study(_key(text))]
+    for override in studied:
+        content = overridden(_without_other_unit(content, _key(override)), [override])
     axes = dict(_axes(content.get("axes") or {}, recipe))
     plain = []
-    for override in overrides:
-        key = override.partition("=")[0]
-        if key.strip() in axes:
-            value = _at(overridden({}, [override]), key.strip())
-            axes[key.strip()] = value if isinstance(value, list) else [value]
-        elif key.partition(".")[0].strip() in COMPARED:
-            content = _without_other_unit(content, key.strip())
-            overridden(content, [override])
+    for override in (text for text in overrides if text not in studied):
+        key = _key(override).removeprefix("axes.")
+        if key in axes or key != _key(override):
+            value = _at(overridden({}, [override]), _key(override))
+            axes |= _axes({key: value if isinstance(value, list) else [value]}, recipe)
         else:
             plain.append(override)
-    base = run_from_dict(overridden({k: v for k, v in content.items() if k not in COMPARED}, plain))
+    budget = _budget(content.get("budget"), recipe)
+    base = overridden({k: v for k, v in content.items() if k not in COMPARED}, plain)
     arms, seeds = arms_in(content, recipe)
     if not axes and not arms:
         raise RecipeError(f"{recipe}: a study needs axes, such as axes: {{training.lr: [3.0e-4, 1.0e-3]}}")
-    _check_overrides(plain, axes, arms)
+    _check_overrides(plain, axes, arms, budget)
+    run = _paid(run_from_dict(_provided(base, budget)), budget)
     keep = content.get("keep_models", False)
     if not isinstance(keep, bool):
         raise RecipeError(f"{recipe}: keep_models is true or false")
     study = Study(
-        name=base.name or recipe.stem,
-        base=replace(base, name=None),
+        name=run.name or recipe.stem,
+        base=replace(run, name=None),
         axes=axes,
-        seeds=list(dict.fromkeys(seeds or [base.seed])),
-        budget=_budget(content.get("budget"), recipe),
+        seeds=list(dict.fromkeys(seeds or [run.seed])),
+        budget=budget,
         keep_models=keep,
         cells=[],
     )
@@ -109,13 +113,11 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
 
 def _spread(study: Study, arms: Sequence[Sequence[str]]) -> Study:
     """The study with its cells, and its axes' values as a run has them (1e-3 is text in YAML)."""
-    points = [_point(study.base, arm, values) for arm in arms or [[]] for values in _products(study.axes)]
-    runs = [_paid(run, study.budget) for run, _ in points]
-    named = labels([run_from_dict(overridden(study.base.as_dict(), _settings(arm))).as_dict() for arm in arms])
-    grid: list[tuple[Run, dict[str, Any]]] = []
-    for i, (run, (_, keys)) in enumerate(zip(runs, points, strict=True)):
-        arm = {ARM: named[i * len(arms) // len(points)]} if arms else {}
-        grid.append((run, arm | keys))
+    grid = [_point(study, arm, values) for arm in arms or [[]] for values in _products(study.axes)]
+    if arms:
+        each = len(grid) // len(arms)
+        named = labels([run.as_dict() for run, _ in grid[::each]])
+        grid = [(run, {ARM: named[i // each]} | values) for i, (run, values) in enumerate(grid)]
     cells = [_cell(replace(run, seed=seed), values) for seed in study.seeds for run, values in grid]
     axes = ([ARM] if arms else []) + list(study.axes)
     found = {key: [*_distinct(cell.values[key] for cell in cells)] for key in axes}
@@ -140,31 +142,22 @@ def _distinct(values: Iterator[Any]) -> Iterator[Any]:
             yield value
 
 
-def _point(base: Run, arm: Sequence[str], values: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
+def _point(study: Study, arm: Sequence[str], values: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
     """The run of an arm at these values, and what it has at the keys that these set."""
-    settings = _settings(arm)
-    content = overridden(base.as_dict(), settings)
+    settings = settings_of(arm) if arm else []
+    content = overridden(_provided(study.base.as_dict(), study.budget), settings)
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         (content[section] if section else content)[name] = value
     try:
-        run = run_from_dict(content)
+        run = _paid(run_from_dict(content), study.budget)
         get(run.model.placement)
     except (RecipeError, UnknownPlacement) as error:
         named = ", ".join([*settings, *(f"{key}={shown(value)}" for key, value in values.items())])
         raise RecipeError(f"the cell {named}: {error}") from error
     has = dict(flat(run.as_dict()))
-    keys = dict.fromkeys([*(text.partition("=")[0] for text in settings), *values])
+    keys = dict.fromkeys([*map(_key, settings), *values])
     return run, {key: has[key] for key in keys}
-
-
-def _settings(arm: Sequence[str]) -> list[str]:
-    """An arm of a recipe as overrides: a placement and other settings."""
-    if not arm:
-        return []
-    if "=" in arm[0]:
-        raise RecipeError(f"an arm begins with a placement, such as post-ln, not with {arm[0]!r}")
-    return [f"model.placement={arm[0]}", *arm[1:]]
 
 
 def _products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -176,6 +169,9 @@ def _axes(content: Any, recipe: Path) -> Iterator[tuple[str, list[Any]]]:
     if not isinstance(content, Mapping):
         raise RecipeError(f"{recipe}: axes is keys and lists, such as axes: {{training.lr: [3.0e-4, 1.0e-3]}}")
     known = known_keys()
+    twice = [key for key, count in Counter(key for key, _ in flat(content)).items() if count > 1]
+    if twice:
+        raise RecipeError(f"{recipe}: axes: {twice[0]} stands there twice")
     for key, values in flat(content):
         if key in FIXED:
             instead = "; write seeds: [1, 2, 3]" if key == "seed" else ""
@@ -187,21 +183,33 @@ def _axes(content: Any, recipe: Path) -> Iterator[tuple[str, list[Any]]]:
         yield key, values
 
 
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _of_study(key: str) -> bool:
+    """Whether an override is none of the run, nor of a single axis."""
+    return key.partition(".")[0] in COMPARED and not key.startswith("axes.")
+
+
 def _without_other_unit(content: dict[str, Any], key: str) -> dict[str, Any]:
     """`budget.tokens=N` takes the place of a recipe's budget in steps."""
     return {**content, "budget": {}} if key.startswith("budget.") else content
 
 
-def _check_overrides(plain: Sequence[str], axes: Mapping[str, Any], arms: Sequence[Sequence[str]]) -> None:
-    """Each key is set once: an axis or an arm would take back what the recipe or another says."""
-    by_arms = {text.partition("=")[0].strip() for arm in arms for text in _settings(arm)}
+def _check_overrides(
+    plain: Sequence[str], axes: Mapping[str, Any], arms: Sequence[Sequence[str]], budget: Budget | None
+) -> None:
+    """Each key is set once: an axis, an arm or the budget would take back what the recipe or another says."""
+    by_arms = {_key(text) for arm in arms for text in settings_of(arm)}
     for key in axes:
         if key in by_arms:
             raise RecipeError(f"{key} is an axis, and an arm sets it, too; take it out of one")
+    if budget and STEPS in {*axes, *by_arms, *map(_key, plain)}:
+        raise RecipeError(f"{STEPS} and the budget of {budget} contradict each other; take one of them out")
     for override in plain:
-        key = override.partition("=")[0].strip()
-        if key in by_arms:
-            raise RecipeError(f"{override}: the recipe's arms set {key} themselves")
+        if _key(override) in by_arms:
+            raise RecipeError(f"{override}: the recipe's arms set {_key(override)} themselves")
 
 
 def _at(content: Mapping[str, Any], key: str) -> Any:
@@ -221,6 +229,14 @@ def _budget(content: Any, recipe: Path) -> Budget | None:
     if type(amount) not in (int, float) or not 0 < amount < math.inf:
         raise RecipeError(f"{recipe}: budget: {unit} is {amount!r}; it must be a number above 0")
     return Budget(unit=unit, amount=amount)
+
+
+def _provided(content: dict[str, Any], budget: Budget | None) -> dict[str, Any]:
+    """With as many updates as a budget can come to, lest a schedule be refused for the recipe's own number of them."""
+    training = content.get("training") or {}
+    if budget is None or budget.unit == "seconds" or not isinstance(training, Mapping):
+        return content
+    return {**content, "training": {**training, "steps": math.ceil(budget.amount)}}
 
 
 def _paid(run: Run, budget: Budget | None) -> Run:

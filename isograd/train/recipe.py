@@ -5,6 +5,7 @@ import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,21 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
         RecipeError: as `load_run`.
     """
     _check_keys(content)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--run", type=Run)
+    parser = _parser()
     try:
         parsed = parser.parse_object({"run": _listed(content)})
     except (ArgumentError, TypeError, ValueError) as error:
         raise RecipeError(_plain(str(error))) from error
     run: Run = parser.instantiate(parsed).run
     return run
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """One for all: a study reads hundreds of runs, and half of each reading was making this."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--run", type=Run)
+    return parser
 
 
 def _listed(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Studies that train in seconds, and the simplest engine there is."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from isograd.placement import get
+from isograd.study.jobs import Job, OnEnd, OnStep, attempt
+from isograd.study.ledger import LEDGER, Row
+from isograd.study.plan import Cell, Study, load_study
+from isograd.study.runner import run_cells
+
+AXES = {"model.placement": ["post-ln", "pre-ln"], "training.lr": [1e-3, 3e-3]}
+
+
+def content(text: Path | str = "embedded", **changes: Any) -> dict[str, Any]:
+    """A recipe of eight cells of two small layers; `changes` are top-level keys, sections merged."""
+    whole: dict[str, Any] = {
+        "name": "tiny",
+        "model": {"layers": 2, "width": 16, "heads": 2},
+        "data": {"source": str(text), "length": 8},
+        "training": {"batch": 4, "valid_sequences": 4, "probe_every": 5, "checkpoint_every": 4},
+        "axes": deepcopy(AXES),
+        "seeds": [1, 2],
+        "budget": {"steps": 6},
+    }
+    for key, value in changes.items():
+        merged = key in ("model", "data", "training")
+        whole[key] = {**whole[key], **value} if merged else value
+    return {key: value for key, value in whole.items() if value is not None}
+
+
+def recipe(folder: Path, *, text: Path | str = "embedded", file: str = "recipe.yaml", **changes: Any) -> Path:
+    """`content` as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file
+    path.write_text(yaml.safe_dump(content(text, **changes), sort_keys=False))
+    return path
+
+
+def study(folder: Path, *overrides: str, text: Path | str = "embedded", **changes: Any) -> Study:
+    return load_study(recipe(folder, text=text, **changes), overrides)
+
+
+def here(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
+    """An engine without processes: one job after another."""
+    for i, job in jobs.items():
+        on_end(i, attempt(get(job[0].model.placement), job, partial(on_step, i)))
+
+
+class Told:
+    """What a runner says while it works."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+        self.rows: list[int] = []
+        self.notes: list[str] = []
+
+    def step(self, place: int, step: int, loss: float) -> None:
+        self.steps.append((place, step))
+
+    def row(self, place: int, row: Row) -> None:
+        self.rows.append(place)
+
+    @property
+    def trained(self) -> set[int]:
+        """Places of the cells of which a step was told."""
+        return {place for place, _ in self.steps}
+
+
+def ran(cells: list[Cell], folder: Path, told: Told | None = None, **options: Any) -> list[Row]:
+    """The rows of `run_cells` with the engine `here`."""
+    told = told or Told()
+    engine = options.pop("engine", here)
+    return run_cells(cells, folder, engine, told.step, told.row, on_note=told.notes.append, **options)
+
+
+def ledger(folder: Path) -> bytes:
+    return (folder / LEDGER).read_bytes()
