@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from isograd.report.runs import ArmFiles, Row
+from isograd.report.runs import Row
 from isograd.report.study_files import COUNTED, Cell, StudyFiles
 from isograd.report.study_words import condition_said, shown_value
 from isograd.study.sensitivity import Edge, best_rate, sensitivity
@@ -60,17 +60,12 @@ class StudyArm:
     @property
     def trains(self) -> bool:
         """Whether more than half of the seeds finished."""
-        return 2 * self.count("finished") > self.n
+        return 2 * self.count("finished") > self.n and math.isfinite(self.median)
 
     @property
     def trouble(self) -> list[str]:
         """What became of those that did not finish: ["2/3 collapsed"]; [] where all finished."""
         return [f"{self.count(how)}/{self.n} {how}" for how in COUNTED[1:] if self.count(how)]
-
-    def files(self) -> ArmFiles | None:
-        """The runs themselves, as far as they are there."""
-        runs = [cell.files for cell in self.cells if cell.files is not None]
-        return ArmFiles(label=self.label, runs=runs) if runs else None
 
 
 def _loss(cell: Cell, measure: str) -> float:
@@ -99,6 +94,11 @@ class Tuned:
     best: StudyArm | None
     edge: Edge | None
 
+    @property
+    def shown(self) -> StudyArm:
+        """The best arm; where none trains, that of the lowest median."""
+        return self.best or min(self.arms, key=lambda arm: arm.median)
+
     def sensitivity(self, nothing_learnt: float | None) -> float | None:
         """Mean over the swept rates of the loss above that of the best one; None where no rate trains.
 
@@ -115,7 +115,8 @@ class Design:
     """What was swept, by its part in the comparison.
 
     Attributes:
-        who_key: the axis whose values are compared: "arm" or "model.placement"; None where neither was swept.
+        who_key: the axis whose values are compared: "arm", "model.placement", or the first of words, such as
+            "model.norm"; None where there is none.
         who: its values as people read them.
         rates: the learning rates, ascending; [] where they were not swept.
         others: every other axis that was swept, with its values.
@@ -131,7 +132,8 @@ class Design:
 
 def design_of(study: StudyFiles) -> Design:
     swept = {key: values for key, values in study.axes.items() if len(values) > 1}
-    who_key = next((key for key in ("arm", "model.placement") if key in swept), None)
+    words = (key for key, values in swept.items() if not all(map(is_number, values)))
+    who_key = next((key for key in ("arm", "model.placement", *words) if key in swept), None)
     named = swept[who_key] if who_key else [_placement(study)]
     others = {key: values for key, values in swept.items() if key not in (who_key, RATE)}
     conditions: list[Row] = [{}]
@@ -149,6 +151,10 @@ def design_of(study: StudyFiles) -> Design:
 def _placement(study: StudyFiles) -> str:
     single = study.axes.get("model.placement") or [study.setting("model.placement")]
     return shown_value(single[0]) if single[0] is not None else study.name
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def measure_of(study: StudyFiles) -> str:

@@ -3,10 +3,12 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
+from matplotlib.transforms import offset_copy
 
 from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, style
 from isograd.report.figures import LEVEL, over_seeds
@@ -15,7 +17,8 @@ from isograd.report.study_arms import Design, StudyArm
 from isograd.report.study_words import axis_name
 
 Group = tuple[str, list[tuple[int, StudyArm]]]  # a panel's heading; arms, each with the number of its look
-_MARKS = {"collapsed": "o", "diverged": "X"}
+_MARKS = {"collapsed": "o", "diverged": "x"}
+_FAR = 1e3  # stands for an infinite end of an interval, out of sight
 _THIN: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
 
 
@@ -24,7 +27,7 @@ def against(groups: Sequence[Group], key: str, what: str, entropy: float | None 
 
     An arm of which half of the seeds or fewer finished has no median here, only its marks above.
     """
-    beside = 2
+    beside = 3 if len(groups) == 3 else 2
     drawn = drawing(len(groups), height=3.7, sharey=True, beside=beside)
     for axes, (title, arms) in zip(drawn.panels, groups, strict=True):
         numbers = sorted({arm.values[key] for _, arm in arms})
@@ -38,9 +41,18 @@ def against(groups: Sequence[Group], key: str, what: str, entropy: float | None 
         _ticks(axes, numbers, logarithmic)
         strip = _strip(axes, arms, looks, key)
         heading(strip if strip is not None else axes, title, columns=min(beside, len(groups)))
+    _limit(drawn.panels[0], [arm for _, arms in groups for _, arm in arms])
     if entropy is not None:
         _mark_entropy(drawn.panels, entropy)
     return drawn
+
+
+def _limit(axes: Axes, arms: Sequence[StudyArm]) -> None:
+    """As high as the medians and the intervals of arms of which every seed finished; others may reach out of sight."""
+    whole = [arm.interval for arm in arms if arm.interval is not None and not arm.trouble]
+    ends = [arm.median for arm in arms if arm.trains] + [end for one in whole for end in (one.low, one.high)]
+    if ends and max(ends) > min(ends):
+        axes.set_ylim(min(ends) - 0.06 * (max(ends) - min(ends)), max(ends) + 0.06 * (max(ends) - min(ends)))
 
 
 def _is_wide(numbers: Sequence[float]) -> bool:
@@ -49,7 +61,7 @@ def _is_wide(numbers: Sequence[float]) -> bool:
 
 def _shifts(numbers: Sequence[float], many: int, logarithmic: bool) -> list[Callable[[float], float]]:
     """For each line a small step aside, so that intervals do not lie on each other."""
-    steps = [0.014 * (i - (many - 1) / 2) for i in range(many)]
+    steps = [0.008 * (i - (many - 1) / 2) for i in range(many)]
     if logarithmic:
         width = math.log(numbers[-1] / numbers[0])
         return [lambda x, step=step: x * math.exp(step * width) for step in steps]  # type: ignore[misc]
@@ -62,8 +74,7 @@ def _line(axes: Axes, look: int, points: Sequence[tuple[float, StudyArm]]) -> No
     axes.plot(*zip(*shown, strict=True), label=points[0][1].who, marker="o", markersize=4, **style(look))
     for x, arm in points:
         if arm.trains and arm.interval is not None:
-            finite = [loss for loss in arm.losses.values() if math.isfinite(loss)]
-            high = min(arm.interval.high, max(finite))
+            high = min(arm.interval.high, _FAR)
             axes.vlines(x, arm.interval.low, high, color=style(look)["color"], linewidth=1.1, alpha=0.75)
 
 
@@ -84,11 +95,10 @@ def _strip(axes: Axes, arms: Sequence[tuple[int, StudyArm]], looks: Sequence[int
     strip = axes.inset_axes((0, 1.02, 1, 0.085 * len(broken)), sharex=axes)
     strip.patch.set_alpha(0)
     for look, arm in arms:
-        y = -broken.index(look) if look in broken else 0
-        for place, how in enumerate(_MARKS):
-            if arm.count(how):
-                offset = 17 * place if all(arm.count(one) for one in _MARKS) else 0
-                _count(strip, arm.values[key], y, look, how, f"{arm.count(how)}/{arm.n}", offset)
+        found = [how for how in _MARKS if arm.count(how)]
+        for place, how in enumerate(found):
+            aside = 23 * (place - (len(found) - 1) / 2)  # points
+            _count(strip, (arm.values[key], -broken.index(look)), aside, look, how, f"{arm.count(how)}/{arm.n}")
     strip.set_ylim(-len(broken) + 0.4, 0.6)
     strip.tick_params(left=False, labelleft=False, bottom=False, labelbottom=False, which="both")
     for side, spine in strip.spines.items():
@@ -97,13 +107,11 @@ def _strip(axes: Axes, arms: Sequence[tuple[int, StudyArm]], looks: Sequence[int
     return strip
 
 
-def _count(strip: Axes, x: float, y: float, look: int, how: str, said: str, offset: float) -> None:
-    colour = style(look)["color"]
-    face = "none" if how == "collapsed" else colour
-    strip.plot([x], [y], _MARKS[how], color=colour, markerfacecolor=face, markersize=5)
-    strip.annotate(
-        said, (x, y), xytext=(5 + offset, 0), textcoords="offset points", fontsize=6.5, va="center", color=INK
-    )
+def _count(strip: Axes, at: tuple[float, float], aside: float, look: int, how: str, said: str) -> None:
+    there = offset_copy(strip.transData, strip.get_figure(root=True), x=aside - 4, units="points")
+    line: dict[str, Any] = {"color": style(look)["color"], "markersize": 5, "markeredgewidth": 1.5}
+    strip.plot(*([value] for value in at), _MARKS[how], markerfacecolor="none", transform=there, **line)
+    strip.annotate(said, at, xytext=(aside + 1, 0), textcoords="offset points", fontsize=6.5, va="center", color=INK)
 
 
 def _mark_entropy(panels: Sequence[Axes], entropy: float) -> None:
@@ -144,17 +152,15 @@ def _ratio(arm: StudyArm, name: str) -> float | None:
 
 
 def strips(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing:
-    """A dot per seed, a bar at the median; what did not finish is said beside its arm."""
+    """A dot per seed that finished, a bar at the median; what did not is counted beside its arm."""
     drawn = drawing(1, height=0.9 + 0.24 * len(arms))
     (axes,) = drawn.panels
     for row, arm in enumerate(arms):
         colour = style(design.who.index(arm.who))["color"]
         for cell in arm.cells:
-            loss = arm.losses[cell.seed]
-            if math.isfinite(loss):
-                face = colour if cell.how == "finished" else "none"
-                axes.plot([loss], [-row], "o", color=colour, markerfacecolor=face, markersize=5, alpha=0.8)
-        if math.isfinite(arm.median):
+            if cell.how == "finished" and math.isfinite(arm.losses[cell.seed]):
+                axes.plot([arm.losses[cell.seed]], [-row], "o", color=colour, markersize=5, alpha=0.8)
+        if arm.trains:
             axes.plot([arm.median] * 2, [-row - 0.3, -row + 0.3], color=INK, linewidth=1.4)
         if arm.trouble:
             beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
@@ -165,23 +171,43 @@ def strips(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing:
     return drawn
 
 
-def loss_panels(groups: Sequence[Group], entropy: float | None) -> Drawing | None:
-    """Training loss over steps, a running mean of ten: mean and band over the seeds of these arms."""
-    known = [(title, [(look, arm, of) for look, arm in arms if (of := _with_steps(arm))]) for title, arms in groups]
-    known = [(title, arms) for title, arms in known if arms]
+def loss_panels(panels: Sequence[tuple[str, Sequence[ArmFiles]]], entropy: float | None) -> Drawing | None:
+    """Training loss over steps, a running mean of ten: the mean over the seeds, and a band from lowest to highest.
+
+    Args:
+        panels: a heading, and of each that is compared its arm there, which may be without files.
+    """
+    known = [(title, arms) for title, arms in panels if any(_has_steps(arm) for arm in arms)]
     if not known:
         return None
     drawn = drawing(len(known), height=3.6, sharey=True)
     for axes, (title, arms) in zip(drawn.panels, known, strict=True):
-        for look, arm, of in arms:
-            over_seeds(axes, look, of, of.curve(), arm.who)
+        for look, arm in enumerate(arms):
+            named = (
+                arm.label if len(known) == 1 else arm.label.partition(" (")[0]
+            )  # its end differs from panel to panel
+            if _has_steps(arm):
+                _curves(axes, look, arm, named)
         heading(axes, title, columns=min(2, len(known)))
         label(axes, "step", "training loss (nats)" if _is_first(axes) else "")
         if entropy is not None:
             axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
-    later = [y for _, arms in known for *_, of in arms for y in of.curve()[1][5:]]
-    _near(drawn.panels[0], later)
+    _near(drawn.panels[0], [y for _, arms in known for arm in arms if _has_steps(arm) for y in arm.curve()[1][5:]])
     return drawn
+
+
+def _curves(axes: Axes, look: int, arm: ArmFiles, named: str) -> None:
+    """Mean and band; of seeds that ended differently a line each, since nothing is like their mean."""
+    if len(set(arm.outcomes)) == 1:
+        over_seeds(axes, look, arm, arm.curve(), named)
+        return
+    for run in arm.runs:
+        x, loss, _, _ = replace(arm, runs=[run]).curve()
+        axes.plot(x, loss, label=named, **(style(look) | {"linewidth": 1.1}))
+
+
+def _has_steps(arm: ArmFiles) -> bool:
+    return any(run.metrics for run in arm.runs)
 
 
 def _near(axes: Axes, later: Sequence[float]) -> None:
@@ -189,8 +215,3 @@ def _near(axes: Axes, later: Sequence[float]) -> None:
     if later and max(later) > min(later):
         low, high = min(later), sorted(later)[int(0.97 * (len(later) - 1))]
         axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
-
-
-def _with_steps(arm: StudyArm) -> ArmFiles | None:
-    of = arm.files()
-    return of if of is not None and any(run.metrics for run in of.runs) else None

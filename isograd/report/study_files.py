@@ -1,6 +1,7 @@
 """What a report reads of a study's folder: the plan, the cells' files, and the ledger where these are not there."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ class Cell:
         return self.outcome.get("outcome", "not ended")
 
     def number(self, name: str) -> float | None:
+        """A number of the outcome; None where there is none, or what is no number."""
         value = self.outcome.get(name)
-        return None if value is None else float(value)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 @dataclass(frozen=True, kw_only=True)

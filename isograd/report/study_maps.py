@@ -34,9 +34,14 @@ def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing 
     warmups = design.others[WARMUP]
     drawn = drawing(len(places), height=0.8 + 0.5 * len(warmups), beside=beside)
     scale = _scale([arm for *_, mine in places for arm in mine])
-    for axes, (who, condition, mine) in zip(drawn.panels, places, strict=True):
+    for i, (axes, (who, condition, mine)) in enumerate(zip(drawn.panels, places, strict=True)):
         heading(axes, ", ".join([who, *([condition_said(condition)] if condition else [])]), min(beside, len(places)))
         _squares(axes, mine, design.rates, warmups, scale)
+        last = i + beside >= len(places)  # no panel below
+        label(axes, "learning rate" if last else "", "warm-up (steps)" if i % beside == 0 else "")
+        axes.grid(False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
     if scale is not None:
         _bar(drawn, scale, what)
     return drawn
@@ -77,20 +82,10 @@ def _squares(
     if best is not None:
         x, y = rates.index(best.values[RATE]), list(warmups).index(best.values[WARMUP])
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=2.2, zorder=4))
-    label(axes, "learning rate", "warm-up (steps)" if _is_first(axes) else "")
-    axes.grid(False)
     axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
     axes.set_yticks(range(len(warmups)), [shown_value(value) for value in warmups])
     axes.set_xlim(-0.55, len(rates) - 0.45)
     axes.set_ylim(-0.55, len(warmups) - 0.45)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
-def _is_first(axes: Axes) -> bool:
-    place = axes.get_subplotspec()
-    return place is None or place.is_first_col()
 
 
 def _square(axes: Axes, x: int, y: int, arm: StudyArm | None, scale: Normalize | None) -> None:

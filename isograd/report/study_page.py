@@ -1,24 +1,22 @@
 """The page of a study: one self-contained HTML file from its folder, with results and figures beside it."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from isograd.report.canvas import save, svg
 from isograd.report.page import as_csv
-from isograd.report.runs import Row
-from isograd.report.study_arms import StudyArm, design_of, measure_of, study_arms, tuned
-from isograd.report.study_compared import Compared, comparisons, reference_among
-from isograd.report.study_files import Cell, StudyFiles, read_study
-from isograd.report.study_findings import LOSSES, compared_said, summary
+from isograd.report.study_arms import Design, design_of, measure_of, study_arms, tuned
+from isograd.report.study_compared import comparisons, races, reference_among, showcase
+from isograd.report.study_files import StudyFiles, read_study
+from isograd.report.study_findings import LOSSES, best, differences, progress, rates, sooner, trained
+from isograd.report.study_provenance import described, provenance, recipe
+from isograd.report.study_results import arm_row, cell_row, comparison_row
 from isograd.report.study_sections import Found, Part, parts
 from isograd.report.study_tables import Table, arms_table
-from isograd.study.statistics import Interval
 from isograd.train.metrics import finite, write_text
 
 
@@ -56,29 +54,18 @@ def write_study_report(
     """
     study = read_study(folder)
     design = design_of(study)
-    if reference is not None and reference not in design.who:
-        raise ValueError(f"nothing called {reference} is compared here; there are {', '.join(design.who)}")
-    arms = study_arms(study, design)
-    chosen, against = tuned(arms, design), reference_among(design, reference)
-    compared = comparisons(chosen, arms, design, against)
-    said = summary(study, design, arms, chosen, compared, against)
-    found = Found(
-        design=design,
-        arms=arms,
-        chosen=chosen,
-        compared=compared,
-        reference=against,
-        measure=measure_of(study),
-        entropy=_entropy(study),
-    )
-    shown = parts(found)
+    against = reference_among(design, reference)
+    if against is None:
+        raise ValueError(f"nothing called {reference} is compared here; there are {'; '.join(design.who)}")
+    found = _found(study, design, against)
+    said, shown = _summary(study, found), parts(found)
     out = folder / "report" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
     results = {
         "summary": said,
-        "arms": [_arm(arm) for arm in arms],
-        "comparisons": [_comparison(one, LOSSES[found.measure]) for one in compared],
-        "cells": [_cell(cell) for cell in study.cells],
+        "arms": [arm_row(arm) for arm in found.arms],
+        "comparisons": [comparison_row(one, LOSSES[found.measure], len(found.compared)) for one in found.compared],
+        "cells": [cell_row(cell) for cell in study.cells],
         "left_out": study.left_out,
     }
     page = Environment(
@@ -87,21 +74,53 @@ def write_study_report(
     text = page.render(
         title=title or f"Study: {study.name}",
         summary=said,
+        subtitle=described(found.arms),
         parts=[{**vars(part), "svg": _svg(part)} for part in shown],
         files=[part.name for part in shown if part.drawn is not None],
         left_out=study.left_out,
-        recipe=_recipe(study),
-        provenance=list(_provenance(study)),
+        recipe=recipe(study),
+        provenance=list(provenance(study)),
         cells=len(study.cells),
     )
     write_text(out / "report.html", text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8
     write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
-    write_text(out / "results.csv", as_csv([finite(_cell(cell)) for cell in study.cells]))
+    write_text(out / "results.csv", as_csv([finite(cell_row(cell)) for cell in study.cells]))
     for part in shown:
         if part.drawn is not None:
             save(part.drawn, out / part.name)
-    table = arms_table(arms, design, "median loss")
+    table = arms_table(found.arms, design, "median loss")
     return StudyReport(page=out / "report.html", summary=said, table=table, left_out=study.left_out, results=results)
+
+
+def _found(study: StudyFiles, design: Design, reference: str) -> Found:
+    """Everything that is told and drawn."""
+    arms = study_arms(study, design)
+    chosen = tuned(arms, design)
+    groups = showcase(chosen, arms, design)
+    return Found(
+        design=design,
+        arms=arms,
+        chosen=chosen,
+        compared=comparisons(chosen, arms, design, reference),
+        reference=reference,
+        measure=measure_of(study),
+        entropy=_entropy(study),
+        groups=groups,
+        races=races(groups, design, reference),
+    )
+
+
+def _summary(study: StudyFiles, found: Found) -> list[str]:
+    """What trained, which rates were best, what differs, who is sooner."""
+    over_all = next((arms for condition, arms in found.groups if condition is None), [])
+    return [
+        progress(study),
+        *trained(found.design, found.arms),
+        *rates(found.design, found.chosen),
+        *best(found.design, over_all),
+        *differences(found.design, found.compared, found.reference),
+        *(line for race in found.races for line in sooner(race.condition, race.paces)),
+    ]
 
 
 def _svg(part: Part) -> str | None:
@@ -110,71 +129,3 @@ def _svg(part: Part) -> str | None:
 
 def _entropy(study: StudyFiles) -> float | None:
     return next((value for cell in study.cells if (value := cell.number("unigram_entropy")) is not None), None)
-
-
-def _arm(arm: StudyArm) -> Row:
-    return {
-        "arm": arm.label,
-        **arm.values,
-        "measure": arm.measure,
-        "median": arm.median,
-        "interval": _interval(arm.interval),
-        "n": arm.n,
-        "losses": {str(seed): loss for seed, loss in arm.losses.items()},
-        **{how: {"count": arm.count(how), "rate": _interval(arm.rate(how))} for how in ("collapsed", "diverged")},
-    }
-
-
-def _interval(interval: Interval | None) -> Row | None:
-    return None if interval is None else asdict(interval)
-
-
-def _comparison(one: Compared, what: str) -> Row:
-    found = one.found
-    return {
-        "arm": one.mine.label,
-        "reference": one.theirs.label,
-        "under": one.condition,
-        "n": found.n,
-        "differences": {str(seed): value for seed, value in found.differences.items()},
-        "median": found.median,
-        "interval": _interval(found.interval),
-        "p": found.p,
-        "verdict": found.verdict,
-        "said": compared_said(one, what),
-    }
-
-
-def _cell(cell: Cell) -> Row:
-    """A row of results.csv: where the cell stands on the axes, and how it ended."""
-    hidden = ("provenance", "cell", "seed", "outcome", "values")
-    numbers = {name: value for name, value in cell.outcome.items() if name not in hidden}
-    return {"cell": cell.name, **cell.values, "seed": cell.seed, "outcome": cell.how, **numbers}
-
-
-def _recipe(study: StudyFiles) -> str:
-    """The study as a recipe that `isograd study` would take."""
-    sections = {"name": study.name, "axes": study.axes, "seeds": study.seeds, "budget": study.budget}
-    content = {**sections, **{name: value for name, value in study.base.items() if name not in ("name", "seed")}}
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
-
-
-def _provenance(study: StudyFiles) -> Iterator[tuple[str, str]]:
-    """Versions and hardware, each value once; the data; what was spent."""
-    runs = [cell.files for cell in study.cells if cell.files is not None]
-    made = [run.outcome["provenance"] for run in runs if run.outcome.get("provenance")]
-    for name in dict.fromkeys(name for one in made for name in one):
-        yield name, "; ".join(dict.fromkeys(str(one[name]) for one in made if name in one))
-    for name in ("source", "sha256"):
-        data = [run.resolved.get("data") or {} for run in runs]
-        values = dict.fromkeys(str(facts[name]) for facts in data if facts.get(name) is not None)
-        if values:
-            yield {"source": "text", "sha256": "sha256 of the data"}[name], "; ".join(values)
-    yield "seeds", ", ".join(map(str, study.seeds))
-    budget = [f"{value:,g} {unit}" for unit, value in (study.budget or {}).items()]
-    yield "budget of a cell", ", ".join(budget) or "the recipe's"
-    seconds = [value for cell in study.ended if (value := cell.number("seconds"))]
-    if seconds:
-        spent, n = sum(seconds), len(seconds)
-        pace = f"{3600 * n / spent:,.0f} cells per hour and worker"
-        yield "training time", f"{spent / 3600:.2f} hours of {n} cells: {pace}"

@@ -3,19 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from isograd.report import figures, finding_figures, study_figures, study_tables
+from isograd.report import figures, finding_figures, pace, study_figures, study_tables
 from isograd.report.canvas import Drawing
 from isograd.report.runs import Row
-from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
-from isograd.report.study_compared import Compared, pace_of, showcase
-from isograd.report.study_figures import Group
-from isograd.report.study_findings import LOSSES, compared_said, pace_said
+from isograd.report.study_arms import RATE, Design, StudyArm, Tuned, is_number
+from isograd.report.study_compared import Compared, Group, Race, in_line
+from isograd.report.study_findings import LOSSES, caution, compared_said
 from isograd.report.study_maps import PANELS, WARMUP, outcome_map
 from isograd.report.study_tables import Table
 from isograd.report.study_words import axis_name, condition_said
 
 LAYERS = "model.layers"
 SHOWN = 4  # conditions whose curves are drawn; the tables have all
+IN_WORDS = 4  # comparisons at most that are told one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,8 @@ class Found:
     reference: str
     measure: str
     entropy: float | None
+    groups: Sequence[Group]
+    races: Sequence[Race]
 
     @property
     def what(self) -> str:
@@ -76,24 +78,34 @@ def _parts(found: Found) -> Iterator[Part]:
             table=study_tables.rates_table(found.chosen, design, found.entropy),
         )
     if found.compared:
-        yield Part(
-            name="comparisons",
-            title=f"Against {found.reference}, seed by seed",
-            text=_COMPARED + (_TUNED_SEEDS if design.rates else ""),
-            table=study_tables.compared_table(found.compared, design),
-            findings=[compared_said(one, LOSSES[found.measure]) for one in found.compared],
-        )
-    groups = showcase(found.chosen, found.arms, design)
-    yield from _paces(found, groups)
+        yield _comparisons(found)
+    for i, race in enumerate(found.races[:SHOWN]):
+        yield _race(race, i)
     if design.rates and main.name != "learning-rates":
         yield _learning_rates(found)
+    if main.name == "against":
+        yield _ratios(found)
+    panels = [(_heading(condition), in_line(arms, design)) for condition, arms in found.groups[:SHOWN]]
     yield Part(
         name="losses",
         title="Training loss",
-        text=_LOSSES,
-        drawn=study_figures.loss_panels(_drawn(found, groups), found.entropy),
+        text=f"{_BEST} {_LOSSES}",
+        drawn=study_figures.loss_panels(panels, found.entropy),
     )
-    yield from _depths(groups)
+    yield from _depths(found)
+
+
+def _comparisons(found: Found) -> Part:
+    """A table of all; in words where they are few."""
+    many = len(found.compared)
+    said = [compared_said(one, LOSSES[found.measure], many) for one in found.compared] if many <= IN_WORDS else []
+    return Part(
+        name="comparisons",
+        title=f"Against {found.reference}, seed by seed",
+        text=_COMPARED + (_TUNED_SEEDS if found.design.rates else ""),
+        table=study_tables.compared_table(found.compared, found.design),
+        findings=[*said, *caution(found.compared)],
+    )
 
 
 def _main(found: Found) -> Part:
@@ -102,31 +114,41 @@ def _main(found: Found) -> Part:
     if design.rates and WARMUP in design.others:
         drawn = outcome_map(found.arms, design, found.what)
         return Part(name="map", title="What trained, and how well", text=_MAP, drawn=drawn)
-    numeric = [key for key, values in design.others.items() if all(_is_number(value) for value in values)]
-    key = LAYERS if LAYERS in numeric else numeric[0] if numeric else None
+    key = _numeric(design)
     if key is not None:
         drawn = study_figures.against(_groups(found, key), key, found.what)
         own = ", each placement at its own best learning rate" if design.rates else ""
         text = f"Median over the seeds{own}, and its interval. {_ABOVE}"
-        return Part(name="main", title=f"The loss against {axis_name(key)}", text=text, drawn=drawn)
+        return Part(name="against", title=f"The loss against {axis_name(key)}", text=text, drawn=drawn)
     if design.rates and len(design.others) == 0:
         return _learning_rates(found)
     return Part(
-        name="main", title="Every seed", text=_STRIPS, drawn=study_figures.strips(found.arms, design, found.what)
+        name="seeds", title="Every seed", text=_STRIPS, drawn=study_figures.strips(found.arms, design, found.what)
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _numeric(design: Design) -> str | None:
+    """The axis of numbers that losses are drawn against: the layers before any other."""
+    numeric = [key for key, values in design.others.items() if all(map(is_number, values))]
+    return LAYERS if LAYERS in numeric else numeric[0] if numeric else None
 
 
-def _groups(found: Found, key: str) -> list[Group]:
+def _ratios(found: Found) -> Part:
+    key = _numeric(found.design) or ""
+    return Part(
+        name="ratios",
+        title=f"Gradients, first over last layer, against {axis_name(key)}",
+        text=_RATIO,
+        drawn=study_figures.gradient_ratios(_groups(found, key), key),
+    )
+
+
+def _groups(found: Found, key: str) -> list[study_figures.Group]:
     """For a figure against an axis: best arms, a panel for each combination of the axes beside it."""
     groups: dict[str, list[tuple[int, StudyArm]]] = {}
     for one in found.chosen:
         rest = {name: value for name, value in one.condition.items() if name != key}
-        shown = one.best or min(one.arms, key=lambda arm: arm.median)
-        groups.setdefault(condition_said(rest), []).append((found.look(shown), shown))
+        groups.setdefault(condition_said(rest), []).append((found.look(one.shown), one.shown))
     return list(groups.items())[:PANELS]
 
 
@@ -138,44 +160,34 @@ def _learning_rates(found: Found) -> Part:
     return Part(name="learning-rates", title="The loss against the learning rate", text=_CURVES, drawn=drawn)
 
 
-def _paces(found: Found, groups: Sequence[tuple[Row | None, Sequence[StudyArm]]]) -> Iterator[Part]:
-    """The speed-up to equal loss: over all conditions where that can be said, else of each of the first."""
-    for i, (condition, arms) in enumerate(groups[: 1 if groups and groups[0][0] is None else SHOWN]):
-        said = pace_said(arms, found.reference)
-        runs, paces = pace_of(arms, found.reference)
-        if paces:
-            where = condition_said(condition) if condition else ""
-            yield Part(
-                name=f"pace-{i + 1}" if i else "pace",
-                title=f"How soon they are at an equal loss{f': {where}' if where else ''}",
-                text=_PACE,
-                drawn=finding_figures.pace_curves(runs, paces[0].reference),
-                findings=said,
-            )
-
-
-def _drawn(found: Found, groups: Sequence[tuple[Row | None, Sequence[StudyArm]]]) -> list[Group]:
-    return [(_heading(condition), [(found.look(arm), arm) for arm in arms]) for condition, arms in groups[:SHOWN]]
+def _race(race: Race, number: int) -> Part:
+    where = f": {condition_said(race.condition)}" if race.condition else ""
+    return Part(
+        name=f"pace-{number + 1}" if number else "pace",
+        title=f"How soon they are at an equal loss{where}",
+        text=f"{_BEST if race.condition is None else ''} {_PACE}".strip(),
+        drawn=finding_figures.pace_curves(race.runs, race.paces[0].reference),
+        findings=[pace.said(one) for one in race.paces],
+    )
 
 
 def _heading(condition: Row | None) -> str:
     return "each at its own best" if condition is None else condition_said(condition)
 
 
-def _depths(groups: Sequence[tuple[Row | None, Sequence[StudyArm]]]) -> Iterator[Part]:
+def _depths(found: Found) -> Iterator[Part]:
     """Depth profiles of the best arms, under the first and the last condition."""
-    ends = dict.fromkeys([0, len(groups) - 1]) if groups else {}
-    for i in ends:
-        condition, arms = groups[i]
-        runs = [of for arm in arms if (of := arm.files()) is not None]
-        if not any(run.quantities for arm in runs for run in arm.runs):
+    for i in dict.fromkeys([0, len(found.groups) - 1] if found.groups else []):
+        condition, arms = found.groups[i]
+        runs = in_line(arms, found.design)
+        if not any(run.quantities for of in runs for run in of.runs):
             continue
         where = f": {_heading(condition)}" if _heading(condition) else ""
         number = f"-{i + 1}" if i else ""
         yield Part(
             name=f"gradients{number}",
             title=f"Gradients over depth{where}",
-            text=_GRADIENTS,
+            text="Level lines are the aim; in a collapsed stack they fall by orders of magnitude towards the input.",
             drawn=figures.gradient_profiles(runs),
         )
         yield Part(
@@ -195,7 +207,7 @@ _ABOVE = (
     "Above a panel: how many seeds collapsed (rings) or diverged (crosses); where that is half of them or more there is"
     " no median below."
 )
-_STRIPS = "A dot per seed, the bar is the median; rings collapsed. What did not finish is counted beside its arm."
+_STRIPS = "A dot per seed that finished; the bar is the median of all. What did not finish is counted beside its arm."
 _ARMS = (
     "Median over the seeds, and the bootstrap interval of the median; a seed that diverged counts above all others. Of"
     " three seeds such an interval holds the true median in 75 % of cases at most, of five in 94 %. Collapsed: within"
@@ -218,8 +230,12 @@ _PACE = (
     " down to the loss at which the reference ends. Times compare only where each training had the machine to itself."
 )
 _CURVES = f"Median over the seeds, and its interval. {_ABOVE}"
+_BEST = "Each at its own best, or, where it did not train, at its lowest median loss."
 _LOSSES = (
-    "Each placement at its best arm, a running mean of ten steps: the mean over the seeds, and a band from the lowest"
-    " to the highest."
+    "A running mean of ten steps: the mean over the seeds, and a band from the lowest to the highest; a line per seed"
+    " where they ended differently."
 )
-_GRADIENTS = "Of the best arms. Level lines are the aim; in a collapsed stack they fall towards the input."
+_RATIO = (
+    "mean |gradient| of W₂ in the first layer over that in the last, geometric mean over the seeds: thin at step 1,"
+    " bold over the last 50 steps. 1 means that the first and the last layer get gradients of the same size."
+)

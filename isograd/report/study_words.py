@@ -65,6 +65,15 @@ def _said(key: str, value: Any, form: int) -> str:
     return _PLAIN.get(key, (f"{name} {{}}", f"with {name} {{}}"))[form].format(shown_value(value))
 
 
+def named(who: str) -> str:
+    """In quotation marks where a name has a comma in it.
+
+    >>> named("pre-ln"), named("pre-ln, no warm-up")
+    ('pre-ln', '“pre-ln, no warm-up”')
+    """
+    return f"“{who}”" if "," in who else who
+
+
 def listed(names: Sequence[str]) -> str:
     """
     >>> listed(["a"]), listed(["a", "b", "c"])

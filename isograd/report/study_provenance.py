@@ -1,0 +1,77 @@
+"""Where a study's numbers come from: its recipe, data, versions and hardware, and what it spent."""
+
+from collections.abc import Iterator, Sequence
+
+import yaml
+
+from isograd.report.runs import ArmFiles, Row, RunFiles
+from isograd.report.study_arms import StudyArm
+from isograd.report.study_files import StudyFiles
+from isograd.report.words import settings, subtitle
+from isograd.train.run import unread
+
+_SECTIONS = ("model", "data", "pairs", "search", "glue", "training")  # the recipe says them
+
+
+def described(arms: Sequence[StudyArm]) -> str:
+    """Shape, data and training in a sentence; "" where no run is there to say it."""
+    runs = [_runs(arm) for arm in arms]
+    known = [ArmFiles(label="", runs=of) for of in runs if of]
+    text = next((run.resolved["data"] for arm in known for run in arm.runs if run.resolved.get("data")), None)
+    return subtitle(known, text) if known else ""
+
+
+def _runs(arm: StudyArm) -> list[RunFiles]:
+    return [cell.files for cell in arm.cells if cell.files is not None]
+
+
+def recipe(study: StudyFiles) -> str:
+    """The study as a recipe that `isograd study` takes; what its task does not read is left out."""
+    hidden = set(unread(study.base.get("task") or "language"))
+    base: Row = {}
+    for name, value in study.base.items():
+        if isinstance(value, dict):
+            kept = {key: one for key, one in value.items() if f"{name}.{key}" not in hidden}
+            base |= {name: kept} if kept else {}
+        elif name not in ("name", "seed"):
+            base[name] = value
+    axes = {key: values for key, values in study.axes.items() if key != "arm"}
+    content = {"name": study.name, **base, **_arms(study), "axes": axes, "seeds": study.seeds, "budget": study.budget}
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+
+
+def _arms(study: StudyFiles) -> Row:
+    """The arms of a recipe that has some: a placement, and other settings."""
+    found = {}
+    for cell in study.cells:
+        own = {key: value for key, value in cell.values.items() if key not in study.axes}
+        if "arm" in cell.values and own:
+            placement = own.pop("model.placement", study.setting("model.placement"))
+            found[cell.values["arm"]] = [placement, *(f"{key}={value}" for key, value in own.items())]
+    return {"arms": list(found.values())} if found else {}
+
+
+def _recipe(study: StudyFiles) -> str:
+    """The study as a recipe that `isograd study` would take."""
+    sections = {"name": study.name, "axes": study.axes, "seeds": study.seeds, "budget": study.budget}
+    content = {**sections, **{name: value for name, value in study.base.items() if name not in ("name", "seed")}}
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+
+
+def provenance(study: StudyFiles) -> Iterator[tuple[str, str]]:
+    """Names and values: the data, versions and hardware, of what differs between cells each value; what was spent."""
+    runs = [cell.files for cell in study.cells if cell.files is not None]
+    text = next((run.resolved["data"] for run in runs if run.resolved.get("data")), None)
+    known = settings([ArmFiles(label="", runs=runs)], text) if runs else ()
+    yield from ((name, value) for name, value in known if name not in _SECTIONS)
+    hashes = dict.fromkeys(str((run.resolved.get("data") or {}).get("sha256")) for run in runs)
+    if len(hashes) > 1:
+        yield "sha256 of every text", "; ".join(hashes)
+    yield "seeds", ", ".join(map(str, study.seeds))
+    budget = [f"{value:,g} {unit}" for unit, value in (study.budget or {}).items()]
+    yield "budget of a cell", ", ".join(budget) or "the recipe's"
+    seconds = [value for cell in study.ended if (value := cell.number("seconds"))]
+    if seconds:
+        spent, n = sum(seconds), len(seconds)
+        pace = f"{3600 * n / spent:,.0f} cells per hour and worker"
+        yield "training time", f"{spent / 3600:.2f} hours of {n} cells: {pace}"
