@@ -18,8 +18,8 @@ Time is CPU time per step of all K models. A ratio to `single` is formed within 
 the rounds with its quartiles, and the median of the ratios of wall time. First, losses and gradients of every kind are
 compared with those of `single`; exit code 1 where they differ by more than TOLERANCE.
 
-"calls" is a step of one model on two tokens: hardly any arithmetic. Were all of it done once for K models and the rest
-at the same speed, the ratio would be "bound" = 1 - (1 - 1/K) calls / step.
+"calls" is a step of one model on two tokens: hardly any arithmetic. Were all of it done once for K models, and the rest
+no faster, the ratio would be "bound".
 """
 
 import argparse
@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 from stacked_adam import Update, adam_apart, adam_on_stacks, adam_on_views, adam_scaled
-from stacks import KINDS, LAYERS, Losses, differences, make_models, stacked
+from stacks import KINDS, LAYERS, Losses, differences, drift, make_models, stacked
 from step import machine
 from torch import Tensor, nn
 
@@ -42,6 +42,7 @@ from isograd.data import load_corpus
 from isograd.train.allocator import keep_freed_memory
 
 RATE = 1e-4
+RATES = (3e-4, 1e-3, 1e-3, 3e-3)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of a loss; of a gradient over the model's largest entry
 ADAMS = {"on stacks, one rate": adam_on_stacks, "on views": adam_on_views, "scaled": adam_scaled}
 Turn = Callable[[], None]
@@ -138,20 +139,27 @@ def check(vocabulary: int, ids: Tensor, layers: int) -> bool:
     return holds
 
 
+def print_drift(text: Tensor, vocabulary: int, options: argparse.Namespace) -> None:
+    """How far the losses of `oneDNN` have gone from those of `single` after some steps, at four rates."""
+    models = make_models(len(RATES), vocabulary, 32, options.layers)
+    off = drift(KINDS["oneDNN"](models), models, batches_of(text, len(RATES), "16x32", options.drift), RATES)
+    marks = sorted({min(step, options.drift) for step in (1, 10, 100, options.drift)})
+    said = ", ".join(f"{max(off[:step]):.0e} until step {step}" for step in marks)
+    print(f"oneDNN, trained at rates {RATES}: losses off by {said}")
+
+
 def compare_kinds(count: int, batches: Sequence[Tensor], vocabulary: int, options: argparse.Namespace) -> Any:
     """One row of the table: all kinds at one K and one batch."""
     _, batch, length = batches[0].shape
-    models = make_models(count, vocabulary, length, options.layers)
+    models, two = make_models(count, vocabulary, length, options.layers), [ids[:1, :1, :2] for ids in batches]
     turns = {kind: turn_of(kind, models, batches) for kind in options.kinds}
-    turns["calls"] = turn_of("single", models[:1], [ids[:, :1, :2] for ids in batches])
+    turns["calls"] = turn_of("single", models[:1], two)
     times = measure(turns, options.rounds)
     step, calls = (milliseconds(times, name) / len(batches) for name in ("single", "calls"))
     bound = 1 - (count - 1) * calls / step  # `step` is of all K
     print(f"{count:3} x {f'{batch}x{length}':6}{step:9.1f}{calls:8.1f}{bound:8.2f}", end="")
-    for kind in options.kinds[1:]:
-        wall = statistics.median(ratios(times, kind, "single", 1))
-        print(f"   {said(ratios(times, kind, 'single'))} {wall:.2f}", end="")
-    print(flush=True)
+    of = ((ratios(times, kind, "single"), ratios(times, kind, "single", 1)) for kind in options.kinds[1:])
+    print("".join(f"   {said(cpu)} {statistics.median(wall):.2f}" for cpu, wall in of), flush=True)
     return {"models": count, "batch": batch, "length": length, "times": times}
 
 
@@ -198,13 +206,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--steps", type=int, default=2, help="of each kind in a round")
+    parser.add_argument("--drift", type=int, default=300, help="steps in which losses are followed; 0: none")
     parser.add_argument("--processor", type=int, default=(os.cpu_count() or 1) - 1, help="the one to pin to")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn as JSON")
     parser.add_argument("--quick", action="store_true", help="two layers, two rounds: does it run?")
     options = parser.parse_args(arguments)
     options.kinds = ["single", *options.kinds]
     if options.quick:
-        options.layers, options.rounds, options.steps = 2, 2, 1
+        options.layers, options.rounds, options.steps, options.drift = 2, 2, 1, 10
     return options
 
 
@@ -219,8 +228,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{k} {v}" for k, v in about.items()))
     print("against single:")
     holds = check(vocabulary, batches_of(text, 3, "4x32")[0], options.layers)
+    if options.drift:
+        print_drift(text, vocabulary, options)
     print(
-        f"{options.rounds} rounds of {options.steps} steps; median (quartiles) of CPU time over single's, and of wall"
+        f"{options.rounds} rounds of {options.steps} steps; CPU time over single's, median (quartiles), and wall time"
     )
     print(f"{'K x batch':12}{'single':>9}{'calls':>8}{'bound':>8}" + "".join(f"   {k:21}" for k in options.kinds[1:]))
     report: dict[str, Any] = {"machine": about, "rounds": options.rounds, "steps": options.steps, "rows": []}

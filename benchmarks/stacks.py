@@ -4,11 +4,12 @@ A stack is a parameter of all models, (models, *shape of one). Names are those o
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from stacked_adam import Stacks, adam_apart, adam_scaled
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
@@ -16,7 +17,6 @@ from torch.nn import functional as F
 from isograd import IsogradConfig, IsogradForCausalLM
 
 WIDTH, LAYERS, HEADS = 64, 12, 4  # the small model of `isograd compare` and of the studies
-Stacks = Mapping[str, Tensor]
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Losses = Callable[[Stacks, Tensor], Tensor]  # of all models, each on its own batch: (models, batch, time) -> (models,)
 
@@ -168,6 +168,28 @@ def differences(losses: Losses, models: Sequence[nn.Module], ids: Tensor) -> tup
         of_gradient = max(of_gradient, apart / largest)
         of_loss = max(of_loss, abs(together[k].item() / loss.item() - 1))
     return of_loss, of_gradient
+
+
+def drift(
+    losses: Losses, models: Sequence[nn.Module], batches: Sequence[Tensor], rates: Sequence[float]
+) -> list[float]:
+    """Trains all models on the batches, together and one after another, each at its rate: the relative difference of
+    their losses at every step, of the model that is farthest off."""
+    stacks = stacked(models)
+    update, apart = adam_scaled(stacks), [adam_apart([model.parameters()]) for model in models]
+    found = []
+    for ids in batches:
+        together = losses(stacks, ids)
+        together.sum().backward()
+        update(rates)
+        off = 0.0
+        for k, model in enumerate(models):
+            loss = model(input_ids=ids[k], labels=ids[k]).loss
+            loss.backward()
+            apart[k](rates[k : k + 1])
+            off = max(off, abs(together[k].item() / loss.item() - 1))
+        found.append(off)
+    return found
 
 
 def _gradient(leaf: Tensor) -> Tensor:
