@@ -27,11 +27,14 @@ PATIENCE = (
 )
 
 
-def verdict_of(losses: Sequence[float], rates: Sequence[float], unigram_entropy: float) -> Verdict:
+def verdict_of(
+    losses: Sequence[float], rates: Sequence[float], unigram_entropy: float, unigram_loss: float | None = None
+) -> Verdict:
     """What the losses of a training, and the learning rates of its steps, say of the peak rate.
 
     "trained": the loss did not break (`isograd.train.metrics.LossWatch`), and the mean of the last 20 steps is 0.10 nat
-    below the unigram entropy. "broke": it did, or was not finite. The others never came that far. "slow": it has not
+    below the unigram loss of the same batches (`isograd.train.metrics.judge`; None: below the unigram entropy).
+    "broke": it did, or was not finite. The others never came that far. "slow": it has not
     come down to the entropy yet, or so late that a training which learns might lie there still; time is counted in
     rate x steps, so that a warm-up counts for what it is. Else "stuck".
 
@@ -42,7 +45,7 @@ def verdict_of(losses: Sequence[float], rates: Sequence[float], unigram_entropy:
     if LossWatch(unigram_entropy).follow(losses).broke_at is not None:
         return "broke"
     last = losses[-LAST:]
-    if math.fsum(last) / len(last) < unigram_entropy - NEAR:
+    if math.fsum(last) / len(last) < (unigram_entropy if unigram_loss is None else unigram_loss) - NEAR:
         return "trained"
     means = [math.fsum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW + 1)]
     times = list(accumulate(rates))
@@ -108,10 +111,15 @@ def next_rate(seen: Mapping[float, Verdict], search: Search) -> float | Boundary
     if "failed" in seen.values():
         return Boundary(kind="stopped")
     if not seen:
-        return rounded(min(max(search.start, search.low), search.high))
+        return first_rate(search)
     if "trained" in seen.values():
         return _above_a_trained(seen, search)
     return _none_trained(seen, search)
+
+
+def first_rate(search: Search) -> float:
+    """The user's own, where it lies in the range."""
+    return rounded(min(max(search.start, search.low), search.high))
 
 
 def _above_a_trained(seen: Mapping[float, Verdict], search: Search) -> float | Boundary:

@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from isograd.study.boundary import Boundary, Search, Verdict, next_rate, over_seeds, verdict_of
+from isograd.study.boundary import Boundary, Search, Verdict, first_rate, next_rate, over_seeds, verdict_of
 from isograd.study.compare import name_of
 from isograd.study.headroom_plan import AXES, Plan, run_at
 from isograd.study.jobs import Engine
 from isograd.study.ledger import CELLS, Row, outcome_in, write_ledger
 from isograd.study.plan import Cell
 from isograd.study.runner import run_cells
+from isograd.study.tasks import check_jobs, tasks_of
 from isograd.train.lock import alone
 from isograd.train.metrics import read_rows, write_json
 from isograd.train.provenance import provenance
-from isograd.train.train import load_task
-from isograd.train.trainer import check_machine
 
 HEADROOM = "headroom.json"
 
@@ -88,19 +87,20 @@ def headroom(plan: Plan, folder: Path, engine: Engine, watch: Watch | None = Non
 
     Raises:
         RecipeError, DataError: the recipe or the data cannot be used here; nothing has been written then.
+        FileExistsError: the folder holds a search on another text.
         FolderBusyError: another process is at work there.
     """
     watch = watch or Watch()
-    check_machine(plan.base)
-    task = load_task(plan.base)
-    task.config()
     chains = chains_of(plan)
+    facts = tasks_of([plan.base])[0].facts()
+    first = [_cell(plan, chain, first_rate(plan.search)) for chain in chains]
+    check_jobs([(cell.run, folder / CELLS / cell.name) for cell in first])
     rows: dict[str, Row] = {}
     with alone(folder):
         while wanted := [(chain, rate) for chain in chains if isinstance(rate := chain.next(plan.search), float)]:
             _train(plan, wanted, rows, folder, engine, watch, retry)
             write_ledger(folder, list(rows.values()))
-            content = _content(plan, chains, task.facts())
+            content = _content(plan, chains, facts)
             write_json(folder / HEADROOM, content)
             watch.round([(chain, chain.next(plan.search)) for chain in chains])
     return content
@@ -159,7 +159,7 @@ def _verdict(row: Row, folder: Path) -> Verdict:
     if row["outcome"] == "failed" or not rows:
         return "failed"
     losses = [math.nan if one["loss"] is None else one["loss"] for one in rows]
-    return verdict_of(losses, [one["lr"] for one in rows], row["unigram_entropy"])
+    return verdict_of(losses, [one["lr"] for one in rows], row["unigram_entropy"], row.get("unigram_loss"))
 
 
 def _content(plan: Plan, chains: Sequence[Chain], facts: Row) -> Row:
@@ -185,14 +185,20 @@ def _content(plan: Plan, chains: Sequence[Chain], facts: Row) -> Row:
 
 def _chain(chain: Chain, search: Search) -> Row:
     found = chain.next(search)
-    tried = [{k: v for k, v in asdict(trial).items() if v is not None} for trial in chain.tried.values()]
+    trials = [asdict(trial) | {"verdict": _in_place(trial, found)} for trial in chain.tried.values()]
     return {
         "placement": chain.placement,
         "warmup": chain.warmup,
         "seed": chain.seed,
-        "tried": tried,
+        "tried": [{name: value for name, value in trial.items() if value is not None} for trial in trials],
         "boundary": asdict(found) if isinstance(found, Boundary) else None,
     }
+
+
+def _in_place(trial: Trial, found: float | Boundary) -> Verdict:
+    """Above a rate that trained none is too small, however slow it looked."""
+    low = found.low if isinstance(found, Boundary) and found.kind == "between" else None
+    return "stuck" if low is not None and trial.verdict == "slow" and trial.lr > low else trial.verdict
 
 
 def _levels(plan: Plan, chains: Sequence[Chain]) -> Iterator[Row]:

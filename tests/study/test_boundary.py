@@ -182,6 +182,13 @@ def test_verdicts(losses: list[float], verdict: Verdict) -> None:
     assert verdict_of(losses, [1e-3] * len(losses), ENTROPY) == verdict
 
 
+def test_easy_batches_are_no_learning() -> None:
+    """Last batches whose unigram loss is below the entropy make a collapsed stack look as if it had learnt."""
+    losses = falling(3.0, 20) + [2.85] * 80
+    assert verdict_of(losses, [1e-3] * 100, ENTROPY) == "trained"
+    assert verdict_of(losses, [1e-3] * 100, ENTROPY, 2.86) == "stuck"
+
+
 def test_slow_and_stuck_are_told_apart_by_time() -> None:
     """At the entropy for as long as it took to come there: slow. For three times as long: stuck."""
     losses = falling(3.0, 21) + [3.0] * 60
