@@ -13,6 +13,7 @@ from isograd.report import headroom_words as words
 from isograd.report.canvas import save, svg
 from isograd.report.headroom_figures import headroom_map
 from isograd.report.headroom_findings import findings, lead
+from isograd.study.boundary import Search
 from isograd.study.labels import flat, shown
 from isograd.train.metrics import finite, write_text
 from isograd.train.run import unread
@@ -41,7 +42,9 @@ def read_headroom(folder: Path) -> dict[str, Any]:
 
 def _try(content: Row) -> None:
     """Fails on content that the page could not be made of."""
-    findings(content), words.rows(content), words.subtitle(content), list(_results(content)), list(_settings(content))
+    Search(**content["search"])
+    for part in (findings, words.rows, words.subtitle, _results, _settings, _chains):
+        list(part(content))
 
 
 def write_headroom(folder: Path, out: Path | None = None, title: str | None = None) -> Path:

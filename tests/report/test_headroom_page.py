@@ -1,0 +1,214 @@
+"""The headroom map from headroom.json alone: the page, the figure, and sentences that name no winner too many."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from isograd.report.headroom_figures import headroom_map
+from isograd.report.headroom_findings import findings, lead
+from isograd.report.headroom_page import read_headroom, write_headroom
+from isograd.report.headroom_words import HEADER, places, rows
+from tests.report.headroom_written import FIVE, Edges, headroom_of, write
+from tests.report.test_page import checked
+
+TWO: Edges = {
+    ("post-ln", 0): (4.1e-4, 5.2e-4, 4.6e-4),
+    ("post-ln", 50): (1.5e-3, 1.9e-3, 1.7e-3),
+    ("pre-ln", 0): (0.04, 0.05, 0.055),
+    ("pre-ln", 50): (0.05, 0.07, 0.06),
+}
+
+
+def said(content: dict[str, Any], start: str) -> str:
+    """The one sentence that begins so."""
+    (found,) = [line for line in findings(content) if line.startswith(start)]
+    return found
+
+
+def test_the_page_of_five_placements(tmp_path: Path) -> None:
+    page = write_headroom(write(tmp_path, headroom_of(FIVE, warmup=50, placement="post-ln")))
+    assert page == tmp_path / "report/report.html"
+    checked(page)
+    text = page.read_text()
+    assert all(name in text for name, _ in FIVE) and "LR finder" not in text
+    assert {p.name for p in page.parent.iterdir()} == {
+        "report.html", "headroom.png", "headroom.svg", "results.csv", "results.json"
+    }  # fmt: skip
+
+
+def test_results_are_a_row_per_training(tmp_path: Path) -> None:
+    content = headroom_of(TWO)
+    out = write_headroom(write(tmp_path, content), tmp_path / "paper").parent
+    results = json.loads((out / "results.json").read_text())
+    trials = [(c["placement"], c["warmup"], c["seed"], t["lr"]) for c in content["chains"] for t in c["tried"]]
+    assert [(r["placement"], r["warmup"], r["seed"], r["lr"]) for r in results] == trials
+    for row in results:
+        if row["verdict"] == "trained":
+            assert row["lr"] <= row["boundary_low"] < row["boundary_high"]
+    table = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    assert [float(row["lr"]) for row in table] == [row["lr"] for row in results]
+
+
+def test_the_margin_of_the_users_setting() -> None:
+    """By hand, from the brackets; on either side, and inside."""
+    content = headroom_of(TWO, lr=1e-3, warmup=0, placement="pre-ln")
+    ends = [c["boundary"] for c in content["chains"] if (c["placement"], c["warmup"]) == ("pre-ln", 0)]
+    middle = sorted((end["low"] * end["high"]) ** 0.5 for end in ends)[1]
+    low, high = min(end["low"] for end in ends), max(end["high"] for end in ends)
+    margin = f"{middle / 1e-3:.2g} times below the boundary of pre-ln [{low / 1e-3:.2g}, {high / 1e-3:.2g}] (n = 3)"
+    assert f"Your LR 0.001 with warm-up 0 is {margin}" in lead(content)
+    above = lead(headroom_of(TWO, lr=0.4, warmup=0, placement="pre-ln"))
+    assert " times above the boundary of pre-ln [" in above and "below" not in above
+    inside = lead(headroom_of(TWO, lr=0.047, warmup=0, placement="pre-ln"))
+    assert "inside the interval of the boundary of pre-ln (n = 3)" in inside
+    elsewhere = lead(headroom_of(TWO, lr=1e-3, warmup=20, placement="pre-ln"))
+    assert elsewhere == "Your warm-up of 20 is not among those tried; LR 0.001 has no margin here."
+    another = lead(headroom_of(TWO, lr=1e-3, warmup=0, placement="admin"))
+    assert another.startswith("Your LR 0.001 with warm-up 0, against the boundaries: post-ln ")
+
+
+def test_no_winner_where_intervals_overlap() -> None:
+    """Apart, a ratio; moved into each other, no difference; the foil is a mean, which would still name one."""
+    apart = headroom_of(TWO)
+    assert said(apart, "Warm-up 0:").startswith("Warm-up 0: pre-ln bears the largest LR (n = 3); less,")
+    assert re.search(r"post-ln \(\d+ times\)", said(apart, "Warm-up 0:"))
+    near: Edges = {("post-ln", 0): (0.01, 0.02, 0.03), ("pre-ln", 0): (0.02, 0.03, 0.04)}
+    content = headroom_of(near)
+    levels = {place.placement: place.level for place in places(content)}
+    assert levels["pre-ln"] is not None and levels["post-ln"] is not None
+    assert levels["pre-ln"].middle > levels["post-ln"].middle
+    assert said(content, "Warm-up 0:") == "Warm-up 0: no difference seen (n = 3) between pre-ln and post-ln."
+
+
+def test_one_seed_tells_no_difference() -> None:
+    alone: Edges = {("post-ln", 0): (0.001,), ("pre-ln", 0): (0.1,)}
+    assert said(headroom_of(alone), "Warm-up 0:") == "Warm-up 0: highest pre-ln, but one seed tells no difference."
+    three: Edges = {name: [*edges] * 3 for name, edges in alone.items()}
+    assert "pre-ln bears the largest LR (n = 3)" in said(headroom_of(three), "Warm-up 0:")
+
+
+def test_warm_ups_of_a_placement() -> None:
+    content = headroom_of(TWO)
+    assert said(content, "post-ln: ").startswith("post-ln: warm-up 50 lets it bear the largest LR (n = 3)")
+    assert said(content, "pre-ln: ") == "pre-ln: no difference seen (n = 3) between warm-up 50 and warm-up 0."
+
+
+def test_open_ends() -> None:
+    """Above the highest rate, and nothing that trains: bounds, and no number is made up."""
+    ends: Edges = {("post-ln", 0): (0, 0, 0), ("pre-ln", 0): (5, 5, 5), ("admin", 0): (0.01, 0.011, 0.012)}
+    content = headroom_of(ends, lr=1e-3)
+    table = {line[0]: dict(zip(HEADER, line, strict=True)) for line in rows(content)}
+    assert table["post-ln"]["trains up to LR"] == "none" and table["pre-ln"]["trains up to LR"] == "above 1"
+    assert table["post-ln"]["your LR"].startswith("far above [at least ")
+    assert table["pre-ln"]["your LR"] == "far below [at least 1,000]"
+    line = said(content, "Warm-up 0:")
+    assert re.search(r"admin \(at least \d+ times\), post-ln \(none trains\)", line)
+    assert not re.search(r"\b(inf|nan|None)\b", " ".join(findings(content)) + str(rows(content)))
+
+
+def changed(content: dict[str, Any], index: int, **boundary: Any) -> dict[str, Any]:
+    content["chains"][index]["boundary"] |= boundary
+    return content
+
+
+def test_what_is_odd_is_said() -> None:
+    plain = findings(headroom_of(TWO))
+    assert not [line for line in plain if "monotone" in line or "stopped" in line]
+    again = changed(headroom_of(TWO), 1, again=[4e-3], under=[1e-5])
+    who = "post-ln, warm-up 0, seed 2 is not monotone"
+    assert any(line.startswith(f"{who}: trained again at 0.004, above 0.000") for line in findings(again))
+    assert any("seed 2 is not monotone: broke at 1e-05, below" in line for line in findings(again))
+    stopped = changed(headroom_of(TWO), 0, kind="stopped", low=None, high=None)
+    stopped["chains"][0]["tried"][-1] |= {"verdict": "failed", "error": "no room"}
+    assert any(re.search(r"seed 1 stopped: the run at [\d.e-]+ failed \(no room\)", line) for line in findings(stopped))
+    running = headroom_of(TWO)
+    running["chains"][2]["boundary"] = None
+    assert lead(running).startswith("1 of 12 chains are not decided yet. Your LR")
+
+
+def test_the_figure_shows_every_training_and_the_boundary() -> None:
+    """Marks at the rates that were tried; the line through the medians; a star at the user's setting."""
+    content = headroom_of(TWO, lr=1e-3, warmup=50)
+    drawn = headroom_map(content)
+    assert [axes.get_title() for axes in drawn.panels] == ["post-ln", "pre-ln"]
+    for axes, name in zip(drawn.panels, ("post-ln", "pre-ln"), strict=True):
+        tried = sorted(t["lr"] for c in content["chains"] if c["placement"] == name for t in c["tried"])
+        marks = [line for line in axes.lines if line.get_marker() in ("o", "x", "_") and len(values(line)) == 1]
+        assert sorted(value for line in marks for value in values(line)) == pytest.approx(tried)
+        (line,) = [line for line in axes.lines if line.get_linestyle() == "-"]
+        medians = [place.level.middle for place in places(content) if place.placement == name and place.level]
+        assert values(line) == pytest.approx(medians) and axes.get_yscale() == "log"
+        (star,) = [line for line in axes.lines if line.get_marker() == "*"]
+        assert (list(np.asarray(star.get_xdata())), values(star)) == ([50], [1e-3])
+        assert inside(axes, tried)
+
+
+def values(line: Any) -> list[float]:
+    return [float(y) for y in np.asarray(line.get_ydata())]
+
+
+def inside(axes: Axes, rates: list[float]) -> bool:
+    low, high = axes.get_ylim()
+    return low < min(rates) and max(rates) < high
+
+
+def test_one_warm_up_and_many_placements(tmp_path: Path) -> None:
+    """A region as wide as its panel; a name with a dollar sign is no formula."""
+    many: Edges = {(f"mine-{i}$x$", 0): (0.01 * 2**i,) for i in range(7)}
+    page = write_headroom(write(tmp_path, headroom_of(many)))
+    checked(page)
+    drawn = headroom_map(headroom_of({("pre-ln", 0): (0.01,)}))
+    (axes,) = drawn.panels
+    (line,) = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert len(values(line)) == 2 and axes.get_xlim()[0] < 0 < axes.get_xlim()[1]
+
+
+def test_before_anything_is_decided(tmp_path: Path) -> None:
+    """As after the first round."""
+    content = headroom_of(TWO)
+    for chain in content["chains"]:
+        chain["tried"], chain["boundary"] = chain["tried"][:1], None
+    for row in content["levels"]:
+        row["level"] = None
+    checked(write_headroom(write(tmp_path, content)))
+    assert {line[2] for line in rows(content)} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"chains": [], "levels": 3}',
+        json.dumps({**headroom_of(TWO), "chains": [{"placement": "pre-ln"}]}),
+        json.dumps({**headroom_of(TWO), "levels": [{"placement": "pre-ln", "warmup": 0, "level": {"n": 3}}]}),
+        json.dumps({**headroom_of(TWO), "base": {}}),
+        json.dumps({**headroom_of(TWO), "search": {"low": 1e-5}}),
+    ],
+)
+def test_a_file_that_is_no_search(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "headroom.json").write_text(broken)
+    with pytest.raises(ValueError, match=r"headroom.json: not what isograd headroom writes"):
+        write_headroom(tmp_path)
+    assert not (tmp_path / "report").exists()
+    with pytest.raises(ValueError, match=r"no headroom.json in it"):
+        read_headroom(tmp_path / "nowhere")
+
+
+def test_the_page_needs_no_torch(tmp_path: Path) -> None:
+    write(tmp_path, headroom_of(TWO))
+    code = (
+        "import sys, pathlib; from isograd.report.headroom_page import write_headroom;"
+        f"write_headroom(pathlib.Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
