@@ -1,6 +1,7 @@
 """A job: a run and the folder that it lives in, and what a worker does with it."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,11 @@ def trained(placement: Placement, job: Job, progress: Progress | None) -> dict[s
 
 
 def write_failed(job: Job, how: str) -> dict[str, Any]:
-    """The outcome of a job that failed outside of its training, left in its folder."""
+    """The outcome of a job that failed outside of its training, left in its folder if anything can be written there."""
     run, folder = job
     outcome = {"outcome": "failed", "error": how, "provenance": provenance()}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "run.json", run.as_dict())
-    write_json(folder / "outcome.json", outcome)
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "run.json", run.as_dict())
+        write_json(folder / "outcome.json", outcome)
     return outcome

@@ -72,10 +72,16 @@ def write_study(study: Study, folder: Path, threads: int) -> None:
 
 
 def write_ledger(folder: Path, rows: Sequence[Row]) -> None:
-    """These rows, and behind them those of other cells that were there: of other shards, of an earlier recipe."""
+    """These rows, and behind them those of other cells that were there: of other shards, of an earlier recipe.
+
+    A ledger that says this already is left alone.
+    """
+    path = folder / LEDGER
     mine = {row["cell"] for row in rows}
-    others = [row for row, _ in _lines(folder / LEDGER) if row is not None and row["cell"] not in mine]
-    write_text(folder / LEDGER, "".join(json.dumps(row) + "\n" for row in [*rows, *others]))
+    others = [row for row, _ in _lines(path) if row is not None and row["cell"] not in mine]
+    text = "".join(json.dumps(row) + "\n" for row in [*rows, *others])
+    if not path.exists() or path.read_bytes() != text.encode():
+        write_text(path, text)
 
 
 def damage(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from isograd.study.faults import fault
 from isograd.study.jobs import Engine
 from isograd.study.labels import flat
 from isograd.study.ledger import CELLS, outcome_in
@@ -54,7 +55,8 @@ def known(cells: Sequence[Cell], folder: Path) -> dict[str, Speed]:
     found = _kept(folder)
     seen: dict[str, list[Speed]] = {}
     for cell in cells:
-        outcome = _outcome(folder / CELLS / cell.name)
+        place = folder / CELLS / cell.name
+        outcome = outcome_in(place) if fault(place, rows=False) is None else {}
         speed = speed_of(cell.run, outcome)
         if speed is not None and outcome["outcome"] == "finished":
             seen.setdefault(shape_of(cell.run), []).append(speed)
@@ -145,15 +147,18 @@ def _median(speeds: Sequence[Speed]) -> Speed:
 
 
 def _kept(folder: Path) -> dict[str, Speed]:
-    path = folder / SPEEDS
+    """What can be read of speeds.json; the rest is to be measured."""
     try:
-        return {shape: Speed(**speed) for shape, speed in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}  # to be measured
+        content = json.loads((folder / SPEEDS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    speeds = {shape: _speed(kept) for shape, kept in content.items()} if isinstance(content, dict) else {}
+    return {shape: speed for shape, speed in speeds.items() if speed is not None}
 
 
-def _outcome(folder: Path) -> dict[str, Any]:
+def _speed(kept: Any) -> Speed | None:
     try:
-        return outcome_in(folder) or {"outcome": "new"}
-    except ValueError:
-        return {"outcome": "broken"}
+        speed = Speed(**kept)
+        return speed if 0 < speed.update < math.inf and 0 <= speed.beside < math.inf else None
+    except TypeError:  # other names, or no numbers
+        return None
