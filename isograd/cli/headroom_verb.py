@@ -145,8 +145,10 @@ def tell(folder: Path, as_json: bool, out: Path | None = None, title: str | None
     from isograd.report.headroom_findings import findings, oddities
     from isograd.report.headroom_page import read_headroom, write_headroom
 
-    page = write_headroom(folder, out, title)
-    content = read_headroom(folder)
+    try:
+        page, content = write_headroom(folder, out, title), read_headroom(folder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if as_json:
         names = ("placements", "warmups", "seeds", "search", "levels", "chains", "cost")
         found = {name: content[name] for name in names}

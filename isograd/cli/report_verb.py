@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
     if len(options.folders) == 1 and (options.folders[0] / "study.json").exists():
         return _report_study(options)
+    if len(options.folders) == 1 and (options.folders[0] / "headroom.json").exists():
+        return _report_headroom(options)
     found = find_runs(options.folders)
     runs, faults = readable(found)
     for line in faults:
@@ -65,6 +67,14 @@ def _report_study(options: argparse.Namespace) -> int:
         print(json.dumps({"report": str(report.page), **report.results}, indent=2))
     else:
         print_study(report)
+    return 0
+
+
+def _report_headroom(options: argparse.Namespace) -> int:
+    """The page of a search for the largest rate that trains."""
+    from isograd.cli.headroom_verb import tell
+
+    tell(options.folders[0], options.json, options.out, options.title)
     return 0
 
 

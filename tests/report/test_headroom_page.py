@@ -18,6 +18,7 @@ from isograd.report.headroom_page import read_headroom, write_headroom
 from isograd.report.headroom_words import HEADER, places, rows
 from tests.report.headroom_written import FIVE, Edges, headroom_of, write
 from tests.report.test_page import checked
+from tests.study.arms import called, refused
 
 TWO: Edges = {
     ("post-ln", 0): (4.1e-4, 5.2e-4, 4.6e-4),
@@ -212,3 +213,18 @@ def test_the_page_needs_no_torch(tmp_path: Path) -> None:
         f"write_headroom(pathlib.Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_command_makes_the_page_anew(tmp_path: Path) -> None:
+    """`isograd report` on the folder of a search, with the same page; a broken file is one line."""
+    content = headroom_of(TWO)
+    page = write_headroom(write(tmp_path, content)).read_text()
+    (tmp_path / "cells").mkdir()
+    code, out, _ = called("report", str(tmp_path), "--out", str(tmp_path / "paper"), "--json")
+    told = json.loads(out)
+    assert code == 0 and (tmp_path / "paper/report.html").read_text() == page
+    assert told["findings"] == findings(content) and told["levels"] == content["levels"]
+    code, out, _ = called("report", str(tmp_path))
+    assert code == 0 and findings(content)[0].split(";")[0] in " ".join(out.split())
+    (tmp_path / "headroom.json").write_text("{}")
+    assert "not what isograd headroom writes" in refused("report", str(tmp_path))
