@@ -29,6 +29,7 @@ def against(groups: Sequence[Group], key: str, what: str, entropy: float | None 
     """
     beside = 3 if len(groups) == 3 else 2
     drawn = drawing(len(groups), height=3.7, sharey=True, beside=beside)
+    broken = list(dict.fromkeys(look for _, arms in groups for look, arm in arms if arm.trouble))
     for axes, (title, arms) in zip(drawn.panels, groups, strict=True):
         numbers = sorted({arm.values[key] for _, arm in arms})
         logarithmic = _is_wide(numbers)
@@ -39,7 +40,7 @@ def against(groups: Sequence[Group], key: str, what: str, entropy: float | None 
             _line(axes, look, [(shift(arm.values[key]), arm) for arm in mine])
         label(axes, axis_name(key), what if _is_first(axes) else "")
         _ticks(axes, numbers, logarithmic)
-        strip = _strip(axes, arms, looks, key)
+        strip = _strip(axes, arms, broken, key)
         heading(strip if strip is not None else axes, title, columns=min(beside, len(groups)))
     _limit(drawn.panels[0], [arm for _, arms in groups for _, arm in arms])
     if entropy is not None:
@@ -87,14 +88,13 @@ def _ticks(axes: Axes, numbers: Sequence[float], logarithmic: bool) -> None:
     axes.margins(x=0.07)
 
 
-def _strip(axes: Axes, arms: Sequence[tuple[int, StudyArm]], looks: Sequence[int], key: str) -> Axes | None:
-    """Above the panel, a row for each placement that did not finish everywhere: a mark with how many of how many."""
-    broken = [look for look in looks if any(arm.trouble for other, arm in arms if other == look)]
+def _strip(axes: Axes, arms: Sequence[tuple[int, StudyArm]], broken: Sequence[int], key: str) -> Axes | None:
+    """Above the panel, a row for each of `broken` (the looks of what did not finish everywhere): marks and counts."""
     if not broken:
         return None
     strip = axes.inset_axes((0, 1.02, 1, 0.085 * len(broken)), sharex=axes)
     strip.patch.set_alpha(0)
-    for look, arm in arms:
+    for look, arm in (one for one in arms if one[1].trouble):
         found = [how for how in _MARKS if arm.count(how)]
         for place, how in enumerate(found):
             aside = 23 * (place - (len(found) - 1) / 2)  # points

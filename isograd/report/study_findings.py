@@ -3,14 +3,16 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from isograd.report.pace import Pace, spread
 from isograd.report.runs import Row
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
 from isograd.report.study_compared import Compared, tunable
-from isograd.report.study_files import COUNTED, StudyFiles
+from isograd.report.study_files import COUNTED, Cell, StudyFiles
 from isograd.report.study_words import axis_name, condition_said, counted, listed, loss_said, named, shown_value, under
 from isograd.study.paired import FEWEST
+from isograd.train.metrics import NEAR
 
 LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
 APART = 6  # conditions at most that have a sentence each; of more what trained is told over all of them
@@ -44,6 +46,19 @@ def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
     elif whole:
         said = listed([(begin := under(condition))[:1].lower() + begin[1:] for condition in whole])
         yield f"{said[:1].upper()}{said[1:]}, every cell trained."
+
+
+def unlearnt(arms: Sequence[StudyArm], entropy: float | None) -> Iterator[str]:
+    """Which finished, and know no more of held-out text than how often each token occurs."""
+    found = [(arm, sum(map(partial(_is_unlearnt, entropy), arm.cells))) for arm in arms]
+    said = [f"{arm.label} ({many} of {arm.n} seeds)" for arm, many in found if many]
+    if said:
+        yield f"Finished with a validation loss no better than the unigram entropy: {'; '.join(said)}."
+
+
+def _is_unlearnt(entropy: float | None, cell: Cell) -> bool:
+    loss = cell.number("validation_loss")
+    return cell.how == "finished" and entropy is not None and loss is not None and loss > entropy - NEAR
 
 
 def _ends(design: Design, arms: Sequence[StudyArm]) -> tuple[list[str], list[str]]:
@@ -178,7 +193,9 @@ def sooner(condition: Row | None, paces: Sequence[Pace]) -> Iterator[str]:
     """In which part of the reference's steps each comes down to the loss at which that one ends."""
     apart = [pace for pace in paces if max(pace.steps.values()) < 1 or min(pace.steps.values()) > 1]
     there = [pace for pace in apart if min(pace.steps.values()) < math.inf]
-    said = [f"{named(pace.arm)} is there in {spread(pace.steps)} of its steps" for pace in there]
+    said = [
+        f"{named(pace.arm)} is there in {spread(pace.steps)} of its steps (n = {len(pace.steps)})" for pace in there
+    ]
     for how, those in (
         ("not reached by", [pace for pace in apart if pace not in there]),
         ("no difference seen:", [pace for pace in paces if pace not in apart]),

@@ -1,6 +1,8 @@
 """The outcome map: warm-up against learning rate, a square per arm, a panel per placement."""
 
+import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -43,7 +45,8 @@ def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing 
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     if scale is not None:
-        _bar(drawn, scale, what)
+        beyond = any(arm.trains and arm.median > (scale.vmax or 0.0) for *_, mine in places for arm in mine)
+        _bar(drawn, scale, beyond, what)
     return drawn
 
 
@@ -65,9 +68,12 @@ def panels_of(arms: Sequence[StudyArm], design: Design, *along: str) -> list[Pla
 
 
 def _scale(arms: Sequence[StudyArm]) -> Normalize | None:
-    """One for all panels, from the lowest to the highest median of what trained."""
+    """One for all panels, from the lowest median of what trained to the highest, or to where few of them lie above."""
     medians = [arm.median for arm in arms if arm.trains]
-    return Normalize(min(medians), max(medians)) if medians else None
+    if not medians:
+        return None
+    low, middle = min(medians), statistics.median(medians)
+    return Normalize(low, min(max(medians), low + 3 * (middle - low)) if middle > low else max(medians), clip=True)
 
 
 def _squares(
@@ -116,11 +122,10 @@ def _write(axes: Axes, x: int, y: int, lines: Sequence[str], ink: str, ground: s
         axes.text(x, at, text, ha="center", va="center", color=ink, fontsize=8 if number else 6, bbox=box, zorder=3)
 
 
-def _bar(drawn: Drawing, scale: Normalize, what: str) -> None:
-    """The scale of all panels."""
-    bar = drawn.figure.colorbar(
-        ScalarMappable(norm=scale, cmap=_EVEN), ax=drawn.figure.axes, shrink=0.8, aspect=30, pad=0.02
-    )
+def _bar(drawn: Drawing, scale: Normalize, beyond: bool, what: str) -> None:
+    """The scale of all panels; `beyond`: whether a median lies above it."""
+    shape: dict[str, Any] = {"shrink": 0.8, "aspect": 30, "pad": 0.02, "extend": "max" if beyond else "neither"}
+    bar = drawn.figure.colorbar(ScalarMappable(norm=scale, cmap=_EVEN), ax=drawn.figure.axes, **shape)
     bar.set_label(f"median {what}", fontsize=8.5, color=INK)
     bar.ax.tick_params(labelsize=8, colors=INK)
     if bar.solids is not None:

@@ -9,10 +9,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from isograd.report.canvas import save, svg
 from isograd.report.page import as_csv
-from isograd.report.study_arms import Design, design_of, measure_of, study_arms, tuned
+from isograd.report.study_arms import design_of, measure_of, study_arms, tuned
 from isograd.report.study_compared import comparisons, races, reference_among, showcase
 from isograd.report.study_files import StudyFiles, read_study
-from isograd.report.study_findings import LOSSES, best, differences, progress, rates, sooner, trained
+from isograd.report.study_findings import (
+    LOSSES,
+    best,
+    differences,
+    progress,
+    rates,
+    sooner,
+    trained,
+    unlearnt,
+)
 from isograd.report.study_provenance import described, provenance, recipe
 from isograd.report.study_results import arm_row, cell_row, comparison_row
 from isograd.report.study_sections import Found, Part, parts
@@ -53,11 +62,7 @@ def write_study_report(
         ValueError: neither the plan nor the ledger can be read, or nothing of the reference's name was compared.
     """
     study = read_study(folder)
-    design = design_of(study)
-    against = reference_among(design, reference)
-    if against is None:
-        raise ValueError(f"nothing called {reference} is compared here; there are {'; '.join(design.who)}")
-    found = _found(study, design, against)
+    found = found_in(study, reference)
     said, shown = _summary(study, found), parts(found)
     out = folder / "report" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
@@ -88,12 +93,23 @@ def write_study_report(
     for part in shown:
         if part.drawn is not None:
             save(part.drawn, out / part.name)
-    table = arms_table(found.arms, design, "median loss")
+    table = arms_table(found.arms, found.design, LOSSES[found.measure].partition(" (")[0])
     return StudyReport(page=out / "report.html", summary=said, table=table, left_out=study.left_out, results=results)
 
 
-def _found(study: StudyFiles, design: Design, reference: str) -> Found:
-    """Everything that is told and drawn."""
+def found_in(study: StudyFiles, named: str | None = None) -> Found:
+    """Everything that is told and drawn.
+
+    Args:
+        named: what the others are compared with; None: pre-ln, or the first.
+
+    Raises:
+        ValueError: nothing is called so.
+    """
+    design = design_of(study)
+    reference = reference_among(design, named)
+    if reference is None:
+        raise ValueError(f"nothing called {named} is compared here; there are {'; '.join(design.who)}")
     arms = study_arms(study, design)
     chosen = tuned(arms, design)
     groups = showcase(chosen, arms, design)
@@ -116,6 +132,7 @@ def _summary(study: StudyFiles, found: Found) -> list[str]:
     return [
         progress(study),
         *trained(found.design, found.arms),
+        *unlearnt(found.arms, found.entropy),
         *rates(found.design, found.chosen),
         *best(found.design, over_all),
         *differences(found.design, found.compared, found.reference),

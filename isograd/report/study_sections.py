@@ -176,8 +176,9 @@ def _heading(condition: Row | None) -> str:
 
 
 def _depths(found: Found) -> Iterator[Part]:
-    """Depth profiles of the best arms, under the first and the last condition."""
-    for i in dict.fromkeys([0, len(found.groups) - 1] if found.groups else []):
+    """Depth profiles of the best arms: over all conditions and under the first one, or under the first and the last."""
+    over_all = bool(found.groups) and found.groups[0][0] is None
+    for i in dict.fromkeys([0, 1 if over_all else len(found.groups) - 1] if found.groups else []):
         condition, arms = found.groups[i]
         runs = in_line(arms, found.design)
         if not any(run.quantities for of in runs for run in of.runs):

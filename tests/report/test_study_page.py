@@ -1,16 +1,29 @@
-"""The page of a study: what a rule says of every cell is found again, from whole folders and from broken ones."""
+"""The page of a study: what a rule says of every cell is found again, whatever was swept."""
 
+import csv
+import json
+import math
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from isograd.report.study_page import StudyReport, write_study_report
-from tests.report.study_written import PLACEMENTS, Row, warmup_rule, write_study
+from isograd.report.canvas import svg
+from isograd.report.study_arms import design_of, study_arms, tuned
+from isograd.report.study_compared import in_line, showcase
+from isograd.report.study_files import read_study
+from isograd.report.study_findings import differences, trained, unlearnt
+from isograd.report.study_page import StudyReport, found_in, write_study_report
+from isograd.report.study_sections import parts
+from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked
 
 RATES = [3e-4, 1e-3, 3e-3]
 WARMUP: Row = {"model.placement": PLACEMENTS, "training.warmup": [0, 50, 150], "training.lr": RATES}
+SMALL: Row = {**BASE, "model": {**BASE["model"], "layers": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +39,187 @@ def report(warmup: Path) -> StudyReport:
 def test_the_page_stands_alone(report: StudyReport) -> None:
     page = checked(report.page)
     assert report.page.parent.name == "report"
-    for sentence in report.summary:
-        assert " ".join(sentence.split()) in page.text
+    assert all(" ".join(sentence.split()) in page.text for sentence in report.summary)
     for name in ("map", "pace", "learning-rates", "losses", "gradients"):
         assert (report.page.parent / f"{name}.svg").exists() and (report.page.parent / f"{name}.png").exists()
-    assert "sha256 of the data" in page.text and "torch" in page.text and "cells per hour" in page.text
+    for what in ("sha256 of the data", "torch", "cells per hour", "training.lr", "Same data order"):
+        assert what in page.text
+    assert "Left out" not in page.text
 
 
 def test_numbers_by_hand(report: StudyReport) -> None:
-    """Medians, counts and the best arm, by Python's own statistics and the rule itself."""
+    """Medians by Python's own statistics, rates by scipy, from the rule itself."""
     arms = {(a["model.placement"], a["training.warmup"], a["training.lr"]): a for a in report.results["arms"]}
     assert len(arms) == 45
     for (placement, warm, rate), arm in arms.items():
-        values = {"model.placement": placement, "training.warmup": warm, "training.lr": rate}
-        ends = [warmup_rule(values, seed) for seed in (1, 2, 3)]
-        assert [arm[how]["count"] for how in ("collapsed", "diverged")] == [
-            ends.count("collapsed"),
-            ends.count("diverged"),
-        ]
-        if all(isinstance(end, float) for end in ends):
-            assert arm["median"] == pytest.approx(statistics.median(end for end in ends if isinstance(end, float)))
-            assert arm["interval"]["low"] == min(ends) and arm["interval"]["high"] == max(ends)
+        ends = _ends(placement, warm, rate)
+        losses = [end if isinstance(end, float) else {"collapsed": 3.02, "diverged": math.inf}[end] for end in ends]
+        assert arm["median"] == pytest.approx(statistics.median(losses))
+        assert (arm["interval"]["low"], arm["interval"]["high"]) == pytest.approx((min(losses), max(losses)))
+        for how in ("collapsed", "diverged"):
+            want = binomtest(ends.count(how), 3).proportion_ci(method="wilson")
+            got = arm[how]
+            assert (got["count"], got["rate"]["low"]) == (ends.count(how), pytest.approx(want.low, abs=1e-12))
+            assert got["rate"]["high"] == pytest.approx(want.high)
+
+
+def _ends(placement: str, warm: int, rate: float) -> list[float | str]:
+    values = {"model.placement": placement, "training.warmup": warm, "training.lr": rate}
+    return [warmup_rule(values, seed) for seed in (1, 2, 3)]
+
+
+def test_what_trained_is_said(report: StudyReport) -> None:
+    counted = [_ends("post-ln", 0, rate).count("collapsed") for rate in RATES]
+    want = f"Without warm-up, post-ln trained in {9 - sum(counted)} of 9 cells ({sum(counted)} collapsed);"
+    assert any(line.startswith(want) for line in report.summary)
+    assert not any("pre-ln trained in" in line for line in report.summary)  # it trained in every cell
+    assert report.summary[0] == "All 135 cells have ended (3 seeds): 124 finished, 7 collapsed, 4 diverged."
+
+
+def test_each_at_its_own_best_rate(report: StudyReport) -> None:
+    """Pre-ln is best at 0.003, an end of the sweep; at 0.001, where the others are best, it would have lost more."""
+    by_rate = {rate: statistics.median(x for x in _ends("pre-ln", 50, rate) if isinstance(x, float)) for rate in RATES}
+    assert min(by_rate, key=by_rate.__getitem__) == 3e-3
+    found = {(c["arm"], tuple((c["under"] or {}).items())): c for c in report.results["comparisons"]}
+    one = found["normformer, warm-up 50, LR 0.001", (("training.warmup", 50),)]
+    mine, theirs = _ends("normformer", 50, 1e-3), _ends("pre-ln", 50, 3e-3)
+    want = {str(s): m - t for s, m, t in zip((1, 2, 3), mine, theirs, strict=True)}  # type: ignore[operator]
+    assert one["reference"] == "pre-ln, warm-up 50, LR 0.003"
+    assert one["differences"] == pytest.approx(want)
+    assert one["median"] == pytest.approx(statistics.median(want.values())) and one["verdict"] == "lower"
+    edge = next(line for line in report.summary if line.startswith("At an end of the sweep"))
+    assert "pre-ln 0.003" in edge and "post-ln 0.0003 (no warm-up)" in edge and "admin" not in edge
+
+
+def test_the_map_names_what_did_not_train(report: StudyReport) -> None:
+    words = checked(report.page).text
+    assert "3/3 collapsed" in words and "3/3 diverged" in words and "1/3 diverged" in words
+    assert _map_has(report, "2.072") and not _map_has(report, "3.020")  # a collapsed square has a word, no number
+
+
+def _map_has(report: StudyReport, number: str) -> bool:
+    text = report.page.read_text()
+    figure = text[text.index('id="part-map"') : text.index('id="part-arms"')]
+    return number in figure
+
+
+def test_a_loss_that_is_only_noise_has_no_winner(tmp_path: Path) -> None:
+    """The foil of `test_each_at_its_own_best_rate`: arms that differ in nothing but noise."""
+    noise = [0.01, -0.02, 0.005, -0.01, 0.02]
+    rule: Rule = lambda values, seed: 2.0 + noise[(seed + len(values["model.placement"])) % 5]  # noqa: E731
+    axes: Row = {"model.placement": ["pre-ln", "post-ln", "admin"], "training.lr": [1e-3, 3e-3]}
+    found = found_in(read_study(write_study(tmp_path / "noise", axes, rule, seeds=(1, 2, 3, 4, 5), base=SMALL)))
+    said = " ".join([*trained(found.design, found.arms), *differences(found.design, found.compared, "pre-ln")])
+    assert "no difference seen: post-ln and admin (n = 5)" in said
+    assert "lower loss" not in said and "higher loss" not in said
+    assert "Every cell that has ended trained" in said
+
+
+def flat_rule(values: Row, seed: int) -> float | str:
+    return 2.0 + 0.01 * seed
+
+
+def layers_rule(values: Row, seed: int) -> float | str:
+    """Post-ln at 6 layers: seed 1 diverges, 2 collapses."""
+    broken: dict[int, str] = {1: "diverged", 2: "collapsed"}
+    deep = values["model.placement"] == "post-ln" and values["model.layers"] == 6
+    return broken.get(seed, 2.1) if deep else 2.0 + 0.01 * seed
+
+
+@pytest.mark.parametrize(
+    ("axes", "rule", "main", "words"),
+    [
+        ({"model.placement": ["post-ln", "pre-ln"], "model.layers": [2, 6]}, layers_rule, "against", "1/3"),
+        ({"model.placement": ["post-ln", "pre-ln"], "training.lr": RATES}, flat_rule, "learning-rates", "0.0003"),
+        ({"training.warmup": [0, 9], "training.lr": RATES, "model.layers": [2, 6]}, flat_rule, "map", "6 layers"),
+        ({"training.clip": [0.1, 1.0]}, flat_rule, "against", "clip"),
+        ({"model.norm": ["layernorm", "rmsnorm"]}, flat_rule, "seeds", "rmsnorm"),
+    ],
+)
+def test_what_was_swept_decides_the_main_figure(tmp_path: Path, axes: Row, rule: Rule, main: str, words: str) -> None:
+    found = parts(found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL))))
+    assert found[0].name == main and found[0].drawn is not None
+    assert words in svg(found[0].drawn, main)
+    assert any(one.name == "ratios" for one in found) == (main == "against")
+
+
+def test_arms_of_a_recipe(tmp_path: Path) -> None:
+    """Names that mean something to HTML, matplotlib and a terminal are names."""
+    arms: dict[str, Row] = {
+        "pre-ln, no warm-up": {"model.placement": "pre-ln", "training.warmup": 0},
+        "my [red]$x_1$<b>, clip 2": {"model.placement": "post-ln", "training.clip": 2},
+    }
+    folder = write_study(tmp_path / "arms", {"training.lr": [1e-3, 3e-3]}, flat_rule, arms=arms, base=SMALL)
+    page = checked(write_study_report(folder).page)
+    assert "my [red]$x_1$<b>, clip 2" in page.text and "[post-ln, training.clip=2]" in page.text
+    assert "Against pre-ln, no warm-up, seed by seed" in page.text
+    done = _isograd("report", str(folder), "--reference", "pre-ln")
+    assert done.returncode == 0 and "my [red]$x_1$<b>, clip 2" in done.stdout
+
+
+def test_a_study_under_way(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "begun", WARMUP, warmup_rule, ended=lambda i: i < 15, base=SMALL)
+    report = write_study_report(folder)
+    assert report.summary[0].startswith("15 of 135 cells have ended")
+    words = checked(report.page).text
+    assert "not run" in words and "deepnorm 2." not in words  # a square of pre-ln; of deepnorm nothing has ended
+    assert {cell["outcome"] for cell in report.results["cells"]} >= {"not ended", "finished"}
+    folder = write_study(tmp_path / "none", {"training.lr": RATES}, flat_rule, ended=lambda i: False, base=SMALL)
+    report = write_study_report(folder)
+    assert report.summary == ["0 of 9 cells have ended (3 seeds)."] and checked(report.page)
+
+
+def test_colours_hold_where_one_is_missing(tmp_path: Path) -> None:
+    """Pre-ln is the second in every figure, also where nothing of post-ln has ended."""
+    folder = write_study(
+        tmp_path / "one", {"model.placement": ["post-ln", "pre-ln"]}, flat_rule, ended=lambda i: i % 2 == 1
+    )
+    study = read_study(folder)
+    design = design_of(study)
+    arms = study_arms(study, design)
+    ((_, shown),) = showcase(tuned(arms, design), arms, design)
+    assert [arm.label for arm in in_line(shown, design)] == ["post-ln (no runs here)", "pre-ln"]
+
+
+def test_finished_is_not_learnt(tmp_path: Path) -> None:
+    """A cell may end with a training loss that is none of a collapse, and know nothing of held-out text."""
+    rule: Rule = lambda values, seed: 3.4 if seed == 1 and values["training.lr"] == 3e-3 else 2.0  # noqa: E731
+    folder = write_study(tmp_path / "study", {"training.lr": [1e-3, 3e-3]}, rule, base=SMALL)
+    found = found_in(read_study(folder))
+    assert list(unlearnt(found.arms, found.entropy)) == [
+        "Finished with a validation loss no better than the unigram entropy: pre-ln, LR 0.003 (1 of 3 seeds)."
+    ]
+
+
+def test_the_same_bytes_again(report: StudyReport, warmup: Path, tmp_path: Path) -> None:
+    write_study_report(warmup, tmp_path)
+    for path in sorted(report.page.parent.iterdir()):
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_results_for_a_program(report: StudyReport) -> None:
+    folder = report.page.parent
+    assert json.loads((folder / "results.json").read_text())["summary"] == report.summary
+    with (folder / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 135 and {row["outcome"] for row in rows} == {"finished", "collapsed", "diverged"}
+    one = next(row for row in rows if row["model.placement"] == "admin" and row["seed"] == "2")
+    want = warmup_rule({key: _number(one[key]) for key in WARMUP}, 2)
+    assert float(one["validation_loss"]) == pytest.approx(want)
+
+
+def _number(text: str) -> float | int | str:
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        return text
+
+
+def _isograd(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "isograd", *arguments], capture_output=True, text=True)
+
+
+def test_no_torch() -> None:
+    code = "import sys, isograd.report.study_page; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
