@@ -9,10 +9,8 @@ import json
 import math
 import os
 import shutil
-import signal
 import socket
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -21,14 +19,13 @@ from typing import Any
 
 from isograd.placement import Placement, get
 from isograd.study.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
-from isograd.study.workers import cores
+from isograd.study.ray_cluster import connected, gpus_of, imported
 from isograd.train.run import RecipeError
 from isograd.train.train import ENDED, ended
 from isograd.train.validation import WEIGHTS
 
 Files = dict[str, bytes]
 
-STORE = 100 * 2**20  # bytes of a local cluster's object store; outcomes are small
 LEFT = ("checkpoints", WEIGHTS)  # what stays on the machine that trained
 
 
@@ -44,10 +41,12 @@ def on_ray(address: str | None = None, threads: int = 1, gpus: float | None = No
             where that can be seen.
 
     Raises:
-        RecipeError: Ray is not installed; when it trains, a cluster that no job fits into.
+        RecipeError: Ray is not installed, or no such kind of address; when it trains, a cluster that no job fits into.
         ConnectionError: when it trains, no cluster at that address.
     """
-    _imported()
+    imported()
+    if address not in (None, "auto") and not str(address).startswith("ray://"):  # Ray would look for long, and aloud
+        raise RecipeError(f"the address of a Ray cluster is ray://HOST:PORT, or auto, not {address!r}")
     return partial(in_cluster, address=address, threads=threads, gpus=gpus, retries=retries)
 
 
@@ -64,10 +63,10 @@ def in_cluster(
     """Train every job on the cluster at `address`; both callbacks run in this process."""
     if not jobs:
         return
-    ray = _imported()
+    ray = imported()
     jobs = {index: (run, folder.absolute()) for index, (run, folder) in jobs.items()}
-    with _cluster(ray, address, retries), _tokens(folder for _, folder in jobs.values()) as tokens:
-        gpus = _gpus(ray, threads, gpus)
+    with connected(ray, address, retries), _tokens(folder for _, folder in jobs.values()) as tokens:
+        gpus = gpus_of(ray, threads, gpus)
         task = ray.remote(_task).options(num_cpus=threads, num_gpus=gpus, max_retries=retries)
         steps = _Steps(jobs)
         running = {}
@@ -188,69 +187,3 @@ def _last_row(log: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, IndexError):
         return None
     return row if isinstance(row, dict) and {"step", "loss"} <= row.keys() else None
-
-
-def _imported() -> Any:
-    try:
-        with _environment(RAY_DEDUP_LOGS_SKIP_REGEX="^"):  # it would print on stdout that a worker died
-            import ray
-    except ImportError as error:
-        raise RecipeError(f"the Ray engine needs {error.name}; pip install 'isograd[ray]'") from error
-    return ray
-
-
-@contextmanager
-def _cluster(ray: Any, address: str | None, retries: int) -> Iterator[None]:
-    """Connected, or within the caller's connection; what was begun here is ended."""
-    if ray.is_initialized():
-        yield
-        return
-    own = {"num_cpus": cores(), "object_store_memory": STORE, "include_dashboard": False} if address is None else {}
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        with _environment(RAY_USAGE_STATS_ENABLED="0", RAY_task_oom_retries=str(retries)), _own_sigterm():
-            ray.init(address=address or "local", **quiet, **own)
-    except (RuntimeError, ValueError) as error:
-        raise RecipeError(f"Ray at {address or 'this machine'}: {' '.join(str(error).split())}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _gpus(ray: Any, threads: int, gpus: float | None) -> float:
-    """Of a job; the cluster must have a machine for it, else it would wait for ever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if gpus is None:
-        gpus = 1 if any(node.get("GPU") for node in nodes) else 0
-    if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
-        raise RecipeError(f"no machine of the cluster has {threads} CPUs and {gpus:g} GPUs, which is one job's share")
-    return gpus
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Ray reads some settings from there alone."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ |= values
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; the command line's own handling stays."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

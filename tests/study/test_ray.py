@@ -18,9 +18,9 @@ from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, regist
 from isograd.study.on_ray import on_ray
 from isograd.study.plan import Cell
 from isograd.study.runner import run_cells
-from isograd.study.workers import local
 from isograd.train.run import Data, Model, RecipeError, Run, Training
 from tests.study.arms import lines, read, same_numbers
+from tests.study.tiny_study import here
 
 SHORT = ("post-ln", "pre-ln", "of-the-driver")
 LONG = "long"
@@ -67,6 +67,7 @@ def _cluster(scratch: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_TOKEN", "of these processes")
         patch.setenv("TMPDIR", str(scratch))  # of the workers; this process has looked it up before
         import ray
 
@@ -92,9 +93,9 @@ def cells(text: Path) -> list[Cell]:
 
 @pytest.fixture(scope="module")
 def there(cells: list[Cell], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the local engine makes of the same cells."""
-    folder = tmp_path_factory.mktemp("local")
-    run_cells(cells, folder, local(2), *IGNORED)
+    """What becomes of the same cells in this process, as in those of the local engine."""
+    folder = tmp_path_factory.mktemp("here")
+    run_cells(cells, folder, here, *IGNORED)
     return folder
 
 
@@ -215,7 +216,7 @@ def test_what_never_answers_is_a_failure_of_one_line(cells: list[Cell], tmp_path
     """A process that dies as often as it is tried; a placement that the worker cannot read."""
     register("deadly", Placement(each=Residual(post=Norm(), skip=Deadly())), overwrite=True)
     chosen = [cell("deadly", Path(cells[0].run.data.source), "deadly"), cells[1]]
-    one, other = run_cells(chosen, tmp_path, on_ray(retries=1), *IGNORED)
+    one, other = run_cells(chosen, tmp_path, on_ray(retries=0), *IGNORED)
     assert (one["outcome"], other["outcome"]) == ("failed", "finished")
     assert "died" in one["error"] and "\n" not in one["error"]
     assert read(tmp_path / "cells/deadly/outcome.json")["error"] == one["error"]
@@ -228,6 +229,8 @@ def test_what_no_machine_has_is_refused(cells: list[Cell], tmp_path: Path, monke
         with pytest.raises(RecipeError, match=r"no machine of the cluster has \d CPUs and \d GPUs"):
             run_cells(cells, tmp_path, engine, *IGNORED)
     assert not list((tmp_path / "cells").iterdir())
+    with pytest.raises(RecipeError, match=r"ray://HOST:PORT, or auto, not '10.0.0.1:6379'"):
+        on_ray("10.0.0.1:6379")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RecipeError, match=r"pip install 'isograd\[ray\]'"):
         on_ray()
