@@ -14,7 +14,9 @@ They take turns, in an order that changes from round to round. A ratio is formed
 side, of the wall time from the start of the command to its end, and of the cells alone, in which the workers start but
 what the command itself imports is left out. The table shows medians over the rounds with smallest and largest value.
 "start" is what passes until the first cell can begin in the command; "idle" the share of the workers' time in which no
-cell trains: their own start, and the end, when there are fewer cells than workers.
+cell trains: their own start, and the end, when there are fewer cells than workers. "CPU s" is processor time: where the
+study's is well below workers x "cells s", the machine was doing something else, which hurts `threads` most (two threads
+that wait for each other at every product), and the ratio flatters the study.
 """
 
 import argparse
@@ -87,11 +89,12 @@ def timed(side: str, overrides: Sequence[str]) -> Times:
     environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--one", side, "--folder", folder, "--override", *overrides]
-        began, now = time.time(), time.perf_counter()
+        began, now, before = time.time(), time.perf_counter(), os.times()
         said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True).stdout
-        whole = time.perf_counter() - now
+        whole, after = time.perf_counter() - now, os.times()
     times: Times = json.loads(said.splitlines()[-1])
-    return times | {"whole": whole, "start": times["began"] - began}
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return times | {"whole": whole, "start": times["began"] - began, "cpu": cpu}
 
 
 def measure(sides: Sequence[str], overrides: Sequence[str], rounds: int) -> dict[str, list[Times]]:
@@ -100,6 +103,7 @@ def measure(sides: Sequence[str], overrides: Sequence[str], rounds: int) -> dict
         first = i % len(sides)
         for side in [*sides[first:], *sides[:first]]:
             found[side].append(timed(side, overrides))
+            print(f"round {i + 1}: {side} {found[side][-1]['whole']:.1f} s", file=sys.stderr, flush=True)
     return found
 
 
@@ -109,18 +113,17 @@ def spread(values: Sequence[float]) -> str:
 
 def table(found: Mapping[str, Sequence[Times]]) -> list[str]:
     """A row for each side."""
-    lines = [f"{'':9}{'cells/h':>9}{'whole s':>9}{'cells s':>9}{'start s':>9}{'idle':>7}  {'whole':18}{'cells':18}"]
+    columns = ("whole", "training", "start", "cpu")
+    names = ("cells/h", "whole s", "cells s", "start s", "CPU s", "idle")
+    lines = [" " * 9 + "".join(f"{name:>9}" for name in names) + f"  {'speed, whole':20}speed, cells"]
     for side, turns in found.items():
-        whole, training, start = (statistics.median(t[key] for t in turns) for key in ("whole", "training", "start"))
+        whole, *others = (statistics.median(turn[key] for turn in turns) for key in columns)
         idle = statistics.median(1 - t["busy"] / (t["workers"] * t["training"]) for t in turns)
-        speedups = [
-            spread([a[key] / b[key] for a, b in zip(found["threads"], turns, strict=True)])
-            for key in ("whole", "training")
-        ]
+        numbers = "".join(f"{number:9.1f}" for number in (whole, *others))
+        pairs = list(zip(found["threads"], turns, strict=True))
+        speeds = [spread([a[key] / b[key] for a, b in pairs]) for key in ("whole", "training")]
         rate = 3600 * turns[0]["cells"] / whole
-        lines.append(
-            f"{side:9}{rate:9.0f}{whole:9.1f}{training:9.1f}{start:9.1f}{idle:7.2f}  {speedups[0]:18}{speedups[1]:18}"
-        )
+        lines.append(f"{side:9}{rate:9.0f}{numbers}{idle:9.2f}  {speeds[0]:20}{speeds[1]}")
     return lines
 
 
