@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from isograd.cli import UserError, one_line
 from isograd.cli.console import output
@@ -19,6 +19,7 @@ from isograd.cli.searching import count
 
 if TYPE_CHECKING:
     from isograd.study.headroom import Chain, Trial, Watch
+    from isograd.study.headroom_plan import Plan
 
 _EPILOG = """\
 examples:
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
             precision=options.precision,
         )
         folder = options.out or Path("runs") / f"headroom-{plan.name}"
-        with _showing(console, len(plan.placements) * len(plan.warmups) * len(plan.seeds)) as watch:
+        with _showing(console, plan) as watch:
             headroom(plan, folder, local(options.jobs), watch, retry=options.retry)
     except (DataError, RecipeError, UnknownPlacement, FolderBusyError, FileExistsError) as error:
         raise UserError(one_line(error)) from error
@@ -88,48 +89,44 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _showing(console: Console, chains: int) -> Iterator["Watch"]:
+def _showing(console: Console, plan: "Plan") -> Iterator["Watch"]:
     """A live line in a terminal: chains decided, runs, their cost, the training at work. Elsewhere a line per chain."""
     from isograd.study.boundary import Boundary
     from isograd.study.headroom import Watch
 
     bars = Progress(
         TextColumn("chains"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[spent]}"),
         TimeElapsedColumn(),
-        TextColumn("[dim]{task.description}[/dim]"),
+        TextColumn("{task.fields[spent]}"),
+        TextColumn("[dim]{task.description}[/dim]", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         console=console,
         disable=not console.is_terminal,
+        expand=True,
     )
+    chains = len(plan.placements) * len(plan.warmups) * len(plan.seeds)
     task = bars.add_task("", total=chains, spent="")
     spent = {"runs": 0, "updates": 0, "seconds": 0.0}
-    told: set[str] = set()
-
-    def trial(chain: "Chain", one: "Trial") -> None:
-        spent["runs"] += 1
-        spent["updates"] += one.steps
-        spent["seconds"] += one.seconds
-        said = f"{spent['runs']:.0f} runs, {spent['updates']:,.0f} updates, {spent['seconds'] / 60:.1f} CPU min"
-        bars.update(task, spent=said, description=escape(f"{chain}: {one.lr:.3g} {one.verdict}"))
 
     def step(chain: "Chain", rate: float, step: int, loss: float) -> None:
         bars.update(task, description=escape(f"{chain}: {rate:.3g}, step {step}, loss {loss:.3f}"))
 
-    def decided(found: list[tuple["Chain", float | Boundary]]) -> None:
-        known = [(chain, end) for chain, end in found if isinstance(end, Boundary)]
-        bars.update(task, completed=len(known))
-        for chain, end in known:
-            if str(chain) not in told:
-                told.add(str(chain))
-                print_line(f"{chain}: {_said(end)} ({len(chain.tried)} runs)")
+    def trial(chain: "Chain", one: "Trial") -> None:
+        for name, more in (("runs", 1), ("updates", one.steps), ("seconds", one.seconds)):
+            spent[name] += more
+        said = f"{spent['runs']:.0f} runs, {spent['updates']:,.0f} updates, {spent['seconds'] / 60:.1f} min of training"
+        end = chain.next(plan.search)
+        decided = isinstance(end, Boundary)
+        bars.update(task, advance=decided, spent=said, description=escape(f"{chain}: {one.lr:.3g} {one.verdict}"))
+        if decided:
+            note(f"{chain}: {_said(end)} ({len(chain.tried)} runs)")
 
-    def print_line(line: str) -> None:
+    def note(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     with bars:
-        yield Watch(step=step, trial=trial, round=decided, note=print_line)
+        yield Watch(step=step, trial=trial, note=note)
 
 
 def _said(end: Any) -> str:

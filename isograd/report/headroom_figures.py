@@ -14,7 +14,13 @@ TRAINS, BREAKS = COLOURS[0], COLOURS[1]
 _MARKS: dict[str, dict[str, Any]] = {  # differ in form, too
     "trained": {"marker": "o", "color": TRAINS, "markersize": 3.4, "label": "trained"},
     "broke": {"marker": "x", "color": BREAKS, "markersize": 4.2, "label": "broke"},
-    "stuck": {"marker": "_", "color": BREAKS, "markersize": 5.5, "markeredgewidth": 1.6, "label": "learnt nothing"},
+    "stuck": {
+        "marker": "_",
+        "color": BREAKS,
+        "markersize": 5.5,
+        "markeredgewidth": 1.6,
+        "label": "stuck: learnt nothing",
+    },
     "slow": {"marker": "v", "color": INK, "markersize": 3.6, "markerfacecolor": "none", "label": "too slow to tell"},
 }
 _BESIDE = 3

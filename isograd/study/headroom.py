@@ -63,7 +63,6 @@ class Watch:
 
     step: Callable[[Chain, float, int, float], None] = lambda *_: None  # chain, rate, step, loss
     trial: Callable[[Chain, Trial], None] = lambda *_: None  # a training has ended, or had before
-    round: Callable[[list[tuple[Chain, float | Boundary]]], None] = lambda *_: None  # headroom.json has been written
     note: Callable[[str], None] = lambda *_: None
 
 
@@ -102,7 +101,6 @@ def headroom(plan: Plan, folder: Path, engine: Engine, watch: Watch | None = Non
             write_ledger(folder, list(rows.values()))
             content = _content(plan, chains, facts)
             write_json(folder / HEADROOM, content)
-            watch.round([(chain, chain.next(plan.search)) for chain in chains])
     return content
 
 
