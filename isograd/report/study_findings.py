@@ -1,6 +1,7 @@
 """What a study found, a sentence per question."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -8,10 +9,9 @@ from functools import partial
 from isograd.report.pace import Pace, spread
 from isograd.report.runs import Row
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
-from isograd.report.study_compared import Compared, tunable
+from isograd.report.study_compared import tunable
 from isograd.report.study_files import COUNTED, Cell, StudyFiles
-from isograd.report.study_words import axis_name, condition_said, counted, listed, loss_said, named, shown_value, under
-from isograd.study.paired import FEWEST
+from isograd.report.study_words import condition_said, counted, listed, loss_said, named, under
 from isograd.train.metrics import NEAR
 
 LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
@@ -38,7 +38,7 @@ def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
         if broken:
             named = len(unbroken) < len(design.who) - 1 or len(unbroken) < 3
             rest = listed(unbroken) if named else "every other one"
-            yield _sentence(condition, "; ".join([*broken, *([f"{rest} in every cell"] if unbroken else [])]))
+            yield sentence(condition, "; ".join([*broken, *([f"{rest} in every cell"] if unbroken else [])]))
         elif unbroken:
             whole.append(condition)
     if whole and len(whole) == len(conditions):
@@ -77,7 +77,7 @@ def _ends(design: Design, arms: Sequence[StudyArm]) -> tuple[list[str], list[str
     return [said for _, said in sorted(broken, key=lambda one: one[0])], unbroken
 
 
-def _sentence(condition: Row | None, said: str) -> str:
+def sentence(condition: Row | None, said: str) -> str:
     begin = under(condition) if condition else ""
     said = said if begin or not said.startswith(("against", "the ")) else said[:1].upper() + said[1:]  # no name is
     return f"{begin}, {said}." if begin else f"{said}."
@@ -126,80 +126,22 @@ def best(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
         yield f"Median loss, each at its own best: {'; '.join(said)}."
 
 
-def differences(design: Design, compared: Sequence[Compared], reference: str) -> Iterator[str]:
-    """Under each condition who is lower, higher, or not seen to differ from the reference."""
-    own = ", each at its own best rate" if design.rates else ""
-    for condition in [*design.conditions, None] if len(design.conditions) <= APART else [None]:
-        here = [one for one in compared if one.condition == condition]
-        chosen = own if condition is not None else f", each at its own best {_choices(design)}"
-        if here:
-            yield _sentence(condition, f"against {named(reference)}{chosen}: {'; '.join(_verdicts(here))}")
-
-
-def _choices(design: Design) -> str:
-    return listed([axis_name(key).partition(" (")[0] for key in (*design.others, *([RATE] if design.rates else []))])
-
-
-def _verdicts(compared: Sequence[Compared]) -> Iterator[str]:
-    for verdict in ("lower", "higher"):
-        found = [one for one in compared if one.found.verdict == verdict]
-        if found:
-            yield f"{verdict} loss: {listed([f'{named(one.mine.who)}{_amount(one)}' for one in found])} ({_n(found)})"
-    alike = [one for one in compared if one.found.verdict is None and one.found.n >= FEWEST]
-    if alike:
-        yield f"no difference seen: {listed([named(one.mine.who) for one in alike])} ({_n(alike)})"
-    few = [one for one in compared if one.found.n < FEWEST]
-    if few:
-        yield f"no verdict, for want of {FEWEST} seeds in common: {listed([named(one.mine.who) for one in few])}"
-
-
-def _amount(one: Compared) -> str:
-    median = one.found.median
-    return f" by {abs(median):.3f}" if median is not None and abs(median) < float("inf") else ""
-
-
-def _n(compared: Sequence[Compared]) -> str:
-    counts = sorted({one.found.n for one in compared})
-    return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-
-
-def caution(compared: Sequence[Compared]) -> Iterator[str]:
-    """What so few seeds, and so many comparisons, cannot say."""
-    short = [one.found.interval for one in compared if one.found.interval and one.found.interval.falls_short]
-    if short:
-        least = min(interval.coverage for interval in short)
-        yield f"So few seeds hold the true median within such an interval in {100 * least:.0f} % of cases at most."
-    chance = max((one.found.chance for one in compared), default=0.0)
-    if any(one.found.verdict for one in compared) and chance > 0.05 / len(compared):
-        yield (
-            f"Two arms that are alike come out as lower or higher in up to {100 * chance:.0f} % of cases, and"
-            f" {len(compared)} comparisons stand here."
-        )
-
-
-def compared_said(one: Compared, what: str, comparisons: int) -> str:
-    """A comparison in full."""
-    mine, theirs = (f"{arm.who}{_at_rate(arm)}" for arm in (one.mine, one.theirs))
-    found = one.found.said(mine, theirs, what, comparisons)
-    where = "" if not one.condition else f"{under(one.condition)}: "
-    return where + (found if mine in found else f"{mine} and {theirs}: {found}")
-
-
-def _at_rate(arm: StudyArm) -> str:
-    return f" (LR {shown_value(arm.values[RATE])})" if RATE in arm.values else ""
-
-
 def sooner(condition: Row | None, paces: Sequence[Pace]) -> Iterator[str]:
     """In which part of the reference's steps each comes down to the loss at which that one ends."""
     apart = [pace for pace in paces if max(pace.steps.values()) < 1 or min(pace.steps.values()) > 1]
-    there = [pace for pace in apart if min(pace.steps.values()) < math.inf]
+    there = [pace for pace in apart if statistics.median(pace.steps.values()) < math.inf]
+    never = [f"{named(pace.arm)}{_without(pace)}" for pace in apart if pace not in there]
+    alike = [f"{named(pace.arm)} (n = {len(pace.steps)})" for pace in paces if pace not in apart]
     said = [
         f"{named(pace.arm)} is there in {spread(pace.steps)} of its steps (n = {len(pace.steps)})" for pace in there
     ]
-    for how, those in (
-        ("not reached by", [pace for pace in apart if pace not in there]),
-        ("no difference seen:", [pace for pace in paces if pace not in apart]),
-    ):
-        said += [f"{how} {listed([named(pace.arm) for pace in those])}"] if those else []
+    said += [f"not reached by {listed(never)}"] if never else []
+    said += [f"no difference seen: {listed(alike)}"] if alike else []
     if said:
-        yield _sentence(condition, f"the loss at which {named(paces[0].reference)} ends: {'; '.join(said)}")
+        yield sentence(condition, f"the loss at which {named(paces[0].reference)} ends: {'; '.join(said)}")
+
+
+def _without(pace: Pace) -> str:
+    """With how many seeds it is not reached, where some do."""
+    missed = sum(value == math.inf for value in pace.steps.values())
+    return "" if missed == len(pace.steps) else f" (with {missed} of {len(pace.steps)} seeds)"

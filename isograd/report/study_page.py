@@ -15,7 +15,6 @@ from isograd.report.study_files import StudyFiles, read_study
 from isograd.report.study_findings import (
     LOSSES,
     best,
-    differences,
     progress,
     rates,
     sooner,
@@ -26,6 +25,7 @@ from isograd.report.study_provenance import described, provenance, recipe
 from isograd.report.study_results import arm_row, cell_row, comparison_row
 from isograd.report.study_sections import Found, Part, parts
 from isograd.report.study_tables import Table, arms_table
+from isograd.report.study_verdicts import differences
 from isograd.train.metrics import finite, write_text
 
 

@@ -6,7 +6,7 @@ from isograd.report.runs import Row
 from isograd.report.study_arms import StudyArm
 from isograd.report.study_compared import Compared
 from isograd.report.study_files import Cell
-from isograd.report.study_findings import compared_said
+from isograd.report.study_verdicts import compared_said
 from isograd.study.statistics import Interval
 
 

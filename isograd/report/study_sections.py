@@ -8,9 +8,10 @@ from isograd.report.canvas import Drawing
 from isograd.report.runs import Row
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned, is_number
 from isograd.report.study_compared import Compared, Group, Race, in_line
-from isograd.report.study_findings import LOSSES, caution, compared_said
+from isograd.report.study_findings import LOSSES
 from isograd.report.study_maps import PANELS, WARMUP, outcome_map
 from isograd.report.study_tables import Table
+from isograd.report.study_verdicts import caution, compared_said
 from isograd.report.study_words import axis_name, condition_said
 
 LAYERS = "model.layers"

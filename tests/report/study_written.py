@@ -45,11 +45,13 @@ def write_study(
     base: Row | None = None,
     arms: Mapping[str, Row] | None = None,
     ended: Callable[[int], bool] = lambda index: True,
+    curves: bool = True,
 ) -> Path:
     """study.json, ledger.jsonl and the cells' folders.
 
     Args:
         arms: labels of an axis "arm", and the settings of each.
+        curves: whether the cells have rows of steps, quantities and validations; a page without them is made sooner.
         ended: which cells have ended, by their place in the plan; the others have not begun.
     """
     base = base or BASE
@@ -65,12 +67,13 @@ def write_study(
     budget = {"steps": base["training"]["steps"]}
     plan = {"name": folder.name, "axes": swept, "seeds": list(seeds), "budget": budget, "base": base, "threads": 1}
     put(folder / "study.json", plan | {"cells": cells})
-    rows = [_cell(folder, cell, rule(cell["values"], cell["seed"]), base) for i, cell in enumerate(cells) if ended(i)]
+    done = [cell for i, cell in enumerate(cells) if ended(i)]
+    rows = [_cell(folder, cell, rule(cell["values"], cell["seed"]), base, curves) for cell in done]
     (folder / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-def _cell(folder: Path, cell: Row, end: float | str, base: Row) -> Row:
+def _cell(folder: Path, cell: Row, end: float | str, base: Row, curves: bool) -> Row:
     """A cell's folder; its row of the ledger is given back."""
     run = json.loads(json.dumps(base)) | {"seed": cell["seed"]}
     for key, value in cell["values"].items():
@@ -99,7 +102,8 @@ def _cell(folder: Path, cell: Row, end: float | str, base: Row) -> Row:
     }
     provenance = {"isograd": "0.1.0", "torch": "2.13.0", "device": "a processor, 1 threads"}
     put(own / "outcome.json", numbers | {"seconds": 12.0, "tokens_per_second": 800.0, "provenance": provenance})
-    _curves(own, run, loss)
+    if curves:
+        _curves(own, run, loss)
     return {**cell, **numbers}
 
 
