@@ -4,9 +4,8 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,14 @@ from isograd.study.plan import Cell
 from isograd.study.runner import run_cells
 from isograd.train.run import Data, Model, RecipeError, Run, Training
 from tests.study.arms import lines, read, same_numbers
-from tests.study.tiny_study import here
+from tests.study.tiny_study import Told, here
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for workers in /proc")
 
 SHORT = ("post-ln", "pre-ln", "of-the-driver")
 LONG = "long"
 HANDLE = 700  # of an open folder
+RATE, MARK = '"lr": 0.001', '"lr": 0.009'
 IGNORED = (lambda *_: None, lambda *_: None)
 
 
@@ -101,63 +103,63 @@ def there(cells: list[Cell], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def same_study(folder: Path, there: Path, cells: list[Cell]) -> None:
     names = {cell.name for cell in cells}
-    expected = [row for row in lines(there / "ledger.jsonl") if row["cell"] in names]
-    assert lines(folder / "ledger.jsonl") == expected != []
+    mine, expected = ([r for r in lines(f / "ledger.jsonl") if r["cell"] in names] for f in (folder, there))
+    assert mine == expected and len(mine) == len(cells)
     assert {row["outcome"] for row in expected} == {"finished"}
     assert {path.name for path in (folder / "cells").iterdir()} == names  # nothing of ours is left beside them
 
 
-def test_the_local_engines_numbers(cells: list[Cell], there: Path, tmp_path: Path) -> None:
-    """Of every file; the steps are told on the way."""
-    told: dict[int, list[int]] = {}
-    rows: list[int] = []
-    run_cells(
-        cells,
-        tmp_path,
-        on_ray(),
-        lambda i, step, loss: told.setdefault(i, []).append(step),
-        lambda i, row: rows.append(i),
-    )
-    assert sorted(rows) == [0, 1, 2, 3]
-    assert told[0] == sorted(set(told[0])) and told[0][-1] <= 200
-    same_study(tmp_path, there, cells)
-    same_numbers(tmp_path / "cells", there / "cells")
-    again: list[Any] = []
-    run_cells(cells, tmp_path, on_ray(), lambda *news: again.append(news), lambda *_: None)
-    assert not again
-
-
-@pytest.mark.parametrize("visible", [True, False])
-def test_a_worker_killed_in_mid_cell(
-    visible: bool, cells: list[Cell], there: Path, tmp_path: Path, scratch: Path
-) -> None:
-    """Another goes on from the checkpoint, to the same numbers; also where it does not see the study's folder."""
-    own = tmp_path / "cells" / LONG
-    with killing_at(lambda: own if visible else next(scratch.glob("isograd-*"), own)) as killed:
-        run_cells(cells[:1], tmp_path if visible else seen_from_here_alone(tmp_path), on_ray(), *IGNORED)
+def test_a_worker_killed_in_mid_cell(cells: list[Cell], there: Path, tmp_path: Path) -> None:
+    """Another goes on from the checkpoint: the local engine's numbers, in every file."""
+    told = Told()
+    with killing_at(lambda: tmp_path / "cells" / LONG) as killed:
+        run_cells(cells, tmp_path, on_ray(), told.step, told.row)
     assert len(killed) == 1
-    same_study(tmp_path, there, cells[:1])
-    mine, expected = (lines(folder / "cells" / LONG / "metrics.jsonl") for folder in (tmp_path, there))
-    assert mine[0].pop("lr") == 0.009 and expected[0].pop("lr") == 0.001  # begun anew, the mark would be gone
-    assert mine == expected
-    assert not list(scratch.glob("isograd-*"))
+    assert sorted(told.rows) == [0, 1, 2, 3]
+    assert 0 in told.trained and all(0 < step <= 200 for _, step in told.steps)
+    same_study(tmp_path, there, cells)
+    unmark(tmp_path)
+    same_numbers(tmp_path / "cells", there / "cells")
+    again = Told()
+    run_cells(cells, tmp_path, on_ray(), again.step, again.row)
+    assert not again.steps
+
+
+def test_where_the_folder_is_not_seen(cells: list[Cell], there: Path, tmp_path: Path, scratch: Path) -> None:
+    """The files come from there, of a cell that failed, too; one that was killed has gone on there."""
+    gone = replace(cells[1].run.data, source=str(tmp_path / "gone.txt"))
+    failing = Cell(run=replace(cells[1].run, data=gone), name="gone", values={})
+    with seen_from_here_alone(tmp_path) as folder, killing_at(lambda: training_in(scratch)) as killed:
+        *_, failed = run_cells([*cells[:2], failing], folder, on_ray(), *IGNORED)
+    assert len(killed) == 1
+    assert failed["outcome"] == "failed" and "gone.txt" in failed["error"]
+    assert read(tmp_path / "cells/gone/outcome.json")["error"] == failed["error"]
+    (left,) = scratch.glob("isograd-*")  # where the one that failed may go on
+    shutil.rmtree(left)
+    shutil.rmtree(tmp_path / "cells/gone")
+    same_study(tmp_path, there, cells[:2])
+    unmark(tmp_path)
+    for one in cells[:2]:
+        mine, expected = (folder / "cells" / one.name for folder in (tmp_path, there))
+        assert {p.name for p in mine.iterdir()} == {p.name for p in expected.iterdir()}
+        for name in ("metrics.jsonl", "quantities.jsonl", "resolved.json"):
+            assert (mine / name).read_text() == (expected / name).read_text()
 
 
 @contextmanager
 def killing_at(folder: Callable[[], Path]) -> Iterator[list[int]]:
     """SIGKILL to the one worker that trains, once it has a checkpoint; the first row of its log is marked."""
     killed: list[int] = []
+    ended = threading.Event()
 
     def kill() -> None:
-        deadline = time.monotonic() + 60
-        while not (folder() / "checkpoints/checkpoint-80/sealed.json").exists():
-            if time.monotonic() > deadline:
+        while not list((folder() / "checkpoints").glob("*/sealed.json")):
+            if ended.wait(0.01):
                 return
-            time.sleep(0.01)
-        (worker,) = [p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == ["ray::_task"]]
+        worker = at_work_in(folder())
         worker.suspend()
         log = folder() / "metrics.jsonl"
-        log.write_bytes(log.read_bytes().replace(b'"lr": 0.001', b'"lr": 0.009', 1))
+        log.write_text(log.read_text().replace(RATE, MARK, 1))
         worker.kill()
         killed.append(worker.pid)
 
@@ -166,37 +168,39 @@ def killing_at(folder: Callable[[], Path]) -> Iterator[list[int]]:
     try:
         yield killed
     finally:
+        ended.set()
         thread.join()
 
 
-def seen_from_here_alone(folder: Path) -> Path:
+def training_in(scratch: Path) -> Path:
+    return next((path.parent for path in scratch.glob("isograd-*/checkpoints")), scratch)
+
+
+def at_work_in(folder: Path) -> psutil.Process:
+    """The worker that holds the folder."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(OSError, psutil.Error):
+            if any(handle.resolve() == folder for handle in Path(f"/proc/{process.pid}/fd").iterdir()):
+                return process
+    raise AssertionError(f"nobody is at work in {folder}")
+
+
+def unmark(folder: Path) -> None:
+    """The mark is there: begun anew, the run would have written the row again."""
+    log = folder / "cells" / LONG / "metrics.jsonl"
+    text = log.read_text()
+    assert text.count(MARK) == 1
+    log.write_text(text.replace(MARK, RATE))
+
+
+@contextmanager
+def seen_from_here_alone(folder: Path) -> Iterator[Path]:
     """Another name of a folder, which means nothing in another process."""
-    names = Path("/proc/self/fd")
-    if not names.exists():
-        pytest.skip("needs /proc")
     handle = os.open(folder, os.O_RDONLY)
     os.dup2(handle, HANDLE)
     os.close(handle)
-    return names / str(HANDLE)
-
-
-def test_the_files_come_from_where_the_folder_is_not_seen(
-    cells: list[Cell], there: Path, tmp_path: Path, scratch: Path
-) -> None:
-    """All of them, also of a cell that failed."""
-    gone = replace(cells[1].run.data, source=str(tmp_path / "gone.txt"))
-    chosen = [*cells[1:], Cell(run=replace(cells[1].run, data=gone), name="gone", values={})]
-    rows = run_cells(chosen, seen_from_here_alone(tmp_path), on_ray(), *IGNORED)
-    assert [row["outcome"] for row in rows] == ["finished"] * 3 + ["failed"]
-    assert "gone.txt" in rows[3]["error"]
-    assert read(tmp_path / "cells/gone/outcome.json")["error"] == rows[3]["error"]
-    shutil.rmtree(tmp_path / "cells/gone")
-    for one in chosen[:3]:
-        mine, expected = (folder / "cells" / one.name for folder in (tmp_path, there))
-        assert {p.name for p in mine.iterdir()} == {p.name for p in expected.iterdir()}
-        assert (mine / "quantities.jsonl").read_text() == (expected / "quantities.jsonl").read_text()
-    shutil.rmtree(next(scratch.glob("isograd-*")))  # the one that failed may go on there
-    assert not list(scratch.glob("isograd-*"))
+    yield Path("/proc/self/fd") / str(HANDLE)
+    os.close(HANDLE)
 
 
 def test_a_cell_that_fails_does_not_end_the_others(cells: list[Cell], there: Path, tmp_path: Path, text: Path) -> None:
