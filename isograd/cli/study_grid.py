@@ -26,7 +26,8 @@ MARKS = {
     "broken": "?",
 }
 _LOOKS = {"waiting": "dim", "running": "cyan", "broken": "yellow", **COLOURS}
-ROWS = 6  # of a terminal's lines that are left to the bar, the legend and the running cells, beside these
+ROWS = 6  # of a terminal's lines that are left to the bar, the heads, the legend and two empty ones
+WIDE = 0.7  # of a terminal's width that marks may take with a gap between them
 
 
 class StudyProgress:
@@ -34,8 +35,7 @@ class StudyProgress:
 
     Args:
         cells: in the order in which they are trained.
-        workers: how many are trained at once, for the time that is left.
-        seconds: what a cell takes, by its place; known ones make the first estimate.
+        axes: dotted keys; those with one value are not shown.
     """
 
     def __init__(self, cells: Sequence[Cell], axes: Sequence[str], console: Console) -> None:
@@ -50,7 +50,7 @@ class StudyProgress:
             TextColumn("cells"), BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
         )
         self.task = self.bar.add_task("", total=len(cells), left="")
-        self.live: Live | None = None
+        self.live = False
 
     def step(self, place: int, step: int, loss: float) -> None:
         self.states[place] = "running"
@@ -63,7 +63,7 @@ class StudyProgress:
         self.states[place] = row["outcome"]
         self.before += not ran
         self._show()
-        if ran and self.live is None:
+        if (ran or row["outcome"] == "failed") and not self.live:
             done = sum(state not in ("waiting", "running") for state in self.states)
             self.console.print(f"[{done}/{len(self.cells)}] {_ended(row)}{self._left()}", markup=False, soft_wrap=True)
 
@@ -80,22 +80,25 @@ class StudyProgress:
         return f", about {duration((time.monotonic() - self.began) / (trained + len(self.now) / 2) * left)} left"
 
     def _show(self) -> None:
-        if self.live is not None:
+        if self.live:
             done = sum(state not in ("waiting", "running") for state in self.states)
             self.bar.update(self.task, completed=done, left=self._left().removeprefix(", "))
-            self.live.update(self._table())
 
-    def _table(self) -> RenderableType:
-        running = [self._running(place) for place in sorted(self.now)]
+    def table(self) -> RenderableType:
+        """All of it, in no more lines than the terminal has."""
+        now = sorted(self.now.copy().items())  # while it is drawn, another thread hears of the next step
+        most = max(1, (self.console.height - ROWS) // 2)
+        running = [self._running(self.cells[place], *news) for place, news in now[:most]]
+        if len(now) > most:
+            running.append(Text(f"  ▶ and {len(now) - most} others", "cyan"))
         present = dict.fromkeys(self.states)
         legend = Text("  ").join(
             [Text(f"{MARKS[state]} {state}", _LOOKS[state]) for state in MARKS if state in present]
         )
+        legend.no_wrap = True
         return Group(self.bar, *running, self._grid(self.console.height - ROWS - len(running)), legend)
 
-    def _running(self, place: int) -> Text:
-        step, loss = self.now[place]
-        cell = self.cells[place]
+    def _running(self, cell: Cell, step: int, loss: float) -> Text:
         name = ", ".join(
             [*(said(key, cell.values[key]) for key in self.axes if key in cell.values), f"seed {cell.run.seed}"]
         )
@@ -109,25 +112,27 @@ class StudyProgress:
         rows, columns = self.axes[:-1], self.axes[-1:]
         table = Table(box=None, pad_edge=False, header_style="bold")
         for key in rows:
-            table.add_column(key.rpartition(".")[2])
+            table.add_column(key.rpartition(".")[2], no_wrap=True)
         heads = list(dict.fromkeys(_said(cell, columns) for cell in self.cells))
         for i, head in enumerate(heads):
-            table.add_column(f"{columns[0].rpartition('.')[2]} {head}" if columns and not i else head)
+            name = f"{columns[0].rpartition('.')[2]} {head}" if columns and not i else head
+            table.add_column(name, no_wrap=True)
         lines: dict[tuple[str, ...], dict[str, list[int]]] = {}
         for place, cell in enumerate(self.cells):
             line = lines.setdefault(tuple(_said(cell, [key]) for key in rows), {})
             line.setdefault(_said(cell, columns), []).append(place)
+        gap = " " if 2 * len(self.cells) < len(lines) * self.console.width * WIDE else ""
         if len(lines) > room:
             lines = {k: v for k, v in lines.items() if not self._over(v)} or lines
         for names, of in list(lines.items())[: max(1, room)]:
-            table.add_row(*names, *(self._marks(of.get(head, [])) for head in heads))
+            table.add_row(*names, *(self._marks(of.get(head, []), gap) for head in heads))
         return table
 
     def _over(self, line: dict[str, list[int]]) -> bool:
         return all(self.states[i] not in ("waiting", "running") for places in line.values() for i in places)
 
-    def _marks(self, places: Sequence[int]) -> Text:
-        return Text(" ").join([Text(MARKS[self.states[i]], _LOOKS[self.states[i]]) for i in places])
+    def _marks(self, places: Sequence[int], gap: str) -> Text:
+        return Text(gap).join([Text(MARKS[self.states[i]], _LOOKS[self.states[i]]) for i in places])
 
 
 @contextmanager
@@ -137,9 +142,8 @@ def showing_cells(cells: Sequence[Cell], axes: Sequence[str], console: Console) 
     if not console.is_terminal:
         yield progress
         return
-    with Live(console=console, refresh_per_second=4) as live:
-        progress.live = live
-        progress._show()
+    progress.live = True
+    with Live(get_renderable=progress.table, console=console, refresh_per_second=4):  # drawn then, not at every step
         yield progress
 
 

@@ -152,7 +152,7 @@ def _dry(options: argparse.Namespace, console: Console) -> int:
     print_cells(cells, each, {cell.name for cell in left})
     steps = sorted({cell.run.training.steps for cell in cells})
     said = f"{len(cells)} cells of {' to '.join(f'{n:,}' for n in dict.fromkeys((steps[0], steps[-1])))} updates"
-    ended = f"; {len(left)} are left, about {duration(rest)}" if len(left) < len(cells) else ""
+    ended = f"; {len(left)} left, about {duration(rest)}" if len(left) < len(cells) else ""
     print(f"{said}, {_at_once(options)} at once: about {duration(whole)}{ended}; folder {folder}")
     return 0
 

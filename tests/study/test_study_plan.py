@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from isograd.study.compare import name_of
 from isograd.study.plan import Budget, Cell, Study, load_study, with_cells
 from isograd.train.recipe import run_from_dict
 from isograd.train.run import RecipeError
-from tests.study.tiny_study import AXES, content, recipe, study
+from tests.study.tiny_study import AXES, content, study
 from tests.train.recipes import TRANSLATION
 
 RECIPES = Path(__file__).parents[2] / "recipes/studies"
@@ -119,15 +117,6 @@ def test_names_do_not_depend_on_the_order_of_axes(tmp_path: Path) -> None:
         for order in (list(axes), list(reversed(axes)))
     ]
     assert runs[0] == runs[1] and len(runs[0]) == 8
-
-
-def test_names_are_the_same_in_another_process(tmp_path: Path) -> None:
-    """Whatever its hashes of text, which Python draws anew in each."""
-    path = recipe(tmp_path)
-    code = "import sys; from isograd.study.plan import load_study; from pathlib import Path\n"
-    code += "print(*[cell.name for cell in load_study(Path(sys.argv[1])).cells])"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == names(load_study(path))
 
 
 def test_more_seeds_and_values_keep_the_old_names(tmp_path: Path) -> None:
