@@ -12,7 +12,6 @@ from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
 from isograd.report.study_compared import tunable
 from isograd.report.study_files import COUNTED, Cell, StudyFiles
 from isograd.report.study_words import condition_said, counted, listed, loss_said, named, under
-from isograd.train.metrics import NEAR
 
 LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
 APART = 6  # conditions at most that have a sentence each; of more what trained is told over all of them
@@ -49,16 +48,16 @@ def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
 
 
 def unlearnt(arms: Sequence[StudyArm], entropy: float | None) -> Iterator[str]:
-    """Which finished, and know no more of held-out text than how often each token occurs."""
+    """Which finished, and are no better on held-out text than token frequencies are on the text of the training."""
     found = [(arm, sum(map(partial(_is_unlearnt, entropy), arm.cells))) for arm in arms]
     said = [f"{arm.label} ({many} of {arm.n} seeds)" for arm, many in found if many]
     if said:
-        yield f"Finished with a validation loss no better than the unigram entropy: {'; '.join(said)}."
+        yield f"Finished, with a validation loss that is not below the unigram entropy: {'; '.join(said)}."
 
 
 def _is_unlearnt(entropy: float | None, cell: Cell) -> bool:
     loss = cell.number("validation_loss")
-    return cell.how == "finished" and entropy is not None and loss is not None and loss > entropy - NEAR
+    return cell.how == "finished" and entropy is not None and loss is not None and loss >= entropy
 
 
 def _ends(design: Design, arms: Sequence[StudyArm]) -> tuple[list[str], list[str]]:

@@ -213,9 +213,9 @@ _STRIPS = "A dot per seed that finished; the bar is the median of all. What did 
 _ARMS = (
     "Median over the seeds, and the bootstrap interval of the median; a seed that diverged counts above all others. Of"
     " three seeds such an interval holds the true median in 75 % of cases at most, of five in 94 %. Collapsed: within"
-    " 0.10 nat of the unigram entropy; diverged: a loss was not finite; behind the counts the Wilson interval of the"
-    " rate (95 %). Gradient first/last: mean |gradient| of W₂ in the first layer over that in the last, at step 1 →"
-    " over the last 50 steps, geometric mean over the seeds."
+    " 0.10 nat of what token frequencies alone reach; diverged: a loss was not finite; behind the counts the Wilson"
+    " interval of the rate (95 %). Gradient first/last: mean |gradient| of W₂ in the first layer over that in the last,"
+    " at step 1 → over the last 50 steps, geometric mean over the seeds."
 )
 _RATES = (
     "The rate of the lowest median among those at which more than half of the seeds finished. LR sensitivity: the mean"

@@ -206,7 +206,7 @@ def test_finished_is_not_learnt(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study", {"training.lr": [1e-3, 3e-3]}, rule, base=SMALL)
     found = found_in(read_study(folder))
     assert list(unlearnt(found.arms, found.entropy)) == [
-        "Finished with a validation loss no better than the unigram entropy: pre-ln, LR 0.003 (1 of 3 seeds)."
+        "Finished, with a validation loss that is not below the unigram entropy: pre-ln, LR 0.003 (1 of 3 seeds)."
     ]
 
 
