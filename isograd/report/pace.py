@@ -97,6 +97,9 @@ def said(pace: Pace) -> str:
     target = f"{pace.reference}'s final validation loss ({'mean ' if seeds > 1 else ''}{mean:.3f})"
     if not there:
         return f"{pace.arm} does not reach {target}{f' with any of {seeds} seeds' if seeds > 1 else ''}."
+    if math.isinf(statistics.median(pace.steps.values())):
+        fast = {seed: ratio for seed, ratio in pace.steps.items() if math.isfinite(ratio)}
+        return f"{pace.arm} reaches {target} with {there} of {seeds} seeds only, there in {spread(fast)} of the steps."
     how_many = f"median of {seeds} seeds" if seeds > 1 else "one seed"
     how_many += f"; {seeds - there} of them did not reach it" if there < seeds else ""
     time = f" and {spread(pace.seconds)} of the time" if pace.seconds else ""
