@@ -112,7 +112,7 @@ def svg(drawn: Drawing, salt: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # 0.01 pt
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", text)  # ids are one per page, not one per figure
-    return text.replace(INK, "currentColor")
+    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor")
 
 
 def save(drawn: Drawing, path: Path) -> None:
