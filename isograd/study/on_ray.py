@@ -88,7 +88,7 @@ def in_cluster(
 def _task(
     placement: Placement, job: Job, threads: int, gpus: float, token: Path, host: str, cwd: Path
 ) -> tuple[dict[str, Any], Files | None]:
-    """On the worker: the outcome, and the run's files if the study's folder is not to be seen here."""
+    """On the worker: the outcome, and the files of a run that was trained out of the study's sight."""
     prepare(threads)
     if not gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides the GPUs of others from those alone who have one
@@ -99,6 +99,8 @@ def _task(
     run, folder = job
     own = _own_folder(f"{host}:{folder}")
     outcome = attempt(placement, (run, own))
+    if not (own / "outcome.json").exists():  # another process is at work there, or another run lives there
+        return outcome, None
     files = _files(own)
     if outcome["outcome"] in ENDED:
         shutil.rmtree(own, ignore_errors=True)
