@@ -20,7 +20,7 @@ def print_study(report: StudyReport) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     shown = [i for i, name in enumerate(header) if name != _DISPENSABLE[0] or console.width >= 130]
     for i in shown:
-        table.add_column(header[i], justify="right" if i else "left", no_wrap=True)
+        table.add_column(header[i].replace("median ", "median\n"), justify="right" if i else "left", no_wrap=True)
     for cells in lines:
         table.add_row(*(_cell(header[i], cells[i], console.width) for i in shown))
     if lines:

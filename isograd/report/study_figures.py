@@ -85,7 +85,17 @@ def _ticks(axes: Axes, numbers: Sequence[float], logarithmic: bool) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
-    axes.margins(x=0.07)
+    axes.set_xlim(*_ends(numbers, logarithmic))
+
+
+def _ends(numbers: Sequence[float], logarithmic: bool) -> tuple[float, float]:
+    """A little beyond the swept values, also those at which there is nothing but marks above the panel."""
+    low, high = numbers[0], numbers[-1]
+    if logarithmic:
+        beyond = (high / low) ** 0.08
+        return low / beyond, high * beyond
+    beyond = 0.08 * (high - low) or 1.0
+    return low - beyond, high + beyond
 
 
 def _strip(axes: Axes, arms: Sequence[tuple[int, StudyArm]], broken: Sequence[int], key: str) -> Axes | None:

@@ -28,7 +28,7 @@ def progress(study: StudyFiles) -> str:
 
 
 def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
-    """ "At 12 layers without warm-up, post-ln trained in 2 of 9 cells (7 collapsed); pre-ln in all of its 9." """
+    """ "At 12 layers without warm-up, post-ln finished in 2 of 9 cells (7 collapsed); pre-ln in every cell." """
     conditions = design.conditions if len(design.conditions) <= APART else [{}]
     whole = []
     for condition in conditions:
@@ -41,18 +41,18 @@ def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
         elif unbroken:
             whole.append(condition)
     if whole and len(whole) == len(conditions):
-        yield "Every cell that has ended trained: nothing collapsed or diverged."
+        yield "Nothing collapsed or diverged in any cell that has ended."
     elif whole:
         said = listed([(begin := under(condition))[:1].lower() + begin[1:] for condition in whole])
-        yield f"{said[:1].upper()}{said[1:]}, every cell trained."
+        yield f"{said[:1].upper()}{said[1:]}, every cell finished."
 
 
 def unlearnt(arms: Sequence[StudyArm], entropy: float | None) -> Iterator[str]:
     """Which finished, and are no better on held-out text than token frequencies are on the text of the training."""
     found = [(arm, sum(map(partial(_is_unlearnt, entropy), arm.cells))) for arm in arms]
-    said = [f"{arm.label} ({many} of {arm.n} seeds)" for arm, many in found if many]
+    said = [f"{arm.label} ({many} of {arm.n} seed{'s' * (arm.n > 1)})" for arm, many in found if many]
     if said:
-        yield f"Finished, with a validation loss that is not below the unigram entropy: {'; '.join(said)}."
+        yield f"Finished, with a validation loss not below the unigram entropy ({entropy:.3f} nats): {'; '.join(said)}."
 
 
 def _is_unlearnt(entropy: float | None, cell: Cell) -> bool:
@@ -61,7 +61,7 @@ def _is_unlearnt(entropy: float | None, cell: Cell) -> bool:
 
 
 def _ends(design: Design, arms: Sequence[StudyArm]) -> tuple[list[str], list[str]]:
-    """Of those with cells that did not train a part of a sentence, fewest first; the others by name."""
+    """Of those with cells that did not finish a part of a sentence, fewest first; the others by name."""
     broken, unbroken = [], []
     for who in design.who:
         cells = [cell for arm in arms if arm.who == who for cell in arm.cells]
@@ -71,7 +71,10 @@ def _ends(design: Design, arms: Sequence[StudyArm]) -> tuple[list[str], list[str
         elif cells:
             wrong = counted(cell.how for cell in cells)
             broken.append(
-                (finished / len(cells), f"{named(who)} trained in {finished or 'none'} of {len(cells)} cells ({wrong})")
+                (
+                    finished / len(cells),
+                    f"{named(who)} finished in {finished or 'none'} of {len(cells)} cells ({wrong})",
+                )
             )
     return [said for _, said in sorted(broken, key=lambda one: one[0])], unbroken
 

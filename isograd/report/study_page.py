@@ -93,7 +93,7 @@ def write_study_report(
     for part in shown:
         if part.drawn is not None:
             save(part.drawn, out / part.name)
-    table = arms_table(found.arms, found.design, LOSSES[found.measure].partition(" (")[0])
+    table = arms_table(found.arms, found.design, f"median {LOSSES[found.measure].partition(' (')[0]} (nats)")
     return StudyReport(page=out / "report.html", summary=said, table=table, left_out=study.left_out, results=results)
 
 

@@ -51,13 +51,6 @@ def _arms(study: StudyFiles) -> Row:
     return {"arms": list(found.values())} if found else {}
 
 
-def _recipe(study: StudyFiles) -> str:
-    """The study as a recipe that `isograd study` would take."""
-    sections = {"name": study.name, "axes": study.axes, "seeds": study.seeds, "budget": study.budget}
-    content = {**sections, **{name: value for name, value in study.base.items() if name not in ("name", "seed")}}
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
-
-
 def provenance(study: StudyFiles) -> Iterator[tuple[str, str]]:
     """Names and values: the data, versions and hardware, of what differs between cells each value; what was spent."""
     runs = [cell.files for cell in study.cells if cell.files is not None]

@@ -68,7 +68,7 @@ def _parts(found: Found) -> Iterator[Part]:
         name="arms",
         title="Every arm",
         text=_ARMS,
-        table=study_tables.arms_table(found.arms, design, f"median {LOSSES[found.measure]}"),
+        table=study_tables.arms_table(found.arms, design, f"median {found.what}"),
     )
     if design.rates:
         text = _RATES + (f" Unigram entropy: {found.entropy:.3f} nats." if found.entropy is not None else "")
@@ -213,14 +213,15 @@ _STRIPS = "A dot per seed that finished; the bar is the median of all. What did 
 _ARMS = (
     "Median over the seeds, and the bootstrap interval of the median; a seed that diverged counts above all others. Of"
     " three seeds such an interval holds the true median in 75 % of cases at most, of five in 94 %. Collapsed: within"
-    " 0.10 nat of what token frequencies alone reach; diverged: a loss was not finite; behind the counts the Wilson"
-    " interval of the rate (95 %). Gradient first/last: mean |gradient| of W₂ in the first layer over that in the last,"
-    " at step 1 → over the last 50 steps, geometric mean over the seeds."
+    " 0.10 nat of what token frequencies alone reach, where a rate too small for so few steps may end, too; diverged: a"
+    " loss was not finite; behind the counts the Wilson interval of the rate (95 %). Gradient first/last: mean"
+    " |gradient| of W₂ in the first layer over that in the last, at step 1 → over the last 50 steps, geometric mean"
+    " over the seeds."
 )
 _RATES = (
     "The rate of the lowest median among those at which more than half of the seeds finished. LR sensitivity: the mean"
     " over the swept rates of the loss above that of the best one, each loss counted as the unigram entropy at most"
-    " (0: every rate does as well)."
+    " (0: every rate does as well; –: no rate is below it)."
 )
 _COMPARED = (
     "The same seed is the same data in the same order. Lower or higher is said of three seeds or more, where neither"

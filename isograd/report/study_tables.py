@@ -2,37 +2,56 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
 from isograd.report.study_compared import Compared
 from isograd.report.study_words import axis_name, condition_said, loss_said, shown_value
+from isograd.study.paired import FEWEST
 from isograd.study.statistics import Interval
 
 Table = list[tuple[str, ...]]  # a header and its lines
+STEPS = "training.steps"
 
 
 def arms_table(arms: Sequence[StudyArm], design: Design, what: str) -> Table:
-    """A line per arm: where it stands on each axis, its loss, and how many of its seeds did not finish."""
+    """A line per arm: where it stands on each axis, its loss, and how many of its seeds did not finish.
+
+    Its updates, too, where they differ, as under a budget in seconds.
+    """
     keys = [*design.others, *([RATE] if design.rates else [])]
-    header = (_who(design), *map(axis_name, keys), what, "seeds", "collapsed", "diverged", "gradient first/last")
-    return [header, *(_arm_line(arm, keys) for arm in arms)]
+    different = STEPS not in keys and len({steps for arm in arms for steps in _steps(arm)}) > 1
+    updates = ["updates"] if different else []
+    ends = ("seeds", "collapsed", "diverged", "gradient first/last")
+    header = (_who(design), *map(axis_name, keys), *updates, what, *ends)
+    return [header, *(_arm_line(arm, keys, different) for arm in arms)]
 
 
 def _who(design: Design) -> str:
     return "arm" if design.who_key == "arm" else "placement"
 
 
-def _arm_line(arm: StudyArm, keys: Sequence[str]) -> tuple[str, ...]:
+def _steps(arm: StudyArm) -> set[float]:
+    """Of the cells that came to their end."""
+    return {steps for cell in arm.cells if cell.how != "diverged" and (steps := cell.number("steps")) is not None}
+
+
+def _arm_line(arm: StudyArm, keys: Sequence[str], with_updates: bool) -> tuple[str, ...]:
     return (
         arm.who,
         *(shown_value(arm.values[key]) for key in keys),
+        *([" to ".join(f"{steps:,.0f}" for steps in _first_and_last(_steps(arm))) or "–"] if with_updates else []),
         with_interval(arm),
         str(arm.n),
         share(arm, "collapsed"),
         share(arm, "diverged"),
         f"{_ratio(arm, 'gradient_ratio_start')} → {_ratio(arm, 'gradient_ratio_end')}",
     )
+
+
+def _first_and_last(numbers: Iterable[float]) -> list[float]:
+    found = sorted(numbers)
+    return list(dict.fromkeys([*found[:1], *found[-1:]]))
 
 
 def with_interval(arm: StudyArm) -> str:
@@ -58,7 +77,9 @@ def _ratio(arm: StudyArm, name: str) -> str:
 def rates_table(chosen: Sequence[Tuned], design: Design, entropy: float | None) -> Table:
     """A line per condition and placement: its best rate, the loss there, and what a wrong rate costs."""
     header = ("placement" if design.who_key != "arm" else "arm", *(["under"] if design.others else []))
-    lines: Table = [(*header, "best learning rate", "median loss there", "LR sensitivity (nats)", "cells that trained")]
+    lines: Table = [
+        (*header, "best learning rate", "median loss there (nats)", "LR sensitivity (nats)", "cells that finished")
+    ]
     for one in chosen:
         score = one.sensitivity(entropy)
         cells = [cell for arm in one.arms for cell in arm.cells]
@@ -82,7 +103,7 @@ def _edge(one: Tuned) -> str:
 def compared_table(compared: Sequence[Compared], design: Design) -> Table:
     """A line per comparison, mine less theirs, seed by seed."""
     under = ["under"] if design.others else []
-    lines: Table = [(_who(design), *under, "against", "difference, median", "lower in", "p", "verdict")]
+    lines: Table = [(_who(design), *under, "against", "median difference (nats)", "lower in", "p", "verdict")]
     for one in compared:
         found = one.found
         where = "best of all" if one.condition is None else condition_said(one.condition)
@@ -95,7 +116,7 @@ def compared_table(compared: Sequence[Compared], design: Design) -> Table:
                 middle,
                 f"{found.lower} of {found.n}",
                 f"{found.p:.2g}",
-                found.verdict or "no difference seen",
+                found.verdict or ("no verdict" if found.n < FEWEST else "no difference seen"),
             )
         )
     return lines

@@ -18,7 +18,9 @@ def differences(design: Design, compared: Sequence[Compared], reference: str) ->
         else:
             said = [begin[:1].lower() + begin[1:] for begin in map(under, filter(None, conditions))]
             every = (
-                f"for every {_axes(list(design.others))}" if len(said) == len(design.conditions) > 1 else listed(said)
+                f"whatever the {_axes(list(design.others))}"
+                if len(said) == len(design.conditions) > 1
+                else listed(said)
             )
             where = own + (f", {every}" if said else "")
         yield f"Against {named(reference)}{where}: {'; '.join(_verdicts(found))}."

@@ -18,9 +18,11 @@ from isograd.report.study_files import read_study
 from isograd.report.study_findings import trained, unlearnt
 from isograd.report.study_page import StudyReport, found_in, write_study_report
 from isograd.report.study_sections import parts
+from isograd.report.study_tables import arms_table, compared_table
 from isograd.report.study_verdicts import differences
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked
+from tests.report.written import ENTROPY
 
 RATES = [3e-4, 1e-3, 3e-3]
 WARMUP: Row = {"model.placement": PLACEMENTS, "training.warmup": [0, 50, 150], "training.lr": RATES}
@@ -71,9 +73,9 @@ def _ends(placement: str, warm: int, rate: float) -> list[float | str]:
 
 def test_what_trained_is_said(report: StudyReport) -> None:
     counted = [_ends("post-ln", 0, rate).count("collapsed") for rate in RATES]
-    want = f"Without warm-up, post-ln trained in {9 - sum(counted)} of 9 cells ({sum(counted)} collapsed);"
+    want = f"Without warm-up, post-ln finished in {9 - sum(counted)} of 9 cells ({sum(counted)} collapsed);"
     assert any(line.startswith(want) for line in report.summary)
-    assert not any("pre-ln trained in" in line for line in report.summary)  # it trained in every cell
+    assert not any("pre-ln finished in" in line for line in report.summary)  # it did in every cell
     assert report.summary[0] == "All 135 cells have ended (3 seeds): 124 finished, 7 collapsed, 4 diverged."
 
 
@@ -113,7 +115,7 @@ def test_a_loss_that_is_only_noise_has_no_winner(tmp_path: Path) -> None:
     said = " ".join([*trained(found.design, found.arms), *differences(found.design, found.compared, "pre-ln")])
     assert "no difference seen: post-ln and admin (n = 5)" in said
     assert "lower loss" not in said and "higher loss" not in said
-    assert "Every cell that has ended trained" in said
+    assert "Nothing collapsed or diverged in any cell that has ended." in said
 
 
 def test_conditions_that_agree_share_a_sentence(tmp_path: Path) -> None:
@@ -158,6 +160,39 @@ def test_what_was_swept_decides_the_main_figure(tmp_path: Path, axes: Row, rule:
     assert found[0].name == main and found[0].drawn is not None
     assert words in svg(found[0].drawn, main)
     assert any(one.name == "ratios" for one in found) == (main == "against")
+
+
+def test_a_rate_at_which_nothing_trained_is_in_sight(tmp_path: Path) -> None:
+    """At an end of the sweep, too: its marks stand above the panel, and the other rates where they belong."""
+    rule: Rule = lambda values, seed: "collapsed" if values["training.lr"] == 3e-4 else 2.0 + 0.01 * seed  # noqa: E731
+    axes: Row = {"model.placement": ["post-ln", "pre-ln"], "training.lr": [3e-4, 1e-3]}
+    (main, *_) = parts(found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL))))
+    assert main.name == "learning-rates" and main.drawn is not None
+    low, high = main.drawn.panels[0].get_xlim()
+    assert 2e-4 < low < 3e-4 and 1e-3 < high < 1.5e-3
+
+
+def test_updates_are_told_where_they_differ(tmp_path: Path) -> None:
+    """A budget in seconds or tokens buys one shape more of them than another."""
+    axes: Row = {"model.placement": ["post-ln", "pre-ln"]}
+    folder = write_study(tmp_path / "study", axes, flat_rule, base=SMALL, curves=False)
+    found = found_in(read_study(folder))
+    assert "updates" not in arms_table(found.arms, found.design, "loss")[0]
+    for outcome in folder.glob("cells/pre-ln*/outcome.json"):
+        outcome.write_text(json.dumps({**json.loads(outcome.read_text()), "steps": 1234}))
+    found = found_in(read_study(folder))
+    header, *lines = arms_table(found.arms, found.design, "loss")
+    assert [line[header.index("updates")] for line in lines] == ["40", "1,234"]
+
+
+def test_no_verdict_of_two_seeds(tmp_path: Path) -> None:
+    """Neither in words nor in the table, be they ever so far apart."""
+    rule: Rule = lambda values, seed: 2.0 + (values["model.placement"] == "admin") + 0.01 * seed  # noqa: E731
+    axes: Row = {"model.placement": ["pre-ln", "admin"], "model.layers": [2, 4]}
+    found = found_in(read_study(write_study(tmp_path / "study", axes, rule, seeds=(1, 2), base=SMALL, curves=False)))
+    said = "Against pre-ln, whatever the layers: no verdict, for want of 3 seeds in common: admin."
+    assert list(differences(found.design, found.compared, "pre-ln")) == [said]
+    assert [line[-1] for line in compared_table(found.compared, found.design)] == ["verdict", *["no verdict"] * 2]
 
 
 def test_arms_of_a_recipe(tmp_path: Path) -> None:
@@ -206,7 +241,8 @@ def test_finished_is_not_learnt(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study", {"training.lr": [1e-3, 3e-3]}, rule, base=SMALL)
     found = found_in(read_study(folder))
     assert list(unlearnt(found.arms, found.entropy)) == [
-        "Finished, with a validation loss that is not below the unigram entropy: pre-ln, LR 0.003 (1 of 3 seeds)."
+        f"Finished, with a validation loss not below the unigram entropy ({ENTROPY:.3f} nats): pre-ln, LR 0.003"
+        " (1 of 3 seeds)."
     ]
 
 
