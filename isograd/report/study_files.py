@@ -1,13 +1,14 @@
 """What a report reads of a study's folder: the plan, the cells' files, and the ledger where these are not there."""
 
 import json
-import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from isograd.report.runs import Row, RunFiles, read_run
+from isograd.report.study_words import named_apart
 from isograd.study.faults import fault
 from isograd.study.labels import flat
 from isograd.train.metrics import OutcomeName
@@ -38,7 +39,7 @@ class Cell:
     def number(self, name: str) -> float | None:
         """A number of the outcome; None where there is none, or what is no number."""
         value = self.outcome.get(name)
-        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+        return float(value) if _is_number(value) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +88,26 @@ def read_study(folder: Path) -> StudyFiles:
     left_out: list[str] = []
     rows = _ledger(folder / "ledger.jsonl", left_out)
     plan = _plan(folder / "study.json", rows, left_out)
-    cells = [_cell(folder, planned, rows.get(planned["cell"]), left_out) for planned in plan["cells"]]
+    missing: list[Path] = []
+    cells = [_cell(folder, planned, rows.get(planned["cell"]), left_out, missing) for planned in plan["cells"]]
+    if missing:
+        others = f" and {len(missing) - 1} other{'s' * (len(missing) > 2)}" if missing[1:] else ""
+        left_out.append(f"{missing[0]}{others}: not there; {'their' if others else 'its'} numbers are the ledger’s")
     known = {cell.name for cell in cells}
     left_out += [f"{folder / 'ledger.jsonl'}: {name} is not in the plan" for name in rows if name not in known]
     inner = folder / "cells"
     there = sorted(one.name for one in inner.iterdir() if one.is_dir()) if inner.is_dir() else []
-    others = [name for name in there if name not in known and not name.startswith(".")]
-    if others:
-        many = f"{others[0]} is" if len(others) == 1 else f"{others[0]} and {len(others) - 1} others are"
+    strangers = [name for name in there if name not in known and not name.startswith(".")]
+    if strangers:
+        many = f"{strangers[0]} is" if len(strangers) == 1 else f"{strangers[0]} and {len(strangers) - 1} others are"
         left_out.append(f"{inner}: {many} not in the plan")
+    named = {key: named_apart(filter(_is_text, values), key in _NO_PATHS) for key, values in plan["axes"].items()}
+    for cell in cells:
+        cell.values.update({k: named[k][v] for k, v in cell.values.items() if k in named and _is_text(v)})
     return StudyFiles(
         folder=folder,
         name=plan.get("name") or folder.resolve().name,
-        axes=plan["axes"],
+        axes={key: [named[key][v] if _is_text(v) else v for v in values] for key, values in plan["axes"].items()},
         seeds=plan.get("seeds") or sorted({cell.seed for cell in cells}),
         budget=plan.get("budget"),
         base=plan.get("base") or {},
@@ -116,7 +124,7 @@ def _plan(path: Path, rows: dict[str, Row], left_out: list[str]) -> Row:
         wrong = _wrong_plan(plan)
     except OSError as error:
         wrong = error.strerror
-    except ValueError:
+    except (ValueError, RecursionError):
         wrong = "not JSON"
     if wrong is None:
         return plan
@@ -126,6 +134,8 @@ def _plan(path: Path, rows: dict[str, Row], left_out: list[str]) -> Row:
     cells = [{name: row[name] for name in ("cell", "values", "seed")} for row in rows.values()]
     keys = dict.fromkeys(key for cell in cells for key in cell["values"])
     axes = {key: _distinct(cell["values"].get(key) for cell in cells) for key in keys}
+    if values := _wrong_values(axes, []):
+        raise ValueError(f"{path}: {wrong}, and in the ledger beside it {values}")
     return {"axes": axes, "cells": cells}
 
 
@@ -133,13 +143,40 @@ def _wrong_plan(plan: Any) -> str | None:
     if not isinstance(plan, dict):
         return "not a JSON object"
     axes, cells = plan.get("axes"), plan.get("cells")
+    base, budget, seeds = plan.get("base") or {}, plan.get("budget") or {}, plan.get("seeds") or []
     if not isinstance(axes, dict) or not all(isinstance(values, list) for values in axes.values()):
         return "no axes"
     if not isinstance(cells, list) or not cells or not all(map(_is_planned, cells)):
         return "no cells"
-    if not isinstance(plan.get("base") or {}, dict) or not isinstance(plan.get("budget") or {}, dict):
+    if not isinstance(base, dict) or not isinstance(budget, dict):
         return "base or budget is not a JSON object"
+    if not all(map(_is_number, budget.values())):
+        return "budget is no number"
+    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
+        return "seeds are no whole numbers"
+    return _wrong_values(axes, [(cell["cell"], cell["values"]) for cell in cells])
+
+
+def _wrong_values(axes: dict[str, list[Any]], cells: list[tuple[str, Row]]) -> str | None:
+    """What is wrong with values that are to be compared and drawn."""
+    for key, values in axes.items():
+        wrong = [v for v in values if not (_is_text(v) or isinstance(v, list | bool | None) or _is_number(v))]
+        wrong += [v for v in values if key == "training.lr" and not (_is_number(v) and v > 0)]
+        if wrong:
+            return f"axes: {json.dumps(wrong[0])[:40]} is no value of {key}"
+        strays = [name for name, at in cells if at.get(key) not in values]
+        if strays:
+            return f"cells: {strays[0]} has no value of {key} that the axes have"
     return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    """Neither infinite nor beyond what a float can say."""
+    return isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _is_planned(cell: Any) -> bool:
@@ -161,7 +198,7 @@ def _ledger(path: Path, left_out: list[str]) -> dict[str, Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             left_out.append(f"{path}, line {number}: not JSON")
             continue
         wrong = _wrong_row(row)
@@ -172,6 +209,7 @@ def _ledger(path: Path, left_out: list[str]) -> dict[str, Row]:
     return rows
 
 
+_NO_PATHS = ("arm", "model.placement")
 NUMBERS = (  # of a row: None, or a number
     *("final_loss", "validation_loss", "unigram_entropy", "gradient_ratio_start", "gradient_ratio_end"),
     *("steps", "parameters", "broke_at", "bleu", "perplexity", "score"),
@@ -187,8 +225,8 @@ def _wrong_row(row: Any) -> str | None:
     return f"{wrong[0]} is no number" if wrong else None
 
 
-def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str]) -> Cell:
-    """Its own files first; the ledger's row where these are not there, cannot be read or have no end."""
+def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], missing: list[Path]) -> Cell:
+    """Its own files first; the ledger's row where these are not there (`missing`), cannot be read or have no end."""
     own = folder / "cells" / planned["cell"]
     files = None
     if own.is_dir() and any(own.iterdir()):
@@ -198,7 +236,7 @@ def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str]) -> C
         else:
             left_out.append(f"{wrong}{'; its numbers are the ledger’s' if row else ''}")
     elif row and row["outcome"] != "failed":
-        left_out.append(f"{own}: not there; its numbers are the ledger’s")
+        missing.append(own)
     ended = files is not None and files.outcome.get("outcome") in ENDED
     outcome = files.outcome if files is not None and ended else {k: v for k, v in (row or {}).items() if k != "values"}
     values = dict(planned["values"])

@@ -77,7 +77,7 @@ def strange_cell(folder: Path, cells: list[str]) -> None:
         (cut_row, ["ledger.jsonl, line 3: not JSON", "line 5: no cell, values and seed", 'outcome is "splendid"']),
         (half_written, ["outcome.json: not JSON; its numbers are the ledger’s"]),
         (no_folder, ["not there; its numbers are the ledger’s"]),
-        (no_cells, ["not there; its numbers are the ledger’s"] * 12),
+        (no_cells, [" and 11 others: not there; their numbers are the ledger’s"]),
         (no_ledger, []),
         (no_plan, ["study.json: not JSON; the cells are those of the ledger"]),
         (strange_cell, ["of-another-plan is not in the plan"]),
