@@ -7,7 +7,8 @@ from typing import Any
 
 from isograd.placement import get
 from isograd.study.boundary import Search
-from isograd.study.plan import load_study
+from isograd.study.labels import shown
+from isograd.study.plan import ARM, load_study
 from isograd.train.recipe import load_arms, load_run, read_recipe
 from isograd.train.run import RecipeError, Run
 
@@ -72,11 +73,20 @@ def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict
         name = base.name or (recipe.stem if recipe else base.model.placement)
         return name, replace(base, name=None), {}, seeds
     study = load_study(recipe, overrides)
-    others = [key for key in study.axes if key not in AXES]
-    if others:
-        raise RecipeError(f"{recipe}: an axis over {others[0]} is none of headroom's; write {others[0]}=VALUE")
-    steps = study.cells[0].run.training.steps  # what the budget pays
-    return study.name, replace(study.base, training=replace(study.base.training, steps=steps)), study.axes, study.seeds
+    others = {key: values for key, values in study.axes.items() if key not in AXES}
+    if ARM in others:
+        raise RecipeError(
+            f"{recipe}: headroom takes no arms; write axes: {{model.placement: [post-ln, pre-ln]}} instead"
+        )
+    for key, values in others.items():
+        if len(values) > 1:
+            raise RecipeError(f"{recipe}: headroom takes one {key}; write {key}={shown(values[0])} behind the recipe")
+    if study.budget is not None and study.budget.unit == "seconds":
+        raise RecipeError(f"{recipe}: headroom takes no budget in seconds; write budget.steps=N behind the recipe")
+    cell, base = study.cells[0].run, study.base  # the cell has what the budget pays, and the other axes' only values
+    model = replace(cell.model, placement=base.model.placement)
+    training = replace(cell.training, warmup=base.training.warmup, lr=base.training.lr)
+    return study.name, replace(cell, seed=base.seed, model=model, training=training), study.axes, study.seeds
 
 
 def _each(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -255,9 +255,22 @@ def test_refused_in_one_line(recipe: Path, tmp_path: Path, words: list[str], lin
     assert not out.exists()
 
 
-def test_another_axis_is_refused(text: Path, tmp_path: Path) -> None:
-    study = written(tmp_path, text, "axes: {model.layers: [1, 2]}\n")
-    with pytest.raises(RecipeError, match=re.escape("an axis over model.layers")):
+def test_another_axis_is_of_one_value(text: Path, tmp_path: Path) -> None:
+    """What is refused of a study says what to write instead, and that is taken."""
+    axes = "axes: {model.layers: [1, 2], model.placement: [post-ln, admin]}\n"
+    study = written(tmp_path, text, axes + "budget: {seconds: 3}\n")
+    with pytest.raises(RecipeError, match=re.escape("write model.layers=1 behind")):
+        load_plan(study)
+    with pytest.raises(RecipeError, match=re.escape("write budget.steps=N behind")):
+        load_plan(study, ["model.layers=1"])
+    plan = load_plan(study, ["model.layers=1", "budget.steps=20"])
+    assert (plan.base.model.layers, plan.base.training.steps, plan.base.training.lr) == (1, 20, 0.02)
+    assert plan.placements == ("post-ln", "admin") and plan.base.model.placement == "pre-ln"
+
+
+def test_arms_are_refused(text: Path, tmp_path: Path) -> None:
+    study = written(tmp_path, text, "axes: {training.lr: [1.0e-3]}\narms: [[post-ln], [pre-ln]]\n")
+    with pytest.raises(RecipeError, match="headroom takes no arms"):
         load_plan(study)
 
 
