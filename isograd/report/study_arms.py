@@ -9,7 +9,7 @@ from typing import Any
 
 from isograd.report.runs import Row
 from isograd.report.study_files import COUNTED, Cell, StudyFiles
-from isograd.report.study_words import condition_said, shown_value
+from isograd.report.study_words import condition_said, shown_value, who_names
 from isograd.study.sensitivity import Edge, best_rate, sensitivity
 from isograd.study.statistics import Interval, median, median_interval, wilson
 
@@ -134,14 +134,13 @@ def design_of(study: StudyFiles) -> Design:
     swept = {key: values for key, values in study.axes.items() if len(values) > 1}
     words = (key for key, values in swept.items() if not all(map(is_number, values)))
     who_key = next((key for key in ("arm", "model.placement", *words) if key in swept), None)
-    named = swept[who_key] if who_key else [_placement(study)]
     others = {key: values for key, values in swept.items() if key not in (who_key, RATE)}
     conditions: list[Row] = [{}]
     for key, values in others.items():
         conditions = [{**condition, key: value} for condition in conditions for value in values]
     return Design(
         who_key=who_key,
-        who=[shown_value(value) for value in named],
+        who=who_names(who_key, swept[who_key]) if who_key else [_placement(study)],
         rates=sorted(swept.get(RATE, [])),
         others=others,
         conditions=conditions,
@@ -176,7 +175,7 @@ def study_arms(study: StudyFiles, design: Design) -> list[StudyArm]:
 
 def _arm(study: StudyFiles, design: Design, cells: Sequence[Cell], measure: str) -> StudyArm:
     values = {key: cells[0].values.get(key) for key in study.axes}
-    who = shown_value(values[design.who_key]) if design.who_key else design.who[0]
+    who = design.who[study.axes[design.who_key].index(values[design.who_key]) if design.who_key else 0]
     told = {key: value for key, value in values.items() if key in design.others or (key == RATE and design.rates)}
     return StudyArm(
         label=", ".join([who, *([condition_said(told)] if told else [])]),

@@ -52,6 +52,7 @@ def _limit(axes: Axes, arms: Sequence[StudyArm]) -> None:
     """As high as the medians and the intervals of arms of which every seed finished; others may reach out of sight."""
     whole = [arm.interval for arm in arms if arm.interval is not None and not arm.trouble]
     ends = [arm.median for arm in arms if arm.trains] + [end for one in whole for end in (one.low, one.high)]
+    ends = list(filter(math.isfinite, ends))  # a file may lack the loss of what finished
     if ends and max(ends) > min(ends):
         axes.set_ylim(min(ends) - 0.06 * (max(ends) - min(ends)), max(ends) + 0.06 * (max(ends) - min(ends)))
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from isograd.report.runs import Row, RunFiles, read_run
 from isograd.report.study_words import named_apart
@@ -170,11 +170,11 @@ def _wrong_values(axes: dict[str, list[Any]], cells: list[tuple[str, Row]]) -> s
     return None
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     """Neither infinite nor beyond what a float can say."""
     return isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
 

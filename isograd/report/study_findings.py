@@ -4,7 +4,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from isograd.report.pace import Pace, spread
 from isograd.report.runs import Row
@@ -14,6 +13,7 @@ from isograd.report.study_files import COUNTED, Cell, StudyFiles
 from isograd.report.study_words import condition_said, counted, listed, loss_said, named, under
 
 LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
+MANY = 12  # arms or errors at most that a sentence lists
 APART = 6  # conditions at most that have a sentence each; of more what trained is told over all of them
 
 
@@ -23,8 +23,16 @@ def progress(study: StudyFiles) -> str:
     counts = Counter(cell.how for cell in ended)
     ends = ", ".join(f"{counts[how]} {how}" for how in (*COUNTED, "failed") if counts[how])
     seeds = f"{len(study.seeds)} seeds" if len(study.seeds) > 1 else "one seed"
-    how_many = f"All {planned} cells" if len(ended) == planned else f"{len(ended)} of {planned} cells"
-    return f"{how_many} have ended ({seeds}){f': {ends}' if ends else ''}."
+    how_many = f"All {planned} cells" if len(ended) == planned > 1 else f"{len(ended)} of {planned} cells"
+    return f"{how_many} {'has' if planned == 1 else 'have'} ended ({seeds}){f': {ends}' if ends else ''}."
+
+
+def failures(study: StudyFiles) -> Iterator[str]:
+    """Why cells failed, which are counted in nothing else."""
+    errors = Counter(str(cell.outcome.get("error", "no more is known")) for cell in study.cells if cell.how == "failed")
+    said = [f"{error}{f' ({many} cells)' if many > 1 else ''}" for error, many in errors.most_common()]
+    if said:
+        yield f"Failed, and counted in nothing else: {_some(said, 'errors')}."
 
 
 def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
@@ -48,16 +56,27 @@ def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
 
 
 def unlearnt(arms: Sequence[StudyArm], entropy: float | None) -> Iterator[str]:
-    """Which finished, and are no better on held-out text than token frequencies are on the text of the training."""
-    found = [(arm, sum(map(partial(_is_unlearnt, entropy), arm.cells))) for arm in arms]
+    """Which finished, and are no better on held-out text than token frequencies are on the text of the training.
+
+    Args:
+        entropy: what is said of it; each cell is held against its own.
+    """
+    found = [(arm, sum(map(_is_unlearnt, arm.cells))) for arm in arms]
     said = [f"{arm.label} ({many} of {arm.n} seed{'s' * (arm.n > 1)})" for arm, many in found if many]
     if said:
-        yield f"Finished, with a validation loss not below the unigram entropy ({entropy:.3f} nats): {'; '.join(said)}."
+        level = "of its text" if entropy is None else f"({entropy:.3f} nats)"
+        yield f"Finished, with a validation loss not below the unigram entropy {level}: {_some(said, 'arms')}."
 
 
-def _is_unlearnt(entropy: float | None, cell: Cell) -> bool:
-    loss = cell.number("validation_loss")
+def _is_unlearnt(cell: Cell) -> bool:
+    loss, entropy = cell.number("validation_loss"), cell.number("unigram_entropy")
     return cell.how == "finished" and entropy is not None and loss is not None and loss >= entropy
+
+
+def _some(said: Sequence[str], what: str) -> str:
+    """The first of them, and how many more; a sentence is no table."""
+    left = len(said) - MANY
+    return "; ".join([*said[:MANY], f"and {left} other {what}"] if left > 1 else said)
 
 
 def _ends(design: Design, arms: Sequence[StudyArm]) -> tuple[list[str], list[str]]:
@@ -120,12 +139,13 @@ def best(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
     """Each at its own best over all conditions, where these are settings that a placement may choose."""
     if tunable(design) and arms:
         keys = [*design.others, *([RATE] if design.rates else [])]
-        said = (
+        said = [
             f"{named(arm.who)} {loss_said(arm.median)} ({condition_said({key: arm.values[key] for key in keys})})"
             for arm in arms
             if arm.trains
-        )
-        yield f"Median loss, each at its own best: {'; '.join(said)}."
+        ]
+        if said:
+            yield f"Median loss, each at its own best: {'; '.join(said)}."
 
 
 def sooner(condition: Row | None, paces: Sequence[Pace]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from isograd.report.study_files import StudyFiles, read_study
 from isograd.report.study_findings import (
     LOSSES,
     best,
+    failures,
     progress,
     rates,
     sooner,
@@ -27,6 +28,8 @@ from isograd.report.study_sections import Found, Part, parts
 from isograd.report.study_tables import Table, arms_table
 from isograd.report.study_verdicts import differences
 from isograd.train.metrics import finite, write_text
+
+SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,7 @@ def _summary(study: StudyFiles, found: Found) -> list[str]:
     over_all = next((arms for condition, arms in found.groups if condition is None), [])
     return [
         progress(study),
+        *failures(study),
         *trained(found.design, found.arms),
         *unlearnt(found.arms, found.entropy),
         *rates(found.design, found.chosen),
@@ -145,4 +149,6 @@ def _svg(part: Part) -> str | None:
 
 
 def _entropy(study: StudyFiles) -> float | None:
-    return next((value for cell in study.cells if (value := cell.number("unigram_entropy")) is not None), None)
+    """The one of all cells; None where they are of different texts."""
+    known = [value for cell in study.cells if (value := cell.number("unigram_entropy")) is not None]
+    return known[0] if known and max(known) - min(known) < SAME else None

@@ -1,5 +1,6 @@
 """Where a study's numbers come from: its recipe, data, versions and hardware, and what it spent."""
 
+import json
 from collections.abc import Iterator, Sequence
 
 import yaml
@@ -37,6 +38,7 @@ def recipe(study: StudyFiles) -> str:
             base[name] = value
     axes = {key: values for key, values in study.axes.items() if key != "arm"}
     content = {"name": study.name, **base, **_arms(study), "axes": axes, "seeds": study.seeds, "budget": study.budget}
+    content = json.loads(json.dumps(content))  # texts that have names are none of YAML's
     return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
 
 
@@ -47,7 +49,7 @@ def _arms(study: StudyFiles) -> Row:
         own = {key: value for key, value in cell.values.items() if key not in study.axes}
         if "arm" in cell.values and own:
             placement = own.pop("model.placement", study.setting("model.placement"))
-            found[cell.values["arm"]] = [placement, *(f"{key}={value}" for key, value in own.items())]
+            found[cell.values["arm"]] = [placement, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
     return {"arms": list(found.values())} if found else {}
 
 

@@ -76,7 +76,7 @@ def _parts(found: Found) -> Iterator[Part]:
             name="rates",
             title="The best learning rate",
             text=text,
-            table=study_tables.rates_table(found.chosen, design, found.entropy),
+            table=study_tables.rates_table(found.chosen, design),
         )
     if found.compared:
         yield _comparisons(found)

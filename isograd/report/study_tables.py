@@ -28,7 +28,7 @@ def arms_table(arms: Sequence[StudyArm], design: Design, what: str) -> Table:
 
 
 def _who(design: Design) -> str:
-    return "arm" if design.who_key == "arm" else "placement"
+    return axis_name(design.who_key or "model.placement")
 
 
 def _steps(arm: StudyArm) -> set[float]:
@@ -74,15 +74,16 @@ def _ratio(arm: StudyArm, name: str) -> str:
     return f"{statistics.geometric_mean(found):.2g}" if found and min(found) > 0 else "–"
 
 
-def rates_table(chosen: Sequence[Tuned], design: Design, entropy: float | None) -> Table:
+def rates_table(chosen: Sequence[Tuned], design: Design) -> Table:
     """A line per condition and placement: its best rate, the loss there, and what a wrong rate costs."""
-    header = ("placement" if design.who_key != "arm" else "arm", *(["under"] if design.others else []))
+    header = (_who(design), *(["under"] if design.others else []))
     lines: Table = [
         (*header, "best learning rate", "median loss there (nats)", "LR sensitivity (nats)", "cells that finished")
     ]
     for one in chosen:
-        score = one.sensitivity(entropy)
         cells = [cell for arm in one.arms for cell in arm.cells]
+        entropies = [value for cell in cells if (value := cell.number("unigram_entropy")) is not None]
+        score = one.sensitivity(max(entropies, default=None))
         lines.append(
             (
                 one.who,

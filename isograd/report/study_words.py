@@ -1,5 +1,6 @@
 """How a study's axes and values are said: "no warm-up, LR 0.001", "At 12 layers without warm-up"."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,52 @@ _NAMES = {
 _OUTCOMES = ("collapsed", "diverged", "failed")
 
 
+class Named(str):
+    """A text of an axis, shown by a name that is shorter: of a file's path the last parts."""
+
+    name: str
+
+
+def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
+    """The texts of an axis, each by a name that no other one has.
+
+    Args:
+        whole: they are no paths.
+
+    >>> [text.name for text in named_apart(["runs/a/model", "runs/b/model", "c.txt"]).values()]
+    ['a', 'b', 'c.txt']
+    >>> [text.name for text in named_apart(["en/train.txt", "de/train.txt", ""]).values()]
+    ['en/train.txt', 'de/train.txt', '“”']
+    """
+    texts = list(dict.fromkeys(values))
+    parts = [text.rstrip("/").removesuffix("/model").split("/") if not whole else [text] for text in texts]
+    tails = (["/".join(of[-n:]) for of in parts] for n in range(1, 1 + max(map(len, parts), default=0)))
+    names = next((tail for tail in tails if len(set(map(_printable, tail))) == len(texts)), texts)
+    found = {text: Named(text) for text in texts}
+    for text, name in zip(texts, names, strict=True):
+        found[text].name = _printable(name) or "“”"
+    return found
+
+
+def _printable(text: str) -> str:
+    """In one line, without what no font has."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
 def shown_value(value: Any) -> str:
-    """A value for people; of a file's path the name."""
-    if isinstance(value, str):
-        return value.rstrip("/").rpartition("/")[2] or value
-    return shown(value)
+    """A value for people."""
+    return value.name if isinstance(value, Named) else shown(value)
+
+
+def who_names(key: str, values: Sequence[Any]) -> list[str]:
+    """The values of the axis that is compared: texts by their names, others behind the name of the axis.
+
+    >>> who_names("model.ffn", [None, 128]), who_names("model.norm", ["layernorm", "rmsnorm"])
+    (['ffn none', 'ffn 128'], ['layernorm', 'rmsnorm'])
+    """
+    texts = all(isinstance(value, str) for value in values)
+    names = [shown_value(value) if texts else f"{axis_name(key)} {shown_value(value)}" for value in values]
+    return names if len(set(names)) == len(names) else [f"{axis_name(key)} {json.dumps(value)}" for value in values]
 
 
 def axis_name(key: str) -> str:

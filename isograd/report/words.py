@@ -31,7 +31,7 @@ def settings(arms: Sequence[ArmFiles], text: Row | None) -> Iterator[tuple[str, 
         keys = [key for key, _ in flat({section: arms[0].first.run.get(section, {})}) if key not in hidden]
         if keys:
             yield section, ", ".join(f"{key.partition('.')[2]} {_each(arms, key)}" for key in keys)
-    made = [run.outcome["provenance"] for arm in arms for run in arm.runs if "provenance" in run.outcome]
+    made = [found for arm in arms for run in arm.runs if (found := run.outcome.get("provenance"))]
     for name in made[0] if made else ():
         yield name, "; ".join(dict.fromkeys(str(one[name]) for one in made if name in one))
 

@@ -112,7 +112,7 @@ def _check_numbers(where: str, values: dict[str, Any]) -> None:
 def _json(path: Path, text: bytes, where: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError as error:  # also what is not UTF-8
+    except (ValueError, RecursionError) as error:  # also what is not UTF-8
         raise _FaultError(f"{path}{where}: not JSON") from error
     if not isinstance(content, dict):
         raise _FaultError(f"{path}{where}: not a JSON object")
