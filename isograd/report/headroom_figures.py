@@ -1,6 +1,7 @@
 """The headroom map: warm-up against learning rate, the region that trains, a panel per placement."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -117,7 +118,7 @@ def _star(axes: Axes, mine: Sequence[Place], content: Row, reach: float) -> None
     level = next((place.level for place in mine if place.warmup == warmup), None)
     if level is not None:
         right = warmup <= sum(axes.get_xlim()) / 2
-        text = margin_said(level, rate).split(" [")[0].replace(" times", "×")
+        text = re.sub(r" \(.*?\)", "", margin_said(level, rate)).replace(" times", "×")
         axes.annotate(
             text,
             (warmup, rate),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from isograd.report.headroom_words import Row, end_said, margin_said, own, places, short
 from isograd.study.boundary import Level
+from isograd.study.paired import FEWEST
 
 
 def findings(content: Row) -> list[str]:
@@ -28,8 +29,8 @@ def _own(content: Row) -> Iterator[str]:
     mine = next((place.level for place in here if place.placement == placement), None)
     if mine is not None:
         margin = margin_said(mine, rate, f" the boundary of {placement}")
-        trains = f"; {placement} trains up to {end_said(mine.middle, content)}" if mine.middle else ""
-        yield f"Your LR {rate:g} with warm-up {warmup} is {margin} (n = {mine.n}){trains}."
+        where = f", which is {end_said(mine.middle, content)}" if mine.middle else ""
+        yield f"Your LR {rate:g} with warm-up {warmup} is {margin}{where} (n = {mine.n})."
     others = [place for place in here if place.placement != placement and place.level is not None]
     said = [f"{place.placement} {margin_said(place.level, rate)}" for place in others]
     if said:
@@ -61,8 +62,8 @@ def _most(known: Sequence[tuple[str, Level]], bears: str) -> str:
     near = [name for name, level in others if level.overlaps(top)]
     less = [f"{name} {_ratio(top, level)}" for name, level in others if not level.overlaps(top)]
     n = min(level.n for _, level in known)
-    if n < 2:
-        return f"highest {best}, but one seed tells no difference."
+    if n < FEWEST:
+        return f"highest {best}, but {'one seed tells' if n == 1 else f'{n} seeds tell'} no difference."
     said = f"no difference seen (n = {n}) between {_listed([best, *near])}" if near else f"{best} {bears} (n = {n})"
     return f"{said}{f'; less, intervals apart from that of {best}: ' if less else ''}{', '.join(less)}."
 

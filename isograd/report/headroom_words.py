@@ -11,7 +11,7 @@ from typing import Any
 from isograd.study.boundary import Level
 
 Row = Mapping[str, Any]
-HEADER = ("placement", "warm-up", "trains up to LR", "interval", "seeds", "your LR", "runs")
+HEADER = ("placement", "warm-up", "boundary (LR)", "interval", "seeds", "your LR", "runs")
 SAME = 1e-9  # rates nearer than this, relatively, are one
 
 
@@ -85,15 +85,15 @@ def margin_said(level: Level | None, rate: float, where: str = "") -> str:
 
     >>> level = Level(middle=3.1e-3, low=2.8e-3, high=3.5e-3, n=3, coverage=0.75)
     >>> margin_said(level, 1e-3, " the boundary"), margin_said(level, 6.2e-3), margin_said(level, 3e-3)
-    ('3.1 times below the boundary [2.8, 3.5]', '2 times above [1.8, 2.2]', 'inside the interval')
+    ('3.1 times (2.8 to 3.5) below the boundary', '2 times (1.8 to 2.2) above', 'inside the interval')
     """
     if level is None:
         return "unknown"
     if level.low >= rate * (1 - SAME):
-        return f"{_times(level.middle / rate)} below{where} [{_span(level.low / rate, level.high / rate)}]"
+        return f"{_times(level.middle / rate)} ({_span(level.low / rate, level.high / rate)}) below{where}"
     if level.high <= rate * (1 + SAME):
         ends = _span(rate / level.high, rate / level.low if level.low else math.inf)
-        return f"{_times(rate / level.middle if level.middle else math.inf)} above{where} [{ends}]"
+        return f"{_times(rate / level.middle if level.middle else math.inf)} ({ends}) above{where}"
     return f"inside the interval{where and ' of' + where}"
 
 
@@ -102,7 +102,7 @@ def _times(factor: float) -> str:
 
 
 def _span(low: float, high: float) -> str:
-    return f"at least {short(low)}" if high == math.inf else f"{short(low)}, {short(high)}"
+    return f"at least {short(low)} times" if high == math.inf else f"{short(low)} to {short(high)}"
 
 
 def short(factor: float) -> str:

@@ -64,12 +64,13 @@ def test_the_margin_of_the_users_setting() -> None:
     ends = [c["boundary"] for c in content["chains"] if (c["placement"], c["warmup"]) == ("pre-ln", 0)]
     middle = sorted((end["low"] * end["high"]) ** 0.5 for end in ends)[1]
     low, high = min(end["low"] for end in ends), max(end["high"] for end in ends)
-    margin = f"{middle / 1e-3:.2g} times below the boundary of pre-ln [{low / 1e-3:.2g}, {high / 1e-3:.2g}] (n = 3)"
+    times = f"{middle / 1e-3:.2g} times ({low / 1e-3:.2g} to {high / 1e-3:.2g})"
+    margin = f"{times} below the boundary of pre-ln, which is {middle:.3g} (n = 3)."
     assert f"Your LR 0.001 with warm-up 0 is {margin}" in lead(content)
     above = lead(headroom_of(TWO, lr=0.4, warmup=0, placement="pre-ln"))
-    assert " times above the boundary of pre-ln [" in above and "below" not in above
+    assert re.search(r" times \(.* to .*\) above the boundary of pre-ln, ", above) and "below" not in above
     inside = lead(headroom_of(TWO, lr=0.047, warmup=0, placement="pre-ln"))
-    assert "inside the interval of the boundary of pre-ln (n = 3)" in inside
+    assert re.search(r"inside the interval of the boundary of pre-ln, which is 0.05\d+ \(n = 3\)", inside)
     elsewhere = lead(headroom_of(TWO, lr=1e-3, warmup=20, placement="pre-ln"))
     assert elsewhere == "Your warm-up of 20 is not among those tried; LR 0.001 has no margin here."
     another = lead(headroom_of(TWO, lr=1e-3, warmup=0, placement="admin"))
@@ -89,9 +90,11 @@ def test_no_winner_where_intervals_overlap() -> None:
     assert said(content, "Warm-up 0:") == "Warm-up 0: no difference seen (n = 3) between pre-ln and post-ln."
 
 
-def test_one_seed_tells_no_difference() -> None:
+def test_too_few_seeds_tell_no_difference() -> None:
     alone: Edges = {("post-ln", 0): (0.001,), ("pre-ln", 0): (0.1,)}
     assert said(headroom_of(alone), "Warm-up 0:") == "Warm-up 0: highest pre-ln, but one seed tells no difference."
+    two: Edges = {name: [*edges] * 2 for name, edges in alone.items()}
+    assert said(headroom_of(two), "Warm-up 0:") == "Warm-up 0: highest pre-ln, but 2 seeds tell no difference."
     three: Edges = {name: [*edges] * 3 for name, edges in alone.items()}
     assert "pre-ln bears the largest LR (n = 3)" in said(headroom_of(three), "Warm-up 0:")
 
@@ -107,9 +110,9 @@ def test_open_ends() -> None:
     ends: Edges = {("post-ln", 0): (0, 0, 0), ("pre-ln", 0): (5, 5, 5), ("admin", 0): (0.01, 0.011, 0.012)}
     content = headroom_of(ends, lr=1e-3)
     table = {line[0]: dict(zip(HEADER, line, strict=True)) for line in rows(content)}
-    assert table["post-ln"]["trains up to LR"] == "none" and table["pre-ln"]["trains up to LR"] == "above 1"
-    assert table["post-ln"]["your LR"].startswith("far above [at least ")
-    assert table["pre-ln"]["your LR"] == "far below [at least 1,000]"
+    assert table["post-ln"]["boundary (LR)"] == "none" and table["pre-ln"]["boundary (LR)"] == "above 1"
+    assert table["post-ln"]["your LR"].startswith("far (at least ")
+    assert table["pre-ln"]["your LR"] == "far (at least 1,000 times) below"
     line = said(content, "Warm-up 0:")
     assert re.search(r"admin \(at least \d+ times\), post-ln \(none trains\)", line)
     assert not re.search(r"\b(inf|nan|None)\b", " ".join(findings(content)) + str(rows(content)))
