@@ -40,6 +40,8 @@ def default_jobs() -> int:
 def local(workers: int | None = None, threads: int = 1, retries: int = 2) -> Engine:
     """The engine of this machine: a pool of processes, each with so many threads; where there are GPUs, one each.
 
+    Where the pool fills the cores, each process is pinned to its own.
+
     Args:
         workers: processes at once; None: as many as there are GPUs, or as the cores have room for.
         retries: how often a job is tried again whose process died; it goes on from its last checkpoint.
@@ -49,6 +51,7 @@ def local(workers: int | None = None, threads: int = 1, retries: int = 2) -> Eng
         at_once=at_once(workers, threads),
         threads=threads,
         gpus=visible_gpus(),
+        pinned=True,
         retries=retries,
         strict=False,
     )
@@ -74,6 +77,7 @@ def in_processes(
     at_once: int,
     threads: int | None = None,
     gpus: Sequence[str] = (),
+    pinned: bool = False,
     retries: int = 0,
     strict: bool = True,
 ) -> None:
@@ -85,6 +89,7 @@ def in_processes(
     Args:
         threads: of each process; None: its share of the cores.
         gpus: the first process sees the first of them only, and so on, round and round; empty: all see all.
+        pinned: give each process cores of its own, if all together have as many threads as there are cores.
         strict: raise what a training raises; else that makes its job "failed".
 
     Raises:
@@ -94,7 +99,11 @@ def in_processes(
     deaths: Counter[int] = Counter()  # of each job since it last came further than ever
     farthest: Counter[int] = Counter()
     each = threads or max(1, cores() // at_once)
-    workers = [_Worker(each, gpus[i % len(gpus)] if gpus else None, strict) for i in range(min(at_once, len(jobs)))]
+    shares = _shares(at_once, each) if pinned and not gpus else None
+    workers = [
+        _Worker(each, shares[i] if shares else None, gpus[i % len(gpus)] if gpus else None, strict)
+        for i in range(min(at_once, len(jobs)))
+    ]
     try:
         for worker in workers:
             worker.begin(*waiting.popleft())
@@ -123,11 +132,22 @@ def in_processes(
             worker.end()
 
 
+def _shares(workers: int, threads: int) -> list[set[int]] | None:
+    """The cores of each worker; None where these do not come out even, or the system has no such thing.
+
+    A smaller pool is not pinned: two of them would sit on the same cores, beside free ones.
+    """
+    if not hasattr(os, "sched_getaffinity") or workers * threads != cores():
+        return None
+    mine = sorted(os.sched_getaffinity(0))
+    return [set(mine[i * threads : (i + 1) * threads]) for i in range(workers)]
+
+
 class _Worker:
     """This process' side of a worker: its process, its end of the pipe, the job it is at."""
 
-    def __init__(self, threads: int, gpu: str | None, strict: bool) -> None:
-        self.life = (threads, strict)
+    def __init__(self, threads: int, share: set[int] | None, gpu: str | None, strict: bool) -> None:
+        self.life = (threads, share, strict)
         self.gpu = gpu
         self.job: Job | None = None
         self._start()
@@ -208,8 +228,10 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _work(pipe: Connection, threads: int, strict: bool) -> None:
+def _work(pipe: Connection, threads: int, share: set[int] | None, strict: bool) -> None:
     """A worker's life: job after job, until the other side has gone."""
+    if share is not None:
+        os.sched_setaffinity(0, share)
     prepare(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:

@@ -21,7 +21,7 @@ from isograd.study.ledger import LEDGER, Row, write_study
 from isograd.study.plan import Cell, Study
 from isograd.study.runner import jobs_of, run_cells, survey
 from isograd.study.tasks import check_jobs
-from isograd.study.workers import in_processes
+from isograd.study.workers import cores, in_processes, local
 from isograd.train.lock import alone
 from tests.study.arms import TEXT, lines, read
 from tests.study.tiny_study import Told, here, ledger, ran, study
@@ -480,3 +480,24 @@ def test_in_processes_each_with_its_gpu(plain: Trained, tmp_path: Path, monkeypa
     assert rows == plain.rows and ledger(tmp_path / "study") == ledger(plain.folder)
     assert ("0", "1") in seen and seen <= {("0", "1"), ("0",), ("1",)}
     assert "CUDA_VISIBLE_DEVICES" not in os.environ and not mp.active_children()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no process")
+@pytest.mark.skipif(cores() < 2, reason="one core is nothing to share")
+def test_workers_that_fill_the_cores_have_their_own(plain: Trained, tmp_path: Path) -> None:
+    """Each has its share and nobody else's; a pool that leaves cores free is not pinned."""
+    everywhere = sorted(os.sched_getaffinity(0))
+
+    def seen(workers: int, threads: int) -> set[tuple[int, ...]]:
+        found: set[tuple[int, ...]] = set()
+
+        def look(place: int, step: int, loss: float) -> None:
+            found.update(tuple(psutil.Process(p.pid).cpu_affinity()) for p in mp.active_children())
+
+        folder = tmp_path / f"{workers}-{threads}"
+        assert run_cells(plain.cells[:2], folder, local(workers, threads), look, lambda *_: None) == plain.rows[:2]
+        return found - {tuple(everywhere)}
+
+    each = seen(len(everywhere), 1)
+    assert each and all(len(share) == 1 for share in each)
+    assert not seen(1, 1)
