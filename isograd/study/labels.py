@@ -38,7 +38,7 @@ def flat(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            yield f"{prefix}{name}", value
 
 
 def shown(value: Any) -> str:

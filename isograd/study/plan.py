@@ -1,36 +1,22 @@
 """A study from its recipe: axes over any keys of a run, and the cells that they come to."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from isograd.placement import UnknownPlacement, get
+from isograd.study.budget import Budget, budget_of, paid, provided
 from isograd.study.compare import name_of, settings_of
 from isograd.study.labels import flat, labels, shown
-from isograd.train.forecast import tokens_per_update
 from isograd.train.recipe import COMPARED, arms_in, known_keys, nearest, overridden, read_recipe, run_from_dict
 from isograd.train.run import RecipeError, Run
-from isograd.train.task import with_steps
 
-Unit = Literal["steps", "tokens", "seconds"]
 FIXED = ("seed", "name", "task")  # no axis may be over these
 STEPS = "training.steps"
 ARM = "arm"  # the axis of a recipe's `arms`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What each cell may spend: updates, tokens, or seconds of this machine."""
-
-    unit: Unit
-    amount: float
-
-    def __str__(self) -> str:
-        return f"{self.amount:,g} {self.unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +75,15 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
             axes |= _axes({key: value if isinstance(value, list) else [value]}, recipe)
         else:
             plain.append(override)
-    budget = _budget(content.get("budget"), recipe)
+    budget = budget_of(content.get("budget"), recipe)
     base = overridden({k: v for k, v in content.items() if k not in COMPARED}, plain)
     arms, seeds = arms_in(content, recipe)
     if not axes and not arms:
         raise RecipeError(f"{recipe}: a study needs axes, such as axes: {{training.lr: [3.0e-4, 1.0e-3]}}")
     _check_overrides(plain, axes, arms, budget)
-    run = _paid(run_from_dict(_provided(base, budget)), budget)
+    if seeds and "seed" in map(_key, plain):
+        raise RecipeError(f"{recipe}: seeds are {seeds}, and seed is set, too; write seeds=[NUMBERS]")
+    run = paid(run_from_dict(provided(base, budget)), budget)
     keep = content.get("keep_models", False)
     if not isinstance(keep, bool):
         raise RecipeError(f"{recipe}: keep_models is true or false")
@@ -145,12 +133,12 @@ def _distinct(values: Iterator[Any]) -> Iterator[Any]:
 def _point(study: Study, arm: Sequence[str], values: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
     """The run of an arm at these values, and what it has at the keys that these set."""
     settings = settings_of(arm) if arm else []
-    content = overridden(_provided(study.base.as_dict(), study.budget), settings)
+    content = overridden(provided(study.base.as_dict(), study.budget), settings)
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         (content[section] if section else content)[name] = value
     try:
-        run = _paid(run_from_dict(content), study.budget)
+        run = paid(run_from_dict(content), study.budget)
         get(run.model.placement)
     except (RecipeError, UnknownPlacement) as error:
         named = ", ".join([*settings, *(f"{key}={shown(value)}" for key, value in values.items())])
@@ -217,32 +205,3 @@ def _at(content: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value[part]
     return value
-
-
-def _budget(content: Any, recipe: Path) -> Budget | None:
-    if content is None:
-        return None
-    units = get_args(Unit)
-    if not isinstance(content, Mapping) or len(content) != 1 or next(iter(content)) not in units:
-        raise RecipeError(f"{recipe}: budget is one of {', '.join(units)}, such as budget: {{steps: 300}}")
-    unit, amount = next(iter(content.items()))
-    if type(amount) not in (int, float) or not 0 < amount < math.inf:
-        raise RecipeError(f"{recipe}: budget: {unit} is {amount!r}; it must be a number above 0")
-    return Budget(unit=unit, amount=amount)
-
-
-def _provided(content: dict[str, Any], budget: Budget | None) -> dict[str, Any]:
-    """With as many updates as a budget can come to, lest a schedule be refused for the recipe's own number of them."""
-    training = content.get("training") or {}
-    if budget is None or budget.unit == "seconds" or not isinstance(training, Mapping):
-        return content
-    return {**content, "training": {**training, "steps": math.ceil(budget.amount)}}
-
-
-def _paid(run: Run, budget: Budget | None) -> Run:
-    """The run with the updates that a budget pays; one in seconds is known once speeds are measured."""
-    if budget is None or budget.unit == "seconds":
-        return run
-    if budget.unit == "steps":
-        return with_steps(run, math.ceil(budget.amount))
-    return with_steps(run, math.ceil(budget.amount / tokens_per_update(run)))

@@ -1,6 +1,7 @@
 """Recipes: a run from YAML and `key=value` overrides, unknown keys refused with a suggestion."""
 
 import difflib
+import json
 import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
@@ -116,7 +117,8 @@ def read_recipe(recipe: Path) -> dict[str, Any]:
         raise RecipeError(f"{recipe}: no such recipe")
     try:
         content = yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        json.dumps(content, default=str, skipkeys=True)  # what stands within itself has no end
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also what is not UTF-8
         raise RecipeError(f"{recipe}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{recipe}: expected keys and values, found {type(content).__name__}")
