@@ -94,13 +94,13 @@ def read_study(folder: Path) -> StudyFiles:
         others = f" and {len(missing) - 1} other{'s' * (len(missing) > 2)}" if missing[1:] else ""
         left_out.append(f"{missing[0]}{others}: not there; {'their' if others else 'its'} numbers are the ledger’s")
     known = {cell.name for cell in cells}
-    left_out += [f"{folder / 'ledger.jsonl'}: {name} is not in the plan" for name in rows if name not in known]
     inner = folder / "cells"
     there = sorted(one.name for one in inner.iterdir() if one.is_dir()) if inner.is_dir() else []
-    strangers = [name for name in there if name not in known and not name.startswith(".")]
-    if strangers:
-        many = f"{strangers[0]} is" if len(strangers) == 1 else f"{strangers[0]} and {len(strangers) - 1} others are"
-        left_out.append(f"{inner}: {many} not in the plan")
+    for place, names in ((folder / "ledger.jsonl", rows), (inner, there)):
+        strangers = [name for name in names if name not in known and not name.startswith(".")]
+        if strangers:
+            many = f" and {len(strangers) - 1} others are" if strangers[1:] else " is"
+            left_out.append(f"{place}: {strangers[0]}{many} not in the plan, but of another recipe")
     named = {key: named_apart(filter(_is_text, values), key in _NO_PATHS) for key, values in plan["axes"].items()}
     for cell in cells:
         cell.values.update({k: named[k][v] for k, v in cell.values.items() if k in named and _is_text(v)})

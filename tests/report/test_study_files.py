@@ -67,6 +67,13 @@ def no_plan(folder: Path, cells: list[str]) -> None:
     (folder / "study.json").write_text('{"name": "stu')
 
 
+def strange_rows(folder: Path, cells: list[str]) -> None:
+    """Of a recipe that was changed since."""
+    ledger = folder / "ledger.jsonl"
+    row = json.loads(ledger.read_text().splitlines()[0])
+    ledger.write_text(ledger.read_text() + "".join(json.dumps(row | {"cell": f"x{i}"}) + "\n" for i in range(3)))
+
+
 def strange_cell(folder: Path, cells: list[str]) -> None:
     shutil.copytree(folder / "cells" / cells[0], folder / "cells" / "of-another-plan")
 
@@ -80,6 +87,7 @@ def strange_cell(folder: Path, cells: list[str]) -> None:
         (no_cells, [" and 11 others: not there; their numbers are the ledger’s"]),
         (no_ledger, []),
         (no_plan, ["study.json: not JSON; the cells are those of the ledger"]),
+        (strange_rows, ["ledger.jsonl: x0 and 2 others are not in the plan"]),
         (strange_cell, ["of-another-plan is not in the plan"]),
     ],
 )
