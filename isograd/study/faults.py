@@ -1,8 +1,10 @@
 """What is wrong with the files of a run, as a kill, a full disk or another hand may have left them."""
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 from isograd.study.labels import flat
@@ -24,8 +26,8 @@ def fault(folder: Path, rows: bool = True) -> str | None:
                 _check_object(folder / name, GLUE, {})
             measured = {key: content.get(key) or {} for key in ("scores", "majority_scores")}
             _check_numbers(str(folder / name), dict(flat(measured)))
-        for name in ("metrics.jsonl", "quantities.jsonl", "validation.jsonl") if rows else ():
-            _check_rows(folder / name, ("step", "loss") if name == "metrics.jsonl" else ("step",))
+        for name, kinds in ROWS.items() if rows else ():
+            _check_rows(folder / name, kinds)
     except _FaultError as error:
         return str(error)
     except OSError as error:
@@ -69,6 +71,11 @@ KNOWN: dict[str, Kinds] = {  # what else it reads: None, or this
         "metric": _WORD,
     },
 }
+ROWS: dict[str, Kinds] = {  # of every row
+    "metrics.jsonl": {"step": (int,), "loss": (int, float, NoneType)},
+    "quantities.jsonl": {"step": (int,), "layer": (int,), "kind": _WORD},
+    "validation.jsonl": {"step": (int,)},
+}
 CHOICES = {"task": get_args(Task), "outcome": get_args(OutcomeName)}
 
 
@@ -93,20 +100,28 @@ def _at(content: Any, key: str) -> Any:
     return content
 
 
-def _check_rows(path: Path, names: Sequence[str]) -> None:
+def _check_rows(path: Path, kinds: Kinds) -> None:
     rows = path.read_bytes().split(b"\n") if path.exists() else []
     for number, line in enumerate(rows[:-1], start=1):  # a row is whole when its line has ended
         row = _json(path, line, f", line {number}")
-        missing = [name for name in names if name not in row]
+        missing = [name for name in kinds if name not in row]
         if missing:
             raise _FaultError(f"{path}, line {number}: no {missing[0]}")
         _check_numbers(f"{path}, line {number}", {name: value for name, value in row.items() if name not in WORDS})
+        wrong = [name for name, of in kinds.items() if not isinstance(row[name], of)]
+        if wrong:
+            raise _FaultError(f"{path}, line {number}: {wrong[0]} is {json.dumps(row[wrong[0]])[:40]}")
 
 
 def _check_numbers(where: str, values: dict[str, Any]) -> None:
-    wrong = [name for name, value in values.items() if not isinstance(value, int | float | None)]
+    wrong = [name for name, value in values.items() if not _is_number(value)]
     if wrong:
         raise _FaultError(f"{where}: {wrong[0]} is no number")
+
+
+def _is_number(value: Any) -> bool:
+    """None and NaN, too: what JSON, and Python's, has for a number that is none. Nothing here is beyond a float."""
+    return value is None or (isinstance(value, int | float) and not abs(value) > sys.float_info.max)
 
 
 def _json(path: Path, text: bytes, where: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from isograd.report.study_page import found_in, write_study_report
 from isograd.report.study_provenance import recipe
 from isograd.report.study_tables import arms_table, rates_table
 from isograd.study.plan import load_study
+from isograd.train.metrics import read_rows
 from tests.report.study_written import BASE, Row, Rule, write_study
 from tests.report.test_page import checked
 from tests.report.written import put
@@ -178,3 +179,31 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
         (own / name).write_text(deep)
     (folder / "ledger.jsonl").write_text(deep + "\n")
     assert len(read_study(folder).left_out) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "line"),
+    [
+        ("metrics.jsonl", '{"step": null, "loss": 2.0}', "line 1: step is null"),
+        ("metrics.jsonl", '{"step": 1, "loss": Infinity}', "line 1: loss is no number"),
+        ("metrics.jsonl", f'{{"step": 1, "loss": 1{"0" * 400}}}', "line 1: loss is no number"),
+        ("metrics.jsonl", "[" * 100_000, "line 1: not JSON"),
+        ("quantities.jsonl", '{"step": 1, "kind": "ffn", "gradient_mean_abs": 1.0}', "line 1: no layer"),
+        ("quantities.jsonl", '{"step": 1, "layer": 1, "kind": [1]}', "line 1: kind is [1]"),
+        ("validation.jsonl", '{"step": "1", "loss": 2.0}', "line 1: step is no number"),
+    ],
+)
+def test_a_damaged_row_is_said_in_a_line(tmp_path: Path, name: str, row: str, line: str) -> None:
+    folder = write_study(tmp_path / "study", AXES, even, base=SMALL, seeds=(1,))
+    path = next(folder.glob("cells/pre-ln*")) / name
+    path.write_text(row + "\n" + path.read_text())
+    study = read_study(folder)
+    assert len(study.left_out) == 1 and str(path) in study.left_out[0] and line in study.left_out[0]
+    assert len(study.ended) == 4
+
+
+@pytest.mark.parametrize("rest", ["null", "[1]", "3", '"a', "[" * 100_000])
+def test_a_last_line_that_is_no_row(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n' + rest)
+    assert read_rows(path) == [{"step": 1, "loss": 2.0}]
