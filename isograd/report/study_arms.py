@@ -157,9 +157,10 @@ def is_number(value: object) -> bool:
 
 
 def measure_of(study: StudyFiles) -> str:
-    """ "validation_loss" where every cell that finished has one, else "final_loss"."""
-    finished = [cell for cell in study.cells if cell.how == "finished"]
-    held_out = finished and all(cell.number("validation_loss") is not None for cell in finished)
+    """ "validation_loss" where every cell that finished has one (collapsed, where none did), else "final_loss"."""
+    by_end = ([cell for cell in study.cells if cell.how == how] for how in ("finished", "collapsed"))
+    whole = next(filter(None, by_end), [])
+    held_out = whole and all(cell.number("validation_loss") is not None for cell in whole)
     return "validation_loss" if held_out else "final_loss"
 
 
@@ -194,20 +195,22 @@ def tuned(arms: Sequence[StudyArm], design: Design) -> list[Tuned]:
 
 def overall(arms: Sequence[StudyArm], design: Design) -> list[StudyArm]:
     """The best arm of each over all conditions and rates."""
-    chosen = (min(_training(arms, who), key=lambda arm: arm.median, default=None) for who in design.who)
+    chosen = (_best([arm for arm in arms if arm.who == who]) for who in design.who)
     return [arm for arm in chosen if arm is not None]
 
 
-def _training(arms: Sequence[StudyArm], who: str) -> list[StudyArm]:
-    return [arm for arm in arms if arm.who == who and arm.trains]
+def _best(arms: Sequence[StudyArm]) -> StudyArm | None:
+    """That of the lowest median among those that train; None where a collapse ends lower still: nothing was learnt."""
+    best = min((arm for arm in arms if arm.trains), key=lambda arm: arm.median, default=None)
+    collapsed = [arm.median for arm in arms if 2 * arm.count("collapsed") > arm.n]
+    return None if best is None or min(collapsed, default=math.inf) < best.median else best
 
 
 def _tuned(arms: Sequence[StudyArm], who: str, condition: Row) -> Tuned:
     mine = [arm for arm in arms if arm.who == who and all(arm.values[key] == condition[key] for key in condition)]
     mine.sort(key=lambda arm: arm.values.get(RATE) or 0)
-    if len(mine) < 2:
-        only = mine[0] if mine and mine[0].trains else None
-        return Tuned(who=who, condition=condition, arms=mine, best=only, edge=None)
+    best = _best(mine)
+    if best is None or len(mine) < 2:
+        return Tuned(who=who, condition=condition, arms=mine, best=best, edge=None)
     found = best_rate({arm.values[RATE]: arm.median if arm.trains else math.inf for arm in mine})
-    best = next(arm for arm in mine if arm.values[RATE] == found[0]) if found else None
     return Tuned(who=who, condition=condition, arms=mine, best=best, edge=found[1] if found else None)

@@ -105,10 +105,13 @@ def sentence(condition: Row | None, said: str) -> str:
 
 
 def rates(design: Design, chosen: Sequence[Tuned]) -> Iterator[str]:
-    """The best rate of each, and which stand at an end of the sweep."""
+    """The best rate of each, where none trained, and which stand at an end of the sweep."""
     swept = [one for one in chosen if len(one.arms) > 1 and one.best is not None]
     if swept:
         yield f"The best learning rate: {_by_who(design, swept)}."
+    none = [one for one in chosen if len(one.arms) > 1 and one.best is None]
+    if none:
+        yield f"No learning rate trained: {_by_who(design, none)}."
     ends = [one for one in swept if one.edge is not None]
     if ends:
         said = "all of these" if len(ends) == len(swept) > 1 else _by_who(design, ends)
@@ -117,17 +120,16 @@ def rates(design: Design, chosen: Sequence[Tuned]) -> Iterator[str]:
 
 def _by_who(design: Design, tuned: Sequence[Tuned]) -> str:
     by_who = {who: [one for one in tuned if one.who == who] for who in design.who}
-    return "; ".join(f"{named(who)} {_where(of, len(design.conditions))}" for who, of in by_who.items() if of)
+    return "; ".join(f"{named(who)}{_where(of, len(design.conditions))}" for who, of in by_who.items() if of)
 
 
 def _where(of: Sequence[Tuned], many: int) -> str:
-    """ "0.001 (no warm-up), 0.003 (warm-up 50; warm-up 150)"; "0.001" where it is so under all of `many` conditions."""
-    by_rate: dict[float, list[Row]] = {}
+    """ " 0.001 (no warm-up), 0.003 (warm-up 5; warm-up 15)"; " 0.001" where it is so under all of `many` conditions."""
+    by_rate: dict[str, list[Row]] = {}
     for one in of:
-        if one.best is not None:
-            by_rate.setdefault(one.best.values[RATE], []).append(one.condition)
+        by_rate.setdefault("" if one.best is None else f" {one.best.values[RATE]:g}", []).append(one.condition)
     everywhere = len(by_rate) == 1 and len(of) == many
-    return ", ".join(f"{rate:g}{'' if everywhere else _conditions(found)}" for rate, found in by_rate.items())
+    return ",".join(f"{rate}{'' if everywhere else _conditions(found)}" for rate, found in by_rate.items())
 
 
 def _conditions(conditions: Sequence[Row]) -> str:
@@ -145,7 +147,7 @@ def best(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
             if arm.trains
         ]
         if said:
-            yield f"Median loss, each at its own best: {'; '.join(said)}."
+            yield f"Median loss in nats, each at its own best: {'; '.join(said)}."
 
 
 def sooner(condition: Row | None, paces: Sequence[Pace]) -> Iterator[str]:

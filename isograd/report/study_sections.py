@@ -219,9 +219,9 @@ _ARMS = (
     " over the seeds."
 )
 _RATES = (
-    "The rate of the lowest median among those at which more than half of the seeds finished. LR sensitivity: the mean"
-    " over the swept rates of the loss above that of the best one, each loss counted as the unigram entropy at most"
-    " (0: every rate does as well; –: no rate is below it)."
+    "The rate of the lowest median among those at which more than half of the seeds finished; none where a rate at"
+    " which most collapsed ends lower still. LR sensitivity: the mean over the swept rates of the loss above that of"
+    " the best one, each loss counted as the unigram entropy at most (0: every rate does as well; –: none is below it)."
 )
 _COMPARED = (
     "The same seed is the same data in the same order. Lower or higher is said of three seeds or more, where neither"

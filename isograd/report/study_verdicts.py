@@ -64,12 +64,12 @@ def _verdicts(found: Sequence[Sequence[Compared]]) -> Iterator[str]:
 
 
 def _size(found: Sequence[Compared]) -> str:
-    """ " by 0.026 to 0.031"; nothing where a median is a divergence."""
+    """ " by 0.026 to 0.031 nats"; nothing where a median is a divergence."""
     sizes = [abs(one.found.median) for one in found if one.found.median is not None]
     if not sizes or max(sizes) == float("inf"):
         return ""
     low, high = f"{min(sizes):.3f}", f"{max(sizes):.3f}"
-    return f" by {low}" if low == high else f" by {low} to {high}"
+    return f" by {low} nats" if low == high else f" by {low} to {high} nats"
 
 
 def _n(compared: Sequence[Compared]) -> str:

@@ -86,6 +86,8 @@ def condition_said(condition: Mapping[str, Any]) -> str:
 
     >>> condition_said({"model.layers": 12, "training.warmup": 0, "training.clip": 1.0})
     '12 layers, no warm-up, clip 1'
+    >>> condition_said({"model.layers": 1})
+    '1 layer'
     """
     return ", ".join(_said(key, value, 0) for key, value in condition.items())
 
@@ -104,7 +106,8 @@ def _said(key: str, value: Any, form: int) -> str:
     if key == "training.warmup" and not value:
         return ("no warm-up", "without warm-up")[form]
     name = axis_name(key)
-    return _PLAIN.get(key, (f"{name} {{}}", f"with {name} {{}}"))[form].format(shown_value(value))
+    words = _PLAIN.get(key, (f"{name} {{}}", f"with {name} {{}}"))[form]
+    return (words.removesuffix("s") if value == 1 else words).format(shown_value(value))
 
 
 def named(who: str) -> str:

@@ -15,10 +15,10 @@ from isograd.report.canvas import svg
 from isograd.report.study_arms import design_of, study_arms, tuned
 from isograd.report.study_compared import in_line, showcase
 from isograd.report.study_files import read_study
-from isograd.report.study_findings import trained, unlearnt
+from isograd.report.study_findings import rates, trained, unlearnt
 from isograd.report.study_page import StudyReport, found_in, write_study_report
 from isograd.report.study_sections import parts
-from isograd.report.study_tables import arms_table, compared_table
+from isograd.report.study_tables import arms_table, compared_table, rates_table
 from isograd.report.study_verdicts import differences
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked
@@ -129,7 +129,7 @@ def test_conditions_that_agree_share_a_sentence(tmp_path: Path) -> None:
     axes: Row = {"model.placement": ["pre-ln", "admin"], "model.layers": [2, 4, 6]}
     found = found_in(read_study(write_study(tmp_path / "depth", axes, rule, base=SMALL)))
     assert list(differences(found.design, found.compared, "pre-ln")) == [
-        "Against pre-ln, at 2 layers and at 4 layers: higher loss: admin by 0.100 to 0.300 (n = 3).",
+        "Against pre-ln, at 2 layers and at 4 layers: higher loss: admin by 0.100 to 0.300 nats (n = 3).",
         "Against pre-ln, at 6 layers: no difference seen: admin (n = 3).",
     ]
 
@@ -170,6 +170,33 @@ def test_a_rate_at_which_nothing_trained_is_in_sight(tmp_path: Path) -> None:
     assert main.name == "learning-rates" and main.drawn is not None
     low, high = main.drawn.panels[0].get_xlim()
     assert 2e-4 < low < 3e-4 and 1e-3 < high < 1.5e-3
+
+
+def test_no_rate_is_best_where_a_collapse_ends_lower(tmp_path: Path) -> None:
+    """A rate too small for its steps ends above the unigram entropy, and is called finished; its foil ends below."""
+    axes: Row = {"model.placement": ["post-ln", "pre-ln"], "training.lr": [1e-4, 1e-3]}
+
+    def rule(values: Row, seed: int) -> float | str:
+        if values["training.lr"] == 1e-3:
+            return "collapsed"
+        return 3.9 if values["model.placement"] == "post-ln" else 2.0
+
+    found = found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL, curves=False)))
+    assert list(rates(found.design, found.chosen))[:2] == [
+        "The best learning rate: pre-ln 0.0001.",
+        "No learning rate trained: post-ln.",
+    ]
+    assert not found.compared
+    assert [line[1] for line in rates_table(found.chosen, found.design)[1:]] == [
+        "none trained",
+        "0.0001, the lowest of the sweep",
+    ]
+
+
+def test_all_collapsed_have_a_validation_loss_all_the_same(tmp_path: Path) -> None:
+    rule: Rule = lambda values, seed: "collapsed"  # noqa: E731
+    study = read_study(write_study(tmp_path / "study", {"training.lr": RATES}, rule, base=SMALL, curves=False))
+    assert found_in(study).measure == "validation_loss"
 
 
 def test_updates_are_told_where_they_differ(tmp_path: Path) -> None:
