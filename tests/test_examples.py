@@ -1,5 +1,6 @@
 """The examples run, and the recipes say what they are named for."""
 
+import math
 import re
 import runpy
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from isograd.placement import CATALOGUE
 from isograd.study.compare import plan_arms
+from isograd.study.plan import load_study
 from isograd.train.recipe import load_arms, load_run
 
 ROOT = Path(__file__).parents[1]
@@ -55,12 +57,16 @@ def test_recipes_load(recipe: Path) -> None:
     assert run.name
     name = recipe.relative_to(ROOT / "recipes").as_posix()
     assert f"`{name}`" in (ROOT / "recipes/README.md").read_text(encoding="utf-8")
-    if recipe.parent.name != "recipes":
+    if recipe.parent.name == "studies":
+        assert run.name == recipe.stem  # a study's folder is runs/NAME
+    elif recipe.parent.name != "recipes":
         assert run.name == name.removesuffix(".yaml").replace("/", "-")
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "recipes").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+    "recipe",
+    sorted(path for path in (ROOT / "recipes").glob("*/*.yaml") if path.parent.name != "studies"),
+    ids=lambda p: f"{p.parent.name}-{p.stem}",
 )
 def test_the_arms_of_the_papers_recipes(recipe: Path, tmp_path: Path) -> None:
     """Every arm is a run of its own, and the text says what the paper found and where ours is."""
@@ -72,6 +78,15 @@ def test_the_arms_of_the_papers_recipes(recipe: Path, tmp_path: Path) -> None:
     assert "# Paper" in text and "# Ours" in text
     for page in re.findall(r"docs/results/[\w-]+\.md", text):
         assert (ROOT / page).exists(), page
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes/studies").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_cells_of_the_studies(recipe: Path) -> None:
+    """Every combination with every seed is a run of its own, and where it was run is a page."""
+    study = load_study(recipe)
+    assert len({cell.name for cell in study.cells}) == math.prod(map(len, [study.seeds, *study.axes.values()]))
+    (page,) = set(re.findall(r"docs/results/[\w-]+\.md", recipe.read_text(encoding="utf-8")))
+    assert (ROOT / page).exists()
 
 
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name)

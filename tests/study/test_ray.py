@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -59,8 +60,10 @@ def _placement() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scratch")
+def scratch() -> Iterator[Path]:
+    """Of a short name: Ray's sockets stand below it, and a socket's path has 107 characters at most."""
+    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)
