@@ -11,6 +11,7 @@ from isograd.study.ledger import CELLS, LEDGER, Row, damage, outcome_in, row_of,
 from isograd.study.plan import Cell
 from isograd.train.lock import held
 from isograd.train.metrics import append_rows
+from isograd.train.train import ENDED, tidy
 
 OnRow = Callable[[int, Row], None]
 OnNote = Callable[[str], None]
@@ -90,6 +91,8 @@ def run_cells(
             _move_aside(folder / CELLS / cells[i].name)
     rows = found.rows
     for i, row in rows.items():
+        if row["outcome"] in ENDED:
+            tidy(folder / CELLS / cells[i].name)  # the last kill may have come before this was done
         on_row(i, row)
     write_ledger(folder, [rows[i] for i in sorted(rows)])
 

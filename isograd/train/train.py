@@ -83,7 +83,16 @@ def _trained(
         outcome = {"outcome": "failed", "error": " ".join(str(error).split()) or type(error).__name__}
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
     outcome["seconds"] = time.perf_counter() - began
-    return _write_outcome(folder, outcome, state)
+    written = _write_outcome(folder, outcome, state)
+    if outcome["outcome"] in ENDED and state.is_main_process:
+        tidy(folder)
+    return written
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a run that has ended will not go on from. Not before: a kill in between would cost all its steps."""
+    for name in ("checkpoints", WEIGHTS):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def ended(run: Run, folder: Path) -> dict[str, Any] | None:
@@ -192,11 +201,8 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     outcome = _judged(task, trainer, folder)
     if keeps_model(run):
         trainer.save_model(str(folder / "model"))
-    if trainer.is_world_process_zero():
-        if keeps_model(run):
-            task.save_tokenizer(folder / "model")
-        for name in ("checkpoints", WEIGHTS):
-            shutil.rmtree(folder / name, ignore_errors=True)
+    if trainer.is_world_process_zero() and keeps_model(run):
+        task.save_tokenizer(folder / "model")
     rows = read_rows(folder / "quantities.jsonl")
     tower = model.config.towers()[-1]
     return outcome | {

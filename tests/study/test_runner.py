@@ -147,6 +147,26 @@ def test_it_goes_on_from_the_checkpoint(plain: Trained, stopped: Path) -> None:
     assert ledger(stopped) == ledger(plain.folder)
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_around_the_writing_of_an_outcome(
+    plain: Trained, stopped: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Neither costs the steps that were trained, and no checkpoints are left."""
+    for name in ("_write_outcome", "tidy")[after:]:
+        monkeypatch.setattr(f"isograd.train.train.{name}", lambda *_: os._exit(9))
+    runner = mp.get_context("fork").Process(target=ran, args=(plain.cells, stopped))
+    runner.start()
+    runner.join()
+    assert runner.exitcode == 9 and (plain.place(stopped) / "outcome.json").exists() == after
+    assert (plain.place(stopped) / "checkpoints/checkpoint-20/sealed.json").exists()
+    monkeypatch.undo()
+    told = Told()
+    assert ran(plain.cells, stopped, told) == plain.rows
+    assert told.steps == told.notes == []
+    assert not list(stopped.glob("cells/*/checkpoints"))
+    assert ledger(stopped) == ledger(plain.folder)
+
+
 def _drop(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint)
 
