@@ -1,7 +1,8 @@
 """What is found in a model: norms, sublayers, towers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from isograd.diagnose.trace import Operation
 
 Slot = Literal["pre", "mid", "out", "post", "query", "key", "value"]
 FoundKind = Literal["attn", "cross", "ffn", "mix"]
+Function = Literal["post-ln", "admin", "deepnorm"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,12 +90,14 @@ class FoundTower:
         name: "encoder" or "decoder", with a number where there are several.
         start: the value that the first sublayer reads.
         final: the norms that the last sum goes through before anything else reads it.
+        function: what sums under a post norm compute; see `function_of`.
     """
 
     name: str
     sublayers: list[FoundSublayer]
     start: int
     final: list[FoundNorm] = field(default_factory=list)
+    function: Function | None = None
 
     @property
     def layers(self) -> int:
@@ -114,3 +118,30 @@ def name_of(slots: Iterable[str]) -> str:
         "pre+out": "sandwich",
         "pre+mid": "sub-ln",
     }.get(joined, joined)
+
+
+REPLACED = 0.7  # a skip on a stream of variance 1 below which the branch, not the stream, is what the sum hands on
+
+
+def function_of(sublayers: Sequence[FoundSublayer]) -> Function | None:
+    """What the sums under a post norm compute in a tower, whatever their coefficients are called.
+
+    r_i = skip_i / gain_i weighs the stream, which a post norm has brought to one size, against branch i.
+
+    "admin": r grows with depth, so that branch i is about 1/i of its sum. "deepnorm": r is one number, well above 1.
+    "post-ln": r stays around 1 or below it, as in an ADMIN that was never calibrated; also where some later r is below
+    `REPLACED`, as after a calibration on an embedding that is too small. None: no sublayer has a post norm alone.
+    """
+    ratios = [s.skip.value / (s.gain.value or 1.0) for s in sublayers if "post" in s.norms and "pre" not in s.norms]
+    if not ratios:
+        return None
+    quarter = max(1, len(ratios) // 4)
+    first, last = median(ratios[:quarter]), median(ratios[-quarter:])
+    if last < _flat(len(ratios)) or min(ratios[1:], default=1.0) < REPLACED:
+        return "post-ln"
+    return "admin" if last > 1.01 * first else "deepnorm"
+
+
+def _flat(sublayers: int) -> float:
+    """A quarter of the way from 1 to DeepNorm's skip, N^(1/4) with N sublayers: 1.22 for 12, 1.41 for 48."""
+    return 1 + (sublayers**0.25 - 1) / 4

@@ -1,7 +1,7 @@
 """The residual streams that sublayers stand in: towers, layers, final norms, names and addresses."""
 
 from isograd.diagnose.flow import Flow
-from isograd.diagnose.found import FoundNorm, FoundSublayer, FoundTower, name_of
+from isograd.diagnose.found import FoundNorm, FoundSublayer, FoundTower, function_of, name_of
 from isograd.diagnose.positions import moved_at, time_axis
 
 
@@ -110,12 +110,13 @@ def _name_family(tower: FoundTower) -> None:
     """Names that take more than a sublayer's own norms."""
     by_kind = {s.kind: s.placement for s in tower.sublayers}
     normformer = by_kind.get("attn") == "sandwich" and by_kind.get("ffn") == "sub-ln"
+    tower.function = function_of(tower.sublayers)
     for sublayer in tower.sublayers:
         name, skip, gain = sublayer.placement, sublayer.skip, sublayer.gain
         if normformer and name in ("sandwich", "sub-ln"):
             sublayer.placement = "normformer"
         elif name == "post-ln" and skip.learned:
-            sublayer.placement = "admin"
+            sublayer.placement = "post-ln" if tower.function == "post-ln" else "admin"
         elif name == "post-ln" and skip.even and abs(skip.value / (gain.value or 1.0) - 1) > 1e-3:
             sublayer.placement = "deepnorm"
         elif name == "pre-ln" and gain.learned:

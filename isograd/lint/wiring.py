@@ -162,7 +162,8 @@ def unread(subject: Subject) -> Iterator[Finding]:
 def collapse(subject: Subject) -> Iterator[Finding]:
     """Post-LN deeper, or at a higher rate, than it was seen to train."""
     for tower in subject.anatomy.towers:
-        layers = sum(s.placement == "post-ln" for s in tower.sublayers if s.kind in ("attn", "mix"))
+        plain = tower.function == "post-ln"  # in function, whatever its coefficients are called
+        layers = sum(plain and s.placement in POST for s in tower.sublayers if s.kind in ("attn", "mix"))
         width = subject.trace[tower.start].shape[-1]
         if not layers or not subject.at_start:
             continue

@@ -138,3 +138,32 @@ def test_a_norm_is_what_scaling_does_not_move() -> None:
         ByHand(lambda x, f: x + f(x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-6))), torch.randn(2, 5, 8)
     )
     assert [s.placement for s in found.sublayers] == ["none"] * 3
+
+
+SKIPS: dict[str, tuple[Callable[[int], float], str | None]] = {  # of sublayer i, and what 16 layers with it compute
+    "never calibrated": (lambda i: 1.0, "post-ln"),
+    "flat below 1": (lambda i: 0.8, "post-ln"),
+    "flat above 1": (lambda i: 1.1, "post-ln"),
+    "uneven around 1": (lambda i: 1 + 0.2 * (-1) ** i, "post-ln"),
+    "after an embedding that is too small": (lambda i: 1.0 if i == 1 else (0.03 + 0.3 * (i - 2)) ** 0.5, "post-ln"),
+    "as profiled": (lambda i: (0.8 + 0.2 * i) ** 0.5, "admin"),
+    "DeepNorm's": (lambda i: 32**0.25, "deepnorm"),
+}
+
+
+@pytest.mark.parametrize("case", SKIPS)
+def test_what_trained_skips_compute(case: str) -> None:
+    law, function = SKIPS[case]
+    model = IsogradForCausalLM(IsogradConfig(placement="admin", **(SHAPE | {"num_hidden_layers": 16})))
+    sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
+    for i, sublayer in enumerate(sublayers, start=1):
+        torch.nn.init.constant_(sublayer.combine.skip.weight, law(i))
+    (tower,) = anatomy(model, IDS).towers
+    assert tower.function == function
+    assert {s.placement for s in tower.sublayers} == {"post-ln" if function == "post-ln" else "admin"}
+
+
+@pytest.mark.parametrize("placement", ["post-ln", "deepnorm", "pre-ln"])
+def test_what_constants_compute(placement: str) -> None:
+    (tower,) = anatomy(IsogradForCausalLM(IsogradConfig(placement=placement, **SHAPE)), IDS).towers
+    assert tower.function == (None if placement == "pre-ln" else placement)
