@@ -15,6 +15,7 @@ from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
 from isograd.evaluate.loading import load_translation_model
 from isograd.models import IsogradForSeq2SeqLM
+from isograd.models.beam import EarlyStopping
 from isograd.models.search import Hypothesis, translate_ids
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class SearchOptions:
 
     beam: int = 5
     length_penalty: float = 1.0
-    early_stopping: bool = False
+    early_stopping: EarlyStopping = False
     stretch: float = 1.0
     extra: int = 50
     tokens: int = 8192  # of a batch: sentences x beam x longest source

@@ -92,7 +92,8 @@ def _translator(model: IsogradForSeq2SeqLM, tokenizer: Any, library: Any) -> Run
     source, target = sides(tokenizer)
     read = pieces(source, model.encoder.embedding.tokens.num_embeddings)
     written = pieces(target, model.config.vocab_size)
-    pad = [[written[model.config.pad_token_id]]] if model.config.pad_token_id is not None else None
+    own = model.config
+    pad = None if own.pad_token_id in (None, own.eos_token_id) else [[written[own.pad_token_id]]]
 
     def logits(batch: Batch) -> Tensor:
         """Log-probabilities of the next tokens, </s> behind the last one: (batch, time, 1)."""

@@ -2,8 +2,9 @@
 
     score = (log p(y_1) + .. + log p(y_n)) / n^length_penalty,   y_n = eos, n counts it
 
-At each step the 2 * beam best continuations of a sentence are taken. Those by eos are finished if they are among the
-first `beam`; the first `beam` others live on. At the greatest length eos is forced, at its own log-probability.
+At each step the 2 * beam best continuations of a sentence are taken (with k ids that end a sentence, (1 + k) * beam).
+Those by eos are finished if they are among the first `beam`; the first `beam` others live on. At the greatest length
+eos is forced, at its own log-probability. Padding is never written, unless pad is eos.
 
 With `early_stopping` a sentence stops when `beam` hypotheses are finished; they are not compared with what still lives.
 That is fairseq's rule, and it harms a model that is nearly certain: short ones that it hardly believes in fill the
@@ -14,13 +15,70 @@ best, and keeps its `beam` best.
 hypotheses finish in a step than there are places left, it lets the better of them push out what was finished before.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from isograd.models.decoding import Decoding
+from isograd.models.seq2seq import IsogradForSeq2SeqLM
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """Ids that a search treats as `generate` does, under the names of transformers' GenerationConfig.
+
+    Args:
+        start: what the decoder reads first (decoder_start_token_id).
+        ends: each ends a sentence (eos_token_id).
+        never: are never written (suppress_tokens, bad_words_ids of one token, and pad_token_id unless it ends).
+        never_first: are not written first, or first after `first` (begin_suppress_tokens).
+        first: is written first, at log-probability 0 (forced_bos_token_id); None: any.
+        last: one of them is written at the greatest length, at log-probability 0 (forced_eos_token_id); none: one of
+            `ends`, at its own log-probability.
+    """
+
+    start: int
+    ends: list[int]
+    never: list[int]
+    never_first: list[int]
+    first: int | None
+    last: list[int]
+
+    @classmethod
+    def of(cls, model: IsogradForSeq2SeqLM) -> "SpecialTokens":
+        """Those of the model's generation_config; start, eos and pad are the config's where it names none.
+
+        Raises:
+            ValueError: no start or eos, or an id that is not in the vocabulary.
+        """
+        given, config = model.generation_config, model.config
+        start, ends, pad = (
+            getattr(given if getattr(given, name) is not None else config, name)
+            for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id")
+        )
+        if start is None or not _ids(ends):
+            raise ValueError("a search needs decoder_start_token_id and eos_token_id in the model's config")
+        bad = [word[0] for word in given.bad_words_ids or () if len(word) == 1]
+        never = [*_ids(pad), *bad]
+        own = cls(
+            start=int(start),
+            ends=_ids(ends),
+            never=[*(i for i in never if i not in _ids(ends)), *_ids(given.suppress_tokens)],
+            never_first=_ids(given.begin_suppress_tokens),
+            first=given.forced_bos_token_id,
+            last=_ids(given.forced_eos_token_id),
+        )
+        written = [*own.ends, *own.never, *own.never_first, *own.last, *_ids(own.first)]
+        if outside := sorted({i for i in written if not 0 <= i < config.vocab_size}):
+            raise ValueError(f"a search with token ids {outside}, and the vocabulary has {config.vocab_size}")
+        return own
 
 
 @dataclass(frozen=True)
@@ -28,7 +86,7 @@ class Hypothesis:
     """One finished translation.
 
     Args:
-        tokens: ids, eos included.
+        tokens: ids, the one that ended it included.
         score: the sum of log-probabilities over length^length_penalty.
         token_scores: the log-probability of each token, in nats.
     """
@@ -48,13 +106,17 @@ class BeamSearch:
         beam: int,
         length_penalty: float,
         min_length: int,
-        early_stopping: bool,
+        early_stopping: EarlyStopping,
     ) -> None:
-        config = decoding.model.config
-        self.start, self.eos, self.pad = config.decoder_start_token_id, config.eos_token_id, config.pad_token_id
+        self.special = SpecialTokens.of(decoding.model)
+        self.looked_at = (1 + len(self.special.ends)) * beam
+        self.ends, self.never, self.never_first = (
+            torch.tensor(ids, dtype=torch.long, device=decoding.open.device)
+            for ids in (self.special.ends, self.special.never, self.special.never_first)
+        )
         self.decoding, self.limits, self.beam = decoding, limits, beam
         self.length_penalty, self.min_length = length_penalty, min_length
-        self.early_stopping = early_stopping or beam == 1  # one beam is greedy, and ends where it ends
+        self.early_stopping = True if beam == 1 else early_stopping  # one beam is greedy, and ends where it ends
         self.sentences = list(range(len(limits)))  # of each row
         self.found: list[list[Hypothesis]] = [[] for _ in limits]
 
@@ -67,8 +129,8 @@ class BeamSearch:
         live = self._first()
         for time in count():
             best, token, parent, own = self._candidates(self.decoding.step(live.tokens, live.parents), live, time)
-            by_eos = token == self.eos
-            self._collect(best, by_eos, parent, own, live, time)
+            by_eos = self._ends(token, time)
+            self._collect(best, by_eos, token, parent, own, live, time)
             chosen = by_eos.int().argsort(dim=1, stable=True)[:, : self.beam]
             totals = best.masked_fill(by_eos, -torch.inf)
             live = live.go_on(*(x.gather(1, chosen) for x in (token, parent, totals, own)))
@@ -85,36 +147,64 @@ class BeamSearch:
         """One beam per sentence, which has read nothing yet."""
         shape, device = (len(self.limits), 1), self.decoding.open.device
         totals = self.decoding.open.new_zeros(shape)
-        tokens = torch.full(shape, self.start, device=device)
+        tokens = torch.full(shape, self.special.start, device=device)
         return Live(tokens, None, totals, tokens[..., None][..., :0], totals[..., None][..., :0])
 
     def _candidates(self, logits: Tensor, live: "Live", time: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the 2 * beam best continuations of each row: total, token, beam, own log-probability."""
+        """Of the `looked_at` best continuations of each row: total, token, beam, own log-probability."""
         log_p = logits.to(live.totals.dtype)
         log_p = torch.log_softmax(log_p, dim=-1, out=log_p)
-        at_eos = log_p[..., self.eos].clone()
-        if self.pad is not None:
-            log_p[..., self.pad] = -torch.inf
-        if time < self.min_length:
-            log_p[..., self.eos] = -torch.inf
-        log_p, ids = log_p.topk(min(2 * self.beam, log_p.shape[-1]), dim=-1)  # (rows, beams, 2 * beam)
-        forced = [row for row, sentence in enumerate(self.sentences) if self.limits[sentence] <= time]
+        last, at_last = self._last(log_p)
+        self._mask(log_p, time)
+        count = max(self.looked_at, len(last))
+        log_p, ids = log_p.topk(min(count, log_p.shape[-1]), dim=-1)  # (rows, beams, count)
+        forced = self._at_limit(time)
         if forced:
             log_p[forced] = -torch.inf
-            log_p[forced, :, 0] = at_eos[forced]
-            ids[forced, :, 0] = self.eos
+            log_p[forced, :, : len(last)] = at_last[forced]
+            ids[forced, :, : len(last)] = last
         every = (live.totals[..., None] + log_p).flatten(1)
-        best, flat = every.topk(min(2 * self.beam, every.shape[1]), dim=1)
+        best, flat = every.topk(min(count, every.shape[1]), dim=1)
         parent = flat // log_p.shape[2]
         return best, ids.flatten(1).gather(1, flat), parent, log_p.flatten(1).gather(1, flat)
 
-    def _collect(self, best: Tensor, by_eos: Tensor, parent: Tensor, own: Tensor, live: "Live", time: int) -> None:
+    def _last(self, log_p: Tensor) -> tuple[Tensor, Tensor]:
+        """The ids of which one is written at the greatest length, and their log-probabilities there."""
+        if not self.special.last:
+            return self.ends, log_p[..., self.ends]
+        last = torch.tensor(self.special.last, device=log_p.device)
+        return last, log_p.new_zeros((*log_p.shape[:-1], len(last)))
+
+    def _mask(self, log_p: Tensor, time: int) -> None:
+        """What may not be written now gets -inf, in place."""
+        first = self.special.first
+        log_p.index_fill_(-1, self.never, -torch.inf)
+        if time < self.min_length:
+            log_p.index_fill_(-1, self.ends, -torch.inf)
+        if time == (0 if first is None else 1):
+            log_p.index_fill_(-1, self.never_first, -torch.inf)
+        if time == 0 and first is not None:
+            log_p.fill_(-torch.inf)
+            log_p[..., first] = 0.0
+
+    def _ends(self, token: Tensor, time: int) -> Tensor:
+        """Where a token ends its sentence: eos, and any at the greatest length."""
+        ends = torch.isin(token, self.ends)
+        ends[self._at_limit(time)] = True
+        return ends
+
+    def _at_limit(self, time: int) -> list[int]:
+        return [row for row, sentence in enumerate(self.sentences) if self.limits[sentence] <= time]
+
+    def _collect(
+        self, best: Tensor, by_eos: Tensor, token: Tensor, parent: Tensor, own: Tensor, live: "Live", time: int
+    ) -> None:
         """Accept what is finished, in the order of rank."""
         accepted = by_eos[:, : self.beam] & best[:, : self.beam].isfinite()
         for row, rank in accepted.nonzero().tolist():
             beam = int(parent[row, rank])
             hypothesis = Hypothesis(
-                tokens=[*live.written[row, beam].tolist(), self.eos],
+                tokens=[*live.written[row, beam].tolist(), int(token[row, rank])],
                 score=float(best[row, rank]) / (time + 1) ** self.length_penalty,
                 token_scores=[*live.scores[row, beam].tolist(), float(own[row, rank])],
             )
@@ -124,7 +214,7 @@ class BeamSearch:
         """The first `beam` of a sentence with early stopping, the best `beam` without."""
         if len(found) < self.beam:
             found.append(hypothesis)
-        elif not self.early_stopping:
+        elif self.early_stopping is not True:
             worst = min(range(self.beam), key=lambda i: found[i].score)
             if found[worst].score < hypothesis.score:
                 found[worst] = hypothesis
@@ -134,6 +224,7 @@ class BeamSearch:
         totals = live.totals.amax(dim=1).tolist()
         goes_on = [
             time < self.limits[sentence]
+            and total > -math.inf
             and (len(self.found[sentence]) < self.beam or self._could_win(total, sentence, time))
             for total, sentence in zip(totals, self.sentences, strict=True)
         ]
@@ -144,16 +235,25 @@ class BeamSearch:
     def _could_win(self, total: float, sentence: int, time: int) -> bool:
         """Whether a beam of that sum, ended by the next token at no cost, would be the best (transformers' heuristic).
 
-        What holds for every continuation would be the greatest length in its place, at twice the time.
+        What holds for every continuation is the greatest length in its place ("never"), at twice the time.
         """
-        if self.early_stopping:
+        if self.early_stopping is True:
             return False
-        return total / (time + 2) ** self.length_penalty > max(h.score for h in self.found[sentence])
+        longest = self.early_stopping == "never" and self.length_penalty > 0
+        length = self.limits[sentence] + 1 if longest else time + 2
+        return total / length**self.length_penalty > max(h.score for h in self.found[sentence])
 
     def _sorted(self, found: list[Hypothesis]) -> list[Hypothesis]:
         if not found:
             raise ValueError("the model's log-probabilities are not finite: no hypothesis could be finished")
         return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+def _ids(given: int | Iterable[int] | None) -> list[int]:
+    """One id, several or none, each once."""
+    if given is None:
+        return []
+    return [int(given)] if isinstance(given, int) else list(dict.fromkeys(map(int, given)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.models.beam import BeamSearch, Hypothesis
+from isograd.models.beam import BeamSearch, EarlyStopping, Hypothesis
 from isograd.models.decoding import STEPS, Decoding, decoding_mode
 from isograd.models.seq2seq import IsogradForSeq2SeqLM
 
@@ -25,10 +25,13 @@ def search(
     extra: int = 50,
     limit: int | None = None,
     min_length: int = 1,
-    early_stopping: bool = False,
+    early_stopping: EarlyStopping = False,
     lengths: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """The `beam` hypotheses of every sentence, best first.
+
+    Special tokens are those of `model.generation_config`: one or several eos, pad (which may be eos), forced and
+    suppressed ones; see `isograd.models.beam.SpecialTokens`.
 
     Args:
         input_ids: sources (sentences, source), padded on either side, eos at their ends.
@@ -37,22 +40,22 @@ def search(
             `limit=None` takes what the model's positions allow.
         min_length: at least so many tokens stand before eos.
         early_stopping: True stops a sentence when `beam` hypotheses are finished, as fairseq does; False goes on while
-            a live beam could still become the best (one beam is greedy either way).
+            a live beam, ended at the next token, would be the best, and "never" while one could at any length (one beam
+            is greedy either way).
         lengths: the length of each source for that bound; None takes the number of its own tokens, so that a
             translation does not depend on the batch. fairseq takes the width of the batch.
 
     Raises:
-        ValueError: an option out of its range, a model without the ids that a search needs, logits that are not
-            numbers.
+        ValueError: an option out of its range, a model without the ids that a search needs, or with one beyond its
+            vocabulary, logits that are not numbers.
     """
-    config = model.config
-    if config.decoder_start_token_id is None or config.eos_token_id is None:
-        raise ValueError("a search needs decoder_start_token_id and eos_token_id in the model's config")
     if min(beam, len(input_ids)) < 1 or min(min_length, extra, stretch, limit or 0) < 0:
         raise ValueError(
             f"a search needs sentences, beam >= 1, and min_length, extra, stretch, limit >= 0;"
             f" got {len(input_ids)} sentences, {beam=}, {min_length=}, {extra=}, {stretch=}, {limit=}"
         )
+    if early_stopping not in (True, False, "never"):
+        raise ValueError(f"{early_stopping=} must be True, False or 'never'")
     if lengths is None:
         width = input_ids.shape[1]
         lengths = [width] * len(input_ids) if attention_mask is None else attention_mask.sum(dim=1).tolist()

@@ -233,6 +233,8 @@ def test_bad_input() -> None:
     for wrong in ({"beam": 0}, {"min_length": -1}, {"extra": -1}, {"stretch": -0.5}, {"limit": -1}):
         with pytest.raises(ValueError, match="a search needs sentences, beam >= 1"):
             search(network, ids, mask, **wrong)
+    with pytest.raises(ValueError, match="early_stopping='sometimes' must be True, False or 'never'"):
+        search(network, ids, mask, early_stopping="sometimes")
     with pytest.raises(ValueError, match="limit=32, but the model's positions allow 31 tokens"):
         search(network, ids, mask, limit=32)
     with pytest.raises(ValueError, match="1 lengths for 2 sentences"):
