@@ -10,6 +10,7 @@ from transformers.utils.generic import can_return_tuple
 from isograd.models.base import IsogradModel, IsogradPreTrainedModel
 from isograd.models.causal import wants_logits
 from isograd.models.config import IsogradConfig
+from isograd.models.pooling import first_token, last_token
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.loss import IGNORE, linear_cross_entropy
 from isograd.transformer.norms import NORMS
@@ -35,15 +36,18 @@ class MaskedHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """W tanh(V h_1 + b) + c of two classes: 0 where segment B continues segment A, 1 where it does not (BERT)."""
+    """W tanh(V h_1 + b) + c of two classes: 0 where segment B continues segment A, 1 where it does not (BERT).
+
+    h_1 is the first token that the mask counts.
+    """
 
     def __init__(self, config: IsogradConfig) -> None:
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size, role="dense")
         self.classifier = Linear(config.hidden_size, 2, role="dense")
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.classifier(self.dense(hidden[:, 0]).tanh())
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.classifier(self.dense(first_token(hidden, mask)).tanh())
 
 
 class IsogradForMaskedLM(IsogradPreTrainedModel):
@@ -79,7 +83,8 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
         With labels, head and logits are formed at labelled places only and `logits` is None unless
         `output_logits=True`. A collator that knows the places passes `masked_positions`: a compiled graph cannot find
         them itself and then runs the head at every place, to the same loss. By keyword: `label_smoothing`, and for a
-        model with `config.next_sentence` `next_sentence_label` (batch,), whose mean loss is added.
+        model with `config.next_sentence` `next_sentence_label` (batch,), whose mean loss is added, in a part of an
+        update by its share of the targets; without `labels` it is the loss.
         """
         # not parameters: transformers' Trainer takes each with "label" in its name for a target that must be there
         smoothing: float = kwargs.pop("label_smoothing", 0.0)
@@ -101,7 +106,10 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
                 chunk=self.config.loss_chunk,
             )
             if following is not None:
-                loss = loss + self._next_sentence_loss(hidden, following, target, num_items_in_batch)
+                share = 1.0 if num_items_in_batch is None else (target != IGNORE).sum() / num_items_in_batch
+                loss = loss + self._next_sentence_loss(hidden, attention_mask, following) * share
+        elif following is not None:
+            loss = self._next_sentence_loss(hidden, attention_mask, following)
         return MaskedLMOutput(
             loss=loss,
             logits=self.head(hidden) if wants_logits(output_logits, labels is not None) else None,
@@ -109,16 +117,13 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
             attentions=outputs.attentions,
         )
 
-    def _next_sentence_loss(
-        self, hidden: Tensor, following: Tensor, target: Tensor, items: Tensor | int | None
-    ) -> Tensor:
-        """The mean over this batch; where it is a part of an update, its share by the targets of the first loss."""
+    def _next_sentence_loss(self, hidden: Tensor, mask: Tensor | None, following: Tensor) -> Tensor:
+        """The mean over this batch."""
         if self.next_sentence is None:
             raise ValueError("next_sentence_label is given, and this model has no such head (config.next_sentence)")
-        share = 1.0 if items is None else (target != IGNORE).sum() / items
-        logits = self.next_sentence(hidden)
+        logits = self.next_sentence(hidden, mask)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return nn.functional.cross_entropy(exact, following) * share
+        return nn.functional.cross_entropy(exact, following)
 
     def _masked(self, rows: Tensor, target: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         if positions is None:
@@ -135,7 +140,10 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
 
 
 class IsogradForSequenceClassification(IsogradPreTrainedModel):
-    """logits = W dropout(tanh(V dropout(h) + b)) + c with h the first position, or the last token of a decoder."""
+    """logits = W dropout(tanh(V dropout(h) + b)) + c with h the first token, or the last one of a decoder.
+
+    Which tokens count: `isograd.models.pooling`.
+    """
 
     accepts_loss_kwargs = False  # the loss is a mean over the batch; Trainer divides it by the accumulation steps
 
@@ -174,7 +182,11 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
             use_cache=False,
             **kwargs,
         )
-        pooled = self._pool(outputs.last_hidden_state, attention_mask)
+        hidden = outputs.last_hidden_state
+        if self.config.is_decoder:
+            pooled = last_token(hidden, attention_mask, input_ids, self.config.pad_token_id)
+        else:
+            pooled = first_token(hidden, attention_mask)
         logits = self.classifier(self.drop(self.dense(self.drop(pooled)).tanh()))
         loss = None
         if labels is not None:
@@ -183,18 +195,6 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-
-    def _pool(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        if not self.config.is_decoder:
-            if mask is None:
-                return hidden[:, 0]
-            first = mask.long().argmax(dim=1)
-            return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]
-        if mask is None:
-            return hidden[:, -1]
-        places = torch.arange(mask.shape[1], device=mask.device)
-        last = (places * mask).argmax(dim=1)
-        return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
 
 
 def _refuse_projections(config: IsogradConfig) -> None:

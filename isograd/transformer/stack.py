@@ -60,7 +60,7 @@ class InputEmbedding(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.scale = width**0.5 if config.scale_embedding else 1.0
-        self.tokens = Embedding(vocab_size, config.token_width, padding_idx=config.pad_token_id)
+        self.tokens = Embedding(vocab_size, config.token_width, padding_idx=padding_row(config))
         self.project = make_projection(config.token_width, width)
         self.positions = make_positions(config)
         self.types = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
@@ -78,6 +78,16 @@ class InputEmbedding(nn.Module):
         if self.types is not None:
             x = x + (self.types.weight[0] if type_ids is None else self.types(type_ids))
         return self.drop(self.norm(x))
+
+
+def padding_row(config: Any) -> int | None:
+    """`pad_token_id`, whose row stays zero in look-ups; None where the same id is a token that the model reads.
+
+    Of pad = eos (GPT-2's usual choice) the row would never learn what eos means.
+    """
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list | tuple) else [config.eos_token_id]
+    read = {config.bos_token_id, config.decoder_start_token_id, *ends}
+    return None if config.pad_token_id in read else config.pad_token_id
 
 
 def make_projection(size: int, width: int) -> nn.Module:

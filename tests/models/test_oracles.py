@@ -51,6 +51,22 @@ def agree(ours: Tensor, theirs: Tensor, mask: Tensor) -> None:
     close(ours[mask.bool()], theirs[mask.bool()], 1e-9)
 
 
+def gpt2(tower: Any, other: Any) -> None:
+    copy(tower.embedding.tokens, other.wte)
+    copy(tower.embedding.positions, other.wpe)
+    copy(tower.norm, other.ln_f)
+    for layer, block in zip(tower.layers, other.h, strict=True):
+        copy(layer.attn.pre, block.ln_1)
+        copy(layer.ffn.pre, block.ln_2)
+        branch = layer.attn.branch
+        for i, leaf in enumerate((branch.query, branch.key, branch.value)):  # W_Q, W_K, W_V side by side
+            part = slice(16 * i, 16 * (i + 1))
+            leaf.weight.data, leaf.bias.data = block.attn.c_attn.weight.T[part].clone(), block.attn.c_attn.bias[part]
+        copy(branch.out, block.attn.c_proj, conv1d=True)
+        copy(layer.ffn.branch.into, block.mlp.c_fc, conv1d=True)
+        copy(layer.ffn.branch.out, block.mlp.c_proj, conv1d=True)
+
+
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 def test_pre_ln_is_gpt2(padding: str) -> None:
     theirs = finished(
@@ -68,20 +84,7 @@ def test_pre_ln_is_gpt2(padding: str) -> None:
         )
     )
     ours = model(placement="pre-ln", hidden_act="gelu_tanh", dtype=torch.float64, pad_token_id=None)
-    tower, other = ours.model, theirs.transformer
-    copy(tower.embedding.tokens, other.wte)
-    copy(tower.embedding.positions, other.wpe)
-    copy(tower.norm, other.ln_f)
-    for layer, block in zip(tower.layers, other.h, strict=True):
-        copy(layer.attn.pre, block.ln_1)
-        copy(layer.ffn.pre, block.ln_2)
-        branch = layer.attn.branch
-        for i, leaf in enumerate((branch.query, branch.key, branch.value)):  # W_Q, W_K, W_V side by side
-            part = slice(16 * i, 16 * (i + 1))
-            leaf.weight.data, leaf.bias.data = block.attn.c_attn.weight.T[part].clone(), block.attn.c_attn.bias[part]
-        copy(branch.out, block.attn.c_proj, conv1d=True)
-        copy(layer.ffn.branch.into, block.mlp.c_fc, conv1d=True)
-        copy(layer.ffn.branch.out, block.mlp.c_proj, conv1d=True)
+    gpt2(ours.model, theirs.transformer)
     if padding == "none":
         ids = tokens(3, 8)
         close(ours(ids).logits, theirs(ids).logits, 1e-9)
