@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make compare` and `make test`. Each builds .venv once, from constraints.txt.
+# Commands on a fresh machine: `make compare`, `make test`, `make accept`. Each builds .venv once, from constraints.txt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,10 +6,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: compare test test-slow check format clean
+.PHONY: compare accept accept-full test test-slow check format clean
 
 compare: $(INSTALLED)  ## the main job; options by ARGS="--seeds 0 1 2"
 	$(BIN)/isograd compare $(ARGS)
+
+accept: $(INSTALLED)  ## every sentence of README with a number that needs no other files, measured again; goes on if killed
+	$(BIN)/python -m benchmarks.accept $(ARGS)
+
+accept-full: $(INSTALLED)  ## the whole table, hours; ARGS="--data FOLDER" for what needs other text (docs/accept.md)
+	$(BIN)/python -m benchmarks.accept --tier full $(ARGS)
 
 # A file's tests stay in one process: they share what their fixtures have trained.
 test: $(INSTALLED)  ## the default suite, a process per core

@@ -99,6 +99,15 @@ def by_ctranslate2(
     return translate
 
 
+def sentences(data: str, languages: tuple[str, str], n: int) -> list[str]:
+    """Of a file; "numbers:test": unseen number words."""
+    if not data.startswith("numbers"):
+        return read_lines(Path(data), n)
+    from isograd.data.pairs import find_pairs
+
+    return list(find_pairs(data, *languages, role="valid").read().source[:n])
+
+
 def contestants(options: argparse.Namespace, work: Path) -> tuple[list[Contestant], Any]:
     import torch
     import transformers
@@ -111,7 +120,7 @@ def contestants(options: argparse.Namespace, work: Path) -> tuple[list[Contestan
     transformers.utils.logging.disable_progress_bar()
     model, tokenizer = load_translation_model(options.model, torch.float32)
     model = model.eval()
-    sources = tokenizer.source.encode(read_lines(options.data, options.sentences))
+    sources = tokenizer.source.encode(sentences(options.data, tokenizer.languages, options.sentences))
     exported = export_folder(options.model, work / "native", to=options.to)
     native: Any = getattr(transformers, exported.form).from_pretrained(work / "native").eval()
     export_ctranslate2(model, tokenizer, work / "ct2")
@@ -160,7 +169,7 @@ def table(rows: Sequence[Contestant], texts: dict[str, list[str]], bleu: dict[st
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", required=True, metavar="FOLDER", help="a trained run, or its model")
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="source sentences, plain or gz")
+    parser.add_argument("--data", required=True, metavar="FILE", help="source sentences, plain or gz; or numbers:test")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="their translations, for BLEU")
     parser.add_argument("--to", default="auto", metavar="NAME", help="the class of transformers")
     parser.add_argument("--sentences", type=int, default=200)
