@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isograd.statistics import mean_interval
+
 Scores = dict[str, float]
 
 
@@ -112,7 +114,7 @@ def spread(found: Sequence[float | None], failed: Sequence[bool]) -> Spread:
         lowest=min(there, default=None),
         highest=max(there, default=None),
         mean=statistics.fmean(there) if whole else None,
-        interval=interval(there) if whole else None,
+        interval=mean_interval(there) if whole else None,
         failed=sum(failed) / len(failed),
     )
 
@@ -120,43 +122,3 @@ def spread(found: Sequence[float | None], failed: Sequence[bool]) -> Spread:
 def ranked(found: Sequence[float | None]) -> list[float]:
     """What has no score is below all others."""
     return [-math.inf if score is None else score for score in found]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """mean +- t s / sqrt(n), 95 %; None below three values."""
-    if len(values) < 3:
-        return None
-    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    mean = statistics.fmean(values)
-    return mean - half, mean + half
-
-
-def t_quantile(freedom: int, level: float = 0.95) -> float:
-    """The x with P(|T| < x) = level: with x = sqrt(v) tan a, P grows as the integral of cos(a)^(v - 1).
-
-    >>> round(t_quantile(4), 3)
-    2.776
-    """
-    angle = np.linspace(0, np.pi / 2, 100_001)
-    density = np.cos(angle) ** (freedom - 1)
-    total = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(float(np.interp(level, total / total[-1], angle)))
-
-
-def rank_sum(one: Sequence[float], other: Sequence[float]) -> float:
-    """Two-sided p of the exact Wilcoxon-Mann-Whitney test, ties at their mean ranks.
-
-    The share of all ways to deal these values into two such groups whose rank sum is as far from its mean as here. It
-    is 2 / C(n + m, n) at least: three against three cannot fall below 0.1.
-
-    >>> round(rank_sum([4, 5, 6, 7, 8], [0, 1, 2, 3, 3.5]), 4)
-    0.0079
-    """
-    ranks = (2 * _ranks(np.array([*one, *other], dtype=np.float64))).astype(int)  # twice, so that ties are whole
-    ways = np.zeros((len(one) + 1, int(ranks.sum()) + 1))  # of taking so many values, by the sum of their ranks
-    ways[0, 0] = 1
-    for rank in ranks:
-        ways[1:, rank:] += ways[:-1, :-rank].copy()
-    far = np.abs(np.arange(ways.shape[1]) * len(ranks) - len(one) * int(ranks.sum()))  # times the number of values
-    here = far[ranks[: len(one)].sum()]
-    return float(ways[-1, far >= here].sum() / ways[-1].sum())

@@ -1,16 +1,17 @@
-"""What a headroom map says, in sentences; no winner where intervals overlap."""
+"""What a headroom map says, in sentences; no winner but by the rule of `isograd.statistics`."""
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
-from isograd.report.headroom_words import Row, end_said, margin_said, own, places, short
-from isograd.study.boundary import Level
-from isograd.study.paired import FEWEST
+from isograd.report.headroom_words import Place, Row, end_said, margin_said, own, places, short
+from isograd.statistics import Comparison, caution, compare, side_by_side
+from isograd.study.boundary import Boundary, log_middle
 
 
 def findings(content: Row) -> list[str]:
     """The user's own setting, placements at each warm-up, warm-ups of each placement, and what is odd."""
-    return [*_own(content), *_by_warmup(content), *_by_placement(content), *oddities(content)]
+    return [*_own(content), *_compared(content), *oddities(content)]
 
 
 def lead(content: Row) -> str:
@@ -40,40 +41,68 @@ def _own(content: Row) -> Iterator[str]:
         yield f"No boundary is known yet at your warm-up of {warmup}."
 
 
-def _by_warmup(content: Row) -> Iterator[str]:
-    """At each warm-up the placement that bears most, unless intervals overlap."""
-    for warmup in content["warmups"]:
-        known = [(p.placement, p.level) for p in places(content) if p.warmup == warmup and p.level is not None]
-        if len(known) > 1:
-            yield f"Warm-up {warmup}: {_most(known, 'bears the largest LR')}"
+def _compared(content: Row) -> Iterator[str]:
+    """At each warm-up the placement of the highest boundary, for each placement its warm-up, against all others."""
+    groups = [
+        *((f"Warm-up {w}", "placement", [p for p in places(content) if p.warmup == w]) for w in content["warmups"]),
+        *((who, "warmup", [p for p in places(content) if p.placement == who]) for who in content["placements"]),
+    ]
+    known = [(said, by, _sorted(group)) for said, by, group in groups if len(_sorted(group)) > 1]
+    pairs = [pair for _, _, group in known for pair in combinations(group, 2)]
+    found = side_by_side([compare(_by_seed(one), _by_seed(other)) for one, other in pairs])
+    of = {(_who(one), _who(other)): result for (one, other), result in zip(pairs, found, strict=True)}
+    for said, by, (best, *others) in known:
+        yield f"{said}: {_most(best, [(other, of[_who(best), _who(other)]) for other in others], by)}."
+    yield from filter(None, [caution(found)])
 
 
-def _by_placement(content: Row) -> Iterator[str]:
-    for placement in content["placements"]:
-        mine = [place for place in places(content) if place.placement == placement]
-        known = [(f"warm-up {place.warmup}", place.level) for place in mine if place.level is not None]
-        if len(known) > 1:
-            yield f"{placement}: {_most(known, 'lets it bear the largest LR')}"
+def _sorted(group: Sequence[Place]) -> list[Place]:
+    """Those with a boundary, the highest first."""
+    return sorted((p for p in group if p.level is not None), key=lambda p: -p.level.middle if p.level else 0.0)
 
 
-def _most(known: Sequence[tuple[str, Level]], bears: str) -> str:
-    """Whoever bears most, or those that cannot be told from it; then those whose intervals are apart from its own."""
-    (best, top), *others = sorted(known, key=lambda one: -one[1].middle)
-    near = [name for name, level in others if level.overlaps(top)]
-    less = [f"{name} {_ratio(top, level)}" for name, level in others if not level.overlaps(top)]
-    n = min(level.n for _, level in known)
-    if n < FEWEST:
-        return f"highest {best}, but {'one seed tells' if n == 1 else f'{n} seeds tell'} no difference."
-    said = f"no difference seen (n = {n}) between {_listed([best, *near])}" if near else f"{best} {bears} (n = {n})"
-    return f"{said}{f'; less, intervals apart from that of {best}: ' if less else ''}{', '.join(less)}."
+def _by_seed(place: Place) -> dict[int, float]:
+    """The logarithm of each chain's boundary."""
+    found = {chain["seed"]: chain["boundary"] for chain in place.chains if chain["boundary"] is not None}
+    ends = {seed: Boundary(kind=one["kind"], low=one["low"], high=one["high"]) for seed, one in found.items()}
+    return {seed: middle for seed, one in ends.items() if (middle := log_middle(one)) is not None}
 
 
-def _ratio(top: Level, level: Level) -> str:
-    """How many times less; where the top is open, at least."""
-    if level.middle == 0:
-        return "(none trains)"
+def _who(place: Place) -> tuple[str, int]:
+    return place.placement, place.warmup
+
+
+def _most(best: Place, others: Sequence[tuple[Place, Comparison]], by: str) -> str:
+    """Whose boundary is the highest, and of each other one what the rule says."""
+    name = {"placement": lambda p: p.placement, "warmup": lambda p: f"warm-up {p.warmup}"}[by]
+    groups: dict[str, list[str]] = {}
+    for other, found in others:
+        few = found.verdict == "too few seeds" and found.count_said()
+        counted = f", {found.count_said()}" if few else ""
+        groups.setdefault(found.verdict, []).append(f"{name(other)} ({_ratio(best, other)}{counted})")
+    said = [f"{_WORDS[verdict]} {', '.join(whom)}" for verdict, whom in groups.items()]
+    n = best.level.n if best.level else 0
+    return "; ".join([f"highest {name(best)} (n = {n})", *said])
+
+
+_WORDS = {
+    "higher": "above",
+    "lower": "by its seeds below",  # its median is above: seeds that differ by little outweigh it
+    "no difference seen": "no difference seen from",
+    "too few seeds": "too few seeds for a verdict against",
+}
+
+
+def _ratio(best: Place, other: Place) -> str:
+    """How many times it is above the other; where it is open, at least."""
+    assert best.level is not None and other.level is not None
+    top, middle = best.level, other.level.middle
+    if middle == 0:
+        return "none trains"
+    if middle == math.inf:
+        return "open, too"
     known = top.low if top.middle == math.inf else top.middle
-    return f"({'at least ' if top.middle == math.inf else ''}{short(known / level.middle)} times)"
+    return f"{'at least ' if top.middle == math.inf else ''}{short(known / middle)} times"
 
 
 def oddities(content: Row) -> Iterator[str]:

@@ -3,9 +3,10 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isograd.report.runs import ArmFiles, RunFiles, paired, reference_of
+from isograd.statistics import Comparison, compare_ratios, side_by_side
 
 Points = Sequence[tuple[float, float]]  # where (step or seconds), loss
 
@@ -37,6 +38,7 @@ class Pace:
         targets: the reference's last validation loss, for each seed that both arms have.
         steps, seconds: for each seed what the arm took to reach it over what the reference took, infinite where the
             arm did not reach it; {} where it is not known.
+        found: `steps` against 1, by the one rule.
     """
 
     arm: str
@@ -44,6 +46,7 @@ class Pace:
     targets: Mapping[int, float]
     steps: Mapping[int, float]
     seconds: Mapping[int, float]
+    found: Comparison
 
 
 def paces(arms: Sequence[ArmFiles], named: str | None = None) -> list[Pace]:
@@ -54,7 +57,9 @@ def paces(arms: Sequence[ArmFiles], named: str | None = None) -> list[Pace]:
     """
     reference = reference_of([arm for arm in arms if is_whole(arm)], named)
     found = [_pace(arm, reference) for arm in arms if arm is not reference] if reference else []
-    return [pace for pace in found if pace.steps]
+    found = [pace for pace in found if pace.steps]
+    corrected = side_by_side([pace.found for pace in found])
+    return [replace(pace, found=one) for pace, one in zip(found, corrected, strict=True)]
 
 
 def is_whole(arm: ArmFiles) -> bool:
@@ -70,12 +75,14 @@ def points(run: RunFiles, x: str) -> list[tuple[float, float]]:
 
 def _pace(arm: ArmFiles, reference: ArmFiles) -> Pace:
     pairs = paired(arm, reference)
+    steps = dict(_ratios(pairs, "step"))
     return Pace(
         arm=arm.label,
         reference=reference.label,
         targets={seed: points(theirs, "step")[-1][1] for seed, (_, theirs) in pairs.items()},
-        steps=dict(_ratios(pairs, "step")),
+        steps=steps,
         seconds=dict(_ratios(pairs, "seconds")),
+        found=compare_ratios(steps),
     )
 
 
@@ -104,8 +111,12 @@ def said(pace: Pace) -> str:
     how_many += f"; {seeds - there} of them did not reach it" if there < seeds else ""
     time = f" and {spread(pace.seconds)} of the time" if pace.seconds else ""
     found = f"{pace.arm} reaches {target} in {spread(pace.steps)} of the steps{time} ({how_many})."
-    unsure = seeds > 1 and min(pace.steps.values()) <= 1 <= max(pace.steps.values())
-    return found + (f" In steps no difference seen (n = {seeds})." if unsure else "")
+    return found if seeds == 1 else f"{found} In steps {pace_verdict(pace)} ({pace.found.p_said()})."
+
+
+def pace_verdict(pace: Pace) -> str:
+    """ "sooner", "later", or why neither is said."""
+    return {"lower": "sooner", "higher": "later"}.get(pace.found.verdict, pace.found.verdict)
 
 
 def spread(ratios: Mapping[int, float]) -> str:

@@ -5,10 +5,11 @@ Shleifer et al. 2021, figure 5. The rate of such a run says nothing but this; it
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from isograd.report.runs import ArmFiles, RunFiles, paired, reference_of, smoothed
+from isograd.statistics import Comparison, compare_ratios, side_by_side
 from isograd.train.metrics import WINDOW
 
 
@@ -57,6 +58,7 @@ class Ratio:
         values: for each of them with which both arms trained, and not both held to the end.
         at_least, at_most: seeds whose true ratio is higher (the arm held) or lower (the reference held).
         why: what kept the other seeds out.
+        found: the values against 1, by the one rule; a bound counts as the value that it is.
     """
 
     arm: str
@@ -66,23 +68,28 @@ class Ratio:
     at_least: Sequence[int]
     at_most: Sequence[int]
     why: str
+    found: Comparison
 
 
 def ratios(arms: Sequence[ArmFiles], named: str | None = None) -> list[Ratio]:
     """Every other arm over the reference arm; see `reference_of` for `named`."""
     reference = reference_of([arm for arm in arms if any(map(end_of, arm.runs))], named)
-    return [_ratio(arm, reference) for arm in arms if arm is not reference] if reference else []
+    found = [_ratio(arm, reference) for arm in arms if arm is not reference] if reference else []
+    corrected = side_by_side([ratio.found for ratio in found])
+    return [replace(ratio, found=one) for ratio, one in zip(found, corrected, strict=True)]
 
 
 def _ratio(arm: ArmFiles, reference: ArmFiles) -> Ratio:
     ends = {seed: (end_of(mine), end_of(theirs)) for seed, (mine, theirs) in paired(arm, reference).items()}
     both = {seed: (one, other) for seed, (one, other) in ends.items() if one and other}
     known = {seed: pair for seed, pair in both.items() if any(end.how != "held" for end in pair)}
+    values = {seed: one.rate / other.rate for seed, (one, other) in known.items()}
     return Ratio(
         arm=arm.label,
         reference=reference.label,
         seeds=len(ends),
-        values={seed: one.rate / other.rate for seed, (one, other) in known.items()},
+        values=values,
+        found=compare_ratios(values),
         at_least=[seed for seed, (one, _) in known.items() if one.how == "held"],
         at_most=[seed for seed, (_, other) in known.items() if other.how == "held"],
         why="both held up to the highest rate" if both else "with no seed did both train" if ends else "no common seed",
@@ -100,10 +107,8 @@ def said(ratio: Ratio) -> str:
     open_ends = {"at least": ratio.at_least, "at most": ratio.at_most}
     told = [f"; seed {', '.join(map(str, which))}: {words} that" for words, which in open_ends.items() if which]
     times = f"{statistics.median(values):.2f} times the learning rate of {ratio.reference}"
-    unsure = many and min(values) <= 1 <= max(values)
-    return f"{ratio.arm} held up to {times} ({spread}{''.join(told)})" + (
-        f": no difference seen (n = {len(values)})." if unsure else "."
-    )
+    verdict = f": {ratio.found.verdict} ({ratio.found.p_said()})" if many else ""
+    return f"{ratio.arm} held up to {times} ({spread}{''.join(told)}){verdict}."
 
 
 def table(arms: Sequence[ArmFiles]) -> list[tuple[str, ...]]:

@@ -155,6 +155,19 @@ def paired(arm: ArmFiles, reference: ArmFiles) -> dict[int, tuple[RunFiles, RunF
     return {run.run["seed"]: (run, theirs[run.run["seed"]]) for run in arm.runs if run.run["seed"] in theirs}
 
 
+def measure_of(arms: Sequence[ArmFiles]) -> str:
+    """The loss by which arms are compared: on held-out data where every run that finished has one."""
+    ended = [run.outcome for arm in arms for run in arm.runs if run.outcome["outcome"] == "finished"]
+    return "validation_loss" if all(end.get("validation_loss") is not None for end in ended) else "final_loss"
+
+
+def losses_of(arm: ArmFiles, measure: str) -> dict[int, float]:
+    """The loss of each seed that has come to an end; infinite where it diverged."""
+    ends = {run.run["seed"]: run.outcome for run in arm.runs}
+    found = {seed: math.inf if end["outcome"] == "diverged" else end.get(measure) for seed, end in ends.items()}
+    return {seed: loss for seed, loss in found.items() if loss is not None}
+
+
 def reference_of(arms: Sequence[ArmFiles], named: str | None = None) -> ArmFiles | None:
     """What the other arms are measured against: the one `named` by label or placement, else the first pre-ln or first.
 

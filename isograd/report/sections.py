@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from isograd.report import figures, finding_figures, pace, ramps, score_figures, tuned
 from isograd.report.canvas import Drawing
-from isograd.report.runs import ArmFiles
+from isograd.report.runs import ArmFiles, losses_of, measure_of, reference_of
 from isograd.report.tables import kind_of
+from isograd.statistics import caution, compare, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,32 @@ def sections(arms: Sequence[ArmFiles], entropy: float | None, reference: str | N
 def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> dict[str, list[str]]:
     """Sentences by the section that they belong to."""
     if kind_of(arms) == "ramp":
-        return {"ramp": [ramps.said(ratio) for ratio in ramps.ratios(arms, reference)]}
+        found = ramps.ratios(arms, reference)
+        return {"ramp": [*map(ramps.said, found), *_caution(found)]}
     if kind_of(arms) == "classification":
         return {"scores": list(tuned.findings(arms))}
-    if kind_of(arms) in _PACED:
-        return {"pace": [pace.said(one) for one in pace.paces(arms, reference)]}
-    return {}
+    known = pace.paces(arms, reference) if kind_of(arms) in _PACED else []
+    said = {"loss": losses(arms, reference), "pace": [*map(pace.said, known), *_caution(known)]}
+    return {name: lines for name, lines in said.items() if lines}
+
+
+def losses(arms: Sequence[ArmFiles], reference: str | None = None) -> list[str]:
+    """Every arm against the reference arm, seed by seed; nothing of a single seed."""
+    theirs = reference_of(arms, reference)
+    mine = [arm for arm in arms if theirs is not None and arm is not theirs and len(arm.runs) > 1]
+    if theirs is None or not mine:
+        return []
+    measure = measure_of(arms)
+    found = side_by_side([compare(losses_of(arm, measure), losses_of(theirs, measure)) for arm in mine])
+    what = measure.replace("_", " ").replace("final", "training")
+    said = [one.said(arm.label, theirs.label, what) for arm, one in zip(mine, found, strict=True)]
+    return [*said, *filter(None, [caution(found)])]
+
+
+def _caution(found: Sequence[pace.Pace] | Sequence[ramps.Ratio]) -> list[str]:
+    """Of several seeds what is corrected for, and what so few cannot show."""
+    said = caution([one.found for one in found if one.found.n > 1])
+    return [said] if said else []
 
 
 _PACED = ("language", "masked")

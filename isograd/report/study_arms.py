@@ -10,8 +10,8 @@ from typing import Any
 from isograd.report.runs import Row
 from isograd.report.study_files import COUNTED, Cell, StudyFiles
 from isograd.report.study_words import condition_said, shown_value, who_names
+from isograd.statistics import Interval, median, median_interval, wilson
 from isograd.study.sensitivity import Edge, best_rate, sensitivity
-from isograd.study.statistics import Interval, median, median_interval, wilson
 
 RATE = "training.lr"
 

@@ -8,7 +8,7 @@ from isograd.report.pace import Pace, paces
 from isograd.report.runs import ArmFiles, Row, RunFiles
 from isograd.report.study_arms import Design, StudyArm, Tuned, overall
 from isograd.report.study_words import counted
-from isograd.study.paired import Paired, paired
+from isograd.statistics import Comparison, compare, side_by_side
 
 Group = tuple[Row | None, list[StudyArm]]  # arms under a condition; None: each over all conditions
 
@@ -24,7 +24,7 @@ class Compared:
     condition: Row | None
     mine: StudyArm
     theirs: StudyArm
-    found: Paired
+    found: Comparison
 
 
 def reference_among(design: Design, named: str | None = None) -> str | None:
@@ -39,21 +39,25 @@ def reference_among(design: Design, named: str | None = None) -> str | None:
 
 
 def comparisons(chosen: Sequence[Tuned], arms: Sequence[StudyArm], design: Design, reference: str) -> list[Compared]:
-    """Under each condition, then over all; without those of which one trained at no rate."""
+    """Under each condition, then over all; without those of which one trained at no rate. Corrected for each other."""
     groups: list[Group] = [
         (condition, [one.best for one in chosen if one.condition == condition and one.best is not None])
         for condition in design.conditions
     ]
     if tunable(design):
         groups.append((None, overall(arms, design)))
-    found = []
-    for condition, best in groups:
-        theirs = next((arm for arm in best if arm.who == reference), None)
-        for mine in best:
-            if theirs is not None and mine is not theirs:
-                result = paired(mine.losses, theirs.losses)
-                found.append(Compared(condition=condition, mine=mine, theirs=theirs, found=result))
-    return found
+    pairs = [
+        (condition, mine, theirs)
+        for condition, best in groups
+        for theirs in best
+        for mine in best
+        if theirs.who == reference and mine is not theirs
+    ]
+    found = side_by_side([compare(mine.losses, theirs.losses) for _, mine, theirs in pairs])
+    return [
+        Compared(condition=condition, mine=mine, theirs=theirs, found=one)
+        for (condition, mine, theirs), one in zip(pairs, found, strict=True)
+    ]
 
 
 def tunable(design: Design) -> bool:

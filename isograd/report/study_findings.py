@@ -5,7 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from isograd.report.pace import Pace, spread
+from isograd.report.pace import Pace, pace_verdict, spread
 from isograd.report.runs import Row
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
 from isograd.report.study_compared import tunable
@@ -152,15 +152,13 @@ def best(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
 
 def sooner(condition: Row | None, paces: Sequence[Pace]) -> Iterator[str]:
     """In which part of the reference's steps each comes down to the loss at which that one ends."""
-    apart = [pace for pace in paces if max(pace.steps.values()) < 1 or min(pace.steps.values()) > 1]
-    there = [pace for pace in apart if statistics.median(pace.steps.values()) < math.inf]
-    never = [f"{named(pace.arm)}{_without(pace)}" for pace in apart if pace not in there]
-    alike = [f"{named(pace.arm)} (n = {len(pace.steps)})" for pace in paces if pace not in apart]
+    there = [pace for pace in paces if statistics.median(pace.steps.values()) < math.inf]
+    never = [f"{named(pace.arm)}{_without(pace)}" for pace in paces if pace not in there]
     said = [
-        f"{named(pace.arm)} is there in {spread(pace.steps)} of its steps (n = {len(pace.steps)})" for pace in there
+        f"{named(pace.arm)} is there in {spread(pace.steps)} of its steps ({pace_verdict(pace)}, n = {pace.found.n})"
+        for pace in there
     ]
     said += [f"not reached by {listed(never)}"] if never else []
-    said += [f"no difference seen: {listed(alike)}"] if alike else []
     if said:
         yield sentence(condition, f"the loss at which {named(paces[0].reference)} ends: {'; '.join(said)}")
 

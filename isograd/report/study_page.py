@@ -26,7 +26,7 @@ from isograd.report.study_provenance import described, provenance, recipe
 from isograd.report.study_results import arm_row, cell_row, comparison_row
 from isograd.report.study_sections import Found, Part, parts
 from isograd.report.study_tables import Table, arms_table
-from isograd.report.study_verdicts import differences
+from isograd.report.study_verdicts import corrected, differences
 from isograd.train.metrics import finite, write_text
 
 SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
@@ -72,7 +72,7 @@ def write_study_report(
     results = {
         "summary": said,
         "arms": [arm_row(arm) for arm in found.arms],
-        "comparisons": [comparison_row(one, LOSSES[found.measure], len(found.compared)) for one in found.compared],
+        "comparisons": [comparison_row(one, LOSSES[found.measure]) for one in found.compared],
         "cells": [cell_row(cell) for cell in study.cells],
         "left_out": study.left_out,
     }
@@ -140,6 +140,7 @@ def _summary(study: StudyFiles, found: Found) -> list[str]:
         *rates(found.design, found.chosen),
         *best(found.design, over_all),
         *differences(found.design, found.compared, found.reference),
+        *corrected(found.compared),
         *(line for race in found.races for line in sooner(race.condition, race.paces)),
     ]
 

@@ -7,7 +7,7 @@ from isograd.report.study_arms import StudyArm
 from isograd.report.study_compared import Compared
 from isograd.report.study_files import Cell
 from isograd.report.study_verdicts import compared_said
-from isograd.study.statistics import Interval
+from isograd.statistics import Interval
 
 
 def arm_row(arm: StudyArm) -> Row:
@@ -27,7 +27,7 @@ def _interval(interval: Interval | None) -> Row | None:
     return None if interval is None else asdict(interval)
 
 
-def comparison_row(one: Compared, what: str, comparisons: int) -> Row:
+def comparison_row(one: Compared, what: str) -> Row:
     found = one.found
     return {
         "arm": one.mine.label,
@@ -38,8 +38,9 @@ def comparison_row(one: Compared, what: str, comparisons: int) -> Row:
         "median": found.median,
         "interval": _interval(found.interval),
         "p": found.p,
+        "p_corrected": found.corrected,
         "verdict": found.verdict,
-        "said": compared_said(one, what, comparisons),
+        "said": compared_said(one, what),
     }
 
 

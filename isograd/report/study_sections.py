@@ -98,8 +98,8 @@ def _parts(found: Found) -> Iterator[Part]:
 
 def _comparisons(found: Found) -> Part:
     """A table of all; in words where they are few."""
-    many = len(found.compared)
-    said = [compared_said(one, LOSSES[found.measure], many) for one in found.compared] if many <= IN_WORDS else []
+    few = len(found.compared) <= IN_WORDS
+    said = [compared_said(one, LOSSES[found.measure]) for one in found.compared] if few else []
     return Part(
         name="comparisons",
         title=f"Against {found.reference}, seed by seed",
@@ -224,8 +224,8 @@ _RATES = (
     " the best one, each loss counted as the unigram entropy at most (0: every rate does as well; –: none is below it)."
 )
 _COMPARED = (
-    "The same seed is the same data in the same order. Lower or higher is said of three seeds or more, where neither"
-    " the intervals of the two arms overlap nor the interval of the differences holds 0."
+    "The same seed is the same data in the same order. Lower or higher is said where p of the exact sign-flip test over"
+    " the seeds is at most 0.05 after Holm's correction for all comparisons of this table."
 )
 _TUNED_SEEDS = " The rates were chosen on the same seeds, which favours each side alike."
 _PACE = (

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
 from isograd.report.study_compared import Compared
 from isograd.report.study_words import axis_name, condition_said, loss_said, shown_value
-from isograd.study.paired import FEWEST
-from isograd.study.statistics import Interval
+from isograd.statistics import Interval
 
 Table = list[tuple[str, ...]]  # a header and its lines
 STEPS = "training.steps"
@@ -104,7 +103,9 @@ def _edge(one: Tuned) -> str:
 def compared_table(compared: Sequence[Compared], design: Design) -> Table:
     """A line per comparison, mine less theirs, seed by seed."""
     under = ["under"] if design.others else []
-    lines: Table = [(_who(design), *under, "against", "median difference (nats)", "lower in", "p", "verdict")]
+    lines: Table = [
+        (_who(design), *under, "against", "median difference (nats)", "lower in", "p", "corrected", "verdict")
+    ]
     for one in compared:
         found = one.found
         where = "best of all" if one.condition is None else condition_said(one.condition)
@@ -117,7 +118,8 @@ def compared_table(compared: Sequence[Compared], design: Design) -> Table:
                 middle,
                 f"{found.lower} of {found.n}",
                 f"{found.p:.2g}",
-                found.verdict or ("no verdict" if found.n < FEWEST else "no difference seen"),
+                f"{found.corrected:.2g}",
+                found.verdict,
             )
         )
     return lines

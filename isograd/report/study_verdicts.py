@@ -1,4 +1,4 @@
-"""What the comparisons of a study come to, in words. Nobody is called better where the statistics see no difference."""
+"""What the comparisons of a study come to, in words. By the one rule of `isograd.statistics`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ from isograd.report.runs import Row
 from isograd.report.study_arms import RATE, Design, StudyArm
 from isograd.report.study_compared import Compared
 from isograd.report.study_words import axis_name, listed, named, shown_value, under
-from isograd.study.paired import FEWEST
+from isograd.statistics import caution as correction
 
 
 def differences(design: Design, compared: Sequence[Compared], reference: str) -> Iterator[str]:
@@ -44,23 +44,35 @@ def _alike(compared: Sequence[Compared]) -> Iterator[tuple[list[Row | None], lis
 
 
 def _kind(one: Compared) -> str:
-    return "few" if one.found.n < FEWEST else one.found.verdict or "alike"
+    """The verdict; of too few seeds whether they agree, which is no verdict."""
+    found = one.found
+    if found.verdict != "too few seeds":
+        return found.verdict
+    agreed = next((word for word in ("lower", "higher") if getattr(found, word) == found.n), None)
+    return f"{agreed} with every seed" if agreed else "seeds disagree"
+
+
+_WORDS = {
+    "lower": "lower loss:",
+    "higher": "higher loss:",
+    "no difference seen": "no difference seen:",
+    "lower with every seed": "too few seeds for a verdict, lower with every one:",
+    "higher with every seed": "too few seeds for a verdict, higher with every one:",
+    "seeds disagree": "too few seeds for a verdict, which disagree:",
+}
 
 
 def _verdicts(found: Sequence[Sequence[Compared]]) -> Iterator[str]:
     """Of each kind of verdict whom it is about, with its size from the least to the most of these conditions."""
-    words = {"lower": "lower loss:", "higher": "higher loss:", "alike": "no difference seen:"}
-    words["few"] = f"no verdict, for want of {FEWEST} seeds in common:"
-    for kind, begin in words.items():
+    for kind, begin in _WORDS.items():
         those = [[one for one in here if _kind(one) == kind] for here in found]
         if those[0]:
-            sizes = kind in ("lower", "higher")
+            sizes = kind.startswith(("lower", "higher"))
             whom = [
                 named(one.mine.who) + (_size([here[i] for here in those]) if sizes else "")
                 for i, one in enumerate(those[0])
             ]
-            n = "" if kind == "few" else f" ({_n([one for here in those for one in here])})"
-            yield f"{begin} {listed(whom)}{n}"
+            yield f"{begin} {listed(whom)} ({_n([one for here in those for one in here])})"
 
 
 def _size(found: Sequence[Compared]) -> str:
@@ -78,25 +90,26 @@ def _n(compared: Sequence[Compared]) -> str:
 
 
 def caution(compared: Sequence[Compared]) -> Iterator[str]:
-    """What so few seeds, and so many comparisons, cannot say."""
+    """What so few seeds cannot say, and what is corrected for."""
     short = [one.found.interval for one in compared if one.found.interval and one.found.interval.falls_short]
     if short:
         least = min(interval.coverage for interval in short)
         yield f"So few seeds hold the true median within such an interval in {100 * least:.0f} % of cases at most."
-    chance = max((one.found.chance for one in compared), default=0.0)
-    if any(one.found.verdict for one in compared) and chance > 0.05 / len(compared):
-        yield (
-            f"Two arms that are alike come out as lower or higher in up to {100 * chance:.0f} % of cases, and"
-            f" {len(compared)} comparisons stand here."
-        )
+    yield from corrected(compared)
 
 
-def compared_said(one: Compared, what: str, comparisons: int) -> str:
+def corrected(compared: Sequence[Compared]) -> Iterator[str]:
+    """One sentence or none on the correction, and on too few seeds."""
+    said = correction([one.found for one in compared])
+    if said:
+        yield said
+
+
+def compared_said(one: Compared, what: str) -> str:
     """A comparison in full."""
     mine, theirs = (f"{arm.who}{_at_rate(arm)}" for arm in (one.mine, one.theirs))
-    found = one.found.said(mine, theirs, what, comparisons)
     where = "" if not one.condition else f"{under(one.condition)}: "
-    return where + (found if mine in found else f"{mine} and {theirs}: {found}")
+    return where + one.found.said(mine, theirs, what)
 
 
 def _at_rate(arm: StudyArm) -> str:

@@ -149,7 +149,7 @@ def spread(values: Sequence[float], form: str) -> str:
 
 
 def summary(arms: Sequence[ArmFiles]) -> str:
-    """What happened, in two sentences. Nobody is called best: that takes seeds and intervals."""
+    """What happened, in two sentences. Who differs from whom is said in the findings."""
     if kind_of(arms) == "ramp":
         return _RAMP
     if kind_of(arms) == "classification":
@@ -164,8 +164,6 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     seeds = len({r.run["seed"] for a in arms for r in a.runs})
     if seeds == 1:
         parts.append("One seed: differences of a few hundredths between trained arms mean nothing.")
-    elif len(trained) > 1:
-        parts.append(f"{seeds} seeds: where the ranges of two arms overlap, no difference was seen.")
     both = [(a.values("final_loss"), a.values("validation_loss")) for a in trained]
     if any(seen and held_out and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5 for seen, held_out in both):
         parts.append("Validation is far above training: the text is small and learnt by heart; compare validation.")

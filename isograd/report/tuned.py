@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from math import comb
 from typing import Any
 
-from isograd.evaluate.classification import Spread, rank_sum, ranked, spread
+from isograd.evaluate.classification import Spread, ranked, spread
 from isograd.report.runs import ArmFiles, RunFiles
-
-LEVEL = 0.05  # of the test
+from isograd.statistics import Comparison, caution, compare, side_by_side
 
 
 def spread_of(arm: ArmFiles) -> Spread | None:
@@ -91,10 +89,15 @@ def findings(arms: Sequence[ArmFiles]) -> Iterator[str]:
         glue = arm.first.run["glue"]
         if _ended(arm):
             groups.setdefault((glue["task"], glue["model"]), []).append(arm)
+    pairs = []
     for group in groups.values():
         tuned, scratch = ([arm for arm in group if arm.first.run["glue"]["scratch"] is kind] for kind in (False, True))
         if tuned and scratch:
-            yield against(best(tuned), best(scratch), max(len(tuned), len(scratch)))
+            pairs.append((best(tuned), best(scratch), max(len(tuned), len(scratch))))
+    found = side_by_side([compare(_by_seed(tuned), _by_seed(scratch)) for tuned, scratch, _ in pairs])
+    for (tuned_best, scratch_best, of), one in zip(pairs, found, strict=True):
+        yield against(tuned_best, scratch_best, of, one)
+    yield from filter(None, [caution(found)])
 
 
 def best(arms: Sequence[ArmFiles]) -> ArmFiles:
@@ -102,20 +105,22 @@ def best(arms: Sequence[ArmFiles]) -> ArmFiles:
     return max(arms, key=lambda arm: ranked([of.median if (of := spread_of(arm)) else None])[0])
 
 
-def against(tuned: ArmFiles, scratch: ArmFiles, of: int) -> str:
-    """Whether pre-training is beyond the spread of the seeds, by an exact rank-sum test at 5 %."""
-    both = [ranked([run.outcome.get("score") for run in _ended(arm)]) for arm in (tuned, scratch)]
-    sizes = " and ".join(str(len(scores)) for scores in both) if len({*map(len, both)}) > 1 else str(len(both[0]))
+def against(tuned: ArmFiles, scratch: ArmFiles, of: int, found: Comparison) -> str:
+    """Whether pre-training is above training from scratch, by the one rule."""
     said = f"{title(tuned)}, medians: {tuned.label} {median(tuned)}, {scratch.label} {median(scratch)}"
     said += f" (each the best of up to {of} arms by its median)" if of > 1 else ""
-    if 2 / comb(len(both[0]) + len(both[1]), len(both[0])) > LEVEL:  # the lowest p that so many values can give
-        return f"{said}; n = {sizes} is too few seeds to tell a difference from their spread."
-    p = rank_sum(*both)
-    seen = f"(n = {sizes}, rank sum p = {p:.2g}){_low(tuned, scratch)}."
-    if p > LEVEL:
-        return f"{said}; no difference seen {seen}"
-    better = "above" if sum(a > b for a in both[0] for b in both[1]) * 2 > len(both[0]) * len(both[1]) else "below"
-    return f"{said}; pre-training is {better} training from scratch {seen}"
+    if not found.seeds:
+        return f"{said}; no seed in common: not compared."
+    above = {"higher": "above", "lower": "below"}.get(found.verdict)
+    verdict = f"pre-training is {above} training from scratch" if above else found.verdict
+    counted = f", {found.count_said()}" if found.count_said() else ""
+    return f"{said}; {verdict}{counted} (n = {found.n}, {found.p_said()}){_low(tuned, scratch)}."
+
+
+def _by_seed(arm: ArmFiles) -> dict[int, float]:
+    """The score of each seed; a run without one is below all others."""
+    ended = _ended(arm)
+    return dict(zip([r.run["seed"] for r in ended], ranked([r.outcome.get("score") for r in ended]), strict=True))
 
 
 def _low(tuned: ArmFiles, scratch: ArmFiles) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from isograd.study.statistics import median, median_interval
+from isograd.statistics import median, median_interval
 from isograd.train.metrics import LAST, NEAR, WINDOW, LossWatch
 from isograd.train.run import RecipeError
 
@@ -207,9 +207,6 @@ class Level:
     n: int
     coverage: float | None
 
-    def overlaps(self, other: "Level") -> bool:
-        return max(self.low, other.low) <= min(self.high, other.high)
-
 
 def over_seeds(boundaries: Sequence[Boundary]) -> Level | None:
     """None where no chain found a boundary: a run failed, or every rate was too slow to tell.
@@ -224,12 +221,25 @@ def over_seeds(boundaries: Sequence[Boundary]) -> Level | None:
     lows, highs = ([pair[i] for pair in ends] for i in (0, 1))
     below, above = median_interval(lows), median_interval(highs)
     return Level(
-        middle=math.exp(median([(_log(low) + _log(high)) / 2 for low, high in ends])),
+        middle=math.exp(median([_middle(pair) for pair in ends])),
         low=lows[0] if below is None else below.low,
         high=highs[0] if above is None else above.high,
         n=len(ends),
         coverage=None if below is None else below.coverage,
     )
+
+
+def log_middle(boundary: Boundary) -> float | None:
+    """The logarithm of the bracket's geometric middle; -inf where no rate trained, inf where the highest one did.
+
+    None where no boundary was found.
+    """
+    ends = _ends(boundary)
+    return None if ends is None else _middle(ends)
+
+
+def _middle(ends: tuple[float, float]) -> float:
+    return (_log(ends[0]) + _log(ends[1])) / 2
 
 
 def _ends(boundary: Boundary) -> tuple[float, float] | None:

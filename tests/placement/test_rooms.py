@@ -11,9 +11,10 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# placement <- transformer <- models <- data <- diagnose <- evaluate <- lint, theory, train, export <- study <- report
-# <- cli
+# statistics <- placement <- transformer <- models <- data <- diagnose <- evaluate <- lint, theory, train, export
+# <- study <- report <- cli
 LEVELS = [
+    {"statistics"},
     {"placement"},
     {"transformer"},
     {"models"},

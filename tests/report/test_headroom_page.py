@@ -1,4 +1,4 @@
-"""The headroom map from headroom.json alone: the page, the figure, and sentences that name no winner too many."""
+"""The headroom map from headroom.json alone: the page, the figure, and sentences by the one rule."""
 
 import csv
 import json
@@ -77,32 +77,37 @@ def test_the_margin_of_the_users_setting() -> None:
     assert another.startswith("Your LR 0.001 with warm-up 0, against the boundaries: post-ln ")
 
 
-def test_no_winner_where_intervals_overlap() -> None:
-    """Apart, a ratio; moved into each other, no difference; the foil is a mean, which would still name one."""
-    apart = headroom_of(TWO)
-    assert said(apart, "Warm-up 0:").startswith("Warm-up 0: pre-ln bears the largest LR (n = 3); less,")
-    assert re.search(r"post-ln \(\d+ times\)", said(apart, "Warm-up 0:"))
-    near: Edges = {("post-ln", 0): (0.01, 0.02, 0.03), ("pre-ln", 0): (0.02, 0.03, 0.04)}
-    content = headroom_of(near)
-    levels = {place.placement: place.level for place in places(content)}
-    assert levels["pre-ln"] is not None and levels["post-ln"] is not None
-    assert levels["pre-ln"].middle > levels["post-ln"].middle
-    assert said(content, "Warm-up 0:") == "Warm-up 0: no difference seen (n = 3) between pre-ln and post-ln."
+def nine(edges: Edges) -> Edges:
+    """Each boundary with nine seeds, three times those of three: enough for ten comparisons."""
+    return {name: [edge * (1 + i / 50) for i in range(3) for edge in three] for name, three in edges.items()}
 
 
-def test_too_few_seeds_tell_no_difference() -> None:
-    alone: Edges = {("post-ln", 0): (0.001,), ("pre-ln", 0): (0.1,)}
-    assert said(headroom_of(alone), "Warm-up 0:") == "Warm-up 0: highest pre-ln, but one seed tells no difference."
-    two: Edges = {name: [*edges] * 2 for name, edges in alone.items()}
-    assert said(headroom_of(two), "Warm-up 0:") == "Warm-up 0: highest pre-ln, but 2 seeds tell no difference."
-    three: Edges = {name: [*edges] * 3 for name, edges in alone.items()}
-    assert "pre-ln bears the largest LR (n = 3)" in said(headroom_of(three), "Warm-up 0:")
+def test_the_rule_decides_who_is_above() -> None:
+    """Nine seeds apart, seeds that disagree, and three seeds, with which nothing is above anything."""
+    apart = headroom_of(nine(TWO))
+    assert re.fullmatch(
+        r"Warm-up 0: highest pre-ln \(n = 9\); above post-ln \(\d+ times\)\.", said(apart, "Warm-up 0:")
+    )
+    near: Edges = {("post-ln", 0): (0.01, 0.02, 0.04), ("pre-ln", 0): (0.02, 0.03, 0.03)}
+    line = said(headroom_of(nine(near)), "Warm-up 0:")
+    assert re.search(r"highest pre-ln \(n = 9\); no difference seen from post-ln \(1\.\d+ times\)", line)
+    line = said(headroom_of(TWO), "Warm-up 0:")
+    assert re.search(r"too few seeds for a verdict against post-ln \(\d+ times, higher with 3 of 3 seeds\)", line)
+    (why,) = [line for line in findings(headroom_of(TWO)) if "Holm" in line]
+    assert why.startswith("p is corrected for 4 comparisons") and why.endswith("it takes 8 seeds.")
 
 
 def test_warm_ups_of_a_placement() -> None:
-    content = headroom_of(TWO)
-    assert said(content, "post-ln: ").startswith("post-ln: warm-up 50 lets it bear the largest LR (n = 3)")
-    assert said(content, "pre-ln: ") == "pre-ln: no difference seen (n = 3) between warm-up 50 and warm-up 0."
+    content = headroom_of(nine(TWO))
+    assert said(content, "post-ln: ").startswith("post-ln: highest warm-up 50 (n = 9); above warm-up 0 (4 times)")
+    assert said(content, "pre-ln: ").startswith("pre-ln: highest warm-up 50 (n = 9); ")
+
+
+def test_all_pairs_are_corrected_for() -> None:
+    """The highest of five is chosen by its boundary: ten pairs stand side by side, not four."""
+    (why,) = [line for line in findings(headroom_of(FIVE)) if "Holm" in line]
+    warmups = len({warmup for _, warmup in FIVE})
+    assert f"corrected for {10 * warmups + 5 * (warmups * (warmups - 1) // 2)} comparisons" in why
 
 
 def test_open_ends() -> None:
@@ -114,7 +119,7 @@ def test_open_ends() -> None:
     assert table["post-ln"]["your LR"].startswith("far (at least ")
     assert table["pre-ln"]["your LR"] == "far (at least 1,000 times) below"
     line = said(content, "Warm-up 0:")
-    assert re.search(r"admin \(at least \d+ times\), post-ln \(none trains\)", line)
+    assert re.search(r"admin \(at least \d+ times, [^)]+\), post-ln \(none trains, [^)]+\)", line)
     assert not re.search(r"\b(inf|nan|None)\b", " ".join(findings(content)) + str(rows(content)))
 
 

@@ -1,6 +1,7 @@
 """The speed-up to equal loss: curves by hand, with seeds that do not reach it, and the wrong ways to take it."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,12 +66,15 @@ def test_by_hand(study: Path) -> None:
     assert pace.said(norm) == (
         "normformer, no warm-up reaches pre-ln, no warm-up's final validation loss (mean 2.200)"
         " in 0.75 [0.75 to 0.75] of the steps and 0.90 [0.90 to 0.90] of the time (median of 3 seeds)."
+        " In steps too few seeds (p = 0.25, corrected 0.5)."
     )
     assert set(post.steps.values()) == {math.inf}
     assert pace.said(post).endswith(
         "does not reach pre-ln, no warm-up's final validation loss (mean 2.200) with any of 3 seeds."
     )
-    assert findings(arms(study)) == {"pace": [pace.said(post), pace.said(norm)]}
+    *said, why = findings(arms(study))["pace"]
+    assert said == [pace.said(post), pace.said(norm)]
+    assert why.startswith("p is corrected for 2 comparisons by Holm's method. An exact test of 3 seeds cannot give")
 
 
 def test_the_reference_by_the_same_rule(tmp_path: Path) -> None:
@@ -98,7 +102,7 @@ def test_one_seed_of_three_does_not_reach(study: Path) -> None:
     assert one.steps == {0: 0.5, 1: 0.75, 2: math.inf}
     said = pace.said(one)
     assert "0.75 [0.50 to not reached] of the steps" in said and "1 of them did not reach it" in said
-    assert "no difference seen (n = 3)" in said  # what has not been reached may be beyond 1
+    assert "too few seeds (p = 1, corrected" in said  # what has not been reached is beyond 1
 
 
 def test_a_spread_around_one(tmp_path: Path) -> None:
@@ -107,7 +111,19 @@ def test_a_spread_around_one(tmp_path: Path) -> None:
         written(tmp_path, "normformer", seed, outcome={}, validation=rows)
     (one,) = pace.paces(arms(tmp_path))
     assert min(one.steps.values()) < 1 < max(one.steps.values())
-    assert pace.said(one).endswith("In steps no difference seen (n = 2).")
+    assert pace.said(one).endswith("In steps too few seeds (p = 1).")
+
+
+def test_six_seeds_say_sooner(tmp_path: Path) -> None:
+    """And the negative control: a seventh, far later, takes it back."""
+    for seed in range(7):
+        written(tmp_path, "pre-ln", seed, outcome={}, validation=curve(4.0, 3.0, 2.0, 1.0))
+        rows = curve(3.0, 2.0, 1.0, 0.5) if seed < 6 else curve(4.0, 4.0, 4.0, 4.0)
+        written(tmp_path, "normformer", seed, outcome={}, validation=rows)
+    (one,) = pace.paces([replace(arm, runs=arm.runs[:6]) for arm in arms(tmp_path)])
+    assert pace.said(one).endswith("In steps sooner (p = 0.031).")
+    (one,) = pace.paces(arms(tmp_path))
+    assert pace.said(one).endswith("In steps no difference seen (p = 0.36).")
 
 
 def test_which_reference(study: Path) -> None:

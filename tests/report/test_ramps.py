@@ -95,13 +95,16 @@ def test_ratios_are_paired_by_seed(tmp_path: Path) -> None:
     assert one.values == pytest.approx({0: 1.5, 1: 1.2, 2: 1.1})
     assert ramps.said(one) == (
         "normformer, no warm-up held up to 1.20 times the learning rate of pre-ln, no warm-up"
-        " (median of 3 seeds, 1.10 to 1.50)."
+        " (median of 3 seeds, 1.10 to 1.50): too few seeds (p = 0.25)."
     )
 
 
-def test_no_difference(tmp_path: Path) -> None:
-    (one,) = ramps.ratios(arms(study(tmp_path, (40, 60), (60, 40), (50, 55))))
-    assert ramps.said(one).endswith("(median of 3 seeds, 0.67 to 1.50): no difference seen (n = 3).")
+def test_six_seeds_decide(tmp_path: Path) -> None:
+    """All on one side, and the negative control: three on either."""
+    (one,) = ramps.ratios(arms(study(tmp_path / "one", *[(40, 60)] * 6)))
+    assert ramps.said(one).endswith("(median of 6 seeds, 1.50 to 1.50): higher (p = 0.031).")
+    (one,) = ramps.ratios(arms(study(tmp_path / "both", *[(40, 60), (60, 40)] * 3)))
+    assert ramps.said(one).endswith("(median of 6 seeds, 0.67 to 1.50): no difference seen (p = 0.34).")
 
 
 def test_what_was_not_reached(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from isograd.study.boundary import (
     Boundary,
     Search,
     Verdict,
+    log_middle,
     next_rate,
     over_seeds,
     rounded,
@@ -217,9 +218,15 @@ def test_levels_over_seeds() -> None:
     assert (level.low, level.high) == (pytest.approx(1e-3), pytest.approx(5e-3))
     alone = over_seeds([between(1e-3, 1.2e-3)])
     assert alone is not None and (alone.low, alone.high) == (pytest.approx(1e-3), pytest.approx(1.2e-3))
-    assert alone.coverage is None and level.overlaps(alone)
-    apart = over_seeds([between(1e-4, 2e-4)] * 3)
-    assert apart is not None and not apart.overlaps(level)
+    assert alone.coverage is None
+
+
+def test_the_boundary_of_a_seed_as_a_logarithm() -> None:
+    """Ends of the range stand beyond every rate; a search that found no boundary has none."""
+    assert log_middle(between(2e-3, 2.5e-3)) == pytest.approx(math.log(math.sqrt(5e-6)))
+    assert log_middle(Boundary(kind="none", high=2e-5)) == -math.inf
+    assert log_middle(Boundary(kind="above", low=1.0)) == math.inf
+    assert log_middle(Boundary(kind="stopped")) is None
 
 
 def test_levels_with_open_ends() -> None:

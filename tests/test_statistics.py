@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from isograd.study.statistics import Interval, median, median_coverage, median_interval, wilson
+from isograd.statistics import Interval, mean_interval, median, median_coverage, median_interval, wilson
 
 LOSSES = [2.31, 2.27, 2.44, 2.29, 2.35, 2.52, 2.26, 2.30, 2.38, 2.41, 2.33]
 
@@ -111,17 +111,24 @@ def test_coverage_is_at_most_that_of_the_whole_range(n: int) -> None:
     assert median_coverage(n, 0.999) >= interval.coverage
 
 
-def test_overlap() -> None:
-    one, two, three = (
-        Interval(low=low, high=high, level=0.95, coverage=0.75) for low, high in ((1, 2), (2, math.inf), (2.1, 3))
-    )
-    assert one.overlaps(two)
-    assert two.overlaps(one)
-    assert two.overlaps(three)
-    assert not one.overlaps(three)
-    assert not three.overlaps(one)
-    assert one.holds(1)
-    assert not one.holds(0.99)
+@pytest.mark.parametrize("n", [3, 5, 11])
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_students_interval_is_scipys(n: int, level: float) -> None:
+    """And the negative control: the normal quantile in place of Student's."""
+    sample = LOSSES[:n]
+    spread = statistics.stdev(sample) / math.sqrt(n)
+    theirs = stats.t.interval(level, n - 1, loc=statistics.fmean(sample), scale=spread)
+    assert mean_interval(sample, level) == pytest.approx(theirs, rel=1e-12)
+    normal = stats.norm.interval(level, loc=statistics.fmean(sample), scale=spread)
+    assert mean_interval(sample, level) != pytest.approx(normal, rel=1e-5)
+    assert mean_interval(sample[:2]) is None
+
+
+def test_ends_are_inside() -> None:
+    interval = Interval(low=1, high=2, level=0.95, coverage=0.75)
+    assert interval.holds(1) and interval.holds(2)
+    assert not interval.holds(0.99) and not interval.holds(2.01)
+    assert interval.falls_short
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
