@@ -3,8 +3,11 @@
 import json
 import math
 import multiprocessing as mp
+import os
 import shutil
+import signal
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from isograd.study.compare import Arm, compare, plan
 from isograd.train.lock import FolderBusyError, alone
 from isograd.train.run import Data, Model, RecipeError, Training
 from tests.study.arms import lines, read, runs, same_numbers
+from tests.study.processes import Sent, hold
 
 Plan = Callable[..., list[Arm]]
 NAMES = ("post-ln", "pre-ln", "admin")
@@ -99,14 +103,21 @@ def test_what_has_ended_is_not_trained_again(planned: Plan) -> None:
     assert more[1]["final_loss"] == first[1]["final_loss"]
 
 
-def test_processes_give_the_same_numbers_and_one_that_dies_takes_only_its_job_along(planned: Plan) -> None:
-    arms, there = planned(steps=30), planned("one-process", steps=30)
+def test_processes_give_the_same_numbers_and_one_that_dies_takes_only_its_job_along(
+    planned: Plan, tmp_path: Path, own_catalogue: None
+) -> None:
+    sign = tmp_path / "held"
+    register("held", Placement(each=Residual(pre=Norm(), skip=Sent(hold, 20, sign))))
+    names = ["held", "pre-ln", "admin"]
+    arms, there = (planned(name, steps=30, placements=names) for name in ("out", "one-process"))
     trained(there)
     told: dict[int, str] = {}
 
     def kill(index: int, step: int, loss: float) -> None:
-        if index == 0:
-            min(mp.active_children(), key=lambda p: p.name).kill()  # the first that was started has the first job
+        if (index, step) == (0, 20):  # its worker goes no further
+            while not sign.exists():
+                time.sleep(0.01)
+            os.kill(int(sign.read_text()), signal.SIGKILL)
 
     results = compare(arms, kill, lambda i, result: told.update({i: result["outcome"]}), jobs=2)
     assert not mp.active_children()

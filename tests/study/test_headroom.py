@@ -4,9 +4,6 @@ import json
 import re
 import shutil
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +16,11 @@ from isograd.study.boundary import Boundary, next_rate, over_seeds
 from isograd.study.headroom import Trial, Watch, headroom
 from isograd.study.headroom_plan import Plan, load_plan
 from isograd.study.jobs import Job, OnEnd, OnStep, attempt
-from isograd.train.lock import held
 from isograd.train.metrics import finite
 from isograd.train.recipe import with_overrides
 from isograd.train.run import RecipeError
 from isograd.train.train import train
+from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, lines, read, refused
 
 TINY = """model: {layers: 2, width: 16, heads: 2}
@@ -164,23 +161,17 @@ def test_stopped_after_any_training(searched: Searched, tmp_path: Path) -> None:
 
 
 def test_killed_from_outside(searched: Searched, text: Path, tmp_path: Path) -> None:
-    """kill -9 of the command when it has written its first cells, workers and all."""
+    """kill -9 of the command in its third run, workers and all."""
     plan, folder, content = searched
     out = tmp_path / "out"
     command = ["headroom", str(written(tmp_path, text)), "--placements", "post-ln", "pre-ln", "--seeds", "1"]
     command += ["--precision", "2", "--out", str(out), "--jobs", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "isograd", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 300
-    while not list(out.glob("cells/*/metrics.jsonl")) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
+    process = started(command, held_after=2 * 40 + 10)
+    wait_until_held(process, out / "cells", [10, 40, 40])
     process.kill()
-    process.wait()
-    assert len(list(out.glob("cells/*/outcome.json"))) < content["cost"]["runs"]
-    while any(held(cell) for cell in out.glob("cells/*")):  # its worker sees that it is gone
-        time.sleep(0.05)
+    process.communicate()
+    assert gone(process.pid)
+    assert len(list(out.glob("cells/*/outcome.json"))) == 2 < content["cost"]["runs"]
     headroom(plan, out, here)
     code, said, _ = called(*command, "--json")
     assert code == 0 and bare(read(out / "headroom.json")) == bare(plain(content))

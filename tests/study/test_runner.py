@@ -4,12 +4,12 @@ import json
 import multiprocessing as mp
 import os
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +19,7 @@ from isograd.placement import Norm, Placement, Residual, Site, register
 from isograd.study.jobs import Job, OnEnd, OnStep
 from isograd.study.ledger import LEDGER, Row, write_study
 from isograd.study.plan import Cell, Study
-from isograd.study.runner import jobs_of, run_cells, survey
+from isograd.study.runner import PAUSE, jobs_of, run_cells, survey
 from isograd.study.tasks import check_jobs
 from isograd.study.workers import cores, in_processes, local
 from isograd.train.lock import alone
@@ -416,16 +416,24 @@ def test_another_text_under_the_same_name(text: Path, tmp_path: Path) -> None:
     assert whole(folder / "cells" / cells[0].name) == before
 
 
-def test_a_cell_that_another_process_holds_is_waited_for(plain: Trained, stopped: Path) -> None:
+def test_a_cell_that_another_process_holds_is_waited_for(
+    plain: Trained, stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends there while this one waits for the third time."""
     shutil.rmtree(plain.place(stopped, 2))
     told = Told()
+    waited: list[float] = []
     with ExitStack() as stack:
+
+        def wait(seconds: float) -> None:
+            waited.append(seconds)
+            if len(waited) == 3:
+                stack.close()
+
         stack.enter_context(alone(plain.place(stopped)))
-        timer = threading.Timer(1.5, stack.close)
-        timer.start()
+        monkeypatch.setattr("isograd.study.runner.time", SimpleNamespace(sleep=wait))
         assert ran(plain.cells, stopped, told) == plain.rows
-        timer.join()
-    assert told.rows == [1, 3, 2, 0]
+    assert told.rows == [1, 3, 2, 0] and waited == [PAUSE] * 3
     assert ledger(stopped) == ledger(plain.folder)
 
 
@@ -454,7 +462,7 @@ def test_two_runners_at_once(plain: Trained, tmp_path: Path) -> None:
     for runner in runners:
         runner.start()
     for runner in runners:
-        runner.join(60)
+        runner.join()
         assert runner.exitcode == 0
     steps = [read(path) for path in results]
     assert ledger(folder) == ledger(plain.folder)
