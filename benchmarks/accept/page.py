@@ -1,16 +1,19 @@
 """The page: claimed, measured, holds. One self-contained HTML file, and the same as JSON."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from benchmarks.accept.row import Job
 from isograd.train.metrics import finite, write_text
 
 Result = dict[str, Any]
+_CODE = re.compile(r"`([^`]*)`")
 VERDICTS = ("does not hold", "failed", "holds", "skipped", "not measured")
 WORSE = ("failed", "does not hold", "not measured", "skipped", "holds")  # of a sentence with several rows the first
 
@@ -18,9 +21,11 @@ WORSE = ("failed", "does not hold", "not measured", "skipped", "holds")  # of a 
 def write_page(folder: Path, results: Sequence[Result], jobs: dict[str, Job], about: Result, tiers: str) -> Path:
     """Write accept.html and accept.json into `folder`; rows in the order of the table."""
     loader = ChoiceLoader([FileSystemLoader(Path(__file__).parent), PackageLoader("isograd.report", ".")])
-    page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.j2")
-    text = page.render(
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.filters["code"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+    text = environment.get_template("page.html.j2").render(
         headline=headline(results),
+        wrong=[one for one in results if one["verdict"] in ("does not hold", "failed")],
         tiers=tiers,
         pages=[(page, _sentences([one for one in results if one["page"] == page], jobs)) for page in _pages(results)],
         about=about,

@@ -78,13 +78,14 @@ def unlearned(
             found = sum(not learned(run) for run in seen), len(seen)
             holds &= found == expected
             said.append(f"{', '.join(_setting(*one) for one in where)}: {found[0]} of {found[1]}")
-        return Measured(said="; ".join(said), holds=holds)
+        return Measured(said=f"learned nothing: {'; '.join(said)}", holds=holds)
 
     return rule
 
 
 def _setting(key: str, wanted: Any) -> str:
-    return wanted if key == "model.placement" else f"{key.rpartition('.')[2]} {wanted:g}"
+    names = {"training.warmup": "warm-up {:g}", "model.layers": "{:g} layers", "training.lr": "LR {:g}"}
+    return names.get(key, "{}").format(wanted)
 
 
 def best_losses(runs: Sequence[Run], placement: str) -> dict[int, float]:
@@ -110,15 +111,36 @@ def higher(read: Callable[[Folders], list[Run]], mine: str, theirs: str, low: fl
     return rule
 
 
+def stable_rates(rows: Sequence[Run]) -> dict[tuple[str, int, int], float]:
+    """The largest stable rate by placement, warm-up and seed: the middle of its bracket on the log scale."""
+    found = {}
+    for run in rows:
+        if run["boundary_low"] and run["boundary_high"]:
+            middle = math.sqrt(run["boundary_low"] * run["boundary_high"])
+            found[run["placement"], int(run["warmup"]), int(run["seed"])] = middle
+    return found
+
+
 def boundaries(rows: Sequence[Run]) -> dict[tuple[str, int], float]:
-    """The largest stable rate by placement and warm-up: of a seed the middle of its bracket (log scale); median."""
-    brackets = {
-        (run["placement"], int(run["warmup"]), int(run["seed"])): (run["boundary_low"], run["boundary_high"])
-        for run in rows
-    }
-    middles = {key: math.sqrt(low * high) for key, (low, high) in brackets.items() if low and high}
-    groups = {key[:2] for key in middles}
-    return {group: median(x for key, x in middles.items() if key[:2] == group) for group in groups}
+    """The same by placement and warm-up: the median over seeds."""
+    rates = stable_rates(rows)
+    return {group: median(x for key, x in rates.items() if key[:2] == group) for group in {key[:2] for key in rates}}
+
+
+def above_with_each_seed(read: Callable[[Folders], list[Run]], expected: Mapping[int, bool]) -> Rule:
+    """Whether NormFormer's largest stable rate is above Pre-LN's with every seed, by warm-up."""
+
+    def rule(folders: Folders) -> Measured:
+        rates = stable_rates(read(folders))
+        seeds = sorted({seed for _, _, seed in rates})
+        said, holds = [], len(seeds) >= 3
+        for warmup, every_seed in expected.items():
+            found = [rates["normformer", warmup, seed] / rates["pre-ln", warmup, seed] for seed in seeds]
+            holds &= all(x > 1 for x in found) == every_seed
+            said.append(f"warm-up {warmup}: {', '.join(f'{x:.1f}' for x in found)}")
+        return Measured(said=f"by seed: {'; '.join(said)}", holds=holds)
+
+    return rule
 
 
 def headroom_rows(folder: Path) -> list[Run]:
