@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         IsogradForSeq2SeqLM,
         IsogradForSequenceClassification,
     )
+    from isograd.train.calibrate import calibrate
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _ROOMS = {
     "IsogradForSeq2SeqLM": "isograd.models",
     "IsogradForSequenceClassification": "isograd.models",
     "WatchCallback": "isograd.diagnose.callback",
+    "calibrate": "isograd.train.calibrate",
     "check": "isograd.lint",
     "watch": "isograd.diagnose.watching",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "IsogradForSequenceClassification",
     "Placement",
     "WatchCallback",
+    "calibrate",
     "check",
     "get",
     "register",

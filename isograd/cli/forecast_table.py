@@ -89,6 +89,7 @@ def _memory(found: Forecast) -> Iterable[tuple[str, str, str]]:
         ("activations", m.activations, f"{again} gradient checkpointing"),
         ("loss", m.loss, f"in chunks of {found.config.loss_chunk} rows"),
         ("at most, all", m.total, "an estimate"),
+        ("calibration", m.calibration, f"before the first step{', on the host' if sharded_by(t) else ''}, float32"),
     ):
         if count:
             yield name, bytes_in_words(count), note

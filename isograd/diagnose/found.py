@@ -120,28 +120,26 @@ def name_of(slots: Iterable[str]) -> str:
     }.get(joined, joined)
 
 
-REPLACED = 0.7  # a skip on a stream of variance 1 below which the branch, not the stream, is what the sum hands on
+SMALL = 0.7  # skip on a stream of variance 1, or RMS of an embedding, below which a branch replaces what came before
 
 
 def function_of(sublayers: Sequence[FoundSublayer]) -> Function | None:
     """What the sums under a post norm compute in a tower, whatever their coefficients are called.
 
-    r_i = skip_i / gain_i weighs the stream, which a post norm has brought to one size, against branch i.
-
-    "admin": r grows with depth, so that branch i is about 1/i of its sum. "deepnorm": r is one number, well above 1.
-    "post-ln": r stays around 1 or below it, as in an ADMIN that was never calibrated; also where some later r is below
-    `REPLACED`, as after a calibration on an embedding that is too small. None: no sublayer has a post norm alone.
+    `function_of_skips` of r_i = skip_i / gain_i. None: no sublayer has a post norm alone.
     """
     ratios = [s.skip.value / (s.gain.value or 1.0) for s in sublayers if "post" in s.norms and "pre" not in s.norms]
-    if not ratios:
-        return None
-    quarter = max(1, len(ratios) // 4)
-    first, last = median(ratios[:quarter]), median(ratios[-quarter:])
-    if last < _flat(len(ratios)) or min(ratios[1:], default=1.0) < REPLACED:
+    return function_of_skips(ratios) if ratios else None
+
+
+def function_of_skips(ratios: Sequence[float]) -> Function:
+    """r_i weighs the stream, which a post norm has brought to one size, against branch i of N.
+
+    "post-ln": in the last quarter r is below two thirds of DeepNorm's N^(1/4), or 1.05, as in an ADMIN that was never
+    calibrated; or some r after the first is below `SMALL`, as after a calibration on an embedding that is too small.
+    Otherwise "deepnorm" where r is one number, and "admin" where it grows.
+    """
+    last = median(ratios[-max(1, len(ratios) // 4) :])
+    if last < max(1.05, len(ratios) ** 0.25 * 2 / 3) or min(ratios[1:], default=1.0) < SMALL:
         return "post-ln"
-    return "admin" if last > 1.01 * first else "deepnorm"
-
-
-def _flat(sublayers: int) -> float:
-    """A quarter of the way from 1 to DeepNorm's skip, N^(1/4) with N sublayers: 1.22 for 12, 1.41 for 48."""
-    return 1 + (sublayers**0.25 - 1) / 4
+    return "deepnorm" if max(ratios) < 1.01 * min(ratios) else "admin"

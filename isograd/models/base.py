@@ -44,7 +44,7 @@ class IsogradPreTrainedModel(PreTrainedModel):
         if mode and self.config.calibration is None and self.config.entry().calibrate:
             logger.warning_once(
                 f"placement {self.config.placement!r} has not been calibrated: its skips are 1, as in post-ln;"
-                " call isograd.train.calibrate.calibrate(model, batch) before the first step"
+                " call isograd.calibrate(model, batch) before the first step"
             )
         super().train(mode)
         return self

@@ -21,7 +21,7 @@ from isograd.train.metrics import OutcomeName
 from isograd.train.pretrained import PreTrained, find_pretrained
 from isograd.train.run import RecipeError, Run
 from isograd.train.sections import Glue
-from isograd.train.task import Task
+from isograd.train.task import Task, first_sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ class Classification(Task):
         self._built = model
         return model
 
-    def first_batch(self) -> Mapping[str, Tensor]:
-        batch = self.samples.__getitems__(range(self.run.training.batch))
+    def first_batch(self, process: int = 0, processes: int = 1) -> Mapping[str, Tensor]:
+        batch = self.samples.__getitems__(first_sequences(self.run, process, processes))
         return {name: value for name, value in batch.items() if name != "labels"}
 
     def tokens_per_update(self) -> float:

@@ -18,7 +18,9 @@ from isograd.data.tokenizers import SPECIAL, for_transformers
 from isograd.models import IsogradConfig, IsogradForCausalLM
 from isograd.train.metrics import OutcomeName
 from isograd.train.run import Run
-from isograd.train.task import Task, config_from
+from isograd.train.task import Task, config_from, first_sequences
+
+TARGETS = ("labels", "shift_labels", "masked_positions", "next_sentence_label")  # what only a loss reads
 
 
 class OnText(Task):
@@ -87,8 +89,9 @@ class OnText(Task):
             **ids,
         )
 
-    def first_batch(self) -> Mapping[str, Tensor]:
-        return _batch(self.samples, range(self.run.training.batch))
+    def first_batch(self, process: int = 0, processes: int = 1) -> Mapping[str, Tensor]:
+        rows = _batch(self.samples, first_sequences(self.run, process, processes))
+        return {name: value for name, value in rows.items() if name not in TARGETS}
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float | None]:

@@ -8,6 +8,9 @@ Activations are what autograd keeps for the backward pass with fused attention, 
 sublayer. Parameters, gradients and optimizer state are float32 in every precision (mixed precision multiplies in the
 other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the precision of the
 products, and beside the optimizer's state the parameters once more in float32, whatever the precision.
+
+A calibration (ADMIN's profile) comes before all that, and goes: the parameters and one float32 pass over the first
+micro-batch without gradients. It is less than a step takes, unless parameters are sharded: it runs on the host, then.
 """
 
 import math
@@ -43,6 +46,7 @@ class Memory:
     buckets: int
     activations: int
     loss: int
+    calibration: int = 0  # before the first step; of the host, where parameters are sharded
 
     @property
     def static(self) -> int:
@@ -51,8 +55,8 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it together, though not all is there at the same moment."""
-        return sum(asdict(self).values())
+        """All of a step together, though not all is there at the same moment."""
+        return sum(asdict(self).values()) - self.calibration
 
 
 def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
@@ -71,7 +75,20 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
         buckets=_buckets(run.training, zero, config, count, devices),
         activations=activations(run, config, tokens),
         loss=_loss(run, config, tokens),
+        calibration=_calibration(config, count, tokens) if config.entry().calibrate else 0,
     )
+
+
+def _calibration(config: IsogradConfig, count: int, tokens: int) -> int:
+    """All parameters, and what one sublayer holds at a time: x, what it makes of it, and the two terms of the sum.
+
+    In the feed-forward that is what goes into the activation and what comes out; in attention q, k, v and the result.
+    A decoder's attention over an encoder reads that one's stream, which stays.
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    inside = max((3 if config.hidden_act == "swiglu" else 2) * inner, 4 * width)
+    memory = width * (len(config.towers()) - 1)
+    return FLOAT * (count + tokens * (3 * width + inside + memory))
 
 
 def _static(training: Training, share: int) -> dict[str, int]:

@@ -59,8 +59,8 @@ class Task(ABC):
         """A fresh model."""
 
     @abstractmethod
-    def first_batch(self) -> Mapping[str, Tensor]:
-        """What a calibration profiles: the first micro-batch of the training."""
+    def first_batch(self, process: int = 0, processes: int = 1) -> Mapping[str, Tensor]:
+        """What a calibration profiles: the first micro-batch that this one of the processes trains on."""
 
     @abstractmethod
     def tokens_per_update(self) -> float:
@@ -105,6 +105,12 @@ def config_from(run: Run, **facts: Any) -> IsogradConfig:
     except (ValueError, UnknownPlacement) as error:
         ours = {TERMS.get(name, name): f"model.{name}" for name in vars(run.model)}
         raise RecipeError(re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))) from error
+
+
+def first_sequences(run: Run, process: int, processes: int) -> range:
+    """Places of a process' first micro-batch; those of all processes are the first `batch / accumulation` sequences."""
+    micro = run.training.batch // (run.training.accumulation * processes)
+    return range(process * micro, (process + 1) * micro)
 
 
 def with_steps(run: Run, steps: int) -> Run:

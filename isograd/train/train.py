@@ -5,6 +5,7 @@ import shutil
 import statistics
 import time
 import traceback
+import warnings
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -18,14 +19,24 @@ from isograd.diagnose.sinks import WARNINGS
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Tower
 from isograd.placement.text import final_formula, formulas, legend, numbers
-from isograd.train.calibrate import calibrate
+from isograd.train.calibrate import CalibrationWarning, calibrate
 from isograd.train.callbacks import Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.lock import alone
-from isograd.train.metrics import LAST, LossWatch, finite, judge, keep_until, lr_reached, read_rows, write_json
+from isograd.train.metrics import (
+    LAST,
+    LossWatch,
+    append_rows,
+    finite,
+    judge,
+    keep_until,
+    lr_reached,
+    read_rows,
+    write_json,
+)
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import RecipeError, Run, sharded_by
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
@@ -174,7 +185,7 @@ def gradient_ratio(rows: list[dict[str, Any]], tower: Tower = "decoder") -> floa
 def _train(task: Task, folder: Path, progress: Progress | None, report: Report | None) -> dict[str, Any]:
     run = task.run
     checkpoint = last_checkpoint(folder / "checkpoints")
-    model = _model(task, checkpoint)
+    model, said = _model(task, checkpoint)
     if run.training.gradient_checkpointing:
         # the name in newer versions of transformers, and in older ones, of the same method
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -195,7 +206,9 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         write_json(folder / "resolved.json", resolved(task, model))
         for name in ("metrics.jsonl", "quantities.jsonl", ROWS, WARNINGS):
             if (folder / name).exists():
-                keep_until(folder / name, begun)
+                keep_until(folder / name, begun if checkpoint else -1)
+        if said:
+            append_rows(folder / WARNINGS, [_said_of_calibration(message) for message in said])
     count = sum(p.numel() for p in model.parameters())  # ZeRO 3 leaves none of them in their places
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder)
@@ -247,14 +260,29 @@ def _watch(task: Task, folder: Path, step: int) -> LossWatch | None:
     return LossWatch(task.unigram_entropy).follow(row["loss"] for row in _losses(folder) if row["step"] <= step)
 
 
-def _model(task: Task, checkpoint: Path | None) -> IsogradPreTrainedModel:
-    """A fresh model, calibrated on the first batch, or an empty one of the checkpoint's configuration."""
+def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[str]]:
+    """A fresh model, calibrated on the first micro-batch, or an empty one of the checkpoint's configuration.
+
+    Beside it what the calibration has to say. It runs where the training will, but on the host, with the whole model,
+    before parameters are sharded.
+    """
     if checkpoint:
-        return task.build(IsogradConfig.from_pretrained(checkpoint))
+        return task.build(IsogradConfig.from_pretrained(checkpoint)), []
     model = task.build(task.config())
-    if model.config.entry().calibrate and model.config.calibration is None:
-        calibrate(model, task.first_batch())
-    return model
+    if not model.config.entry().calibrate or model.config.calibration is not None:
+        return model, []
+    state = PartialState()
+    if not sharded_by(task.run.training):
+        model.to(state.device)
+    batch = task.first_batch(state.process_index, state.num_processes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CalibrationWarning)
+        calibrate(model, batch, distributed=state.num_processes > 1)
+    return model, [str(w.message) for w in caught if issubclass(w.category, CalibrationWarning)]
+
+
+def _said_of_calibration(message: str) -> dict[str, Any]:
+    return {"step": 0, "signal": "calibration", "layer": None, "message": message}
 
 
 def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:

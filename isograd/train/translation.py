@@ -91,8 +91,8 @@ class Translation(Task):
             model.generation_config.update(length_penalty=s.length_penalty, early_stopping=s.early_stopping)
         return model
 
-    def first_batch(self) -> Mapping[str, Tensor]:
-        return self.samples[0]
+    def first_batch(self, process: int = 0, processes: int = 1) -> Mapping[str, Tensor]:
+        return self.samples[process]
 
     def tokens_per_update(self) -> float:
         """Target tokens."""

@@ -144,6 +144,7 @@ SKIPS: dict[str, tuple[Callable[[int], float], str | None]] = {  # of sublayer i
     "never calibrated": (lambda i: 1.0, "post-ln"),
     "flat below 1": (lambda i: 0.8, "post-ln"),
     "flat above 1": (lambda i: 1.1, "post-ln"),
+    "flat, not as high as DeepNorm's": (lambda i: 1.5, "post-ln"),
     "uneven around 1": (lambda i: 1 + 0.2 * (-1) ** i, "post-ln"),
     "after an embedding that is too small": (lambda i: 1.0 if i == 1 else (0.03 + 0.3 * (i - 2)) ** 0.5, "post-ln"),
     "as profiled": (lambda i: (0.8 + 0.2 * i) ** 0.5, "admin"),

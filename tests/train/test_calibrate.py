@@ -1,6 +1,10 @@
 """ADMIN's profile: against the original's, against the recursion written here, and what it leaves untouched."""
 
 import copy
+import os
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.models import IsogradForCausalLM
+from isograd import IsogradConfig, IsogradForCausalLM, check
 from isograd.placement import Learned, Norm, Placement, Residual, register
-from isograd.train.calibrate import calibrate
+from isograd.train.calibrate import CalibrationWarning, calibrate, together
+from isograd.train.metrics import read_rows
+from isograd.train.train import load_task, train
 from isograd.transformer.sublayer import Sublayer
 from tests.build import HEADS, labelled, model, tokens
 from tests.golden import PAD, REDUCED, WHOLE, load, present
+from tests.train import calibrate_job
+from tests.train.recipes import outcome, read_json, small
 from tests.transformer.by_hand import Attend, Weights, feedforward, layernorm
 
 CASE = "admin/admin_perturbed_learned"
@@ -248,3 +256,144 @@ def test_a_profile_that_is_not_finite_is_refused_and_sets_nothing() -> None:
     after = [m.combine.skip.weight for m in network.modules() if isinstance(m, Sublayer)]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     assert network.config.calibration is None
+
+
+# ------------------------------------------------------------------------------------------------------- in parts
+
+
+def test_moments_of_parts_are_those_of_the_whole() -> None:
+    draw = torch.Generator().manual_seed(0)
+    parts = [torch.randn(n, generator=draw, dtype=torch.float64) + n for n in (1, 5, 40)]
+    whole = torch.cat(parts)
+    got = together([(p.numel(), p.mean().item(), p.var(correction=0).item()) for p in parts])
+    assert got == pytest.approx((46, whole.mean().item(), ((whole - whole.mean()) ** 2).mean().item()), rel=1e-12)
+    assert got[2] != pytest.approx(sum(p.numel() * p.var(correction=0).item() for p in parts) / 46, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes on gloo end with, replicated and in shards."""
+    folder = tmp_path_factory.mktemp("parts")
+    command = [Path(sys.executable).parent / "torchrun", "--standalone", "--nproc-per-node", "2"]
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, calibrate_job.__file__, folder], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("way", ["replicas", "layers", "root"])
+@pytest.mark.parametrize("head", ["causal", "seq2seq"])
+def test_two_processes_profile_one_batch(head: str, way: str, parts: Path) -> None:
+    """Each has a part of it; both end with the same bits, which are one process' on the whole to rounding."""
+    first, second = (torch.load(parts / f"{head}-{way}-{rank}.pt") for rank in (0, 1))
+    assert first["skips"] == second["skips"]
+    network = calibrate_job.built(head)
+    before = [p.detach().clone() for n, p in network.named_parameters() if "combine.skip" not in n]
+    alone = calibrate(network, calibrate_job.batch_of(head, slice(0, 6)))
+    for tower, skips in alone.items():
+        assert first["skips"][tower] == pytest.approx(skips, rel=1e-6)
+    half = calibrate(calibrate_job.built(head), calibrate_job.batch_of(head, slice(0, 4)))
+    assert any(abs(a / b - 1) > 1e-4 for t in alone for a, b in zip(alone[t][1:], half[t][1:], strict=True))
+    for one in (first, second):
+        written = [v for tower in alone for v in one["skips"][tower]]
+        assert [float(w[0]) for w in one["held"]] == pytest.approx(written, rel=1e-6)
+        assert all((w == w[0]).all() for w in one["held"])
+        assert all(torch.equal(a, b) for a, b in zip(one["others"], before, strict=True))
+
+
+@pytest.mark.parametrize("task", ["language", "masked"])
+def test_a_training_profiles_its_first_micro_batch(task: str, tmp_path: Path) -> None:
+    """`batch / accumulation` sequences, not the whole batch; of several processes each its own."""
+    run = small(task=task, model={"placement": "admin"}, training={"batch": 8, "accumulation": 2, "steps": 1})
+    built = load_task(run)
+    trained_on = built.samples.__getitems__(range(8))["input_ids"]
+    assert torch.equal(built.first_batch()["input_ids"], trained_on[:4])
+    parts = [built.first_batch(process, 2)["input_ids"] for process in (0, 1)]
+    assert torch.equal(torch.cat(parts), trained_on[:4])
+    assert not built.first_batch().keys() & {"labels", "shift_labels", "masked_positions"}
+    train(run, tmp_path)
+    torch.manual_seed(run.seed)
+    given = {name: value[:4] for name, value in built.samples.__getitems__(range(8)).items() if name == "input_ids"}
+    skips = calibrate(built.build(built.config()), given)
+    assert read_json(tmp_path / "resolved.json")["calibration"] == {"method": "admin", **skips}
+
+
+def test_a_training_keeps_what_a_calibration_says(tmp_path: Path) -> None:
+    for name, scaled in (("scaled", True), ("not", False)):
+        model = {"placement": "admin", "layers": 6, "scale_embedding": scaled, "positions": "learned"}
+        train(small(model=model, training={"steps": 1}), tmp_path / name)
+    assert not (tmp_path / "scaled/warnings.jsonl").exists()
+    (row,) = read_rows(tmp_path / "not/warnings.jsonl")
+    assert (row["step"], row["signal"]) == (0, "calibration") and "scale_embedding=True" in row["message"]
+    assert outcome(tmp_path / "not")["warning"] == row
+
+
+# --------------------------------------------------------------------------------------- what a newcomer's profile says
+
+SHAPE: dict[str, Any] = {"vocab_size": 101, "hidden_size": 64, "num_attention_heads": 4}
+
+
+def newcomer(layers: int = 12, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return IsogradForCausalLM(IsogradConfig(placement="admin", num_hidden_layers=layers, **(SHAPE | options)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scale_embedding": False}, r"1, 0\.1\d, .* RMS of 0\.1\d .*scale_embedding=True"),
+        ({"start": "normal"}, r"RMS of 0\.1\d where ADMIN needs about 1: embedding_norm=True"),
+        ({"start": "normal", "embedding_norm": True}, r"branches begin so small"),
+    ],
+)
+def test_a_profile_that_leaves_post_ln_says_so(options: dict[str, Any], said: str) -> None:
+    """And `check` sees the same: uncalibrated, and after such a calibration."""
+    network, ids = newcomer(**options), tokens(4, 16, high=101)
+    assert set(check(network, ids).placements.values()) == {"post-ln"}
+    with pytest.warns(CalibrationWarning, match=said):
+        calibrate(network, {"input_ids": ids})
+    found = check(network, ids, lr=1e-3)
+    assert set(found.placements.values()) == {"post-ln"} and "skips-flat" in found.codes
+    assert "start" in options or "collapse-predicted" in found.codes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale_embedding": False, "embedding_norm": True},
+        {"position_embedding_type": "sinusoidal"},
+        {"position_embedding_type": "rotary"},
+    ],
+)
+def test_the_defaults_of_a_newcomer_are_admin(options: dict[str, Any]) -> None:
+    network, ids = newcomer(**options), tokens(4, 16, high=101)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        skips = calibrate(network, {"input_ids": ids})["decoder"]
+    assert min(skips) > 0.9 and skips[-1] > 2
+    found = check(network, ids, lr=1e-3)
+    assert set(found.placements.values()) == {"admin"} and not found.codes & {"skips-flat", "collapse-predicted"}
+
+
+def test_a_shallow_stack_trains_whatever_its_skips_are() -> None:
+    network, ids = newcomer(layers=2, scale_embedding=False), tokens(4, 16, high=101)
+    assert "skips-flat" in check(network, ids).codes  # all 1: nothing has been profiled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrate(network, {"input_ids": ids})
+    assert "skips-flat" not in check(network, ids).codes
+
+
+def test_autocast_and_logits_are_left_out() -> None:
+    """In a user's autocast the profile is float32's; the head, which no variance reads, is not run."""
+    batch = {"input_ids": tokens(3, 9)}
+    one = causal()
+    two = copy.deepcopy(one)
+    ran: list[str] = []
+    handle = two.lm_head.register_forward_hook(lambda *_: ran.append("head"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = calibrate(two, batch)
+    handle.remove()
+    assert inside == calibrate(one, batch) and not ran

@@ -69,7 +69,9 @@ def test_two_processes_compute_what_one_does(placement: str, way: str, pairs: Pa
     assert outcome(two)["validation_loss"] == pytest.approx(outcome(one)["validation_loss"], rel=1e-5)
     assert outcome(two)["parameters"] == outcome(one)["parameters"]
     mine, theirs = (read_json(f / "resolved.json")["calibration"] for f in (one, two))
-    assert mine == theirs and (mine is None) == (placement == "pre-ln")
+    assert (mine is None) == (theirs is None) == (placement == "pre-ln")
+    if mine is not None:  # each process profiles its micro-batch; their moments are those of one process' micro-batch
+        assert theirs["decoder"] == pytest.approx(mine["decoder"], rel=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)

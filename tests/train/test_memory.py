@@ -1,5 +1,7 @@
 """The forecast of memory and arithmetic against real tensors: exact where it says so, elsewhere within a factor."""
 
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from isograd.models import IsogradForCausalLM
+from isograd.train.calibrate import calibrate
 from isograd.train.forecast import flops_per_token, forecast
 from isograd.train.memory import Memory, activations, memory, must_fit
 from isograd.train.optim import optimizer_of
@@ -115,6 +120,56 @@ def test_the_loss_keeps_both_gradients_of_the_head() -> None:
     tower = kept(network, lambda: network.model(ids))
     logits = LENGTH * 256 * 4
     assert memory(run, network.config).loss - logits == pytest.approx(whole - tower, rel=0.01)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of activations that are there at one time, storages counted once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: Counter[int] = Counter()
+        self.live = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for tensor in (t for t in tree_leaves(made) if isinstance(t, Tensor)):
+            storage = tensor.untyped_storage()
+            where, size = storage.data_ptr(), storage.nbytes()
+            if where in given and not self.held[where]:
+                continue  # a parameter's own
+            self.live += 0 if self.held[where] else size
+            self.held[where] += 1
+            weakref.finalize(tensor, self.drop, where, size)
+        self.most = max(self.most, self.live)
+        return made
+
+    def drop(self, where: int, size: int) -> None:
+        self.held[where] -= 1
+        self.live -= 0 if self.held[where] else size
+
+
+@pytest.mark.parametrize("act", ["gelu", "swiglu"])
+def test_a_calibration_holds_one_sublayer_at_a_time(act: str) -> None:
+    """The micro-batch of a pass, not the batch; no logits; less than a step keeps, whatever the depth."""
+    run = shaped("admin", act=act, batch=4, accumulation=4)
+    network = IsogradForCausalLM(config_of(run))
+    with Peak() as peak:
+        calibrate(network, {"input_ids": ids_of(run)})
+    expected = memory(run, network.config)
+    assert expected.calibration - expected.parameters == pytest.approx(peak.most, rel=0.2)
+    whole = shaped("admin", act=act, batch=4)
+    assert memory(whole, network.config).calibration - expected.parameters > 3 * peak.most
+    assert not memory(shaped(), config_of(shaped())).calibration
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layers", [1, 24])
+def test_a_calibration_fits_where_a_step_does(layers: int, precision: str) -> None:
+    for checkpointing in (False, True):
+        run = shaped("admin", layers=layers, precision=precision, gradient_checkpointing=checkpointing, batch=8)
+        found = memory(run, config_of(run))
+        assert 0 < found.calibration < found.total
 
 
 @pytest.mark.parametrize(
