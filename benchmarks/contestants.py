@@ -56,6 +56,7 @@ def isograd(shape: Shape, placement: str) -> tuple[Any, Loss]:
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         max_position_embeddings=shape.time,
+        scale_embedding=False,  # as GPT-2 and BERT beside it
     )
     model = (IsogradForCausalLM if shape.causal else IsogradForMaskedLM)(config)
     return model, lambda batch: model(**batch).loss

@@ -26,6 +26,7 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 24,
     "max_position_embeddings": 32,
+    "scale_embedding": False,  # as GPT-2, BERT and torch's layers, which many tests compare with
     "bos_token_id": 0,
     "pad_token_id": 1,
     "eos_token_id": 2,

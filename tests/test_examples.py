@@ -3,13 +3,16 @@
 import math
 import re
 import runpy
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isograd.placement import CATALOGUE
 from isograd.study.compare import plan_arms
 from isograd.study.plan import load_study
+from isograd.train.calibrate import CalibrationWarning
 from isograd.train.recipe import load_arms, load_run
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +38,43 @@ def test_probe_any_model() -> None:
     rows = runpy.run_path(str(ROOT / "examples/probe_any_model.py"))["main"](layers=2)
     assert [row["address"] for row in rows] == ["transformer.h.0", "transformer.h.1"]
     assert all(row["gradient_mean_abs"] > 0 for row in rows)
+
+
+def own_loop(**options: Any) -> tuple[list[float], float]:
+    return runpy.run_path(str(ROOT / "examples/own_loop.py"))["main"](**options)
+
+
+def test_own_loop() -> None:
+    losses, entropy = own_loop(layers=2, steps=30)
+    assert len(losses) == 30 and losses[-1] < losses[0] - 0.3 and 3.1 < entropy < 3.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 3, 17])
+def test_own_loop_trains_a_deep_stack(seed: int) -> None:
+    losses, entropy = own_loop(seed=seed)
+    assert statistics.fmean(losses[-20:]) < entropy - 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 3])
+def test_own_loop_with_an_unscaled_embedding_collapses(seed: int) -> None:
+    with pytest.warns(CalibrationWarning, match="scale_embedding=True"):
+        losses, entropy = own_loop(seed=seed, scale_embedding=False)
+    assert statistics.fmean(losses[-20:]) > entropy - 0.1
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/placements.md"])
+def test_the_models_of_a_page_are_built(page: str) -> None:
+    """Every block of Python that makes a model runs as it stands, without a warning."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    made = [block for block in blocks if "IsogradConfig(" in block]
+    for block in made:
+        try:
+            exec(compile(block, page, "exec"), {"__name__": "page"})
+        finally:
+            CATALOGUE.pop("sandwich", None)
+    assert made
 
 
 def test_initial_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def _config(theirs: PreTrainedModel, state: Mapping[str, Tensor]) -> IsogradConf
         tied, labels = True, ("num_labels", "problem_type")
         options |= {name: getattr(config, name) for name in labels}
     return IsogradConfig(
-        **options,
+        **({"scale_embedding": False} | options),
         vocab_size=len(table),
         tie_word_embeddings=tied,
         head_bias="lm_head.bias" in state,

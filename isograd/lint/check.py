@@ -26,6 +26,7 @@ RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
     "probes": ("placement-unsure", wiring.unsure),
     "head scales": ("head-scale-after-out", wiring.head_scale),
     "constants": ("deepnorm-swapped", wiring.swapped),
+    "skips": ("skips-flat", wiring.flat_skips),
     "parameters": ("parameter-unread", wiring.unread),
     "depth": ("collapse-predicted", wiring.collapse),
     "copies": ("layers-identical", starts.identical),

@@ -4,12 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from isograd.diagnose.found import FoundSublayer, FoundTower
+from isograd.diagnose.found import SMALL, FoundSublayer, FoundTower
 from isograd.lint.findings import Finding
 from isograd.lint.subject import Subject
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
 BORNE = {False: 0.005, True: 0.0175}  # layers * rate * sqrt(width / 64) that Post-LN bears without and with warm-up
+PROFILED = 12  # sublayers from which on a good profile's skips have grown
 DEEP = 18  # Post-LN layers that no published recipe trains at its base's learning rate
 
 
@@ -127,6 +128,38 @@ def swapped(subject: Subject) -> Iterator[Finding]:
             message=f"the shortcut counts {ratio:.3g} times as much as the branch ({_many(len(found))}): DeepNorm's"
             " alpha is above 1, and beta, below 1, scales the start of the branch's weights",
             remedy="exchange alpha and beta (L layers, one tower: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
+        )
+
+
+def flat_skips(subject: Subject) -> Iterator[Finding]:
+    """Trained skips under a post norm that do what Post-LN does: ADMIN before its calibration, or after a poor one.
+
+    In a shallow stack no profile's skips grow by much; there only skips that are all the same are reported.
+    """
+    for tower in subject.anatomy.towers:
+        trained = [s for s in tower.sublayers if s.placement in POST and s.skip.learned]
+        if not trained or tower.function != "post-ln" or not subject.at_start:
+            continue
+        skips = [s.skip.value / (s.gain.value or 1.0) for s in trained]
+        rms = subject.trace[tower.start].double().square().mean().sqrt().item()
+        found = f"the trained skips of {len(skips)} sublayers"
+        remedy = "calibrate before the first step: isograd.calibrate(model, batch), or a profile of your own"
+        if max(skips) - min(skips) < 1e-3:
+            found += f" are all {skips[0]:.3g}, as before a calibration"
+        elif len(skips) < PROFILED:
+            continue
+        else:
+            found += f" begin with {skips[0]:.2g}, {skips[1]:.2g} and end at {skips[-1]:.2g}"
+            if rms < SMALL:
+                found += f", after an embedding with an RMS of {rms:.2g}"
+                remedy = "multiply token vectors by sqrt(d), or put a norm on the embedding, and calibrate again"
+        yield Finding(
+            code="skips-flat",
+            severity="warning",
+            address=trained[0].address,
+            measured=min(skips[1:], default=skips[0]),
+            message=f"{found}: this is Post-LN in function",
+            remedy=remedy,
         )
 
 

@@ -84,7 +84,8 @@ class IsogradConfig(PretrainedConfig):
         position_offset: id of the first position (fairseq and BART: 2).
         max_position_embeddings: positions of the learned table, and the longest sequence.
         rope_theta: base of the rotary frequencies.
-        scale_embedding: multiply token vectors by sqrt(d).
+        scale_embedding: multiply token vectors by sqrt(d), as the original Transformer and fairseq do: their variance
+            begins at 1. GPT-2 and BERT do not.
         embedding_norm: a norm on the sum of token and position vectors.
         type_vocab_size: rows of BERT's table of token types, which `token_type_ids` index; 0 for none.
         next_sentence: a masked model has BERT's second head, which says whether segment B continues segment A.
@@ -130,7 +131,7 @@ class IsogradConfig(PretrainedConfig):
         position_offset: int = 0,
         max_position_embeddings: int = 1024,
         rope_theta: float = 10000.0,
-        scale_embedding: bool = False,
+        scale_embedding: bool = True,
         embedding_norm: bool = False,
         type_vocab_size: int = 0,
         next_sentence: bool = False,

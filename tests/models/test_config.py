@@ -1,6 +1,7 @@
 """Every option changes the function or the start; an unknown or contradictory one is refused and told what to type."""
 
 import inspect
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from isograd.models import (
     IsogradForSeq2SeqLM,
     IsogradForSequenceClassification,
 )
+from isograd.models.config import TERMS
 from isograd.placement import CATALOGUE
+from isograd.train.sections import Model
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
@@ -185,6 +188,14 @@ def test_what_transformers_passes_is_taken() -> None:
     )
     assert given.num_labels == 3 and given._attn_implementation == "eager" and given.dtype == torch.float32
     assert IsogradConfig.from_dict(given.to_dict(), hidden_size=32).hidden_size == 32
+
+
+def test_a_recipe_and_a_bare_configuration_have_the_same_defaults() -> None:
+    """But for shape, and for positions, of which a recipe on any text takes those without a longest."""
+    given, shape = IsogradConfig(), {"layers", "encoder_layers", "width", "heads", "ffn", "positions"}
+    for field in fields(Model):
+        if field.name not in shape:
+            assert getattr(given, TERMS.get(field.name, field.name)) == field.default, field.name
 
 
 def test_defaults() -> None:

@@ -1,6 +1,7 @@
 """Saved and loaded, copied and pickled: bit for bit the same model; and in other dtypes it still runs."""
 
 import copy
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,16 @@ def test_a_configuration_goes_round(head: str, tmp_path: Path) -> None:
     again = transformers.AutoConfig.from_pretrained(tmp_path)
     assert again.to_dict() | {"_name_or_path": ""} == made.to_dict()
     assert IsogradConfig(**made.to_dict()).to_dict() == made.to_dict()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_embedding_keeps_its_scale_whatever_the_default(scaled: bool, tmp_path: Path) -> None:
+    """config.json says it in either case, so that a changed default changes no model that was saved before."""
+    made = model(scale_embedding=scaled)
+    made.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["scale_embedding"] is scaled
+    again = isograd.IsogradForCausalLM.from_pretrained(tmp_path).eval()
+    close(again(**inputs("causal")).logits, made(**inputs("causal")).logits, atol=0)
 
 
 def test_one_configuration_serves_several_heads() -> None:
