@@ -119,6 +119,7 @@ def saved(folder: Path, *, seed: int = 0, **options: Any) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "max_position_embeddings": 128,
+        "scale_embedding": False,
         "is_decoder": True,
         "tie_word_embeddings": False,
         **{name: tokenizer.convert_tokens_to_ids(getattr(tokenizer, name.removesuffix("_id"))) for name in _IDS},

@@ -31,6 +31,7 @@ def saved(folder: Path, *, tokenized: bool = False, seed: int = 0, **options: An
         "encoder_layers": 1,
         "num_attention_heads": 2,
         "max_position_embeddings": LONGEST,
+        "scale_embedding": False,
         "pad_token_id": vocabulary.pad_id,
         "bos_token_id": vocabulary.bos_id,
         "eos_token_id": vocabulary.eos_id,

@@ -61,6 +61,7 @@ def pretrained(folder: Path, causal: bool = False, rows: int | None = None, **op
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "max_position_embeddings": 24,
+        "scale_embedding": False,
         "pad_token_id": 0,
         "bos_token_id": 2,
         "eos_token_id": 3,
