@@ -79,6 +79,8 @@ class RunProgress:
         outcome = result["outcome"]  # of a translation the loss in training is smoothed, and says little
         final = result.get("final_loss" if result.get("perplexity") is None else "validation_loss")
         text = outcome if final is None else f"{outcome} {final:.3f}"
+        if result.get("perplexity") is not None and result.get("kept_weights") in ("best", "average"):
+            text += f" ({result['kept_weights']})"
         if result.get("score") is not None:
             text = f"{result['metric']} {result['score']:.3f}{' (failed run)' if result['failed'] else ''}"
         self.bars.update(

@@ -134,4 +134,8 @@ def _tell(outcome: dict[str, Any], folder: Path, as_json: bool) -> None:
     if outcome.get("score") is not None:
         losses.append(f"{outcome['metric']} {outcome['score']:.4f} (majority line {outcome['majority']:.4f})")
     print(", ".join([outcome["outcome"], *losses]))
+    from isograd.report import kept
+
+    for line in kept.lines(outcome):
+        print(line)
     print(f"folder: {folder}")

@@ -132,6 +132,7 @@ def _training(origin: Origin) -> list[tuple[str, str]]:
         rows.append(("optimizer", f"{training.get('optimizer')}, peak rate {rate:g}, warm-up {training.get('warmup')}"))
     rows += [("steps", outcome.get("steps")), ("outcome", outcome.get("outcome"))]
     rows += [(said, _number(outcome.get(name))) for name, said in _OUTCOME.items()]
+    rows += [("weights", outcome.get("kept_weights"))]
     rows += [(name, _number(value)) for name, value in _scores(outcome)]
     versions = outcome.get("provenance", {})
     if versions:

@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from isograd.report import kept
 from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, shade, style, widen
 from isograd.report.runs import ArmFiles, Curve, at_end, at_start, towers
 
@@ -39,6 +40,7 @@ def validation_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -
         for i, arm in enumerate(arms):
             named = arm.label if set(arm.outcomes) == {"finished"} else f"{arm.label}: {arm.outcome}"
             over_seeds(axes, i, arm, arm.validation(name), named, marker="o", markersize=3.4)
+        _mark_kept(axes, arms, name)
         label(axes, "epoch" if all(arm.in_epochs for arm in arms) else "step", title)
         axes.set_xlim(left=0)
     if "loss" in shown and unigram_entropy is not None:
@@ -191,12 +193,21 @@ def _near(axes: Axes, ends: Sequence[float], entropy: float) -> None:
             axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
 
 
+def _mark_kept(axes: Axes, arms: Sequence[ArmFiles], name: str) -> None:
+    """A star where the weights stand that were kept, whose numbers are in the table."""
+    for i, arm in enumerate(arms):
+        if (at := kept.point(arm, name)) is not None:
+            look = {"color": style(i)["color"], "markeredgecolor": INK, "markeredgewidth": 0.6}
+            axes.plot(*([value] for value in at), marker="*", markersize=11, linestyle="", zorder=5, **look)
+
+
 def _low_part(axes: Axes, arms: Sequence[ArmFiles], entropy: float) -> None:
     """Cut the first validations' peak off; the unigram entropy where a line comes to rest at it."""
     means = [arm.validation("loss")[1] for arm in arms]
+    stars = [[at[1]] for arm in arms if (at := kept.point(arm, "loss"))]
     if any(mean and abs(mean[-1] - entropy) < 0.3 for mean in means):
         axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
-    without_peak(axes, means)
+    without_peak(axes, [*means, *stars])
 
 
 def without_peak(axes: Axes, means: Sequence[Sequence[float]]) -> None:

@@ -121,7 +121,8 @@ _PACE = (
 )
 _VALIDATION = (
     "Held-out loss without label smoothing, and BLEU of held-out pairs, as training went; the mean over the seeds that"
-    " got so far, and a band from the lowest to the highest."
+    " got so far, and a band from the lowest to the highest. Stars: the weights that were kept, whose numbers stand in"
+    " the table; off the line where they are an average of several."
 )
 _LOSS = "A running mean of ten steps. A collapsed run comes down to the unigram entropy and stays there."
 _TUNED = "A running mean of ten steps."

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from isograd.report import tuned
+from isograd.report import kept, tuned
 from isograd.report.ramps import end_of, is_ramp
 from isograd.report.runs import ArmFiles, at_end, at_start
 
@@ -95,6 +95,7 @@ COLUMNS = {
         Column(name="validation loss", short="valid", cell=_number("validation_loss", "{:.3f}")),
         Column(name="perplexity", short="ppl", cell=_number("perplexity", "{:.2f}")),
         Column(name="BLEU", short="BLEU", cell=_number("bleu", "{:.1f}")),
+        Column(name="weights", short="weights", cell=kept.cell),
         Column(name="training loss", short="train", cell=_number("final_loss", "{:.3f}")),
         Column(name="gradient first/last, encoder", short="g1/gL enc", cell=_level("encoder")),
         Column(name="decoder", short="g1/gL dec", cell=_ratio),
@@ -120,7 +121,7 @@ DISPENSABLE = {  # what a narrow terminal is spared, first things first
     "language": ("params", "valid", "tok/s"),
     "masked": ("params", "ppl", "tok/s", "final"),
     "classification": ("valid", "outcome", "test", "mean [95 %]"),
-    "translation": ("train", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
+    "translation": ("train", "weights", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
 }
 
 
@@ -161,13 +162,15 @@ def summary(arms: Sequence[ArmFiles]) -> str:
         parts.append("; ".join(f"{a.label}: {a.outcome}" for a in failed) + ".")
     if trained:
         parts.append(f"Trained: {_names(trained, len(arms))}, with {_range(trained)}.")
+    parts += [kept.summary(arms)] if arms[0].task == "translation" else []
+    parts += kept.warnings(arms)
     seeds = len({r.run["seed"] for a in arms for r in a.runs})
     if seeds == 1:
         parts.append("One seed: differences of a few hundredths between trained arms mean nothing.")
     both = [(a.values("final_loss"), a.values("validation_loss")) for a in trained]
     if any(seen and held_out and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5 for seen, held_out in both):
         parts.append("Validation is far above training: the text is small and learnt by heart; compare validation.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
 
 
 _RAMP = "The learning rate rose until the loss broke, or to its end: what is compared is how far it came, and no loss."

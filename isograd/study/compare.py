@@ -190,8 +190,8 @@ def _remove(arms: Sequence[Arm]) -> None:
 
 
 _NUMBERS = {  # of a task's outcome, beside the losses
-    "translation": ["perplexity", "bleu", "kept_steps"],
-    "classification": ["score", "metric", "scores", "majority", "failed", "kept_steps"],
+    "translation": ["perplexity", "bleu", "kept_weights", "kept_steps"],
+    "classification": ["score", "metric", "scores", "majority", "failed", "kept_weights", "kept_steps"],
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from isograd.study.labels import flat
 from isograd.train.metrics import OutcomeName
-from isograd.train.sections import Task
+from isograd.train.sections import Kept, Task
 
 FILES = ("run.json", "resolved.json", "outcome.json", "metrics.jsonl", "quantities.jsonl", "validation.jsonl")
 WORDS = ("address", "tower", "kind")  # of a row of quantities
@@ -68,7 +68,12 @@ KNOWN: dict[str, Kinds] = {  # what else it reads: None, or this
         **dict.fromkeys(("tokens_per_second", "parameters"), _NUMBER),
         **dict.fromkeys(("scores", "scores.dev", "scores.test", "provenance"), _SECTION),
         **dict.fromkeys(("majority_scores", "majority_scores.dev", "majority_scores.test"), _SECTION),
-        "metric": _WORD,
+        **dict.fromkeys(("metric", "kept_weights"), _WORD),
+        "kept_steps": (list,),
+        "candidates": _SECTION,
+        **{f"candidates.{kind}": _SECTION for kind in get_args(Kept)},
+        **{f"candidates.{kind}.steps": (list,) for kind in get_args(Kept)},
+        **{f"candidates.{kind}.{name}": _NUMBER for kind in get_args(Kept) for name in ("loss", "bleu")},
     },
 }
 ROWS: dict[str, Kinds] = {  # of every row
@@ -76,7 +81,7 @@ ROWS: dict[str, Kinds] = {  # of every row
     "quantities.jsonl": {"step": (int,), "layer": (int,), "kind": _WORD},
     "validation.jsonl": {"step": (int,)},
 }
-CHOICES = {"task": get_args(Task), "outcome": get_args(OutcomeName)}
+CHOICES = {"task": get_args(Task), "outcome": get_args(OutcomeName), "kept_weights": get_args(Kept)}
 
 
 def _check_object(path: Path, needed: Kinds, known: Kinds) -> dict[str, Any]:

@@ -32,6 +32,7 @@ NUMBERS = (
     "majority",
     "broke_at",
     "lr_reached",
+    "kept_weights",
     "kept_steps",
     "unigram_entropy",
     "unigram_loss",

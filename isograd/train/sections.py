@@ -12,7 +12,8 @@ Packing = Literal["stream", "full-sentences", "segment-pair"]
 GlueTask = Literal["mrpc", "rte", "cola", "sst-2", "sts-b"]
 Smoothing = Literal["torch", "fairseq"]
 First = Literal["xiong", "fairseq"]
-Select = Literal["last", "best", "average"]
+Kept = Literal["last", "best", "average"]
+Select = Kept | Literal["auto"]
 Vocabulary = Literal["bpe", "unigram", "char", "subword-nmt"]
 
 
@@ -148,7 +149,8 @@ class Training:
     valid_sequences: int = 512
     valid_every: int = 0  # updates between validations; 0: once per epoch, or at the end where there are no epochs
     patience: int = 0  # validations without a lower loss after which training stops; 0: none
-    select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss, or an average
-    average: int = 5  # how many validated checkpoints "average" takes
+    select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss ("best"), an
+    # average, or of these three what has the lowest validation loss at the end ("auto")
+    average: int = 5  # how many validated checkpoints an average takes, the last ones
     stop_when_broken: bool = False  # stop where the loss breaks, and say at which rate; see `metrics.LossWatch`
     track: tuple[Tracker, ...] = ()  # transformers' integrations

@@ -244,13 +244,12 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
         outcome |= lr_reached(rows, task.unigram_entropy)
     if name == "diverged":
         return outcome | dict(task.lost)
-    steps = take_chosen(trainer, task, folder)
-    validated = read_rows(folder / ROWS)
-    held_out = next((row for row in validated if [row["step"]] == steps), None)
+    choice = take_chosen(trainer, task, folder)
+    held_out = choice.held_out if choice else None
     if not held_out or held_out["loss"] is None:  # in a file that is also a loss which was not finite
         held_out = task.validate(trainer.model)
     outcome |= task.judged(held_out, name)
-    return outcome | ({"kept_steps": steps} if validated else {})
+    return outcome | (choice.as_outcome() if choice else {})
 
 
 def _watch(task: Task, folder: Path, step: int) -> LossWatch | None:

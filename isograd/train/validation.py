@@ -1,8 +1,10 @@
 """Validation during training: a row and the weights each time, when to stop, and which weights are kept."""
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import TrainerCallback
 
 from isograd.train.metrics import append_rows, read_rows
 from isograd.train.run import RecipeError
+from isograd.train.sections import Kept
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer
 
@@ -71,7 +74,8 @@ class Validate(TrainerCallback):
         """Write these weights; remove those that can no longer be chosen."""
         folder = self.folder / WEIGHTS
         self.trainer.save_model(str(folder / f"step-{rows[-1]['step']}"))
-        wanted = {f"step-{row['step']}" for row in [*chosen(rows, self.task), *rows[-1:]]}
+        candidates = candidates_of(rows, self.task).values()
+        wanted = {f"step-{row['step']}" for each in [*candidates, rows[-1:]] for row in each}
         if self.trainer.is_world_process_zero():
             for path in folder.iterdir():
                 if path.name not in wanted:
@@ -100,14 +104,15 @@ def since_best(rows: list[Row]) -> int:
 
 
 def best(rows: list[Row]) -> Row:
-    """The row of the lowest loss; the first of equal ones. A loss that is not finite (None) is the highest."""
-    return min(rows, key=lambda row: float("inf") if row["loss"] is None else row["loss"])
+    """The row of the lowest loss; the first of equal ones. A loss that is not finite is the highest."""
+    return min(rows, key=_loss)
 
 
-def chosen(rows: list[Row], task: Task) -> list[Row]:
-    """Whose weights `training.select` takes."""
+def candidates_of(rows: list[Row], task: Task) -> dict[Kept, list[Row]]:
+    """The weights that `training.select` can keep, each by the validations that they are made of."""
     t = task.run.training
-    return {"last": rows[-1:], "best": [best(rows)], "average": rows[-t.average :]}[t.select]
+    every: dict[Kept, list[Row]] = {"last": rows[-1:], "best": [best(rows)], "average": rows[-t.average :]}
+    return every if t.select == "auto" else {t.select: every[t.select]}
 
 
 def average(files: Iterable[Path]) -> dict[str, Tensor]:
@@ -125,15 +130,70 @@ def average(files: Iterable[Path]) -> dict[str, Tensor]:
     return {name: (value / len(each)).to(kinds[name]) for name, value in total.items()}
 
 
-def take_chosen(trainer: IsogradTrainer, task: Task, folder: Path) -> list[int]:
-    """Put the chosen weights into the model; the steps that they come from."""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which weights a run keeps.
+
+    Attributes:
+        kept: what they are.
+        candidates: of these weights, and of the others whose loss is known: "steps" that they are made of, and what
+            was measured on held-out text. "last" and "best" are known of every run; one that is the same weights as
+            another before it is left out.
+    """
+
+    kept: Kept
+    candidates: dict[Kept, Row]
+
+    @property
+    def held_out(self) -> Row:
+        return self.candidates[self.kept]
+
+    def as_outcome(self) -> Row:
+        return {"kept_weights": self.kept, "kept_steps": self.held_out["steps"], "candidates": self.candidates}
+
+
+def take_chosen(trainer: IsogradTrainer, task: Task, folder: Path) -> Choice | None:
+    """Put the chosen weights into the model, those of `training.select`; None of a run without validations.
+
+    "auto" takes the lowest validation loss of the last weights, the best and the average; of equal ones the first.
+    """
     rows = read_rows(folder / ROWS)
-    if task.run.training.select == "last" or not rows:
-        return [trainer.state.global_step]
-    steps = [row["step"] for row in chosen(rows, task)]
+    if not rows:
+        return None
+    t = task.run.training
+    candidates: dict[Kept, Row] = {"last": _measured(rows[-1])}
+    now = trainer.state.global_step
+    if t.select == "last" and rows[-1]["step"] != now:  # stopped between two validations
+        candidates["last"] = {"steps": [now], **task.validate(trainer.model)}
+    if (lowest := best(rows)) is not rows[-1]:
+        candidates["best"] = _measured(lowest)
+    steps = [row["step"] for row in rows[-t.average :]]
+    if t.select in ("average", "auto") and len(steps) > 1:
+        _load(trainer, folder, steps)
+        candidates["average"] = {"steps": steps, **task.validate(trainer.model)}
+    if t.select == "auto":
+        kept = min(candidates, key=lambda kind: _loss(candidates[kind]))
+    else:
+        kept = t.select if t.select in candidates else "last"  # the same weights
+    if t.select != "last" and kept != "average":
+        _load(trainer, folder, candidates[kept]["steps"])
+    return Choice(kept=kept, candidates=candidates)
+
+
+def _load(trainer: IsogradTrainer, folder: Path, steps: list[int]) -> None:
+    """Put the mean of the weights after these steps into the model."""
     weights = average(folder / WEIGHTS / f"step-{step}" / "model.safetensors" for step in steps)
     model = trainer.accelerator.unwrap_model(trainer.model)
     missing = model.load_state_dict(weights, strict=False)
     assert not missing.unexpected_keys, missing
     model.tie_weights()
-    return steps
+
+
+def _measured(row: Row) -> Row:
+    """A validation as a candidate."""
+    return {"steps": [row["step"]], **{k: v for k, v in row.items() if k not in ("step", "epoch", "seconds")}}
+
+
+def _loss(row: Row) -> float:
+    """A loss that is not finite (None in a file) is the highest."""
+    return row["loss"] if row["loss"] is not None and math.isfinite(row["loss"]) else math.inf

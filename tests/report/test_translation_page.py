@@ -111,10 +111,14 @@ def test_what_the_figure_draws(compared: Path) -> None:
     assert drawn is not None
     assert [axes.get_ylabel() for axes in drawn.panels] == ["validation loss (nats per token)", "validation BLEU"]
     for axes, name in zip(drawn.panels, ("loss", "bleu"), strict=True):
-        assert [line.get_label() for line in axes.lines] == [
+        curves, stars = axes.lines[:3], axes.lines[3:]
+        assert [line.get_label() for line in curves] == [
             a.label if a.outcome == "finished" else f"{a.label}: {a.outcome}" for a in arms(compared)
         ]
-        for line, band, arm in zip(axes.lines, axes.collections, arms(compared), strict=True):
+        for star, arm in zip(stars, arms(compared), strict=True):  # the last weights are kept, at the end of the curve
+            x, mean, _, _ = arm.validation(name)
+            assert star.get_xydata().tolist() == [[pytest.approx(x[-1]), pytest.approx(mean[-1])]]  # type: ignore[union-attr]
+        for line, band, arm in zip(curves, axes.collections, arms(compared), strict=True):
             x, mean, low, high = arm.validation(name)
             assert line.get_xydata().tolist() == [[a, b] for a, b in zip(x, mean, strict=True)]  # type: ignore[union-attr]
             ys = np.asarray(band.get_paths()[0].vertices)[:, 1].round(9).tolist()
@@ -214,7 +218,7 @@ def test_results(compared: Path) -> None:
     assert [r["arm"] for r in results] == [label for label in LABELS for _ in range(2)]
     for result, row in zip(results, table, strict=True):
         assert (result["task"], result["encoder_layers"], result["layers"]) == ("translation", 3, 2)
-        assert result["kept_steps"] == [9] and row["bleu"] == str(result["bleu"])
+        assert (result["kept_weights"], result["kept_steps"]) == ("last", [9]) and row["bleu"] == str(result["bleu"])
         assert row["perplexity"] == str(result["perplexity"])
 
 
@@ -266,7 +270,7 @@ def test_in_a_terminal(compared: Path, capsys: pytest.CaptureFixture[str], monke
         monkeypatch.setenv("COLUMNS", str(width))
         print_table(folders(compared), compared / "report.html")
         shown[width] = capsys.readouterr().out.splitlines()
-    assert re.split(r"\s{2,}", shown[200][0].strip())[:6] == ["placement", "outcome", "valid", "ppl", "BLEU", "train"]
+    assert re.split(r"\s{2,}", shown[200][0].strip())[:6] == ["placement", "outcome", "valid", "ppl", "BLEU", "weights"]
     assert {"outcome", "valid", "BLEU"} <= set(shown[80][0].split())
     assert "train" not in shown[80][0].split()
     for line, label in zip(shown[200][1:4], LABELS, strict=True):

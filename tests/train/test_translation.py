@@ -140,6 +140,44 @@ def test_which_weights_are_kept(select: str, tmp_path: Path) -> None:
         assert torch.equal(value, mean.to(value.dtype)), name
 
 
+CHOSEN = {  # the best on validation by far, and a training that makes it so
+    "last": {"steps": 9, "valid_every": 3},  # it still improves
+    "average": {"lr": 0.5, "steps": 24, "valid_every": 2},  # it goes to and fro
+    "best": {"lr": 1.0, "clip": 1.0, "steps": 16, "valid_every": 2},  # it gets worse
+}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_auto_keeps_what_is_best_on_validation(kind: str, tmp_path: Path) -> None:
+    """The weights that select=KIND keeps, bit for bit, and the numbers of the other candidates."""
+    t = {"average": 3, "probe_every": 0, "checkpoint_every": 0, "label_smoothing": 0.0, **CHOSEN[kind]}
+    got = train(small_translation(training=t | {"select": "auto"}), tmp_path / "auto")
+    named = train(small_translation(training=t | {"select": kind}), tmp_path / kind)
+    candidates = got["candidates"]
+    assert (got["kept_weights"], named["kept_weights"]) == (kind, kind)
+    assert got["kept_steps"] == named["kept_steps"] == candidates[kind]["steps"]
+    for name, value in weights(tmp_path / "auto").items():
+        assert torch.equal(value, weights(tmp_path / kind)[name]), name
+    for key in ("validation_loss", "perplexity", "bleu"):
+        assert got[key] == named[key] == candidates[kind][key.removeprefix("validation_")]
+    others = [candidates[other]["loss"] for other in candidates if other != kind]
+    assert others and got["validation_loss"] < min(others) - 0.01
+    rows = {row["step"]: row for row in read_rows(tmp_path / "auto/validation.jsonl")}
+    for other in candidates.keys() - {"average"}:
+        (step,) = candidates[other]["steps"]
+        assert candidates[other]["loss"] == rows[step]["loss"]
+    if kind != "average":
+        asked = train(small_translation(training=t | {"select": "average"}), tmp_path / "average")
+        assert asked["kept_weights"] == "average" and asked["validation_loss"] == candidates["average"]["loss"]
+        assert asked["candidates"] == candidates  # so that a report can say that it is the worse one
+
+
+def test_the_only_validation_is_the_last(tmp_path: Path) -> None:
+    for select in ("auto", "best", "average"):
+        got = train(small_translation(training={"steps": 3, "valid_every": 3, "select": select}), tmp_path / select)
+        assert (got["kept_weights"], got["kept_steps"], [*got["candidates"]]) == ("last", [3], ["last"])
+
+
 def test_average_by_hand(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -194,7 +232,7 @@ def losses_at(folder: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in read_rows(folder / "validation.jsonl")]
 
 
-@pytest.mark.parametrize("select", ["last", "average"])
+@pytest.mark.parametrize("select", ["last", "average", "auto"])
 def test_killed_in_mid_epoch_it_goes_on_to_the_same_bits(select: str, tmp_path: Path) -> None:
     """kill -9 after the fourth update, between two checkpoints of an epoch; then the same call again."""
     run = small_translation(training={"steps": 12, "select": select, "average": 3, "tokens": 150})
