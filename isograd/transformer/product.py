@@ -3,8 +3,8 @@
 On a CPU torch hands float32 products to MKL, which on AMD processors runs at less than half the speed of oneDNN (100
 against 235 GFLOP/s on one core of an EPYC with AVX-512; the same float32 arithmetic, the same rounding error). torch
 offers no switch for that, so large float32 products on a CPU go to oneDNN by name here. Everything else is
-`torch.nn.functional.linear`: other devices and dtypes, autocast, compiled graphs, small products.
-`torch.backends.mkldnn.set_flags(False)` sends everything there.
+`torch.nn.functional.linear`: other devices and dtypes, autocast, compiled graphs, small products, torch.func,
+forward-mode AD, tracers, counters of operations. `torch.backends.mkldnn.set_flags(False)` sends everything there.
 """
 
 from typing import Any
@@ -13,19 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from isograd.transformer.eager import counted, plain
+
 WORTHWHILE = 2**20  # multiplications from which on oneDNN's higher cost per call is repaid, measured
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b with x of shape (..., fan_in), W of shape (fan_out, fan_in)."""
-    if large_float32_on_cpu(x, weight):
+    if large_float32_on_cpu(x, weight, bias):
         return _OneDNNLinear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def add_gradient(total: Tensor, grad: Tensor, x: Tensor) -> None:
     """total += grad^T x, the gradient of W; a sum of many such products is kept in the dtype of `total`."""
-    if total.dtype != grad.dtype or large_float32_on_cpu(grad.t(), x.t()):
+    if total.dtype != grad.dtype or large_float32_on_cpu(grad.t(), x.t()) or counted():  # addmm_ is not counted
         total += _gradient(grad, x)
     else:
         total.addmm_(grad.t(), x)
@@ -38,18 +40,23 @@ def _gradient(grad: Tensor, x: Tensor) -> Tensor:
     return linear(x.t(), grad.t()).t()
 
 
-def large_float32_on_cpu(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN does x W^T at a gain."""
+def large_float32_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether oneDNN does x W^T + b at a gain. What torch would refuse or broadcast is left to torch."""
     return (
-        not torch.compiler.is_compiling()  # a compiler chooses its own products
-        and x.is_cpu
+        plain(x, weight, bias)
         and x.ndim > 1
-        and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.shape[0] >= WORTHWHILE
+        and all(_is_float32_on_cpu(t) for t in (x, weight, bias) if t is not None)
+        and weight.shape[1:] == x.shape[-1:]
+        and (bias is None or bias.shape == weight.shape[:1])
         and not torch.is_autocast_enabled("cpu")
         and bool(torch.backends.mkldnn.enabled)
         and torch.backends.mkldnn.is_available()
     )
+
+
+def _is_float32_on_cpu(t: Tensor) -> bool:
+    return t.is_cpu and t.dtype == torch.float32 and t.layout == torch.strided
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -58,7 +65,7 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return F.linear(x, weight, bias) if counted() else _onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -70,3 +77,17 @@ class _OneDNNLinear(torch.autograd.Function):
             _gradient(rows, x.flatten(0, -2)) if need_weight else None,
             rows.sum(dim=0) if need_bias else None,
         )
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The operator itself. It reads a bias as if its entries were adjacent, and refuses a weight that overlaps itself,
+    as a sliding window does (the gradient of W has x in that place)."""
+    bias = bias if bias is None else bias.contiguous()
+    weight = weight.contiguous() if _overlaps(weight) else weight
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _overlaps(matrix: Tensor) -> bool:
+    """Whether rows (or columns, where these are the farther apart) share memory."""
+    (far, _), (near, count) = sorted(zip(matrix.stride(), matrix.shape, strict=True), reverse=True)
+    return near * count > far

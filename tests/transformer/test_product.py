@@ -4,10 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from isograd.transformer import product
+from isograd.transformer.parameters import Linear
 
 
 def gradients(x: Tensor, weight: Tensor, bias: Tensor, linear: Callable[..., Tensor]) -> list[Tensor]:
@@ -19,16 +23,152 @@ def gradients(x: Tensor, weight: Tensor, bias: Tensor, linear: Callable[..., Ten
     return [y, *first, *second]
 
 
-@pytest.mark.parametrize("shape", [(300, 48), (3, 100, 48), (2, 3, 50, 48)])
-def test_equals_torch_in_float64(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN at every shape."""
     monkeypatch.setattr(product, "WORTHWHILE", 1)
+
+
+def agree(ours: list[Tensor], exact: list[Tensor]) -> None:
+    for a, b in zip(ours, exact, strict=True):
+        assert a.shape == b.shape
+        assert not b.numel() or (a - b).abs().max() <= 3e-6 * b.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(300, 48), (3, 100, 48), (2, 3, 50, 48)])
+@pytest.mark.usefixtures("every_size")
+def test_equals_torch_in_float64(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     given = torch.randn(shape), torch.randn(80, 48), torch.randn(80)
     assert product.large_float32_on_cpu(*given[:2])
     ours = gradients(*given, product.linear)
-    exact = gradients(*(t.double() for t in given), F.linear)
-    for a, b in zip(ours, exact, strict=True):
-        assert (a - b).abs().max() <= 3e-6 * b.abs().max()
+    agree(ours, gradients(*(t.double() for t in given), F.linear))
+
+
+LAYOUTS: dict[str, Callable[..., Tensor]] = {
+    "adjacent": lambda *shape: torch.randn(shape),
+    "transposed": lambda *shape: torch.randn(shape[::-1]).permute(*range(len(shape))[::-1]),
+    "every second column": lambda *shape: torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2],
+    "every second row": lambda *shape: torch.randn(2 * shape[0], *shape[1:])[1::2],
+    "a part of wider rows": lambda *shape: torch.randn(*shape[:-1], shape[-1] + 3)[..., 2:-1],
+    "one row": lambda *shape: torch.randn(1, *shape[1:]).expand(shape),
+    "one column": lambda *shape: torch.randn(*shape[:-1], 1).expand(shape),
+    "one number": lambda *shape: torch.randn(()).expand(shape),
+    "not aligned": lambda *shape: torch.randn(torch.Size(shape).numel() + 1)[1:].view(shape),
+    "sliding window": lambda *shape: torch.randn(*shape[:-2], sum(shape[-2:]) - 1).unfold(-1, shape[-1], 1),
+}
+
+
+def viewed(shape: tuple[int, ...], layout: str) -> Tensor:
+    """Random numbers whose strides are those of a view; a bias has no rows to slide over."""
+    return LAYOUTS["one number" if layout == "sliding window" and len(shape) == 1 else layout](*shape)
+
+
+@pytest.mark.usefixtures("every_size")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_strides_of_every_operand(operand: int, layout: str) -> None:
+    """The operator reads a bias as if its entries were adjacent, and refuses a weight that overlaps itself."""
+    torch.manual_seed(0)
+    shapes: list[tuple[int, ...]] = [(3, 20, 48), (32, 48), (32,)]
+    x, weight, bias = (viewed(shape, layout if i == operand else "adjacent") for i, shape in enumerate(shapes))
+    agree(values(x, weight, bias, product.linear), values(x.double(), weight.double(), bias.double(), F.linear))
+
+
+def values(x: Tensor, weight: Tensor, bias: Tensor | None, linear: Callable[..., Tensor]) -> list[Tensor]:
+    """The product and its gradients, of operands as they lie in memory."""
+    leaves = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
+    y = linear(*leaves)
+    return [y, *torch.autograd.grad(y.square().sum(), leaves)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.tuples(*[st.integers(0, 9)] * 4),
+    layouts=st.tuples(*[st.sampled_from(list(LAYOUTS))] * 3),
+    seed=st.integers(0, 2**31),
+    with_bias=st.booleans(),
+    flat=st.booleans(),
+)
+def test_any_shape_and_strides(
+    sizes: tuple[int, ...], layouts: tuple[str, ...], seed: int, with_bias: bool, flat: bool
+) -> None:
+    """No rows, no columns, one of either; compared with the exact product of the absolute values (rounding)."""
+    torch.manual_seed(seed)
+    batch, time, fan_in, fan_out = sizes
+    shape = (time, fan_in) if flat else (batch, time, fan_in)
+    if "sliding window" in layouts and not (time and fan_in and fan_out):
+        layouts = ("transposed",) * 3  # a window has a size
+    x, weight = viewed(shape, layouts[0]), viewed((fan_out, fan_in), layouts[1])
+    bias = viewed((fan_out,), layouts[2]) if with_bias else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product, "WORTHWHILE", 1)
+        ours = values(x, weight, bias, product.linear)
+    exact = values(x.double(), weight.double(), bias if bias is None else bias.double(), F.linear)
+    sizes_of = values(x.double().abs(), weight.double().abs(), bias if bias is None else bias.double().abs(), F.linear)
+    for a, b, size in zip(ours, exact, sizes_of, strict=True):
+        assert a.shape == b.shape
+        assert not b.numel() or (a - b).abs().max() <= 3e-6 * size.abs().max()
+
+
+def test_a_loaded_bias_may_be_a_view() -> None:
+    layer = Linear(64, 96, role="dense")
+    x, bias, exact = torch.randn(1000, 64), torch.randn(96, 2), torch.nn.Linear(64, 96).double()
+    layer.load_state_dict({"weight": layer.weight.detach(), "bias": bias[:, 0]}, assign=True)
+    assert layer.bias.stride() == (2,)
+    exact.load_state_dict({k: v.double() for k, v in layer.state_dict().items()})
+    agree([layer(x)], [exact(x.double())])
+
+
+def refusal(linear: Callable[..., Tensor], *operands: Tensor) -> type[Exception] | None:
+    try:
+        linear(*operands)
+    except (RuntimeError, IndexError) as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [torch.ones(1), torch.ones(()), torch.ones(40), torch.ones(48, dtype=torch.float64), torch.ones(200, 48)],
+    ids=["one", "a number", "too short", "float64", "a row for each"],
+)
+@pytest.mark.usefixtures("every_size")
+def test_a_bias_of_another_shape_or_dtype_is_torchs_business(bias: Tensor) -> None:
+    """What it broadcasts is broadcast, what it refuses is refused: oneDNN would read as many numbers as it needs."""
+    x, weight = torch.randn(200, 32), torch.randn(48, 32)
+    refused = refusal(F.linear, x, weight, bias)
+    assert refusal(product.linear, x, weight, bias) == refused
+    if refused is None:
+        assert product.linear(x, weight, bias).equal(F.linear(x, weight, bias))
+
+
+@pytest.mark.usefixtures("every_size")
+def test_operands_that_do_not_fit_are_refused() -> None:
+    x = torch.randn(200, 32)
+    for weight in (torch.randn(48, 31), torch.randn(48, 33), torch.randn(2, 48, 32)):
+        assert refusal(product.linear, x, weight) is not None
+    assert product.linear(x, torch.ones(32)).shape == (200,)
+    assert not product.large_float32_on_cpu(x, torch.eye(32).to_sparse())
+
+
+def test_a_counter_knows_the_product() -> None:
+    """Twice a multiplication per entry forward, and twice that backward, at every size and in either part alone."""
+    for rows in (10, 2000):
+        x, weight, bias = (torch.randn(s).requires_grad_() for s in ((rows, 64), (96, 64), (96,)))
+        with FlopCounterMode(display=False) as forward:
+            y = product.linear(x, weight, bias)
+        loss = y.sum()
+        with FlopCounterMode(display=False) as backward:
+            loss.backward()
+        assert (forward.get_total_flops(), backward.get_total_flops()) == (2 * rows * 64 * 96, 4 * rows * 64 * 96)
+
+
+def test_accumulation_is_counted() -> None:
+    for rows in (10, 2000):
+        with FlopCounterMode(display=False) as counter:
+            product.add_gradient(torch.zeros(64, 96), torch.randn(rows, 64), torch.randn(rows, 96))
+        assert counter.get_total_flops() == 2 * rows * 64 * 96
 
 
 def test_others_take_torch_own_product() -> None:
