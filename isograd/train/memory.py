@@ -269,11 +269,11 @@ def _copies(training: Training, config: IsogradConfig) -> int:
 
 
 def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:
-    """The chunked loss keeps both gradients of the head; the logits of one chunk stand beside them."""
+    """The chunked loss keeps both gradients of the head and what it reads; one chunk's logits stand beside them."""
     if run.task == "classification":
         return 0
     rows, width, narrow = config.vocab_size, config.hidden_size, product_bytes(run.training)
     predicted = math.ceil(tokens * run.data.mask) if run.task == "masked" else tokens
     cast = 0 if narrow == FLOAT else rows * width * narrow
     logits = min(config.loss_chunk, predicted) * rows * (FLOAT if narrow == FLOAT else FLOAT + 2 * narrow)
-    return (predicted + rows) * width * FLOAT + cast + logits
+    return (2 * predicted + rows) * width * FLOAT + cast + logits

@@ -4,7 +4,8 @@
 
 Rows are taken in chunks; the gradient of a chunk is formed while its logits are still there, so the backward pass
 multiplies three stored gradients by one number, and at most `chunk` x V logits exist at any time. Measured on CPU,
-chunks of 512 rows cost 0.74 of the plain head at V 8192 and 0.93 at V 50257.
+chunks of 512 rows cost 0.74 of the plain head at V 8192 and 0.93 at V 50257. Second derivatives, torch.func,
+forward-mode AD and torch.jit.trace take the whole matrix.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isograd.transformer.eager import plain, transformed
 from isograd.transformer.product import add_gradient, linear
 
 IGNORE = -100
@@ -58,15 +60,21 @@ def linear_cross_entropy(
     """
     if items is None:
         items = (target != IGNORE).sum()
-    if hidden.is_cpu and not torch.compiler.is_compiling():  # elsewhere the count of rows would have to be waited for
-        hidden, target = labelled(hidden, target)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    items = torch.as_tensor(items, dtype=torch.promote_types(dtype, torch.float32), device=hidden.device)
+    if transformed():
+        return _whole(hidden, weight, bias, target, items, label_smoothing, dtype)
+    if hidden.is_cpu and plain(hidden, target):  # elsewhere the count of rows would have to be waited for
+        hidden, target = labelled(hidden, target)
     if (
         not torch.is_grad_enabled()
     ):  # a Function's needs_input_grad does not know: gradients would be formed for nothing
         hidden, weight, bias = hidden.detach(), weight.detach(), bias if bias is None else bias.detach()
-    return _LinearCrossEntropy.apply(hidden, weight, bias, target, label_smoothing, chunk, dtype) / items
+    # a product rounds its operands, so 1/n belongs into them, but float16 has no exponents to hold it
+    divisor = torch.ones_like(items) if dtype == torch.float16 else items
+    loss = _LinearCrossEntropy.apply(hidden, weight, bias, target, divisor, label_smoothing, chunk, dtype)
+    return loss if divisor is items else loss / items
 
 
 def labelled(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +86,10 @@ def labelled(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The sum over rows; gradients are formed chunk by chunk in the forward pass, in the dtypes of their owners."""
+    """The sum over rows, divided by `items`; gradients are formed chunk by chunk in the forward pass.
+
+    Those of weight and bias are sums over chunks, kept in float32 or better whatever the dtype of their owners.
+    """
 
     @staticmethod
     def forward(
@@ -87,51 +98,89 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         target: Tensor,
+        items: Tensor,
         smoothing: float,
         chunk: int,
         dtype: torch.dtype,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        exact = torch.promote_types(dtype, torch.float32)
-        total = torch.zeros((), dtype=exact, device=hidden.device)
+        total, share = torch.zeros_like(items), 1 / items
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = torch.zeros_like(weight) if need_weight else None
-        d_bias = torch.zeros_like(bias) if need_bias and bias is not None else None
+        d_weight = _exact_zeros(weight) if need_weight else None
+        d_bias = _exact_zeros(bias) if need_bias and bias is not None else None
         h_all, w, b = hidden.to(dtype), weight.to(dtype), bias if bias is None else bias.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, hidden.shape[0], chunk):
                 rows = slice(begin, begin + chunk)
-                h = h_all[rows]
-                loss, d_logits = _chunk(linear(h, w, b).to(exact), target[rows], smoothing)
+                ignored = (target[rows] == IGNORE)[:, None]
+                h = h_all[rows].masked_fill(ignored, 0)  # whatever stands there, as padding that is not a number
+                loss, d_logits = _chunk(linear(h, w, b).to(items.dtype), target[rows][:, None], ignored, smoothing)
                 total += loss
+                d_logits *= share.masked_fill(ignored, 0)
+                if d_bias is not None:
+                    d_bias += d_logits.sum(dim=0)
                 d_logits = d_logits.to(dtype)
                 if d_hidden is not None:
                     d_hidden[rows] = linear(d_logits, w.t())
                 if d_weight is not None:
                     add_gradient(d_weight, d_logits, h)
-                if d_bias is not None:
-                    d_bias += d_logits.sum(dim=0)
-        ctx.save_for_backward(d_hidden, d_weight, d_bias)
-        return total
+        ctx.save_for_backward(d_hidden, d_weight, d_bias, hidden, weight, bias, target, items)
+        ctx.smoothing, ctx.dtype = smoothing, dtype
+        return total / items
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-            raise RuntimeError(
-                "the chunked loss has no second derivative: its stored gradients are constants. Take cross-entropy on"
-                " the logits (output_logits=True) instead"
-            )
-        scaled = (d if d is None else d * grads[0].to(d.dtype) for d in ctx.saved_tensors)
-        return *scaled, None, None, None, None
+            return *_differentiable_gradients(ctx, grads[0]), None, None, None, None, None
+        saved = ctx.saved_tensors  # once: what is checkpointed is computed again for it
+        scaled = (
+            None if d is None else (d.to(grads[0].dtype) * grads[0]).to(owner.dtype)
+            for d, owner in zip(saved[:3], saved[3:6], strict=True)
+        )
+        return *scaled, None, None, None, None, None
 
 
-def _chunk(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Loss of the rows, and softmax minus the smoothed one-hot, which takes the place of the logits in memory.
+def _exact_zeros(owner: Tensor) -> Tensor:
+    return torch.zeros_like(owner, dtype=torch.promote_types(owner.dtype, torch.float32))
 
-    Both are zero in ignored rows.
+
+def _differentiable_gradients(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
+    """The gradients once more, with a graph of their own: the stored ones are constants."""
+    *owners, target, items = ctx.saved_tensors[3:]
+    # views, since the hidden states may have been computed from the same weight
+    hidden, weight, bias = (t if t is None else t.view_as(t) for t in owners)
+    loss = _whole(hidden, weight, bias, target, items, ctx.smoothing, ctx.dtype)
+    asked = [t for t, need in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True) if need]
+    found = iter(torch.autograd.grad(loss, asked, upstream, create_graph=True))
+    return [next(found) if need else None for need in ctx.needs_input_grad[:3]]
+
+
+def _whole(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    items: Tensor,
+    smoothing: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The same from the whole matrix of logits, by operations that torch can transform."""
+    ignored = (target == IGNORE)[:, None]
+    with torch.autocast(hidden.device.type, enabled=False):
+        h = hidden.to(dtype).masked_fill(ignored, 0)
+        logits = linear(h, weight.to(dtype), bias if bias is None else bias.to(dtype))
+        log_p = logits.log_softmax(dim=-1, dtype=items.dtype)
+    loss = -(1 - smoothing) * log_p.gather(1, target[:, None].masked_fill(ignored, 0))
+    if smoothing:
+        loss = loss - smoothing * log_p.mean(dim=-1, keepdim=True)
+    return loss.masked_fill(ignored, 0).sum() / items
+
+
+def _chunk(logits: Tensor, target: Tensor, ignored: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Loss of the rows that are not ignored, and softmax minus the smoothed one-hot of every row, which takes the place
+    of the logits in memory; `target` and `ignored` of shape (rows, 1).
     """
-    kept = (target != IGNORE)[:, None]
-    index = target.clamp(min=0)[:, None]
+    index = target.masked_fill(ignored, 0)
     log_p = torch.log_softmax(logits, dim=-1, out=logits)
     loss = -(1 - smoothing) * log_p.gather(1, index)
     if smoothing:
@@ -140,4 +189,4 @@ def _chunk(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Te
     d_logits.scatter_add_(1, index, d_logits.new_full(index.shape, smoothing - 1))
     if smoothing:
         d_logits -= smoothing / logits.shape[1]
-    return (loss * kept).sum(), d_logits.mul_(kept)
+    return loss.masked_fill(ignored, 0).sum(), d_logits
