@@ -3,21 +3,24 @@
 On a CPU torch draws a number per element, which is most of the operation's cost and a tenth of a training step. Here 16
 random bits decide about an element, four elements from one number of torch's generator: 0.4 of the time in float32, 0.3
 in bfloat16, forward and backward. So p is met as a multiple of 2^-16, and what is kept is divided by the probability
-that was met. On other devices and in compiled graphs it is torch's own dropout.
+that was met. On other devices, in compiled graphs, under torch.func, forward-mode AD or torch.jit.trace, and where nothing
+or everything is dropped it is torch's own dropout.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isograd.transformer.eager import plain
+
 LEVELS = 2**16
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """x * keep / (1 - p) in training, else x; the numbers come from torch's generator (`torch.manual_seed`)."""
-    if not training or not x.is_cpu or torch.compiler.is_compiling():
+    if not (training and 0 < p < 1 and x.is_cpu and plain(x)):
         return F.dropout(x, p, training)
-    dropped = min(round(p * LEVELS), LEVELS - 1)  # of the values that 16 bits take
+    dropped = min(round(p * LEVELS), LEVELS - 1)  # of the values that 16 bits take; some x is kept while p < 1
     keep = random_bits(x.shape).ge_(dropped - LEVELS // 2).to(x.dtype)
     return (x * keep).mul_(LEVELS / (LEVELS - dropped))
 

@@ -75,8 +75,46 @@ def test_expectation_is_that_of_the_probability_met() -> None:
     met = round(0.9999 * 2**16) / 2**16
     values = dropout(torch.ones(COUNT, dtype=torch.float64), 0.9999).unique()
     assert values.tolist() == [0.0, 1 / (1 - met)]
-    assert dropout(torch.ones(COUNT), 1 - 1e-9).isfinite().all()
+    assert dropout(torch.ones(COUNT), 1 - 1e-9).mean() == pytest.approx(1, abs=4 * (2**16 / COUNT) ** 0.5)
     assert dropout(torch.ones(COUNT), 1e-9).eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [0.0, 1.0, 0, 1])
+def test_nothing_or_everything_is_torchs(p: float, dtype: torch.dtype) -> None:
+    """Values, gradients and the generator: p = 1 gave 65,536 here and there."""
+    for shape in ((3, 50_000), (0, 4), ()):
+        x = torch.randn(shape).to(dtype).requires_grad_()
+        upstream = torch.randn(shape).to(dtype)
+        for apply in (dropout, lambda v, p: Dropout(p)(v)):
+            torch.manual_seed(0)
+            ours, after = apply(x, p), torch.get_rng_state()
+            torch.manual_seed(0)
+            exact = F.dropout(x, p)
+            assert ours.dtype == exact.dtype and ours.equal(exact)
+            assert after.equal(torch.get_rng_state())
+            found, expected = (torch.autograd.grad(y.clone(), x, upstream)[0] for y in (ours, exact))
+            assert found.dtype == expected.dtype and found.equal(expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_no_probability(p: float, training: bool) -> None:
+    """torch refuses it in the same words; -1 was half of x before."""
+    for apply in (F.dropout, dropout):
+        with pytest.raises((ValueError, RuntimeError), match="between 0 and 1"):
+            apply(torch.ones(3), p, training)
+
+
+@pytest.mark.parametrize("p", [2**-16, 2**-17, 1e-4, 0.5, 0.999])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_mean_over_many(p: float, dtype: torch.dtype) -> None:
+    """The mean of dropped ones is 1 within four standard deviations, as torch's own is."""
+    torch.manual_seed(0)
+    deviation = (p / (1 - p) / COUNT) ** 0.5
+    for apply in (dropout, F.dropout):
+        mean = float(apply(torch.ones(COUNT, dtype=dtype), p).double().mean())
+        assert abs(mean - 1) < 4 * deviation + eps(dtype)
 
 
 def test_seed_decides() -> None:
