@@ -6,6 +6,7 @@ eps) * weight. Both are torch's fused kernels under the role "norm".
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,8 +21,14 @@ class RMSNorm(nn.RMSNorm):
     role = "norm"
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the dtype of x. Under autocast a float32 gain on a bfloat16 x would leave the fused kernel."""
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        """In the dtype of x, with the weight as exact as it is stored, as torch's own has it.
+
+        A float32 weight on a bfloat16 x, as under autocast, would leave the fused kernel: x is cast instead.
+        """
+        if self.weight is None or self.weight.dtype == x.dtype:
+            return super().forward(x)
+        wide = torch.promote_types(x.dtype, self.weight.dtype)
+        return F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).to(x.dtype)
 
 
 NORMS: dict[str, type[nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
