@@ -47,25 +47,14 @@ def stacked(models: Sequence[nn.Module]) -> dict[str, Tensor]:
 
 
 def vmapped(models: Sequence[nn.Module]) -> Losses:
-    """torch.func.vmap of the model.
-
-    oneDNN and the chunked loss are functions of our own that vmap does not know, so the products are torch's and the
-    loss is torch's, of logits. Nor does vmap know torch's fused attention: written out it is the faster of the two.
-    """
+    """torch.func.vmap of the model, which leaves oneDNN and the chunked loss for torch's own operations there."""
     model: Any = copy.deepcopy(models[0]).eval()  # without dropout it is the same function, and draws no numbers
-    model.set_attn_implementation("eager")
 
     def one(parameters: Stacks, ids: Tensor) -> Tensor:
-        logits = functional_call(model, dict(parameters), (), {"input_ids": ids, "use_cache": False}).logits
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        return functional_call(model, dict(parameters), (), {"input_ids": ids, "labels": ids}).loss
 
     every: Losses = vmap(one)
-
-    def losses(stacks: Stacks, ids: Tensor) -> Tensor:
-        with torch.backends.mkldnn.flags(enabled=False):
-            return every(stacks, ids)
-
-    return losses
+    return every
 
 
 def by_hand(models: Sequence[nn.Module], product: Product) -> Losses:

@@ -272,17 +272,13 @@ def _tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _plain_operations() -> Iterator[None]:
-    """torch.nn's fused encoder layer off, one opaque operation in which there is nothing to see; and oneDNN, to which
-    our own large products go by a name of its own, in float32 only (mkldnn.flags would warn of TF32 on a CPU).
-    """
-    fused, onednn = torch.backends.mha.get_fastpath_enabled(), bool(torch.backends.mkldnn.enabled)
+    """torch.nn's fused encoder layer off: one opaque operation in which there is nothing to see."""
+    fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from isograd.placement.formula import Placement, Role
 from isograd.placement.laws import Site
 from isograd.transformer.dropout import dropout as drop
+from isograd.transformer.eager import beyond_gradients
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Coefficient, Linear
 from isograd.transformer.positions import rotate
@@ -87,8 +88,8 @@ class Attention(nn.Module):
                 key, value = own.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         dropout = self.dropout if self.training else 0.0
-        if query.is_cpu and dropout and attend is sdpa_attention_forward:
-            attend = attend_with_dropout
+        if attend is sdpa_attention_forward and ((query.is_cpu and dropout) or beyond_gradients()):
+            attend = attend_written_out
         if query.is_cpu and query.dtype == torch.bfloat16 and key.shape[2] <= SHORT:
             attend = partial(attend_in_float32, attend)
         h, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
@@ -138,7 +139,7 @@ def attend_in_float32(
     return h.to(query.dtype), weights
 
 
-def attend_with_dropout(
+def attend_written_out(
     module: nn.Module,
     query: Tensor,  # (batch, heads, time, width/heads)
     key: Tensor,
@@ -146,10 +147,12 @@ def attend_with_dropout(
     mask: Tensor | None,  # as sdpa takes it: True where a key is read, or additive; None reads as the module does
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The product written out: with dropout torch has no fused kernel on a CPU, and takes 1.4 times as long."""
+    """The product written out: with dropout torch has no fused kernel on a CPU, and takes 1.4 times as long; its fused
+    kernels know first gradients only.
+    """
     time, source = query.shape[2], key.shape[2]
     if mask is None and module.is_causal and time > 1:
-        mask = torch.ones(time, source, dtype=torch.bool).tril()
+        mask = torch.ones(time, source, dtype=torch.bool, device=query.device).tril()
     if mask is not None and mask.dtype == torch.bool:
         mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
     return eager_attention(module, query, key, value, mask, **kwargs)[0], None

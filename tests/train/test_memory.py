@@ -212,7 +212,7 @@ def test_devices_share_what_is_sharded() -> None:
 def test_arithmetic_is_what_torch_counts(name: str, act: str) -> None:
     """torch counts the products of a training step with attention written out: three times two per entry and token."""
     run = shaped(name, act=act)
-    network, ids = IsogradForCausalLM(config_of(run)).double(), ids_of(run)  # no oneDNN, which torch does not count
+    network, ids = IsogradForCausalLM(config_of(run)), ids_of(run)
     network.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:
         network(ids, output_logits=True).logits.sum().backward()
