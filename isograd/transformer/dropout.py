@@ -3,8 +3,8 @@
 On a CPU torch draws a number per element, which is most of the operation's cost and a tenth of a training step. Here 16
 random bits decide about an element, four elements from one number of torch's generator: 0.4 of the time in float32, 0.3
 in bfloat16, forward and backward. So p is met as a multiple of 2^-16, and what is kept is divided by the probability
-that was met. On other devices, in compiled graphs, under torch.func, forward-mode AD and torch.jit.trace, and where nothing
-or everything is dropped, it is torch's own dropout.
+that was met. It is torch's own dropout on other devices, in compiled graphs, under torch.func, forward-mode AD and
+torch.jit.trace, and where nothing or everything is dropped.
 """
 
 import torch

@@ -146,9 +146,9 @@ def _exact_zeros(owner: Tensor) -> Tensor:
 
 def _differentiable_gradients(ctx: Any, upstream: Tensor) -> list[Tensor | None]:
     """The gradients once more, with a graph of their own: the stored ones are constants."""
-    *owners, target, items = ctx.saved_tensors[3:]
+    hidden, weight, bias, target, items = ctx.saved_tensors[3:]
     # views, since the hidden states may have been computed from the same weight
-    hidden, weight, bias = (t if t is None else t.view_as(t) for t in owners)
+    hidden, weight, bias = hidden.view_as(hidden), weight.view_as(weight), bias if bias is None else bias.view_as(bias)
     loss = _whole(hidden, weight, bias, target, items, ctx.smoothing, ctx.dtype)
     asked = [t for t, need in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True) if need]
     found = iter(torch.autograd.grad(loss, asked, upstream, create_graph=True))
