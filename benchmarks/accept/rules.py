@@ -190,6 +190,21 @@ def apart(job: str, mine: Arm, theirs: Arm, least: float) -> Rule:
     return rule
 
 
+def below(job: str, expected: Mapping[tuple[str, int], tuple[float, float]]) -> Rule:
+    """By (placement, warm-up): how far each seed ends below token frequencies on its batches, within limits."""
+
+    def rule(folders: Folders) -> Measured:
+        said, holds = [], True
+        for (placement, warmup), (low, high) in expected.items():
+            own = [run for run in runs_of(folders[job]) if arm_of(run)[:2] == (placement, warmup)]
+            found = [run["unigram_loss"] - run["final_loss"] for run in own]
+            holds &= len(found) >= 3 and all(low <= x <= high for x in found)
+            said.append(f"{placement}: {', '.join(f'{x:.2f}' for x in found)} nat")
+        return Measured(said=f"below token frequencies: {'; '.join(said)}", holds=holds)
+
+    return rule
+
+
 def gradient_ratios(job: str, within: Mapping[float, tuple[float, float]]) -> Rule:
     """At each rate NormFormer's first/last gradient ratio over Pre-LN's of the same seed, within its limits."""
 
