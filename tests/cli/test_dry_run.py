@@ -57,6 +57,18 @@ def test_a_table_for_people() -> None:
     assert columns == {len("parameters")}
 
 
+def test_a_calibration_is_counted_by_the_micro_batch() -> None:
+    """ADMIN at the 1.3B shape: 8,192 tokens on each of 8 devices, not the million of the batch; on the host."""
+    recipe = str(NORMFORMER / "clm-1.3b.yaml")
+    words = (recipe, "model.placement=admin", "--world-size", "8")
+    found = told(*words)
+    pass_over = 4 * 8192 * 2048 * (3 + 2 * 4)  # x, u and their sum, and twice the inner width of 4 d, in float32
+    assert found["memory"]["calibration"] == 4 * found["parameters"] + pass_over
+    assert not told(recipe, "--world-size", "8")["memory"]["calibration"]
+    lines = [" ".join(line.split()) for line in called("train", *words, "--dry-run")[1].splitlines()]
+    assert any(line.startswith("calibration 5.") and "on the host" in line for line in lines)
+
+
 def test_nothing_is_built_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 1,900 billion parameters on a text that is not there."""
     monkeypatch.chdir(tmp_path)
