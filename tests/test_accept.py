@@ -26,7 +26,7 @@ def said(name: str) -> list[str]:
 
 def test_readme_says_no_number_that_is_not_in_the_table() -> None:
     numbered = [one for one in said("README.md") if sentences.numbers(one)]
-    assert [one for one in numbered if one not in CLAIMED | NOT_CLAIMS.keys()] == []
+    assert [one for one in numbered if one not in CLAIMED and not one.startswith(tuple(NOT_CLAIMS))] == []
     assert len(numbered) > 20, "the sentences are not found any more"
 
 
@@ -60,8 +60,9 @@ def test_a_row_speaks_of_a_sentence_that_stands_there(one: Row) -> None:
 def test_every_sentence_of_readme_is_measured_by_a_command_and_not_from_a_table_alone() -> None:
     for sentence in CLAIMED:
         assert any(not one.stored for one in ROWS if one.sentence == sentence), sentence
-    assert NOT_CLAIMS.keys() <= set(said("README.md")), "a sentence that no longer stands there"
-    assert not CLAIMED & NOT_CLAIMS.keys()
+    for begin in NOT_CLAIMS:
+        assert sum(one.startswith(begin) for one in said("README.md")) == 1, begin
+    assert not any(one.startswith(tuple(NOT_CLAIMS)) for one in CLAIMED)
 
 
 def _all_jobs(one: Row) -> list[str]:

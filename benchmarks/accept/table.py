@@ -621,12 +621,10 @@ ROWS = [
     *DOCS,
 ]
 
-NOT_CLAIMS = {  # sentences of README that have a number and claim nothing that is measured: why
-    "Exit codes: 0 done (also where a run collapsed), 1 a run failed or a check does not hold, 2 wrong use or bad"
-    " input, 3 diverged (`train`; `compare` shows it in its table).": "an interface; tests/cli holds it",
-    "| `normformer`, `normformer-resscale` | HeadScale before W_O (as the paper writes it) and two more norms |"
-    " Shleifer et al. 2021 |": "a definition; tests/transformer holds its equation",
-    "| `deepnorm` | post-ln, constant skip above 1, smaller start | Wang et al. 2022 |": "a definition, as above",
+NOT_CLAIMS = {  # how sentences of README begin that have a number and claim nothing that is measured: why
+    "Exit codes: 0 done": "an interface; tests/cli holds it",
+    "| `normformer`, `normformer-resscale` | HeadScale": "a definition; tests/transformer holds its equation",
+    "| `deepnorm` | post-ln, constant skip above 1": "a definition; tests/transformer holds its equation",
     _SETTING: "the setting of the runs below it; recipes and defaults say it",
     _COUNTED: "a definition",
 }
