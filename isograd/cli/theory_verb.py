@@ -24,10 +24,10 @@ _EPILOG = """\
 examples:
   isograd theory                              every claim: a table, and a page in runs/theory
   isograd theory theorem-1 amplification
-  isograd theory --foils                      also what each claim must refuse, and whether it does
+  isograd theory --foils                      also the negative control of each claim, which it must refuse
   isograd theory --list
 
-Exit code 1 where a verdict does not hold, or a foil does. One thread; two minutes for all."""
+Exit code 1 where a verdict does not hold, or a negative control does. One thread; two minutes for all."""
 
 _THREADS = 1  # two wait for each other in products this small: 6.5 CPU minutes for 1.8, on busy cores
 
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("claims", nargs="*", metavar="CLAIM", help="default: all of them")
     add("--list", action="store_true", help="name the claims, and measure nothing")
-    add("--foils", action="store_true", help="measure the foils too: what each claim must refuse")
+    add("--foils", action="store_true", help="measure the negative controls, too: networks that each claim must refuse")
     add("--seeds", type=count, metavar="N", help="in place of each claim's own number; few seeds are noisy")
     add("--out", type=Path, default=Path("runs/theory"), metavar="DIR", help="default runs/theory")
     add("--json", action="store_true", help="one JSON object on stdout")

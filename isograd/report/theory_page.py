@@ -64,7 +64,7 @@ def cells(row: Row, foils: Sequence[Row]) -> list[str]:
         row["claim"],
         row["placement"],
         " to ".join(map(number, row["predicted"])) if _is_pair(row["predicted"]) else number(row["predicted"]),
-        number(row["measured"]),
+        number(row["measured"]) + (f" ({interval(*row['interval'])})" if row.get("interval") else ""),
         interval(*row["tolerance"]),
         *(["".join(said)] if foils else []),
         "holds" if row["holds"] else "fails",

@@ -1,9 +1,10 @@
 """A claim: a sentence of theory with a number, an interval that the measurement must fall into, and a foil.
 
-    verdict holds  <=>  low <= measured <= high
+    verdict holds  <=>  low <= measured <= high;   of a number with an interval, all of the interval must lie inside
 
-A claim has one case per placement that it speaks of. The foil of a case is something that the case must refuse when it
-is measured in the same way: a claim that nothing can fail says nothing.
+A claim has one case per placement that it speaks of. The negative control of a case is another network, which differs
+in what the claim rests on, and which the case must refuse when it is measured in the same way. It is no other case of
+the claim: that one has a verdict of its own, and would be refused by arithmetic alone.
 """
 
 import math
@@ -33,10 +34,15 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A number and the curve behind it."""
+    """A number and the curve it was taken from.
+
+    Attributes:
+        interval: Student's 95 % interval of the number's mean over seeds, where each seed has one.
+    """
 
     value: float
     curve: Curve
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,12 @@ class Case:
     foil: str
     subject: str = ""
 
+    def holds(self, measured: Measured) -> bool:
+        """Whether the number, and its whole interval where it has one, lies in the tolerance."""
+        return all(map(self.accepts, (measured.value, *(measured.interval or ()))))
+
     def accepts(self, measured: float) -> bool:
-        """Whether the number lies in the tolerance; one that is not finite never does."""
+        """Whether a number lies in the tolerance; one that is not finite never does."""
         above = self.low is None or measured >= self.low
         return math.isfinite(measured) and above and (self.high is None or measured <= self.high)
 
@@ -125,8 +135,9 @@ class Claim:
             subject=subject,
             predicted=case.predicted,
             measured=measured.value,
+            interval=measured.interval,
             tolerance=(case.low, case.high),
-            holds=case.accepts(measured.value),
+            holds=case.holds(measured),
             seeds=seeds,
             curve=measured.curve,
             lines=tuple(self.theory(case, measured.curve)),
@@ -142,6 +153,7 @@ class Verdict:
     subject: str
     predicted: float | tuple[float, float]
     measured: float
+    interval: tuple[float, float] | None
     tolerance: tuple[float | None, float | None]
     holds: bool
     seeds: int
@@ -150,5 +162,5 @@ class Verdict:
 
     def row(self) -> dict[str, Any]:
         """For JSON: without the curve."""
-        names = ("claim", "placement", "subject", "predicted", "measured", "tolerance", "holds", "seeds")
+        names = ("claim", "placement", "subject", "predicted", "measured", "interval", "tolerance", "holds", "seeds")
         return {name: getattr(self, name) for name in names}

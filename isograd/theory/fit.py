@@ -1,10 +1,11 @@
-"""Numbers from curves: an exponent, the point that lies farthest out, means."""
+"""Numbers from curves: an exponent, how much a fit explains, the point that lies farthest out, means."""
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import correlation, fmean
 
-from isograd.theory.claim import Curve
+from isograd.statistics import mean_interval
+from isograd.theory.claim import Curve, Measured
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
@@ -17,6 +18,20 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     middle_x, middle_y = fmean(log_x), fmean(log_y)
     across = sum((a - middle_x) ** 2 for a in log_x)
     return sum((a - middle_x) * (b - middle_y) for a, b in zip(log_x, log_y, strict=True)) / across
+
+
+def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
+    """1 - residual over total sum of squares of the least-squares line y = a + b x.
+
+    >>> round(r_squared([1, 2, 3], [2, 4, 6]), 12), round(r_squared([1, 2, 3], [1, 2, 1]), 12)
+    (1.0, 0.0)
+    """
+    return correlation(x, y) ** 2
+
+
+def over_interval(values: Sequence[float], curve: Curve) -> Measured:
+    """A number per seed: their mean and Student's 95 % interval; none below three seeds."""
+    return Measured(value=fmean(values), interval=mean_interval(values), curve=curve)
 
 
 def farthest(values: Sequence[float], low: float, high: float) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from isograd.models import IsogradForCausalLM
 from isograd.theory.claim import Curve, Measured
 from isograd.theory.fit import exponent, geometric_mean, over_seeds
-from isograd.theory.networks import cut, drawn_from, encoder_decoder, of_depths, prepared, streams, tokens
+from isograd.theory.networks import cut, drawn_from, encoder_decoder, of_depths, prepared, tokens
 from isograd.theory.setting import profile
 
 DEPTHS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
@@ -31,7 +31,7 @@ def attention_exponent(subject: str, seeds: int, depths: tuple[int, ...] = DEPTH
 
 @lru_cache
 def stream_exponent(subject: str, seeds: int, layers: int = 48) -> Measured:
-    """p of mean |x_l|^2 / d ~ l^p after layer l, with real attention."""
+    """p of mean s_l^2 ~ l^p, s_l the last sum of layer l, before any norm on it, with real attention."""
     x = range(1, layers + 1)
     return _exponent(over_seeds(x, [_square_means(subject, layers, seed) for seed in range(seeds)]))
 
@@ -96,12 +96,18 @@ def _gradients(subject: str, layers: int, seed: int) -> list[float]:
     return [_norm(matrix) for matrix in _second(model.model.layers)]
 
 
+@torch.no_grad()
 def _square_means(subject: str, layers: int, seed: int) -> list[float]:
-    """Of the stream after each layer."""
+    """Of the last sum of each layer: the stream itself where no norm follows, what the norm takes where one does."""
+    found: list[float] = []
     with drawn_from(seed):
         ids = tokens(8, 32)
         model = prepared(subject, layers, ids)
-        return [float(x.square().mean()) for x in streams(model, ids, range(1, layers + 1))]
+        for layer in model.model.layers:
+            sums = layer.get_submodule("ffn.combine")
+            sums.register_forward_hook(lambda _, args, out: found.append(float(out.square().mean())))
+        model.model(ids)
+    return found
 
 
 @lru_cache(maxsize=256)

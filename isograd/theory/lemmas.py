@@ -14,7 +14,7 @@ SAMPLES = 1_000_000
 GROWTH = (0.5, 1.5)  # of |x_l|^2 / d per layer: Lemma 2 for Pre-LN
 LEVEL = (1.40, 1.62)  # of |x_l|^2 / d: Lemma 2 for Post-LN, 3/2 with what finite widths and seeds leave
 
-_ACTIVATIONS = {"relu": torch.relu, "identity": lambda x: x}
+_ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}
 
 
 @lru_cache

@@ -1,12 +1,14 @@
 """The setting with real attention: isograd's own models at their start, and one batch of random tokens.
 
-A subject is a placement, or a placement with one thing undone: "deepnorm, plain start" has DeepNorm's skips and the
-weights of a plain Xavier start; "admin, skip 1" has not been profiled; "post-ln, xavier-normal" starts by that scheme
-in place of the model's own.
+A subject is a placement, or a placement with changes, each after a comma: "deepnorm, plain start" has DeepNorm's skips
+and the weights of a plain Xavier init; "admin, skip 1" has not been profiled; "post-ln, xavier-normal" starts by that
+scheme in place of the model's own; "pre-ln, outputs as l^-0.5" has W_O and W_2 of layer l scaled by l^-0.5, or the norm
+after the branch where there is one; "post-ln, cross x 0.5" has W_O of the cross-attention halved.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,13 +28,13 @@ def decoder(subject: str, layers: int, dtype: torch.dtype = torch.float32, **sha
     """A decoder-only model of that many layers, started by Xavier's normal; ADMIN's skips are still to be profiled."""
     shape = {"start": "xavier-normal"} | shape
     model = IsogradForCausalLM(_config(subject, num_hidden_layers=layers, is_decoder=True, **shape)).to(dtype)
-    return _undone(model, _change(subject))
+    return changed(model, subject)
 
 
 def encoder_decoder(subject: str, layers: int, **shape: Any) -> IsogradForSeq2SeqLM:
     """As many layers in each tower, started as the placement or the model's default says."""
     model = IsogradForSeq2SeqLM(_config(subject, num_hidden_layers=layers, encoder_layers=layers, **shape))
-    return _undone(model, _change(subject))
+    return changed(model, subject)
 
 
 def placement_of(subject: str) -> str:
@@ -80,7 +82,7 @@ def profile_skips(model: IsogradForCausalLM, ids: Tensor, write: bool = True) ->
 def prepared(subject: str, layers: int, ids: Tensor, **shape: Any) -> IsogradForCausalLM:
     """A decoder, ADMIN's skips profiled on the batch."""
     model = decoder(subject, layers, **shape)
-    if model.config.entry().calibrate and not _change(subject):
+    if model.config.entry().calibrate and "skip 1" not in changes_of(subject):
         profile_skips(model, ids)
     return model
 
@@ -96,6 +98,24 @@ def of_depths(
     if _same_at_any_depth(get(placement_of(subject)), max(depths)):
         return [(prepared(subject, max(depths), ids, **shape), depths)]
     return [(prepared(subject, layers, ids, **shape), (layers,)) for layers in depths]
+
+
+@contextmanager
+def shares(model: IsogradForCausalLM) -> Iterator[list[float]]:
+    """Of each sum that runs inside Var[branch] / (Var[branch] + Var[shortcut]), ADMIN's beta_ii^2, in their order."""
+    found: list[float] = []
+
+    def at_the_sum(combine: nn.Module, args: tuple[Tensor, Tensor]) -> None:
+        shortcut, branch = (float(variance(term)) for term in terms(combine, *args))
+        found.append(branch / (branch + shortcut))
+
+    sums = [module.combine for module in model.modules() if isinstance(module, Sublayer)]
+    handles = [combine.register_forward_pre_hook(at_the_sum) for combine in sums]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @torch.no_grad()
@@ -130,7 +150,7 @@ def _same_at_any_depth(placement: Placement, layers: int) -> bool:
 
 def _config(subject: str, **shape: Any) -> IsogradConfig:
     width = shape.setdefault("hidden_size", 128)
-    scheme = {"start": _change(subject)} if _change(subject) in STARTS else {}
+    schemes = [change for change in changes_of(subject) if change in STARTS]
     return IsogradConfig(
         **(
             {
@@ -145,27 +165,64 @@ def _config(subject: str, **shape: Any) -> IsogradConfig:
                 "tie_word_embeddings": False,
             }
             | shape
-            | scheme
+            | ({"start": schemes[-1]} if schemes else {})
         )
     )
 
 
-def _change(subject: str) -> str:
-    return subject.partition(", ")[2]
+def changes_of(subject: str) -> list[str]:
+    return subject.split(", ")[1:]
 
 
 @torch.no_grad()
-def _undone(model: Any, change: str) -> Any:
-    if change == "plain start":
-        for module in model.modules():
-            if isinstance(module, Linear):
-                module.weight /= module.gain
-    elif change == "skip 1":
-        for module in model.modules():
-            if isinstance(module, ScaledAdd):
-                module.skip = 1.0
-            elif isinstance(module, Coefficient):
-                module.weight.fill_(1.0)
-    elif change and change not in STARTS:
-        raise ValueError(f"{change!r} is nothing to change; expected 'plain start', 'skip 1' or a scheme of starts")
+def changed(model: Any, subject: str) -> Any:
+    """The model with the changes of a subject made to its weights and constants."""
+    for change in changes_of(subject):
+        name, number = scaling(change)
+        if change == "plain start":
+            for module in model.modules():
+                if isinstance(module, Linear):
+                    module.weight /= module.gain
+        elif change == "skip 1":
+            for module in model.modules():
+                if isinstance(module, ScaledAdd):
+                    module.skip = 1.0
+                elif isinstance(module, Coefficient):
+                    module.weight.fill_(1.0)
+        elif number is not None and name in _MATRICES:
+            for module in model.modules():
+                if isinstance(module, Sublayer):
+                    _scale(module, name, number(module.site.layer))
+        elif change not in STARTS:
+            raise ValueError(
+                f"{change!r} is nothing to change; expected 'plain start', 'skip 1', a scheme of starts, or one of"
+                f" {', '.join(_MATRICES)} with 'x NUMBER' or 'as l^NUMBER'"
+            )
     return model
+
+
+def scaling(change: str) -> tuple[str, Callable[[int], float] | None]:
+    """What is scaled, and by which factor in layer l = 1, 2, ...; None where the change is no scaling.
+
+    >>> name, factor = scaling("outputs as l^-0.5")
+    >>> name, factor(4), scaling("W_2 x 0.5")[1](4), scaling("skip 1")[1]
+    ('outputs', 0.5, 0.5, None)
+    """
+    for word, law in ((" as l^", lambda layer, number: layer**number), (" x ", lambda layer, number: number)):
+        name, found, number = change.partition(word)
+        if found:
+            return name, partial(law, number=float(number))
+    return change, None
+
+
+_MATRICES = ("outputs", "W_1", "W_2", "cross")
+
+
+def _scale(sublayer: Sublayer, name: str, factor: float) -> None:
+    """The matrix that writes on the stream, or the norm after it; with "W_1" the feed-forward's first matrix."""
+    kind = sublayer.site.kind
+    if name == "outputs" or (name == "W_2" and kind == "ffn") or (name == "cross" and kind == "cross"):
+        norm = sublayer.out
+        (sublayer.branch.out if isinstance(norm, nn.Identity) else norm).weight.mul_(factor)  # type: ignore[union-attr, operator]
+    elif name == "W_1" and kind == "ffn":
+        sublayer.branch.into.weight.mul_(factor)  # type: ignore[union-attr, operator]

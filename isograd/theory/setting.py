@@ -7,6 +7,8 @@ independent Gaussian vectors, labels are random, logits are E x with E drawn fro
     post-ln   h = LN(x + mean(x) W_V)        s = h + ReLU(h W_1) W_2          x <- LN(s)
     pre-ln    h = x + mean(LN(x)) W_V        s = h + ReLU(LN(h) W_1) W_2      x <- s,  LN(x) before the logits
 
+"post-ln, W_2 x 1.3" has W_2 multiplied by 1.3, "pre-ln, outputs as l^-0.5" W_V and W_2 of layer l by l^-0.5.
+
 Written apart from the models on purpose: it is a second source for them, and may be read beside the paper.
 """
 
@@ -17,6 +19,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from isograd.theory.networks import scaling
 
 PLACEMENTS = ("post-ln", "pre-ln")
 WIDTH, LAYERS, TOKENS, WORDS = 256, 48, 32, 1000
@@ -37,18 +41,19 @@ class Profile:
 
 
 @lru_cache(maxsize=256)
-def profile(placement: str, seed: int, layers: int = LAYERS, width: int = WIDTH, tokens: int = TOKENS) -> Profile:
+def profile(subject: str, seed: int, layers: int = LAYERS, width: int = WIDTH, tokens: int = TOKENS) -> Profile:
     """Both numbers for every depth up to `layers`, in one pass.
 
     A stack of l layers is the beginning of a deeper one, and the gradient of its last W_2 asks for nothing below that
     matrix: so one pass gives the last layer's gradient at every depth.
     """
+    placement, _, change = subject.partition(", ")
     draw = torch.Generator().manual_seed(seed)
     x = _normal(draw, tokens, width)
     table = _normal(draw, WORDS, width) / width**0.5
     labels = torch.randint(WORDS, (tokens,), generator=draw)
     square_norms, gradients = [], []
-    for value, first, second in _layers(draw, layers, width):
+    for value, first, second in _layers(draw, layers, width, change):
         h, read = _attend(placement, x, value)
         second.requires_grad_()
         s = h + torch.relu(read @ first) @ second
@@ -74,10 +79,17 @@ def _attend(placement: str, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return h, layer_norm(h)
 
 
-def _layers(draw: torch.Generator, layers: int, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for _ in range(layers):
-        value, first, second = (_normal(draw, width, width) / width**0.5 for _ in range(3))
+def _layers(draw: torch.Generator, layers: int, width: int, change: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """W_V, W_1, W_2 of each layer."""
+    name, factor = scaling(change)
+    for layer in range(1, layers + 1):
+        matrices = (_normal(draw, width, width) / width**0.5 for _ in range(3))
+        scales = [factor(layer) if factor and which in _CHANGED[name] else 1.0 for which in ("W_V", "W_1", "W_2")]
+        value, first, second = (matrix * scale for matrix, scale in zip(matrices, scales, strict=True))
         yield value, first, second
+
+
+_CHANGED = {"outputs": ("W_V", "W_2"), "W_1": ("W_1",), "W_2": ("W_2",)}
 
 
 def _normal(draw: torch.Generator, *shape: int) -> Tensor:

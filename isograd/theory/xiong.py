@@ -16,7 +16,7 @@ XIONG_CLAIMS = (
         statement="X ~ N(0, s^2 I_d) has E|ReLU(X)|^2 = s^2 d / 2.",
         number="E|ReLU(X)|^2 over s^2 d / 2, the worst of five widths",
         how="a million numbers per width and seed",
-        cases=(Case(placement="any", subject="relu", predicted=1.0, low=0.99, high=1.01, foil="identity"),),
+        cases=(Case(placement="any", subject="relu", predicted=1.0, low=0.99, high=1.01, foil="gelu"),),
         measure=lemmas.lemma_1,
         seeds=2,
         axes=Axes(x="width d", y="E|ReLU(X)|² / s²", log_x=True, log_y=True),
@@ -29,7 +29,11 @@ XIONG_CLAIMS = (
         statement="In Post-LN the sum before the last LayerNorm has E|x_l|^2 = 3/2 d after every layer.",
         number="|x_l|^2 / d, of the layer that lies farthest out",
         how=f"{THEORY}; 48 layers",
-        cases=(Case(placement="post-ln", predicted=1.5, low=lemmas.LEVEL[0], high=lemmas.LEVEL[1], foil="pre-ln"),),
+        cases=(
+            Case(
+                placement="post-ln", predicted=1.5, low=lemmas.LEVEL[0], high=lemmas.LEVEL[1], foil="post-ln, W_2 x 1.2"
+            ),
+        ),
         measure=lemmas.lemma_2_level,
         seeds=24,
         axes=Axes(x="layer l", y="|x_l|² / d"),
@@ -48,7 +52,7 @@ XIONG_CLAIMS = (
                 predicted=lemmas.GROWTH,
                 low=lemmas.GROWTH[0],
                 high=lemmas.GROWTH[1],
-                foil="post-ln",
+                foil="pre-ln, W_2 x 0.5",
             ),
         ),
         measure=lemmas.lemma_2_growth,
@@ -79,8 +83,8 @@ XIONG_CLAIMS = (
         number="p of |dL/dW_2| ~ L^p",
         how=f"{THEORY}; depths 2 to 48",
         cases=(
-            Case(placement="post-ln", predicted=0.0, low=-0.05, high=0.05, foil="pre-ln"),
-            Case(placement="pre-ln", predicted=-0.5, low=-0.68, high=-0.42, foil="post-ln"),
+            Case(placement="post-ln", predicted=0.0, low=-0.05, high=0.05, foil="post-ln, W_1 as l^-0.5"),
+            Case(placement="pre-ln", predicted=-0.5, low=-0.68, high=-0.42, foil="pre-ln, outputs as l^-0.5"),
         ),
         measure=gradients.theory_exponent,
         seeds=24,
@@ -95,8 +99,8 @@ XIONG_CLAIMS = (
         number="p of |dL/dW_2| ~ L^p",
         how=f"{ATTENTION}; depths 2 to 48",
         cases=(
-            Case(placement="post-ln", predicted=0.0, low=-0.05, high=0.05, foil="pre-ln"),
-            Case(placement="pre-ln", predicted=-0.5, low=-0.65, high=-0.42, foil="post-ln"),
+            Case(placement="post-ln", predicted=0.0, low=-0.05, high=0.05, foil="post-ln, W_1 as l^-0.5"),
+            Case(placement="pre-ln", predicted=-0.5, low=-0.65, high=-0.42, foil="pre-ln, outputs as l^-0.5"),
         ),
         measure=gradients.attention_exponent,
         seeds=8,

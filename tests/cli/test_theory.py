@@ -23,7 +23,7 @@ def test_json_a_page_and_figures(tmp_path: Path) -> None:
     assert [row["holds"] for row in content["foils"]] == [False, False]
     assert content["page"] == str(out / "theory.html")
     page = (out / "theory.html").read_text()
-    assert page.count("<svg") == 2 and page.count('class="holds"') == 2 and "identity: 2" in page
+    assert page.count("<svg") == 2 and page.count('class="holds"') == 2 and "gelu: 0.96" in page
     assert not re.search(r"(?:src|href)=[\"']?(?:http|//|file)", page)
     kept = json.loads((out / "theory.json").read_text())
     assert kept["verdicts"][0]["curve"]["x"] == [64, 128, 256, 512, 1024] and kept["verdicts"][0]["lines"]
@@ -60,7 +60,7 @@ def test_list_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (code, err) == (0, "") and not list(tmp_path.iterdir())
     assert [line.split()[0] for line in told.splitlines() if not line.startswith(" ")] == list(CLAIMS)
     content = json.loads(called("theory", "--list", "--json", "amplification")[1])
-    assert list(content) == ["amplification"] and "deepnorm" in content["amplification"]["placements"]
+    assert list(content) == ["amplification"] and "admin" in content["amplification"]["placements"]
 
 
 @pytest.mark.parametrize(

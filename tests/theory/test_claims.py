@@ -1,14 +1,18 @@
-"""Claims: their tolerances, their foils, and all of them measured."""
+"""Claims: their tolerances, their negative controls, and all of them measured."""
 
 import math
+import re
 
 import numpy as np
 import pytest
+import torch
 
 from isograd.placement import CATALOGUE
 from isograd.report.theory_page import interval, number
-from isograd.theory import CLAIMS, Case, Claim, UnknownClaim, chosen, foils, verdicts
-from isograd.theory.fit import exponent, farthest, geometric_mean, over_seeds
+from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, UnknownClaim, chosen, depth, foils, verdicts
+from isograd.theory.fit import exponent, farthest, geometric_mean, over_interval, over_seeds, r_squared
+from isograd.theory.later import LOGARITHM
+from isograd.theory.lemmas import _rms_norm
 
 CASES = [(claim, case) for claim in CLAIMS.values() for case in claim.cases]
 QUICK = {  # with these seeds the verdict is the same as with all, in a second or two
@@ -37,6 +41,86 @@ def test_all_claims_hold_and_refuse_their_foils(name: str) -> None:
         assert one.holds, one.row()
     for one in foils([CLAIMS[name]]):
         assert not one.holds, one.row()
+
+
+def same_number(claim: Claim) -> set[str]:
+    """Subjects of all cases that are judged by the same number."""
+    return {case.subject or case.placement for case in claim.cases}
+
+
+@pytest.mark.parametrize(("claim", "case"), CASES, ids=lambda x: getattr(x, "name", "") or getattr(x, "placement", ""))
+def test_a_control_is_a_network_of_its_own(claim: Claim, case: Case) -> None:
+    """Another case with another tolerance would be refused by arithmetic, whatever was measured."""
+    assert case.foil not in same_number(claim)
+    others = [other for other in CLAIMS.values() if other.measure is claim.measure]
+    assert not any(case.foil in same_number(other) for other in others)
+
+
+def weaker(foil: str) -> str | None:
+    """The same change, next to nothing of it; None where a control is no change of degree.
+
+    >>> weaker("pre-ln, outputs as l^-0.5"), weaker("post-ln, cross x 0.5"), weaker("gelu")
+    ('pre-ln, outputs as l^-0.001', 'post-ln, cross x 0.999', None)
+    """
+    found = re.fullmatch(r"(.*) (as l\^|x )(-?[\d.]+)", foil)
+    if found is None:
+        return None
+    start, word, number = found.groups()
+    return (
+        f"{start} {word}{float(number) * 0.002:g}" if word != "x " else f"{start} x {1 + (float(number) - 1) * 0.002:g}"
+    )
+
+
+def accepts_what_hardly_differs(claim: Claim, case: Case, seeds: int | None = None) -> None:
+    """A control can fail: with next to nothing of its change it is accepted, and whole it is refused."""
+    weak = weaker(case.foil)
+    assert weak is not None
+    measured = claim.measure(weak, seeds or claim.seeds)
+    assert case.holds(measured), (weak, measured.value, measured.interval)
+    assert not claim.foiled(case, seeds).holds
+
+
+CHANGES = [(claim, case) for claim, case in CASES if weaker(case.foil)]
+SOON = [(claim, case) for claim, case in CHANGES if claim.name in ("hidden-state-growth", "mismatch-12", "admin-skip")]
+
+
+@pytest.mark.parametrize(("claim", "case"), SOON, ids=lambda x: getattr(x, "name", "") or getattr(x, "placement", ""))
+def test_controls_of_quick_claims_can_fail(claim: Claim, case: Case) -> None:
+    accepts_what_hardly_differs(claim, case, QUICK[claim.name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("claim", "case"), CHANGES, ids=lambda x: getattr(x, "name", "") or getattr(x, "placement", "")
+)
+def test_all_controls_can_fail(claim: Claim, case: Case) -> None:
+    accepts_what_hardly_differs(claim, case)
+
+
+def test_the_other_controls_can_fail() -> None:
+    """Those that are no change of degree: what makes them differ, taken away, and they pass."""
+    others = {case.foil for _, case in CASES if not weaker(case.foil)}
+    assert others == {"gelu", "rmsnorm", "pre-ln", "admin", "normformer", "gpt2", "deepnorm, plain start"}
+    x = 1000 * torch.randn(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ratio = float(torch.nn.functional.gelu(x).square().sum() / torch.relu(x).square().sum())
+    assert CLAIMS["lemma-1"].cases[0].accepts(ratio)  # far from 0 GELU is ReLU
+    centred = x[:64] - x[:64].mean()
+    jacobian = torch.autograd.functional.jacobian(_rms_norm, centred)
+    found = float(centred.std(unbiased=False) * torch.linalg.matrix_norm(jacobian, 2)) - 1
+    assert CLAIMS["lemma-3"].cases[0].accepts(found)  # of inputs whose mean is 0 RMSNorm is LayerNorm
+    growth = CLAIMS["hidden-state-growth"]
+    (deepnorm,) = [case for case in growth.cases if case.placement == "deepnorm"]
+    assert deepnorm.holds(growth.measure("admin, skip 1", 1))  # ADMIN before its profile does not grow
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["pre-ln", "qk-norm", "admin", "admin-closed"])
+def test_predicted_exponents_are_those_of_the_shares(placement: str) -> None:
+    """Measured without any change of the weights: sum beta_ii^2 over the depths, and not the exponent of ln N."""
+    (case,) = [case for case in CLAIMS["amplification-depth"].cases if case.placement == placement]
+    found = [exponent(depth.DEPTHS, depth.dependencies(placement, depth.DEPTHS, seed)) for seed in range(4)]
+    assert np.mean(found) == pytest.approx(case.predicted, abs=0.02)
+    assert placement == "admin-closed" or abs(LOGARITHM - np.mean(found)) > 0.1
 
 
 @pytest.mark.parametrize(("placement", "low", "high"), [("pre-ln", -0.68, -0.42), ("post-ln", -0.05, 0.05)])
@@ -70,6 +154,23 @@ def test_the_theorem_says_what_it_does_not_say() -> None:
 def test_tolerances(low: float | None, high: float | None, inside: list[float], outside: list[float]) -> None:
     case = Case(placement="post-ln", predicted=0.0, low=low, high=high, foil="pre-ln")
     assert all(map(case.accepts, inside)) and not any(map(case.accepts, outside))
+
+
+def test_all_of_an_interval_must_lie_inside() -> None:
+    case, curve = Case(placement="post-ln", predicted=0.0, low=-1, high=1, foil="pre-ln"), Curve(x=(1.0,), y=(1.0,))
+    assert case.holds(Measured(value=0.5, curve=curve)) and not case.holds(Measured(value=1.5, curve=curve))
+    assert case.holds(Measured(value=0.5, interval=(0.1, 0.9), curve=curve))
+    assert not case.holds(Measured(value=0.5, interval=(-0.1, 1.1), curve=curve))
+    assert not case.holds(Measured(value=0.5, interval=(-1.1, 0.9), curve=curve))
+    found = over_interval([0.3, 0.5, 0.7], curve)
+    assert found.value == pytest.approx(0.5) and found.interval == pytest.approx((0.5 - 0.4968, 0.5 + 0.4968), abs=1e-4)
+    assert over_interval([0.3, 0.5], curve).interval is None
+
+
+def test_r_squared_is_numpys() -> None:
+    x, y = [1.0, 2.0, 4.0, 9.0], [1.0, 2.5, 3.0, 3.2]
+    residual = np.polyval(np.polyfit(x, y, 1), x) - y
+    assert r_squared(x, y) == pytest.approx(1 - (residual**2).sum() / np.var(y) / len(y), rel=1e-12)
 
 
 def test_the_exponent_is_a_least_squares_fit() -> None:

@@ -15,6 +15,7 @@ from isograd.theory.networks import (
     of_depths,
     prepared,
     profile_skips,
+    shares,
     streams,
     tokens,
 )
@@ -122,7 +123,59 @@ def test_the_change_does_not_depend_on_the_step() -> None:
 
 def test_gradients_and_streams_have_a_number_per_layer() -> None:
     assert len(_gradients("normformer", 3, 0)) == len(_square_means("normformer", 3, 0)) == 3
-    assert _square_means("post-ln", 3, 0) == pytest.approx([1, 1, 1], rel=1e-4)
+    assert _square_means("post-ln", 3, 0)[0] > 1.2  # before the norm; after it 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "attn"), [("pre-ln", "attn.branch.out"), ("normformer", "attn.out"), ("deepnorm", "attn.branch.out")]
+)
+def test_scaled_outputs(subject: str, attn: str) -> None:
+    """W_2 and W_O of layer l by l^-0.5, or the norm after the attention where there is one; nothing else."""
+    with drawn_from(1):
+        plain = decoder(subject, 4, **SHAPE)
+    with drawn_from(1):
+        scaled = decoder(f"{subject}, outputs as l^-0.5", 4, **SHAPE)
+    for (at, one), (_, other) in zip(plain.named_parameters(), scaled.named_parameters(), strict=True):
+        parts = at.split(".")
+        written = at.endswith((f"{attn}.weight", "ffn.branch.out.weight"))
+        factor = (int(parts[2]) + 1) ** -0.5 if written else 1.0
+        torch.testing.assert_close(other, factor * one)
+
+
+def test_one_matrix_scaled() -> None:
+    with drawn_from(1):
+        plain, scaled = decoder("post-ln", 2, **SHAPE), None
+    with drawn_from(1):
+        scaled = decoder("post-ln, W_1 x 3", 2, **SHAPE)
+    changed = {
+        at for (at, one), two in zip(plain.named_parameters(), scaled.parameters(), strict=True) if (one != two).any()
+    }
+    assert changed == {f"model.layers.{i}.ffn.branch.into.weight" for i in (0, 1)}
+    with drawn_from(1):
+        towers = encoder_decoder("post-ln", 1, hidden_size=32)
+    with drawn_from(1):
+        halved = encoder_decoder("post-ln, cross x 0.5", 1, hidden_size=32)
+    ends = {
+        at for (at, one), two in zip(towers.named_parameters(), halved.parameters(), strict=True) if (one != two).any()
+    }
+    assert ends == {"decoder.layers.0.cross.branch.out.weight"}
+
+
+def test_shares_by_hand() -> None:
+    """Of DeepNorm's first sum: Var[branch] over Var[branch] + Var[skip x], from the modules called one by one."""
+    ids = tokens(2, 9)
+    with drawn_from(1):
+        model = decoder("deepnorm", 2, **SHAPE)
+    with torch.no_grad(), shares(model) as found:
+        model.model(ids)
+    assert len(found) == 4
+    seen: list[torch.Tensor] = []
+    first = model.model.layers[0].attn
+    first.combine.register_forward_pre_hook(lambda _, args: seen.extend(args))
+    with torch.no_grad():
+        model.model(ids)
+    x, u = (term.double().var(unbiased=False) for term in seen)
+    assert found[0] == pytest.approx(float(u / (u + (2 * 2) ** 0.5 * x)), rel=1e-5)  # skip^2 = (2L)^(1/2)
 
 
 def test_the_callers_random_state_stays() -> None:
