@@ -27,7 +27,8 @@ examples:
   isograd theory --foils                      also the negative control of each claim, which it must refuse
   isograd theory --list
 
-Exit code 1 where a verdict does not hold, or a negative control does. One thread; two minutes for all."""
+Exit code 1 where a verdict does not hold, or a negative control does. One thread; two minutes for all, four with
+--foils."""
 
 _THREADS = 1  # two wait for each other in products this small: 6.5 CPU minutes for 1.8, on busy cores
 
