@@ -38,7 +38,7 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
         1,
     ),
     "check-models": (
-        "python -m pytest -q -p no:cacheprovider tests/lint/test_families.py tests/lint/test_faults.py",
+        "python -m pytest -p no:cacheprovider tests/lint/test_families.py tests/lint/test_faults.py",
         1.5,
     ),
     "study-warmup": ("isograd study recipes/studies/warmup.yaml --workers 1 --out {out}", 44),
