@@ -64,7 +64,11 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
         6,
         "multi30k-de-en/train.en.gz",
     ),
-    "multi30k": (f"isograd train recipes/multi30k.yaml {_CAPTIONS} --out {{out}}", 17, "multi30k-de-en/train.*"),
+    "multi30k": (
+        f"isograd train recipes/multi30k.yaml {_CAPTIONS} training.select=average --out {{out}}",
+        17,
+        "multi30k-de-en/train.*",
+    ),
     "multi30k-scores": (
         f"isograd evaluate translation {{multi30k}} --src {_TEST}.de.gz --ref {_TEST}.en.gz --json",
         0.5,
