@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+export PYTHONDONTWRITEBYTECODE =  # else every process that a test starts compiles isograd anew
 
 .PHONY: compare accept accept-full test test-slow check format clean
 
