@@ -1,7 +1,10 @@
 """Small models for the tests: one line each, every coefficient away from its start where that could hide a mistake."""
 
+from collections.abc import Sequence
+from itertools import product
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +22,7 @@ from isograd.transformer.parameters import roles
 M = TypeVar("M", bound=nn.Module)
 
 NAMES = tuple(CATALOGUE)
+EVERY_PART = "normformer-resscale-qkv"  # of NormFormer: every norm, HeadScale, a learned skip
 TINY: dict[str, Any] = {
     "vocab_size": 41,
     "hidden_size": 16,
@@ -38,6 +42,21 @@ HEADS: dict[str, tuple[type[IsogradPreTrainedModel], dict[str, Any]]] = {
     "seq2seq": (IsogradForSeq2SeqLM, {"encoder_layers": 3}),
     "classify": (IsogradForSequenceClassification, {"num_labels": 3}),
 }
+
+
+def crossed(arguments: str, names: Sequence[str], *axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Placements by everything else, of which the default suite takes less: each placement once, with each combination
+    of the rest in turn, and `EVERY_PART` with all of them. What is left is slow."""
+    rest = [*product(*axes)]
+    slow = [] if len(rest) == 1 else [pytest.mark.slow]
+    return pytest.mark.parametrize(
+        arguments,
+        [
+            pytest.param(name, *values, marks=[] if name == EVERY_PART or rest[i % len(rest)] == values else slow)
+            for i, name in enumerate(names)
+            for values in rest
+        ],
+    )
 
 
 def config(head: str = "causal", **options: Any) -> IsogradConfig:

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isograd.transformer.positions import POSITIONS
-from tests.build import NAMES, close, inputs, model, tokens
+from tests.build import NAMES, close, crossed, inputs, model, tokens
 
 NORMS = ["layernorm", "rmsnorm"]
-every_placement = pytest.mark.parametrize("name", NAMES)
-every_norm = pytest.mark.parametrize("norm", NORMS)
+every_model = crossed("name, norm, position", NAMES, NORMS, POSITIONS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
 PAD = 1
 
@@ -33,9 +32,7 @@ def padded(ids: Tensor, left: int, right: int) -> tuple[Tensor, Tensor, slice]:
     return whole, mask, here
 
 
-@every_position
-@every_norm
-@every_placement
+@every_model
 def test_a_decoder_does_not_see_the_future(name: str, norm: str, position: str) -> None:
     decoder, ids = made("causal", name, norm, position), tokens(2, 8)
     changed = ids.clone()
@@ -45,9 +42,7 @@ def test_a_decoder_does_not_see_the_future(name: str, norm: str, position: str) 
     assert (before[:, 5:] - after[:, 5:]).abs().amax(-1).min() > 1e-8
 
 
-@every_position
-@every_norm
-@every_placement
+@every_model
 def test_an_encoder_does(name: str, norm: str, position: str) -> None:
     encoder, ids = made("masked", name, norm, position), tokens(2, 8)
     changed = ids.clone()
@@ -55,9 +50,7 @@ def test_an_encoder_does(name: str, norm: str, position: str) -> None:
     assert (encoder(ids).logits - encoder(changed).logits).abs().amax(-1).min() > 1e-8
 
 
-@every_position
-@every_norm
-@every_placement
+@every_model
 def test_padding_changes_nothing(name: str, norm: str, position: str) -> None:
     """Left, right, both; in a decoder, an encoder, and in source and target of an encoder-decoder."""
     ids, written = tokens(2, 6), tokens(2, 5, seed=1)
@@ -103,9 +96,7 @@ def test_given_positions_are_counted_from_zero(position: str, offset: int) -> No
     assert ((moved - decoder(ids).logits).abs().max() > 1e-3) == (position != "none")
 
 
-@pytest.mark.parametrize("head", ["causal", "masked", "seq2seq", "classify"])
-@every_norm
-@every_placement
+@crossed("name, norm, head", NAMES, NORMS, ["causal", "masked", "seq2seq", "classify"])
 def test_eager_attention_is_sdpa(name: str, norm: str, head: str) -> None:
     network, feed = made(head, name, norm), inputs(head)
     feed["input_ids"], feed["attention_mask"], _ = padded(feed["input_ids"], 2, 1)

@@ -14,7 +14,7 @@ import isograd
 from isograd.models import IsogradConfig
 from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
-from tests.build import HEADS, NAMES, close, config, inputs, labelled, model, tokens
+from tests.build import HEADS, NAMES, close, config, crossed, inputs, labelled, model, tokens
 
 AUTO = {
     "causal": transformers.AutoModelForCausalLM,
@@ -23,7 +23,6 @@ AUTO = {
     "classify": transformers.AutoModelForSequenceClassification,
 }
 every_head = pytest.mark.parametrize("head", HEADS)
-every_placement = pytest.mark.parametrize("name", NAMES)
 
 
 def same(a: Any, b: Any, head: str) -> None:
@@ -34,8 +33,7 @@ def same(a: Any, b: Any, head: str) -> None:
     assert torch.equal(a(**inputs(head)).logits, b(**inputs(head)).logits)
 
 
-@every_head
-@every_placement
+@crossed("name, head", NAMES, [*HEADS])
 def test_auto_classes_load_what_was_saved(name: str, head: str, tmp_path: Path) -> None:
     made = model(head, placement=name)
     made.save_pretrained(tmp_path)
@@ -83,8 +81,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     assert len(again.encoder.embedding.tokens.weight) == 50 and len(again.decoder.embedding.tokens.weight) == 41
 
 
-@every_head
-@every_placement
+@crossed("name, head", NAMES, [*HEADS])
 def test_deepcopy_and_pickle(name: str, head: str) -> None:
     made = model(head, placement=name)
     same(made, copy.deepcopy(made), head)
@@ -99,9 +96,7 @@ def test_a_copy_shares_nothing() -> None:
     assert other.lm_head.weight is other.model.embedding.tokens.weight
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@every_head
-@every_placement
+@crossed("name, head, dtype", NAMES, [*HEADS], [torch.bfloat16, torch.float16])
 def test_half_precision_runs(name: str, head: str, dtype: torch.dtype) -> None:
     """Forward and loss in the dtype, near the float32 model; gradients too."""
     exact = model(head, placement=name)
@@ -113,9 +108,7 @@ def test_half_precision_runs(name: str, head: str, dtype: torch.dtype) -> None:
     assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in half.parameters())
 
 
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-@every_head
-@every_placement
+@crossed("name, head, norm", NAMES, [*HEADS], ["layernorm", "rmsnorm"])
 def test_autocast_runs(name: str, head: str, norm: str) -> None:
     made = model(head, placement=name, norm=norm).train()
     exact = made(**labelled(head)).loss

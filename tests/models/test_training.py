@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isograd.transformer.positions import POSITIONS
-from tests.build import HEADS, NAMES, close, inputs, labelled, model, tokens
+from tests.build import HEADS, NAMES, close, crossed, inputs, labelled, model, tokens
 
 every_head = pytest.mark.parametrize("head", HEADS)
-every_placement = pytest.mark.parametrize("name", NAMES)
 LANGUAGE = ["causal", "masked", "seq2seq"]
 
 
@@ -24,9 +23,7 @@ def step(network: Any, **given: Any) -> dict[str, Tensor]:
 @pytest.mark.filterwarnings(
     "ignore:`gradient_checkpointing_enable` is deprecated"
 )  # its successor is newer than our floor
-@pytest.mark.parametrize("reentrant", [False, True])
-@every_head
-@every_placement
+@crossed("name, head, reentrant", NAMES, [*HEADS], [False, True])
 def test_checkpointing_keeps_every_bit(name: str, head: str, reentrant: bool) -> None:
     """Dropout included: the second forward draws the same masks."""
     network = model(head, placement=name, hidden_dropout=0.2).train()
