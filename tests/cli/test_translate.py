@@ -42,10 +42,10 @@ def _given(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @contextmanager
 def started(folder: Path, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own, for a minute at most: a line that is never answered fails a test and does not hang it."""
+    """A process of its own, for ten minutes at most: a line that is never answered fails and does not hang."""
     command = [sys.executable, "-m", "isograd", "translate", str(folder), "--threads", "1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
-        watch = threading.Timer(60, process.kill)
+        watch = threading.Timer(600, process.kill)
         watch.start()
         yield process
         watch.cancel()

@@ -22,7 +22,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [*torchrun, watch_job.__file__, str(folder), *WAYS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     watch_job.train(folder / "alone", "alone")
     return folder

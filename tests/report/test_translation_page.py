@@ -254,12 +254,12 @@ def test_many_arms_are_counted(study: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["validation.jsonl", "quantities.jsonl", "outcome.json", "resolved.json"])
-def test_files_that_are_not_there(study: Path, gone: str) -> None:
+@pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 6])
+def test_files_that_are_not_there(study: Path, gone: str, runs: int) -> None:
     """Of one run, and of all."""
-    for some in (folders(study)[:1], folders(study)):
-        for folder in some:
-            (folder / gone).unlink(missing_ok=True)
-        checked(write_report(folders(study), study))
+    for folder in folders(study)[:runs]:
+        (folder / gone).unlink(missing_ok=True)
+    checked(write_report(folders(study), study))
     if gone == "validation.jsonl":
         assert (study / "loss.svg").exists()
 

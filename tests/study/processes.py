@@ -1,5 +1,6 @@
 """Processes that wait or die where a test says, so that no kill depends on how fast a machine is."""
 
+import multiprocessing as mp
 import os
 import signal
 import sys
@@ -56,6 +57,21 @@ def _signed(sign: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def killed_after(steps: int, do: Callable[[], Any]) -> int:
+    """The exit code of a fork of this process that does it, and kills itself after so many optimizer steps."""
+    process = mp.get_context("fork").Process(target=_do, args=(steps, do))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def _do(steps: int, do: Callable[[], Any]) -> None:
+    taken = count()
+    register_optimizer_step_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(taken) == steps else None)
+    do()
 
 
 def order(deaths: Sequence[Death], orders: Path) -> None:

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from isograd.data import DataError
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM, IsogradForSequenceClassification
-from isograd.train.metrics import read_rows, write_json
+from isograd.train.metrics import read_rows
 from isograd.train.run import RecipeError, Run
 from isograd.train.train import load_task, train
 from isograd.train.validation import best
+from tests.study.processes import killed_after
 from tests.train.recipes import losses, outcome, read_json, same_run, weights
 from tests.train.test_distributed import launch
 from tests.train.tuned import glue_folder, pretrained, tuned
@@ -234,23 +232,9 @@ def test_killed_in_mid_epoch_it_goes_on_to_the_same_bits(placement: str, tmp_pat
     training = {"probe_every": 3, "accumulation": 2}
     run = tuned(model, placement=placement, glue={"scratch": scratch, "dropout": 0.2}, training=training)
     train(run, tmp_path / "whole")
-    write_json(tmp_path / "run.json", run.as_dict())
-    code = (
-        "import json, os, signal, sys; from pathlib import Path\n"
-        "from isograd.train.recipe import run_from_dict; from isograd.train.train import train\n"
-        "from transformers import TrainerCallback\n"
-        "import isograd.train.train as t\n"
-        "class Kill(TrainerCallback):\n"
-        "    def on_step_begin(self, args, state, control, **kwargs):\n"
-        "        if state.global_step == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "trainer = t.IsogradTrainer\n"
-        "t.IsogradTrainer = lambda *a, **k: (lambda it: (it.add_callback(Kill()), it)[1])(trainer(*a, **k))\n"
-        "train(run_from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))\n"
-    )
     killed = tmp_path / "killed"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run.json"), str(killed)], env=os.environ | {
-        "OMP_NUM_THREADS": str(torch.get_num_threads())})  # fmt: skip
-    assert done.returncode == -signal.SIGKILL and not (killed / "outcome.json").exists()
+    assert killed_after(7, lambda: train(run, killed)) == -signal.SIGKILL
+    assert not (killed / "outcome.json").exists()
     assert (killed / "checkpoints/checkpoint-6/sealed.json").exists()
     train(run, killed)
     same_run(tmp_path / "whole", killed)

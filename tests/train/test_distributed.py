@@ -25,6 +25,7 @@ LAUNCHERS = {
 }
 WAYS: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {"fsdp": True}}
 PLACEMENTS = ("pre-ln", "admin")
+PATIENCE = 1800  # seconds after which something hangs, however busy the machine is
 
 
 def recipe(placement: str, **training: Any) -> Run:
@@ -40,7 +41,7 @@ def launch(folder: Path, recipes: dict[str, Run], launcher: str = "torchrun", di
     command = [BIN / program, *options, job.__file__, folder / "recipes.json", *([str(dies_at)] if dies_at else [])]
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     if dies_at is None and done.returncode:
         raise AssertionError(done.stderr[-4000:])
     return done.returncode

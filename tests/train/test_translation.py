@@ -1,10 +1,7 @@
 """A translation's training: the numbers of a loop by hand, killed or not; validation, choice of weights, stopping."""
 
 import math
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,12 @@ from isograd.evaluate.translation import Translator
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.models.search import search
 from isograd.train.lock import FolderBusyError, alone
-from isograd.train.metrics import read_rows, write_json
+from isograd.train.metrics import read_rows
 from isograd.train.run import RecipeError
 from isograd.train.train import load_task, train
 from isograd.train.validation import average, best, since_best
 from isograd.transformer.loss import IGNORE
+from tests.study.processes import killed_after
 from tests.train.recipes import losses, pairs_files, same_run, small_translation, weights
 
 
@@ -234,27 +232,13 @@ def losses_at(folder: Path) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("select", ["last", "average", "auto"])
 def test_killed_in_mid_epoch_it_goes_on_to_the_same_bits(select: str, tmp_path: Path) -> None:
-    """kill -9 after the fourth update, between two checkpoints of an epoch; then the same call again."""
+    """kill -9 after the fifth update, between two checkpoints of an epoch; then the same call again."""
     run = small_translation(training={"steps": 12, "select": select, "average": 3, "tokens": 150})
     assert load_task(run).updates_per_epoch > 5
     train(run, tmp_path / "whole")
-    write_json(tmp_path / "run.json", run.as_dict())
-    code = (
-        "import json, os, signal, sys; from pathlib import Path\n"
-        "from isograd.train.recipe import run_from_dict; from isograd.train.train import train\n"
-        "from transformers import TrainerCallback\n"
-        "import isograd.train.train as t\n"
-        "class Kill(TrainerCallback):\n"
-        "    def on_step_begin(self, args, state, control, **kwargs):\n"
-        "        if state.global_step == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "trainer = t.IsogradTrainer\n"
-        "t.IsogradTrainer = lambda *a, **k: (lambda it: (it.add_callback(Kill()), it)[1])(trainer(*a, **k))\n"
-        "train(run_from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))\n"
-    )
     killed = tmp_path / "killed"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run.json"), str(killed)], env=os.environ | {
-        "OMP_NUM_THREADS": str(torch.get_num_threads())})  # fmt: skip
-    assert done.returncode == -signal.SIGKILL and not (killed / "outcome.json").exists()
+    assert killed_after(5, lambda: train(run, killed)) == -signal.SIGKILL
+    assert not (killed / "outcome.json").exists()
     assert (killed / "checkpoints/checkpoint-4/sealed.json").exists()
     train(run, killed)
     same_run(tmp_path / "whole", killed)
