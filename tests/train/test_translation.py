@@ -170,6 +170,22 @@ def test_auto_keeps_what_is_best_on_validation(kind: str, tmp_path: Path) -> Non
         assert asked["candidates"] == candidates  # so that a report can say that it is the worse one
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_killed_while_it_chooses(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the average in the model, and a checkpoint of the last step (every third) or of one before it."""
+    run = small_translation(training={"select": "auto", "average": 2, "checkpoint_every": every})
+    train(run, tmp_path / "whole")
+
+    def killed(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr("isograd.train.validation.Choice", killed)
+        train(run, tmp_path / "again")
+    train(run, tmp_path / "again")
+    same_run(tmp_path / "whole", tmp_path / "again")
+
+
 def test_the_only_validation_is_the_last(tmp_path: Path) -> None:
     for select in ("auto", "best", "average"):
         got = train(small_translation(training={"steps": 3, "valid_every": 3, "select": select}), tmp_path / select)
