@@ -140,12 +140,12 @@ class _Profile:
         flat = f"{found}: with {len(self.skips)} sublayers this is Post-LN in function, and collapses as Post-LN does"
         if self.rms >= SMALL:
             return f"{flat}; the branches begin so small that they hardly count (start='xavier-uniform' is larger)"
-        scaled = self.model.config.scale_embedding or self.model.config.embedding_norm
-        scale = "" if scaled else " scale_embedding=True multiplies token vectors by sqrt(d), or"
+        change = "embedding_norm=True puts a norm on it (model.embedding_norm in a recipe)"
+        if not self.model.config.scale_embedding:
+            change = "scale_embedding=True multiplies token vectors by sqrt(d) (model.scale_embedding in a recipe)"
         return (
-            f"{flat}; the embedding has an RMS of {self.rms:.2g} where ADMIN needs about 1:{scale}"
-            " embedding_norm=True puts a norm on it (model.scale_embedding, model.embedding_norm in a recipe). Build"
-            " the model with it, and calibrate that one"
+            f"{flat}; the embedding has an RMS of {self.rms:.2g} where ADMIN needs about 1: {change}. Build the model"
+            " with it, and calibrate that one"
         )
 
     def _moments(self, x: Tensor) -> Moments:
