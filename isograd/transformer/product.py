@@ -89,5 +89,5 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _overlaps(matrix: Tensor) -> bool:
     """Whether rows (or columns, where these are the farther apart) share memory."""
-    (far, _), (near, count) = sorted(zip(matrix.stride(), matrix.shape, strict=True), reverse=True)
-    return near * count > far
+    (by_row, by_column), (rows, columns) = matrix.stride(), matrix.shape
+    return by_column * columns > by_row if by_row >= by_column else by_row * rows > by_column
