@@ -1,6 +1,7 @@
 """The command line: one file per verb, imported when it is called.
 
-Exit codes: 0 done, 1 a run failed or a check did not hold, 2 wrong use or bad input, 3 diverged, 130 interrupted.
+Exit codes: 0 done (also where a run collapsed or is undecided), 1 a run failed or a check did not hold, 2 wrong use or
+bad input, 3 diverged, 130 interrupted.
 """
 
 import argparse

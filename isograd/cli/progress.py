@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-COLOURS = {"finished": "green", "collapsed": "red", "diverged": "red", "failed": "yellow", "interrupted": "yellow"}
+COLOURS = {
+    "finished": "green",
+    "undecided": "cyan",
+    "collapsed": "red",
+    "diverged": "red",
+    "failed": "yellow",
+    "interrupted": "yellow",
+}
 
 
 class RunProgress:

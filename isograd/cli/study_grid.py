@@ -20,6 +20,7 @@ MARKS = {
     "waiting": "·",
     "running": "▶",
     "finished": "●",
+    "undecided": "◐",
     "collapsed": "○",
     "diverged": "✗",
     "failed": "!",

@@ -8,7 +8,12 @@ from rich.table import Table
 from isograd.cli.console import output
 from isograd.report.study_page import StudyReport
 
-_DISPENSABLE = ("gradient first/last", "diverged", "collapsed")  # what a narrow terminal is spared the intervals of
+_DISPENSABLE = (
+    "gradient first/last",
+    "diverged",
+    "collapsed",
+    "undecided",
+)  # what a narrow terminal is spared the intervals of
 
 
 def print_study(report: StudyReport) -> None:

@@ -5,9 +5,8 @@ Signals, each told once, at the step at which it is first seen:
     gradients  the gradient no longer comes down: since its own first value that of the median layer of a tower has
                fallen APART times further than that of the layer in the upper half which fell least, both as medians of
                five readings
-    unigram    the loss has settled where a model without any context lies: since the mean of 20 losses came within
-               NEAR of the entropy of the token frequencies, it has not gone below for PATIENCE steps, and not for
-               twice as many as it took to come there (a slow warm-up passes slowly)
+    unigram    the loss has settled where a model without any context lies, and for as long as a run must before it is
+               called collapsed (`isograd.outcome.Stay`)
 
 The first is a ratio of ratios. What all gradients do together, as the loss falls, cancels, and so does how far apart
 they lay at the start, where deep stacks that train well can lie far apart. It has a direction: layers at the input
@@ -23,13 +22,11 @@ from statistics import median
 from typing import Any
 
 from isograd.diagnose.sinks import Row
+from isograd.outcome import Stay
 
 APART = 28.0  # times
 LEFT = 10.0  # times further: from there on a layer counts as left behind
-NEAR = 0.10  # nats around the unigram entropy
-PATIENCE = 300  # steps
 READINGS = 5  # whose median is looked at
-LOSSES = 20  # whose mean is looked at
 
 
 class CollapseWatch:
@@ -58,8 +55,7 @@ class CollapseWatch:
         self._start: list[float | None] = [None] * len(self.layers)  # powers of ten
         self._left: list[int | None] = [None] * len(self.layers)  # steps
         self._last: list[deque[float]] = [deque(maxlen=READINGS) for _ in self.layers]
-        self._losses: deque[float] = deque(maxlen=LOSSES)
-        self._near_since: int | None = None
+        self._stay = Stay()
 
     def follow(self, step: int, loss: float, norms: Sequence[float | None]) -> list[Row]:
         """What comes next: a step's loss, and the gradient norm of each layer; the warnings that are new."""
@@ -82,8 +78,8 @@ class CollapseWatch:
             "start": self._start,
             "left": self._left,
             "last": [list(values) for values in self._last],
-            "losses": list(self._losses),
-            "near_since": self._near_since,
+            "losses": list(self._stay.losses),
+            "near_since": self._stay.since,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -91,8 +87,8 @@ class CollapseWatch:
         self.warnings = list(state["warnings"])
         self._start, self._left = list(state["start"]), list(state["left"])
         self._last = [deque(values, maxlen=READINGS) for values in state["last"]]
-        self._losses = deque(state["losses"], maxlen=LOSSES)
-        self._near_since = state["near_since"]
+        self._stay.losses.extend(state["losses"])
+        self._stay.since = state["near_since"]
 
     def _keep(self, norms: Sequence[float | None]) -> None:
         for index, norm in enumerate(norms):
@@ -139,16 +135,9 @@ class CollapseWatch:
         }
 
     def _unigram(self, step: int, loss: float, entropy: float) -> Row | None:
-        self._losses.append(loss)
-        if len(self._losses) < LOSSES:
+        if not self._stay.follow(step, loss, entropy):
             return None
-        mean = math.fsum(self._losses) / LOSSES if all(map(math.isfinite, self._losses)) else math.nan
-        if not mean >= entropy - NEAR:  # below, or not a number
-            self._near_since = None
-        elif self._near_since is None and mean <= entropy + NEAR:
-            self._near_since = step
-        if self._near_since is None or step - self._near_since < max(PATIENCE, 2 * self._near_since):
-            return None
+        mean = self._stay.mean
         return {
             "step": step,
             "signal": "unigram",
@@ -156,7 +145,7 @@ class CollapseWatch:
             "loss": mean,
             "unigram_entropy": entropy,
             "message": (
-                f"step {step}: since step {self._near_since} the loss ({mean:.2f}) has not gone below the entropy of"
+                f"step {step}: since step {self._stay.since} the loss ({mean:.2f}) has not gone below the entropy of"
                 f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
             ),
         }

@@ -22,6 +22,7 @@ _MARKS: dict[str, dict[str, Any]] = {  # differ in form, too
         "markeredgewidth": 1.6,
         "label": "stuck: learnt nothing",
     },
+    "undecided": {"marker": "s", "color": INK, "markersize": 3.6, "markerfacecolor": "none", "label": "undecided"},
     "slow": {"marker": "v", "color": INK, "markersize": 3.6, "markerfacecolor": "none", "label": "too slow to tell"},
 }
 _BESIDE = 3

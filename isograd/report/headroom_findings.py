@@ -121,11 +121,17 @@ def _odd(chain: Row) -> Iterator[str]:
         yield f" is not monotone: trained again at {_rates(found['again'])}, above {found['high']:.3g}, which did not."
     if found["under"]:
         yield f" is not monotone: broke at {_rates(found['under'])}, below rates that trained."
+    if found["kind"] == "between" and _verdict_at(chain, found["high"]) in ("undecided", "slow"):
+        yield f": {found['high']:.3g} is undecided; with more training.steps its boundary may lie higher."
     if found["kind"] == "stopped":
         failed = next(one for one in chain["tried"] if one["verdict"] == "failed")
         yield f" stopped: the run at {failed['lr']:.3g} failed ({failed.get('error', 'no more is known')})."
     if found["kind"] == "none":
         yield f": {_none(found)}"
+
+
+def _verdict_at(chain: Row, rate: float) -> str | None:
+    return next((one["verdict"] for one in chain["tried"] if one["lr"] == rate), None)
 
 
 def _none(found: Row) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from isograd.outcome import WINDOW
 from isograd.report.runs import ArmFiles, RunFiles, paired, reference_of, smoothed
 from isograd.statistics import Comparison, compare_ratios, side_by_side
-from isograd.train.metrics import WINDOW
 
 
 def is_ramp(arm: ArmFiles) -> bool:
@@ -20,7 +20,7 @@ def is_ramp(arm: ArmFiles) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Where the rate of one run stopped to be bearable, and the loss there; see `isograd.train.metrics.LossWatch`.
+    """Where the rate of one run stopped to be bearable, and the loss there; see `isograd.outcome.LossWatch`.
 
     "held": it did not; then `rate` is the highest there was.
     """

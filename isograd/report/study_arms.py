@@ -157,8 +157,8 @@ def is_number(value: object) -> bool:
 
 
 def measure_of(study: StudyFiles) -> str:
-    """ "validation_loss" where every cell that finished has one (collapsed, where none did), else "final_loss"."""
-    by_end = ([cell for cell in study.cells if cell.how == how] for how in ("finished", "collapsed"))
+    """ "validation_loss" where every cell that finished has one (collapsed or undecided, where none did)."""
+    by_end = ([cell for cell in study.cells if cell.how == how] for how in ("finished", "collapsed", "undecided"))
     whole = next(filter(None, by_end), [])
     held_out = whole and all(cell.number("validation_loss") is not None for cell in whole)
     return "validation_loss" if held_out else "final_loss"

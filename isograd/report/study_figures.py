@@ -17,7 +17,7 @@ from isograd.report.study_arms import Design, StudyArm
 from isograd.report.study_words import axis_name
 
 Group = tuple[str, list[tuple[int, StudyArm]]]  # a panel's heading; arms, each with the number of its look
-_MARKS = {"collapsed": "o", "diverged": "x"}
+_MARKS = {"collapsed": "o", "diverged": "x", "undecided": "s"}
 _FAR = 1e3  # stands for an infinite end of an interval, out of sight
 _THIN: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
+from isograd.outcome import OutcomeName
 from isograd.report.runs import Row, RunFiles, read_run
 from isograd.report.study_words import named_apart
 from isograd.study.faults import fault
 from isograd.study.labels import flat
-from isograd.train.metrics import OutcomeName
 
-ENDED = ("finished", "collapsed", "diverged", "failed")
-COUNTED = ("finished", "collapsed", "diverged")  # a failure of the machine says nothing of a placement
+ENDED = ("finished", "collapsed", "diverged", "undecided", "failed")
+COUNTED = ("finished", "collapsed", "diverged", "undecided")  # a failure of the machine says nothing of a placement
 
 
 @dataclass(frozen=True, kw_only=True)

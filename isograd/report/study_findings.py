@@ -55,6 +55,17 @@ def trained(design: Design, arms: Sequence[StudyArm]) -> Iterator[str]:
         yield f"{said[:1].upper()}{said[1:]}, every cell finished."
 
 
+def undecided(arms: Sequence[StudyArm]) -> Iterator[str]:
+    """Which cells were too short to tell, and how many more steps they need at most."""
+    cells = [cell for arm in arms for cell in arm.cells if cell.how == "undecided"]
+    if cells:
+        needed = [(cell.outcome.get("judged") or {}).get("needed") for cell in cells]
+        known = [steps for steps in needed if steps is not None]
+        more = f"; up to {max(known):,} more steps would tell" if known else ""
+        of = sum(arm.n for arm in arms)
+        yield f"Too short to tell whether they train: {len(cells)} of {of} cells, neither finished nor collapsed{more}."
+
+
 def unlearnt(arms: Sequence[StudyArm], entropy: float | None) -> Iterator[str]:
     """Which finished, and are no better on held-out text than token frequencies are on the text of the training.
 

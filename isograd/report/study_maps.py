@@ -20,7 +20,7 @@ PANELS = 12  # of one figure at most; the tables have the rest
 _EVEN = colormaps["viridis_r"].resampled(
     64
 )  # even to the eye, for colour-blind readers too: the darker, the higher the loss
-_BROKEN = {"collapsed": ("#c3c7cc", "////"), "diverged": ("#8d939a", "xxxx")}
+_BROKEN = {"collapsed": ("#c3c7cc", "////"), "diverged": ("#8d939a", "xxxx"), "undecided": ("#eef0f2", "...")}
 
 
 def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing | None:

@@ -20,6 +20,7 @@ from isograd.report.study_findings import (
     rates,
     sooner,
     trained,
+    undecided,
     unlearnt,
 )
 from isograd.report.study_provenance import described, provenance, recipe
@@ -136,6 +137,7 @@ def _summary(study: StudyFiles, found: Found) -> list[str]:
         progress(study),
         *failures(study),
         *trained(found.design, found.arms),
+        *undecided(found.arms),
         *unlearnt(found.arms, found.entropy),
         *rates(found.design, found.chosen),
         *best(found.design, over_all),

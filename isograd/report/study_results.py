@@ -5,7 +5,7 @@ from dataclasses import asdict
 from isograd.report.runs import Row
 from isograd.report.study_arms import StudyArm
 from isograd.report.study_compared import Compared
-from isograd.report.study_files import Cell
+from isograd.report.study_files import COUNTED, Cell
 from isograd.report.study_verdicts import compared_said
 from isograd.statistics import Interval
 
@@ -19,7 +19,7 @@ def arm_row(arm: StudyArm) -> Row:
         "interval": _interval(arm.interval),
         "n": arm.n,
         "losses": {str(seed): loss for seed, loss in arm.losses.items()},
-        **{how: {"count": arm.count(how), "rate": _interval(arm.rate(how))} for how in ("collapsed", "diverged")},
+        **{how: {"count": arm.count(how), "rate": _interval(arm.rate(how))} for how in COUNTED[1:]},
     }
 
 

@@ -201,22 +201,22 @@ def _depths(found: Found) -> Iterator[Part]:
 
 
 _MAP = (
-    "A square per arm: the median loss over the seeds, one scale for all panels; how many seeds collapsed or diverged"
-    " stands below it. Grey and hatched: half of the seeds or more did not train. The frame is around the lowest median"
-    " of each placement."
+    "A square per arm: the median loss over the seeds, one scale for all panels; how many seeds collapsed, diverged"
+    " or are undecided stands below it. Hatched: half of the seeds or more did not train; dotted: for most of them"
+    " that is undecided. The frame is around the lowest median of each placement."
 )
 _ABOVE = (
-    "Above a panel: how many seeds collapsed (rings) or diverged (crosses); where that is half of them or more there is"
-    " no median below."
+    "Above a panel: how many seeds collapsed (rings), diverged (crosses) or are undecided (squares); where that is"
+    " half of them or more there is no median below."
 )
 _STRIPS = "A dot per seed that finished; the bar is the median of all. What did not finish is counted beside its arm."
 _ARMS = (
-    "Median over the seeds, and the bootstrap interval of the median; a seed that diverged counts above all others. Of"
-    " three seeds such an interval holds the true median in 75 % of cases at most, of five in 94 %. Collapsed: within"
-    " 0.10 nat of what token frequencies alone reach, where a rate too small for so few steps may end, too; diverged: a"
-    " loss was not finite; behind the counts the Wilson interval of the rate (95 %). Gradient first/last: mean"
-    " |gradient| of W₂ in the first layer over that in the last, at step 1 → over the last 50 steps, geometric mean"
-    " over the seeds."
+    "Median over the seeds, and the bootstrap interval of the median; a seed that diverged counts above all others."
+    " Of three seeds such an interval holds the true median in 75 % of cases at most, of five in 94 %. Collapsed: at"
+    " rest, and not 0.10 nat below what token frequencies alone reach; diverged: a loss was not finite, or was thrown"
+    " up and never came back; undecided: too short to tell, and counted as neither. Behind the counts the Wilson"
+    " interval of the rate (95 %). Gradient first/last: mean |gradient| of W₂ in the first layer over that in the"
+    " last, at step 1 → over the last 50 steps, geometric mean over the seeds."
 )
 _RATES = (
     "The rate of the lowest median among those at which more than half of the seeds finished; none where a rate at"

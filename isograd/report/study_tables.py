@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
 from isograd.report.study_compared import Compared
+from isograd.report.study_files import COUNTED
 from isograd.report.study_words import axis_name, condition_said, loss_said, shown_value
 from isograd.statistics import Interval
 
@@ -21,9 +22,14 @@ def arms_table(arms: Sequence[StudyArm], design: Design, what: str) -> Table:
     keys = [*design.others, *([RATE] if design.rates else [])]
     different = STEPS not in keys and len({steps for arm in arms for steps in _steps(arm)}) > 1
     updates = ["updates"] if different else []
-    ends = ("seeds", "collapsed", "diverged", "gradient first/last")
-    header = (_who(design), *map(axis_name, keys), *updates, what, *ends)
-    return [header, *(_arm_line(arm, keys, different) for arm in arms)]
+    ends = _shown_ends(arms)
+    header = (_who(design), *map(axis_name, keys), *updates, what, "seeds", *ends, "gradient first/last")
+    return [header, *(_arm_line(arm, keys, different, ends) for arm in arms)]
+
+
+def _shown_ends(arms: Sequence[StudyArm]) -> list[str]:
+    """What did not finish; "undecided" only where there is any."""
+    return [how for how in COUNTED[1:] if how != "undecided" or any(arm.count(how) for arm in arms)]
 
 
 def _who(design: Design) -> str:
@@ -35,15 +41,14 @@ def _steps(arm: StudyArm) -> set[float]:
     return {steps for cell in arm.cells if cell.how != "diverged" and (steps := cell.number("steps")) is not None}
 
 
-def _arm_line(arm: StudyArm, keys: Sequence[str], with_updates: bool) -> tuple[str, ...]:
+def _arm_line(arm: StudyArm, keys: Sequence[str], with_updates: bool, ends: Sequence[str]) -> tuple[str, ...]:
     return (
         arm.who,
         *(shown_value(arm.values[key]) for key in keys),
         *([" to ".join(f"{steps:,.0f}" for steps in _first_and_last(_steps(arm))) or "–"] if with_updates else []),
         with_interval(arm),
         str(arm.n),
-        share(arm, "collapsed"),
-        share(arm, "diverged"),
+        *(share(arm, how) for how in ends),
         f"{_ratio(arm, 'gradient_ratio_start')} → {_ratio(arm, 'gradient_ratio_end')}",
     )
 

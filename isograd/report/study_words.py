@@ -21,7 +21,7 @@ _NAMES = {
     "training.warmup": "warm-up (steps)",
     "training.lr": "learning rate",
 }
-_OUTCOMES = ("collapsed", "diverged", "failed")
+_OUTCOMES = ("collapsed", "diverged", "undecided", "failed")
 
 
 class Named(str):

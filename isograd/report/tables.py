@@ -159,7 +159,7 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     trained = [a for a in arms if a.values(_JUDGED[a.task]) and a not in failed]
     parts = []
     if failed:
-        parts.append("; ".join(f"{a.label}: {a.outcome}" for a in failed) + ".")
+        parts.append("; ".join(f"{a.label}: {a.outcome}{_missing(a)}" for a in failed) + ".")
     if trained:
         parts.append(f"Trained: {_names(trained, len(arms))}, with {_range(trained)}.")
     parts += [kept.summary(arms)] if arms[0].task == "translation" else []
@@ -171,6 +171,13 @@ def summary(arms: Sequence[ArmFiles]) -> str:
     if any(seen and held_out and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5 for seen, held_out in both):
         parts.append("Validation is far above training: the text is small and learnt by heart; compare validation.")
     return " ".join(filter(None, parts))
+
+
+def _missing(arm: ArmFiles) -> str:
+    """How many more steps an undecided arm needs, where that is known."""
+    needed = [(run.outcome.get("judged") or {}).get("needed") for run in arm.runs]
+    known = [steps for steps in needed if steps is not None]
+    return f" (about {max(known):,} more steps would tell)" if known else ""
 
 
 _RAMP = "The learning rate rose until the loss broke, or to its end: what is compared is how far it came, and no loss."

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from isograd.outcome import NEAR, WINDOW, OutcomeName
 from isograd.statistics import median, median_interval
-from isograd.train.metrics import LAST, NEAR, WINDOW, LossWatch
 from isograd.train.run import RecipeError
 
-Verdict = Literal["trained", "broke", "stuck", "slow", "failed"]
+Verdict = Literal["trained", "broke", "stuck", "slow", "undecided", "failed"]
 
 STEP = 4.0  # from rate to rate, as long as no end of the bracket is known
 PATIENCE = (
@@ -28,30 +28,29 @@ PATIENCE = (
 
 
 def verdict_of(
-    losses: Sequence[float], rates: Sequence[float], unigram_entropy: float, unigram_loss: float | None = None
+    outcome: OutcomeName, losses: Sequence[float], rates: Sequence[float], unigram_entropy: float, broke: bool = False
 ) -> Verdict:
-    """What the losses of a training, and the learning rates of its steps, say of the peak rate.
+    """What the outcome of a run (`isograd.outcome.judge`) says of its peak rate, and which way to go on from there.
 
-    "trained": the loss did not break (`isograd.train.metrics.LossWatch`), and the mean of the last 20 steps is 0.10 nat
-    below the unigram loss of the same batches (`isograd.train.metrics.judge`; None: below the unigram entropy).
-    "broke": it did, or was not finite. The others never came that far. "slow": it has not
-    come down to the entropy yet, or so late that a training which learns might lie there still; time is counted in
-    rate x steps, so that a warm-up counts for what it is. Else "stuck".
+    "trained": finished. "broke": diverged, or stopped where the loss broke. "stuck": collapsed. An undecided run has
+    not trained either, and only a longer one would tell; its losses say where to look next. "slow": it has not come
+    down to the entropy yet, or so late that a run which learns might lie there still; time is counted in rate x steps,
+    so that a warm-up counts for what it is. Else "undecided".
 
     >>> falling = [5 - 0.02 * step for step in range(90)]
-    >>> [verdict_of(x, [1e-3] * len(x), 3.0) for x in (falling, [*falling, *[2.5] * 60], [5.0, *[3.0] * 149])]
-    ['slow', 'trained', 'stuck']
+    >>> [verdict_of("undecided", x, [1e-3] * len(x), 3.0) for x in (falling, [5.0, *[3.0] * 149])]
+    ['slow', 'undecided']
     """
-    if LossWatch(unigram_entropy).follow(losses).broke_at is not None:
-        return "broke"
-    last = losses[-LAST:]
-    if math.fsum(last) / len(last) < (unigram_entropy if unigram_loss is None else unigram_loss) - NEAR:
-        return "trained"
+    if outcome in ("failed", "interrupted"):
+        return "failed"
+    if broke or outcome != "undecided":
+        named: dict[OutcomeName, Verdict] = {"finished": "trained", "collapsed": "stuck"}
+        return "broke" if broke else named.get(outcome, "broke")
     means = [math.fsum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW + 1)]
     times = list(accumulate(rates))
     came = next((times[i + WINDOW - 1] for i, mean in enumerate(means) if mean <= unigram_entropy + NEAR), math.inf)
     rose = any(mean > losses[0] + NEAR for mean in means)  # thrown up by the first updates: no sign of a small rate
-    return "slow" if not rose and PATIENCE * came > times[-1] else "stuck"
+    return "slow" if not rose and PATIENCE * came > times[-1] else "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class Boundary:
     Attributes:
         kind: "between" two rates; "above" the highest one, which trained; "none" trained; "stopped" by a failed run.
         low: the largest rate up to which every one trained; where none did, the largest that was too slow to tell.
-        high: the smallest rate above `low` that did not train.
+        high: the smallest rate above `low` that did not train, or of which that is undecided.
         again: rates above `high` that trained all the same.
         under: rates that broke below those that trained.
     """

@@ -223,7 +223,7 @@ def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
     numbers += ["error"] if "error" in outcome else []
     return (
         settings
-        | {"outcome": outcome["outcome"]}
+        | {"outcome": outcome["outcome"], "reason": outcome.get("reason")}
         | {name: outcome.get(name) for name in [*numbers, "warning"]}
         | {"folder": str(arm.folder)}
     )

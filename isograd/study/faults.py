@@ -7,8 +7,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
+from isograd.outcome import OutcomeName
 from isograd.study.labels import flat
-from isograd.train.metrics import OutcomeName
 from isograd.train.sections import Kept, Task
 
 FILES = ("run.json", "resolved.json", "outcome.json", "metrics.jsonl", "quantities.jsonl", "validation.jsonl")
@@ -68,12 +68,13 @@ KNOWN: dict[str, Kinds] = {  # what else it reads: None, or this
         **dict.fromkeys(("tokens_per_second", "parameters"), _NUMBER),
         **dict.fromkeys(("scores", "scores.dev", "scores.test", "provenance"), _SECTION),
         **dict.fromkeys(("majority_scores", "majority_scores.dev", "majority_scores.test"), _SECTION),
-        **dict.fromkeys(("metric", "kept_weights"), _WORD),
+        **dict.fromkeys(("metric", "reason", "kept_weights"), _WORD),
         "kept_steps": (list,),
         "candidates": _SECTION,
         **{f"candidates.{kind}": _SECTION for kind in get_args(Kept)},
         **{f"candidates.{kind}.steps": (list,) for kind in get_args(Kept)},
         **{f"candidates.{kind}.{name}": _NUMBER for kind in get_args(Kept) for name in ("loss", "bleu")},
+        "judged": _SECTION,
     },
 }
 ROWS: dict[str, Kinds] = {  # of every row

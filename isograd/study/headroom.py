@@ -157,7 +157,8 @@ def _verdict(row: Row, folder: Path) -> Verdict:
     if row["outcome"] == "failed" or not rows:
         return "failed"
     losses = [math.nan if one["loss"] is None else one["loss"] for one in rows]
-    return verdict_of(losses, [one["lr"] for one in rows], row["unigram_entropy"], row.get("unigram_loss"))
+    rates, broke = [one["lr"] for one in rows], row.get("broke_at") is not None
+    return verdict_of(row["outcome"], losses, rates, row["unigram_entropy"], broke)
 
 
 def _content(plan: Plan, chains: Sequence[Chain], facts: Row) -> Row:
@@ -194,9 +195,9 @@ def _chain(chain: Chain, search: Search) -> Row:
 
 
 def _in_place(trial: Trial, found: float | Boundary) -> Verdict:
-    """Above a rate that trained none is too small, however slow it looked."""
+    """Above a rate that trained none is too small, however slow it looked: more steps would tell."""
     low = found.low if isinstance(found, Boundary) and found.kind == "between" else None
-    return "stuck" if low is not None and trial.verdict == "slow" and trial.lr > low else trial.verdict
+    return "undecided" if low is not None and trial.verdict == "slow" and trial.lr > low else trial.verdict
 
 
 def _levels(plan: Plan, chains: Sequence[Chain]) -> Iterator[Row]:

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from isograd.outcome import ENDED
 from isograd.placement import Placement, get
 from isograd.study.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
 from isograd.study.ray_cluster import connected, gpus_of, imported
 from isograd.train.run import RecipeError
-from isograd.train.train import ENDED, ended
+from isograd.train.train import ended
 from isograd.train.validation import WEIGHTS
 
 Files = dict[str, bytes]

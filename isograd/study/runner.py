@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isograd.outcome import ENDED
 from isograd.study.jobs import Engine, Job, OnStep
 from isograd.study.ledger import CELLS, LEDGER, Row, damage, outcome_in, row_of, state_of, write_ledger
 from isograd.study.plan import Cell
 from isograd.train.lock import held
 from isograd.train.metrics import append_rows
-from isograd.train.train import ENDED, tidy
+from isograd.train.train import tidy
 
 OnRow = Callable[[int, Row], None]
 OnNote = Callable[[str], None]

@@ -58,7 +58,7 @@ def known(cells: Sequence[Cell], folder: Path) -> dict[str, Speed]:
         place = folder / CELLS / cell.name
         outcome = outcome_in(place) if fault(place, rows=False) is None else {}
         speed = speed_of(cell.run, outcome)
-        if speed is not None and outcome["outcome"] == "finished":
+        if speed is not None and outcome["outcome"] in ("finished", "undecided"):
             seen.setdefault(shape_of(cell.run), []).append(speed)
     return found | {shape: _median(speeds) for shape, speeds in seen.items()}
 

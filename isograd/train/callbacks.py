@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,18 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
-from isograd.train.metrics import LossWatch, append_rows
+from isograd.train.metrics import append_rows
 from isograd.train.trainer import IsogradTrainer
 from isograd.train.watching import EarlyWarning
 
 Progress = Callable[[int, float], None]
+Broke = Callable[[Sequence[Mapping[str, Any]]], bool]  # rows of metrics.jsonl that come next
 
 
 class Log(TrainerCallback):
     """Keeps loss and gradient norm of every step on the device, and writes them in batches of `every`.
 
-    Stops the training at the first batch with a loss that is not finite, or at which `watch` says that it broke. In a
+    Stops the training at the first batch with a loss that is not finite, or at which `broke` says that it did. In a
     distributed run the losses are averaged
     over processes, once per batch of steps, so all processes stop together.
     """
@@ -34,14 +35,14 @@ class Log(TrainerCallback):
         folder: Path,
         every: int = 10,
         progress: Progress | None = None,
-        watch: LossWatch | None = None,
+        broke: Broke | None = None,
         warning: EarlyWarning | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.every = every
         self.progress = progress
-        self.watch = watch
+        self.broke = broke
         self.warning = warning
         self._steps: list[tuple[int, float, Tensor]] = []  # step, rate; loss, norm, and norms of layers
         self._clock = (0, time.perf_counter())
@@ -94,9 +95,8 @@ class Log(TrainerCallback):
                 self.warning.follow(row["step"], row["loss"], layers)
         if self.progress:
             self.progress(rows[-1]["step"], rows[-1]["loss"])
-        losses = [row["loss"] for row in rows]
-        broken = self.watch is not None and self.watch.follow(losses).broke_at is not None
-        return all(map(math.isfinite, losses)) and not broken
+        broken = self.broke is not None and self.broke(rows)
+        return all(math.isfinite(row["loss"]) for row in rows) and not broken
 
     def _time(self, step: int) -> None:
         now = time.perf_counter()

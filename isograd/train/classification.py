@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from isograd.data.glue import Examples, GlueData, load_glue
 from isograd.data.labelled import Encoded, LabelledBatches, encode
 from isograd.evaluate.classification import METRICS, constant_scores, has_failed, scores
 from isograd.models import IsogradConfig, IsogradForSequenceClassification
-from isograd.train.metrics import OutcomeName
+from isograd.outcome import Numbers, Verdict
 from isograd.train.pretrained import PreTrained, find_pretrained
 from isograd.train.run import RecipeError, Run
 from isograd.train.sections import Glue
@@ -123,7 +123,13 @@ class Classification(Task):
         loss, found = self._measured(model, self.corpus.dev)
         return {"loss": loss, **found}
 
-    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
+    def judge(self, rows: Sequence[Mapping[str, Any]], held_out: float | None, broke_at: int | None = None) -> Verdict:
+        """A fine-tuning that learns nothing is not told by its loss, but by its score: `failed` in outcome.json."""
+        finite = held_out is not None and math.isfinite(held_out) and all(math.isfinite(row["loss"]) for row in rows)
+        reason = "judged by its score, beside that of a constant answer" if finite else "a loss was not finite"
+        return Verdict(outcome="finished" if finite else "diverged", reason=reason, numbers=Numbers())
+
+    def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
         """Scores of the dev part, and of the test part where it has labels, beside the majority line."""
         task = self.run.glue.task
         metric = next(iter(METRICS[task]))
@@ -133,7 +139,6 @@ class Classification(Task):
         majority = self.majority
         score, loss = held_out[metric], held_out["loss"]
         return {
-            "outcome": "finished" if loss is not None and math.isfinite(loss) else "diverged",
             "validation_loss": loss,
             "score": score,
             "metric": metric,

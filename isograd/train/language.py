@@ -1,9 +1,8 @@
 """Language modelling of one text: causal, in packed sequences; and what a masked model shares with it."""
 
-import math
 import statistics
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch.utils.data import Dataset
 from isograd.data import Corpus, DataError, PackedSequences, load_corpus
 from isograd.data.tokenizers import SPECIAL, for_transformers
 from isograd.models import IsogradConfig, IsogradForCausalLM
-from isograd.train.metrics import OutcomeName
 from isograd.train.run import Run
 from isograd.train.task import Task, config_from, first_sequences
 
@@ -34,6 +32,7 @@ class OnText(Task):
         self.source, self.sha256 = self.corpus.source, self.corpus.sha256
         self.unigram_entropy = self.corpus.unigram_entropy
         self.samples = self._sequences(self.corpus.train, run.training.steps * run.training.batch, run.data_seed)
+        self.comparable = run.training.label_smoothing == 0
         self._check_held_out()
 
     def _check_held_out(self) -> None:
@@ -72,11 +71,31 @@ class OnText(Task):
         """The ids that a batch's loss is of."""
 
     def unigram_loss(self, steps: Sequence[int]) -> float:
-        counts = np.bincount(self.corpus.train, minlength=self.corpus.vocab_size)
-        losses = torch.from_numpy(-np.log(np.maximum(counts, 1) / counts.sum()))
         batch = self.run.training.batch
         batches = (_batch(self.samples, range((step - 1) * batch, step * batch)) for step in steps)
-        return statistics.fmean(float(losses[self._predicted(rows)].mean()) for rows in batches)
+        return statistics.fmean(float(self._surprise[self._predicted(rows)].mean()) for rows in batches)
+
+    @cached_property
+    def _surprise(self) -> Tensor:
+        """- ln p of each id by its frequency in training, float64."""
+        counts = np.bincount(self.corpus.train, minlength=self.corpus.vocab_size)
+        return torch.from_numpy(-np.log(np.maximum(counts, 1) / counts.sum()))
+
+    def held_out_unigram(self) -> float | None:
+        total = targets = 0.0
+        for rows in self._held_out_batches():
+            ids = self._predicted(rows)
+            surprise = self._surprise[ids[ids >= 0]]
+            total += float(surprise.sum())
+            targets += len(surprise)
+        return total / targets if targets else None
+
+    def _held_out_batches(self) -> Iterator[Mapping[str, Tensor]]:
+        """Those that are measured: of at most `training.valid_sequences` sequences."""
+        wanted = self.run.training.valid_sequences
+        last = min(wanted, len(self.held_out)) if wanted else 0
+        batch = self.run.training.batch
+        return (_batch(self.held_out, range(begin, min(begin + batch, last))) for begin in range(0, last, batch))
 
     def config(self) -> IsogradConfig:
         ids = {name.replace("_token", "_token_id"): i for i, name in enumerate(SPECIAL) if name != "unk_token"}
@@ -96,23 +115,18 @@ class OnText(Task):
     @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float | None]:
         """Mean loss over the targets of at most `training.valid_sequences` held-out sequences, nats."""
-        wanted = self.run.training.valid_sequences
-        last = min(wanted, len(self.held_out)) if wanted else 0
-        batch = self.run.training.batch
         device = next(model.parameters()).device
         total = targets = 0.0
         model.eval()
-        for begin in range(0, last, batch):
-            places = range(begin, min(begin + batch, last))
-            rows = self._measured(_batch(self.held_out, places))
+        for rows in map(self._measured, self._held_out_batches()):
             count = self._targets(rows)
             if count:  # characters that the training part has not are no targets
                 total += float(model(**{k: v.to(device) for k, v in rows.items()}).loss) * count
                 targets += count
         return {"loss": total / targets if targets else None}
 
-    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
-        return {"outcome": measured_outcome(held_out["loss"], outcome), "validation_loss": held_out["loss"]}
+    def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
+        return {"validation_loss": held_out["loss"]}
 
     def facts(self) -> dict[str, Any]:
         corpus = self.corpus
@@ -148,11 +162,6 @@ class LanguageModelling(OnText):
 
     def _sequences(self, ids: Any, samples: int | None, seed: int | None) -> PackedSequences:
         return PackedSequences(ids, self.run.data.length, samples, seed=seed)
-
-
-def measured_outcome(loss: float | None, outcome: OutcomeName) -> OutcomeName:
-    """A model that has no finite loss on held-out text has diverged, though the last loss in training was finite."""
-    return outcome if loss is None or math.isfinite(loss) else "diverged"
 
 
 def _batch(samples: Any, places: range) -> Mapping[str, Tensor]:

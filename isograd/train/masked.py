@@ -7,17 +7,22 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from isograd.data import Corpus
 from isograd.data.masking import MaskedSequences, Masking, SegmentPairs
 from isograd.data.tokenizers import MASK, SPECIAL
 from isograd.models import IsogradConfig, IsogradForMaskedLM
-from isograd.train.language import OnText, measured_outcome
-from isograd.train.metrics import OutcomeName, judge
+from isograd.train.language import OnText
+from isograd.train.run import Run
 
 
 class MaskedLanguageModelling(OnText):
     """See `Task`. With `data.packing=segment-pair` the model has token types and BERT's second head."""
 
     samples: MaskedSequences | SegmentPairs
+
+    def __init__(self, run: Run, corpus: Corpus | None = None) -> None:
+        super().__init__(run, corpus)
+        self.comparable &= not self.pairs  # the training loss holds that of the second head, too
 
     @property
     def pairs(self) -> bool:
@@ -29,13 +34,6 @@ class MaskedLanguageModelling(OnText):
     def tokens_per_update(self) -> float:
         """Tokens read, predicted or not."""
         return self.run.training.batch * self.run.data.length
-
-    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
-        """Where the loss in training holds that of the second head, too, the held-out one decides."""
-        loss = held_out["loss"]
-        if self.pairs and outcome != "diverged" and loss is not None:
-            outcome = judge([loss], self.unigram_entropy)[0]
-        return {"outcome": measured_outcome(loss, outcome), "validation_loss": loss}
 
     def _targets(self, rows: Mapping[str, Tensor]) -> int:
         return len(rows["masked_positions"])

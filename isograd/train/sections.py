@@ -152,5 +152,5 @@ class Training:
     select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss ("best"), an
     # average, or of these three what has the lowest validation loss at the end ("auto")
     average: int = 5  # how many validated checkpoints an average takes, the last ones
-    stop_when_broken: bool = False  # stop where the loss breaks, and say at which rate; see `metrics.LossWatch`
+    stop_when_broken: bool = False  # stop where the loss breaks, and say at which rate; see `isograd.outcome.LossWatch`
     track: tuple[Tracker, ...] = ()  # transformers' integrations

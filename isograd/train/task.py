@@ -13,9 +13,11 @@ from torch.utils.data import Dataset
 
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.models.config import TERMS
+from isograd.outcome import Verdict, judge
 from isograd.placement import UnknownPlacement
-from isograd.train.metrics import OutcomeName
 from isograd.train.run import RecipeError, Run
+
+LOOKED_AT = 2000  # steps at the end of a run whose batches are formed again, for their unigram loss
 
 
 class Task(ABC):
@@ -28,6 +30,7 @@ class Task(ABC):
         source, sha256: what was read.
         unigram_entropy: of the predicted tokens, nats.
         blind_loss: held-out loss of a model that sees no other token; None where the unigram entropy says it.
+        comparable: whether the training loss is the cross-entropy of the tokens, and nothing else.
         samples: all batches of the training in their order; one epoch of them is the training.
         lost: what outcome.json says of a training that diverged, beside that.
     """
@@ -39,6 +42,7 @@ class Task(ABC):
     sha256: str
     unigram_entropy: float
     blind_loss: float | None = None
+    comparable: bool = True
     samples: Dataset[Any]
     lost: Mapping[str, Any] = MappingProxyType({})
 
@@ -77,13 +81,36 @@ class Task(ABC):
     def validate(self, model: nn.Module) -> dict[str, float | None]:
         """What is measured on held-out text: "loss" (nats per token) at least; None where there is none."""
 
+    def held_out_unigram(self) -> float | None:
+        """What `unigram_loss` is on held-out text; None where that is not known."""
+        return None
+
+    def judge(self, rows: Sequence[Mapping[str, Any]], held_out: float | None, broke_at: int | None = None) -> Verdict:
+        """How a run of this task ended.
+
+        Args:
+            rows: of metrics.jsonl.
+            held_out: the loss in `validate` of the weights that are kept.
+            broke_at: the step at which the run was stopped, where it broke.
+        """
+        early = [self.unigram_entropy] * len(rows[:-LOOKED_AT])
+        return judge(
+            [row["loss"] for row in rows],
+            [*early, *(self.unigram_loss([row["step"]]) for row in rows[-LOOKED_AT:])],
+            steps=[row["step"] for row in rows],
+            rates=[row["lr"] for row in rows],
+            held_out=held_out,
+            held_out_unigram=None if held_out is None else self.held_out_unigram(),
+            comparable=self.comparable,
+            broke_at=broke_at,
+        )
+
     @abstractmethod
-    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
-        """What goes into outcome.json.
+    def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
+        """What goes into outcome.json, beside the outcome itself.
 
         Args:
             held_out: `validate` of the weights that are kept.
-            outcome: by the losses of the training, as `metrics.judge` says.
         """
 
     @abstractmethod

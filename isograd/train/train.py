@@ -1,11 +1,13 @@
 """From a run to its folder: build, calibrate, train, judge, write. Started again, it goes on where it was."""
 
 import json
+import math
 import shutil
 import statistics
 import time
 import traceback
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -17,23 +19,14 @@ from transformers import set_seed
 
 from isograd.diagnose.sinks import WARNINGS
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
+from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
 from isograd.placement import Tower
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
-from isograd.train.callbacks import Log, Observe, Progress
+from isograd.train.callbacks import Broke, Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.lock import alone
-from isograd.train.metrics import (
-    LAST,
-    LossWatch,
-    append_rows,
-    finite,
-    judge,
-    keep_until,
-    lr_reached,
-    read_rows,
-    write_json,
-)
+from isograd.train.metrics import append_rows, finite, keep_until, read_rows, write_json
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
 from isograd.train.run import RecipeError, Run, sharded_by
@@ -41,8 +34,6 @@ from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
 from isograd.train.watching import EarlyWarning, first_warning
-
-ENDED = ("finished", "diverged", "collapsed")
 
 
 def train(run: Run, folder: Path, progress: Progress | None = None, report: Report | None = None) -> dict[str, Any]:
@@ -194,7 +185,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     begun = step_of(checkpoint) if checkpoint else 0
     entropy = None if run.task == "classification" else task.unigram_entropy
     warning = EarlyWarning(trainer, folder, entropy, checkpoint)
-    log = Log(trainer, folder, progress=progress, watch=_watch(task, folder, begun), warning=warning)
+    log = Log(trainer, folder, progress=progress, broke=_broke(task, folder, begun), warning=warning)
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
         trainer.add_callback(Validate(trainer, task, folder, report))
@@ -237,26 +228,33 @@ def keeps_model(run: Run) -> bool:
 def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]:
     """Outcome and losses, of the weights that are kept."""
     rows = _losses(folder)
-    level = task.unigram_loss([row["step"] for row in rows[-LAST:]])
-    name, final = judge([row["loss"] for row in rows], level)
-    outcome: dict[str, Any] = {"outcome": name, "final_loss": final, "unigram_loss": level, "validation_loss": None}
+    last = rows[-LAST:]
+    final = statistics.fmean(row["loss"] for row in last)
+    level = task.unigram_loss([row["step"] for row in last])
+    outcome: dict[str, Any] = {"final_loss": final, "unigram_loss": level, "validation_loss": None}
     if task.run.training.stop_when_broken:
-        outcome |= lr_reached(rows, task.unigram_entropy)
-    if name == "diverged":
-        return outcome | dict(task.lost)
+        outcome |= lr_reached(rows, [task.unigram_loss([row["step"]]) for row in rows])
+    if not all(math.isfinite(row["loss"]) for row in rows):
+        return task.judge(rows, None).as_dict() | outcome | {"final_loss": None} | dict(task.lost)
     choice = take_chosen(trainer, task, folder)
     held_out = choice.held_out if choice else None
     if not held_out or held_out["loss"] is None:  # in a file that is also a loss which was not finite
         held_out = task.validate(trainer.model)
-    outcome |= task.judged(held_out, name)
+    verdict = task.judge(rows, held_out["loss"], outcome.get("broke_at"))
+    outcome = verdict.as_dict() | outcome | task.measured(held_out)
     return outcome | (choice.as_outcome() if choice else {})
 
 
-def _watch(task: Task, folder: Path, step: int) -> LossWatch | None:
+def _broke(task: Task, folder: Path, step: int) -> Broke | None:
     """What stops a training that breaks, where the recipe wants it; it has seen the steps until `step`."""
     if not task.run.training.stop_when_broken:
         return None
-    return LossWatch(task.unigram_entropy).follow(row["loss"] for row in _losses(folder) if row["step"] <= step)
+    watch = _followed(LossWatch(task.unigram_entropy), task, [row for row in _losses(folder) if row["step"] <= step])
+    return lambda rows: _followed(watch, task, rows).broke_at is not None
+
+
+def _followed(watch: LossWatch, task: Task, rows: Sequence[Mapping[str, Any]]) -> LossWatch:
+    return watch.follow([row["loss"] for row in rows], [task.unigram_loss([row["step"]]) for row in rows])
 
 
 def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[str]]:

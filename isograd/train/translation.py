@@ -15,7 +15,6 @@ from isograd.data.token_batches import TokenBatches
 from isograd.evaluate.scores import score
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 from isograd.models.search import translate_ids
-from isograd.train.metrics import OutcomeName, judge_blind
 from isograd.train.run import RecipeError, Run
 from isograd.train.task import Task, config_from, with_steps
 from isograd.transformer.loss import IGNORE
@@ -43,6 +42,12 @@ class Translation(Task):
             run = with_steps(run, min(run.training.steps, -(-self.samples.until(run.training.epochs) // micro)))
         self.samples.batches = run.training.steps * micro
         self.run = run
+        self.comparable = run.training.label_smoothing == 0
+
+    def held_out_unigram(self) -> float | None:
+        """A model that sees no other token knows how often tokens stand at each place, or how often at all."""
+        assert self.blind_loss is not None
+        return min(self.blind_loss, self.unigram_entropy)
 
     def _batches(self, run: Run, micro: int) -> TokenBatches:
         if run.training.tokens < micro:
@@ -107,16 +112,10 @@ class Translation(Task):
         bleu = self._bleu(model) if self.run.search.pairs and math.isfinite(loss) else None
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bleu": bleu}
 
-    def judged(self, held_out: Mapping[str, Any], outcome: OutcomeName) -> dict[str, Any]:
-        """By the held-out loss, since the loss in training is smoothed.
-
-        It has collapsed where that is no lower than what the frequencies of tokens give, at all places or at each.
-        """
-        loss = math.nan if held_out["loss"] is None else held_out["loss"]
+    def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "outcome": judge_blind(loss, self.blind_loss, self.unigram_entropy),
             "blind_loss": self.blind_loss,
-            "validation_loss": loss,
+            "validation_loss": held_out["loss"],
             "perplexity": held_out["perplexity"],
             "bleu": held_out["bleu"],
         }

@@ -72,7 +72,7 @@ def told(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
     process = started(compare_command(text, out, "--json", "--jobs", "2", "--seeds", "0", "1", "0"))
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
-    assert len(stderr.splitlines()) == 12 and all(": finished " in line for line in stderr.splitlines()), stderr
+    assert len(stderr.splitlines()) == 12 and all(": undecided " in line for line in stderr.splitlines()), stderr
     return out, json.loads(stdout)
 
 
@@ -86,7 +86,7 @@ def test_json(told: tuple[Path, dict[str, Any]]) -> None:
     assert [a["seed"] for a in arms] == [0] * 6 + [1] * 6
     for arm in arms:
         assert list(arm)[:5] == SETTINGS and set(KEYS) <= set(arm)
-        assert (arm["layers"], arm["lr"], arm["outcome"]) == (2, 1e-3, "finished")
+        assert (arm["layers"], arm["lr"], arm["outcome"]) == (2, 1e-3, "undecided")
         folder = Path(arm["folder"])
         losses = [r["loss"] for r in lines(folder / "metrics.jsonl")]
         assert len(losses) == 12
@@ -246,7 +246,7 @@ def test_odd_shapes(content: str, words: str, tmp_path: Path) -> None:
     command = compare_command(path, tmp_path / "out", "--placements", "pre-ln", "normformer", "admin", "--jobs", "1")
     code, stdout, _ = called(*command, *words.split(), "--json")
     assert code == 0
-    assert {a["outcome"] for a in json.loads(stdout)["arms"]} <= {"finished", "collapsed"}
+    assert {a["outcome"] for a in json.loads(stdout)["arms"]} <= {"finished", "undecided"}
     page = (tmp_path / "out/report.html").read_text()
     assert "<b>& ü.txt" not in page and "&lt;b&gt;&amp; ü.txt" in page
 

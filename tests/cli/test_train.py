@@ -37,7 +37,7 @@ def test_a_training(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     command = ["train", "mine.yaml", "--json", *SHAPE]
     code, out, _ = called(*command)
     told = json.loads(out)
-    assert code == 0 and told["outcome"] == "finished" and told["steps"] == 4
+    assert code == 0 and told["outcome"] == "undecided" and told["steps"] == 4
     assert Path(told["folder"]) == Path("runs/mine")
     assert read(Path("runs/mine/run.json"))["model"]["placement"] == "post-ln"
     before = Path("runs/mine/outcome.json").stat().st_mtime_ns
@@ -45,7 +45,8 @@ def test_a_training(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert Path("runs/mine/outcome.json").stat().st_mtime_ns == before
     code, out, _ = called("train", "mine.yaml", *SHAPE)
     assert out.splitlines() == [
-        f"finished, final loss {told['final_loss']:.4f}, validation loss {told['validation_loss']:.4f}",
+        f"undecided, final loss {told['final_loss']:.4f}, validation loss {told['validation_loss']:.4f}",
+        f"undecided: {told['reason']}",
         "folder: runs/mine",
     ]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from isograd.diagnose.tokens import TokenCounts, labels_of
-from isograd.diagnose.warning import APART, PATIENCE, READINGS, CollapseWatch
+from isograd.diagnose.warning import APART, READINGS, CollapseWatch
+from isograd.outcome import PATIENCE
 
 LAYERS = [f"layers.{i}" for i in range(6)]
 Norms = Callable[[int], list[float | None]]

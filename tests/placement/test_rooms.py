@@ -11,10 +11,10 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# statistics <- placement <- transformer <- models <- data <- diagnose <- evaluate <- lint, theory, train, export
-# <- study <- report <- cli
+# statistics, outcome <- placement <- transformer <- models <- data <- diagnose <- evaluate <- lint, theory, train,
+# export <- study <- report <- cli
 LEVELS = [
-    {"statistics"},
+    {"statistics", "outcome"},
     {"placement"},
     {"transformer"},
     {"models"},

@@ -12,7 +12,7 @@ import numpy as np
 from tests.report.written import ENTROPY, put
 
 Row = dict[str, Any]
-Rule = Callable[[Row, int], float | str]  # values and seed -> the validation loss, or "collapsed", "diverged"
+Rule = Callable[[Row, int], float | str]  # values and seed -> the validation loss, or how it ended else
 BASE: Row = {
     "name": None,
     "task": "language",
@@ -88,7 +88,11 @@ def _cell(folder: Path, cell: Row, end: float | str, base: Row, curves: bool) ->
         own / "resolved.json", {"placement": run["model"]["placement"], "data": data, "steps": run["training"]["steps"]}
     )
     how = end if isinstance(end, str) else "finished"
-    loss = {"collapsed": ENTROPY + 0.02, "diverged": None}[end] if isinstance(end, str) else end
+    loss = (
+        {"collapsed": ENTROPY + 0.02, "undecided": ENTROPY + 0.01, "diverged": None}[end]
+        if isinstance(end, str)
+        else end
+    )
     ratios = {"gradient_ratio_start": 0.5, "gradient_ratio_end": 1e-4 if how == "collapsed" else 0.9}
     numbers: Row = {
         "outcome": how,
@@ -101,7 +105,10 @@ def _cell(folder: Path, cell: Row, end: float | str, base: Row, curves: bool) ->
         "warning": None,
     }
     provenance = {"isograd": "0.1.0", "torch": "2.13.0", "device": "a processor, 1 threads"}
-    put(own / "outcome.json", numbers | {"seconds": 12.0, "tokens_per_second": 800.0, "provenance": provenance})
+    needed = {"reason": "too short", "judged": {"needed": 200 + cell["seed"]}} if how == "undecided" else {}
+    put(
+        own / "outcome.json", numbers | needed | {"seconds": 12.0, "tokens_per_second": 800.0, "provenance": provenance}
+    )
     if curves:
         _curves(own, run, loss)
     return {**cell, **numbers}

@@ -138,6 +138,13 @@ def test_what_is_odd_is_said() -> None:
     stopped = changed(headroom_of(TWO), 0, kind="stopped", low=None, high=None)
     stopped["chains"][0]["tried"][-1] |= {"verdict": "failed", "error": "no room"}
     assert any(re.search(r"seed 1 stopped: the run at [\d.e-]+ failed \(no room\)", line) for line in findings(stopped))
+    short = headroom_of(TWO)
+    short["chains"][0]["tried"] = [
+        one | ({"verdict": "undecided"} if one["lr"] == short["chains"][0]["boundary"]["high"] else {})
+        for one in short["chains"][0]["tried"]
+    ]
+    assert any("is undecided; with more training.steps" in line for line in findings(short))
+    assert not any("undecided" in line for line in findings(headroom_of(TWO)))
     running = headroom_of(TWO)
     running["chains"][2]["boundary"] = None
     assert lead(running).startswith("1 of 12 chains are not decided yet. Your LR")

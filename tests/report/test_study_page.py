@@ -276,6 +276,28 @@ def test_finished_is_not_learnt(tmp_path: Path) -> None:
     ]
 
 
+def test_undecided_is_neither_trained_nor_collapsed(tmp_path: Path) -> None:
+    """It has its column, its marks and a sentence with what is missing; its arm is never the best one."""
+
+    def rule(values: Row, seed: int) -> float | str:
+        return "undecided" if values["training.lr"] == 3e-4 and seed > 1 else 2.0 + 0.01 * seed
+
+    axes: Row = {"model.placement": ["post-ln"], "training.lr": RATES, "training.warmup": [0, 50]}
+    page = write_study_report(write_study(tmp_path / "short", axes, rule, base=SMALL))
+    found = found_in(read_study(tmp_path / "short"))
+    assert "Too short to tell whether they train: 4 of 18 cells, neither finished nor collapsed" in " ".join(
+        page.summary
+    )
+    assert "up to 203 more steps would tell" in " ".join(page.summary)
+    header, *lines = page.table
+    assert [line[header.index("undecided")].split(" ")[0] for line in lines][::2] == ["2/3", "0/3", "0/3"]
+    assert {line[header.index("collapsed")].split(" ")[0] for line in lines} == {"0/3"}
+    short = [arm for arm in found.arms if arm.values["training.lr"] == 3e-4]
+    assert not any(arm.trains for arm in short) and all(arm.trouble == ["2/3 undecided"] for arm in short)
+    whole = write_study_report(write_study(tmp_path / "whole", axes, lambda *_: 2.0, base=SMALL, curves=False))
+    assert "undecided" not in whole.table[0]
+
+
 def test_the_same_bytes_again(tmp_path: Path) -> None:
     axes: Row = {"model.placement": ["post-ln", "pre-ln"], "training.warmup": [0, 9], "training.lr": [1e-3, 3e-3]}
     folder = write_study(tmp_path / "study", axes, warmup_rule, base=SMALL, curves=False)

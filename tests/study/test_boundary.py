@@ -3,9 +3,11 @@
 import math
 import random
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
+from isograd.outcome import LossWatch, OutcomeName, judge
 from isograd.study.boundary import (
     PATIENCE,
     Boundary,
@@ -37,7 +39,7 @@ def trains_between(slow: float, edge: float, above: Verdict = "broke") -> Oracle
     return lambda rate: "slow" if rate < slow else "trained" if rate <= edge else above
 
 
-@pytest.mark.parametrize("above", ["broke", "stuck", "slow"])
+@pytest.mark.parametrize("above", ["broke", "stuck", "undecided", "slow"])
 @pytest.mark.parametrize("precision", [1.05, 1.25, 2.0])
 def test_a_boundary_anywhere(precision: float, above: Verdict) -> None:
     """Found within the precision from any start, in as many trials as the factors and halvings add up to."""
@@ -92,7 +94,7 @@ def test_every_rate_is_too_slow() -> None:
     assert found == Boundary(kind="none", low=1.0) and over_seeds([found]) is None
 
 
-@pytest.mark.parametrize("above", ["broke", "stuck"])
+@pytest.mark.parametrize("above", ["broke", "stuck", "undecided"])
 def test_too_slow_below_and_too_large_above(above: Verdict) -> None:
     """Nothing trains: the gap is closed before that is said. A window in it, as narrow as the precision, is found."""
     none, seen = searched(trains_between(3e-4, 2e-4, above), Search(start=1e-3))
@@ -169,41 +171,46 @@ def falling(to: float, steps: int, start: float = 5.0) -> list[float]:
     ("losses", "verdict"),
     [
         (falling(2.5, 50) + [2.4] * 50, "trained"),
-        (falling(2.5, 50) + [3.1] * 50, "broke"),  # it has learnt, and come back
+        (falling(2.5, 50) + [3.1] * 60, "broke"),  # it has learnt, and come back
         (falling(2.5, 50) + [2.85] * 50, "trained"),
         ([*falling(2.5, 20), math.nan], "broke"),
         (falling(3.5, 100), "slow"),
         (falling(3.0, 60) + [3.0] * 40, "slow"),  # it may still leave
-        (falling(3.0, 20) + [3.0] * 180, "stuck"),
-        ([5.0] + [9.0] * 20 + falling(4.0, 80, 9.0), "stuck"),  # thrown up at once, and never down again
+        (falling(3.0, 20) + [3.0] * 180, "undecided"),  # it may, too
+        (falling(3.0, 20) + [3.0] * 280, "stuck"),
+        ([5.0] + [9.0] * 20 + falling(4.0, 80, 9.0), "undecided"),  # thrown up at once, and coming down
         ([5.0] * 100, "slow"),
     ],
 )
 def test_verdicts(losses: list[float], verdict: Verdict) -> None:
-    assert verdict_of(losses, [1e-3] * len(losses), ENTROPY) == verdict
+    """As in a search: the run stops where it breaks, is judged, and the verdict is of that outcome."""
+    broke_at = LossWatch(ENTROPY).follow(losses).broke_at
+    outcome = judge(losses, ENTROPY, broke_at=broke_at).outcome
+    assert verdict_of(outcome, losses, [1e-3] * len(losses), ENTROPY, broke_at is not None) == verdict
 
 
-def test_easy_batches_are_no_learning() -> None:
-    """Last batches whose unigram loss is below the entropy make a collapsed stack look as if it had learnt."""
-    losses = falling(3.0, 20) + [2.85] * 80
-    assert verdict_of(losses, [1e-3] * 100, ENTROPY) == "trained"
-    assert verdict_of(losses, [1e-3] * 100, ENTROPY, 2.86) == "stuck"
+@pytest.mark.parametrize("outcome", get_args(OutcomeName))
+def test_only_what_finished_has_trained(outcome: OutcomeName) -> None:
+    """An undecided rate is none that trains, whatever its losses look like."""
+    found = verdict_of(outcome, falling(2.0, 300), [1e-3] * 300, ENTROPY)
+    assert (found == "trained") == (outcome == "finished")
 
 
-def test_slow_and_stuck_are_told_apart_by_time() -> None:
-    """At the entropy for as long as it took to come there: slow. For three times as long: stuck."""
+def test_slow_and_undecided_are_told_apart_by_time() -> None:
+    """At the entropy for as long as it took to come there: slow. For three times as long: it may as well be stuck."""
     losses = falling(3.0, 21) + [3.0] * 60
     came = next(i for i in range(10, 40) if sum(losses[i - 10 : i]) / 10 <= ENTROPY + 0.1)
-    for steps, verdict in ((2 * came, "slow"), (int(PATIENCE * came) + 1, "stuck")):
-        assert verdict_of(losses[:steps], [1e-3] * steps, ENTROPY) == verdict
+    cases: list[tuple[int, Verdict]] = [(2 * came, "slow"), (int(PATIENCE * came) + 1, "undecided")]
+    for steps, verdict in cases:
+        assert verdict_of("undecided", losses[:steps], [1e-3] * steps, ENTROPY) == verdict
 
 
 def test_a_warm_up_counts_for_what_it_is() -> None:
     """The same losses: by steps it came late, by rate x steps at once. The foil is the constant rate."""
     losses = falling(3.0, 50) + [3.0] * 50
     warm = [1e-3 * min(1.0, step / 50) ** 2 for step in range(1, 101)]
-    assert verdict_of(losses, [1e-3] * 100, ENTROPY) == "slow"
-    assert verdict_of(losses, warm, ENTROPY) == "stuck"
+    assert verdict_of("undecided", losses, [1e-3] * 100, ENTROPY) == "slow"
+    assert verdict_of("undecided", losses, warm, ENTROPY) == "undecided"
 
 
 def between(low: float, high: float) -> Boundary:

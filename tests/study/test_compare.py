@@ -124,8 +124,8 @@ def test_processes_give_the_same_numbers_and_one_that_dies_takes_only_its_job_al
     assert told == {i: r["outcome"] for i, r in enumerate(results)}
     assert results[0]["outcome"] == read(arms[0].folder / "outcome.json")["outcome"] == "failed"
     assert "exit code -9" in results[0]["error"]
-    assert [r["outcome"] for r in results[1:]] == ["finished"] * 2
-    assert [r["outcome"] for r in trained(arms)] == ["finished"] * 3
+    assert [r["outcome"] for r in results[1:]] == ["undecided"] * 2
+    assert [r["outcome"] for r in trained(arms)] == ["undecided"] * 3
     same_numbers(arms[0].folder.parent, there[0].folder.parent)
 
 
@@ -142,7 +142,7 @@ def test_an_arm_that_fails(planned: Plan, own_catalogue: None) -> None:
         register(name, Placement(each=Residual(post=Norm(), skip=law)))
     arms = planned(placements=["pre-ln", "unbuildable", "infinite", "post-ln"])
     results = trained(arms)
-    assert [r["outcome"] for r in results] == ["finished", "failed", "diverged", "finished"]
+    assert [r["outcome"] for r in results] == ["undecided", "failed", "diverged", "undecided"]
     assert results[1]["error"] == "no such law"
     assert results[1]["final_loss"] is None is results[2]["final_loss"]
     assert "RuntimeError" in (arms[1].folder / "error.txt").read_text()
@@ -213,5 +213,5 @@ def test_broken_files_of_a_run(planned: Plan) -> None:
     for name in ("outcome.json", "metrics.jsonl", "quantities.jsonl", "resolved.json", "model/model.safetensors"):
         (folder / name).unlink()
         results = trained(arms)
-        assert {r["outcome"] for r in results} == {"finished"}, name
+        assert {r["outcome"] for r in results} == {"undecided"}, name
         assert results[0]["final_loss"] == before[0]["final_loss"]

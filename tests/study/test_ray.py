@@ -213,7 +213,7 @@ def test_a_cell_that_fails_does_not_end_the_others(cells: list[Cell], there: Pat
     chosen = cells[1:3]
     chosen[0] = replace(chosen[0], run=replace(chosen[0].run, data=replace(chosen[0].run.data, source=str(own))))
     one, other = run_cells(chosen, tmp_path, on_ray(), *IGNORED)
-    assert (one["outcome"], other["outcome"]) == ("failed", "finished")
+    assert (one["outcome"], other["outcome"]) == ("failed", "undecided")
     assert "own.txt" in one["error"] and "\n" not in one["error"]
     own.write_text(text.read_text())
     run_cells(chosen, tmp_path, on_ray(), *IGNORED, retry=True)
@@ -225,7 +225,7 @@ def test_what_never_answers_is_a_failure_of_one_line(cells: list[Cell], tmp_path
     register("deadly", Placement(each=Residual(post=Norm(), skip=Deadly())), overwrite=True)
     chosen = [cell("deadly", Path(cells[0].run.data.source), "deadly"), cells[1]]
     one, other = run_cells(chosen, tmp_path, on_ray(retries=0), *IGNORED)
-    assert (one["outcome"], other["outcome"]) == ("failed", "finished")
+    assert (one["outcome"], other["outcome"]) == ("failed", "undecided")
     assert "died" in one["error"] and "\n" not in one["error"]
     assert read(tmp_path / "cells/deadly/outcome.json")["error"] == one["error"]
     del CATALOGUE["deadly"]

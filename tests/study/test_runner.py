@@ -96,7 +96,7 @@ def whole(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_a_row_says_what_the_outcome_says(plain: Trained) -> None:
     assert [row["cell"] for row in plain.rows] == [cell.name for cell in plain.cells]
-    assert [row["outcome"] for row in plain.rows] == ["finished", "diverged"] * 2
+    assert [row["outcome"] for row in plain.rows] == ["undecided", "diverged"] * 2
     assert lines(plain.folder / LEDGER) == plain.rows
     for row, cell in zip(plain.rows, plain.cells, strict=True):
         outcome = read(plain.folder / "cells" / cell.name / "outcome.json")
@@ -317,7 +317,7 @@ def _twice(rows: list[bytes]) -> list[bytes]:
 
 
 def _other_numbers(rows: list[bytes]) -> list[bytes]:
-    return [row.replace(b'"finished"', b'"collapsed"') for row in rows]
+    return [row.replace(b'"undecided"', b'"collapsed"') for row in rows]
 
 
 def _disordered(rows: list[bytes]) -> list[bytes]:
@@ -360,7 +360,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(text: Path, tmp_path: Path) 
     folder = tmp_path / "study"
     sources[0].unlink()
     rows = ran(planned.cells, folder)
-    assert [row["outcome"] for row in rows] == ["failed", "finished"]
+    assert [row["outcome"] for row in rows] == ["failed", "undecided"]
     assert str(sources[0]) in rows[0]["error"] and "\n" not in rows[0]["error"]
     sources[0].write_text(TEXT)
     told = Told()
@@ -379,7 +379,7 @@ def test_code_that_raises(plain: Trained, text: Path, tmp_path: Path, own_catalo
     axes = {"model.placement": ["unbuildable", "pre-ln"]}
     planned = study(tmp_path, text=text, **{**SMALL, "axes": axes}, seeds=[1])
     rows = ran(planned.cells, tmp_path / "study")
-    assert [row["outcome"] for row in rows] == ["failed", "finished"] and rows[0]["error"] == "no such law"
+    assert [row["outcome"] for row in rows] == ["failed", "undecided"] and rows[0]["error"] == "no such law"
     told = Told()
     assert ran(planned.cells, tmp_path / "study", told) == rows and told.steps == []
     assert ran(planned.cells, tmp_path / "study", told, retry=True) == rows
@@ -392,7 +392,7 @@ def test_a_place_where_nothing_can_be_written(plain: Trained, stopped: Path) -> 
         shutil.rmtree(plain.place(stopped, i))
     plain.place(stopped).write_text("a file")
     rows = ran(plain.cells, stopped)
-    assert [row["outcome"] for row in rows] == ["failed", "diverged", "finished", "diverged"]
+    assert [row["outcome"] for row in rows] == ["failed", "diverged", "undecided", "diverged"]
     assert "is a file" in rows[0]["error"]
     plain.place(stopped).unlink()
     assert ran(plain.cells, stopped) == plain.rows
@@ -412,7 +412,7 @@ def test_another_text_under_the_same_name(text: Path, tmp_path: Path) -> None:
     (folder / "cells" / cells[0].name / "outcome.json").unlink()
     before = whole(folder / "cells" / cells[0].name)
     rows = ran(cells, folder)
-    assert [row["outcome"] for row in rows] == ["failed", "finished"] and "has changed since" in rows[0]["error"]
+    assert [row["outcome"] for row in rows] == ["failed", "undecided"] and "has changed since" in rows[0]["error"]
     assert whole(folder / "cells" / cells[0].name) == before
 
 

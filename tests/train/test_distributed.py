@@ -61,7 +61,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_two_processes_compute_what_one_does(placement: str, way: str, pairs: Path) -> None:
     one, two = pairs / placement, pairs / f"{placement}-{way}"
-    assert outcome(two)["outcome"] == "finished" and outcome(two)["steps"] == 6
+    assert outcome(two)["outcome"] == "undecided" and outcome(two)["steps"] == 6
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     logs = [read_rows(f / "metrics.jsonl") for f in (one, two)]
     assert [r["step"] for r in logs[1]] == [1, 2, 3, 4, 5, 6]  # once, not once per process
@@ -142,5 +142,5 @@ def test_every_optimizer_runs_on_shards(tmp_path: Path) -> None:
     shape = {"lr": 1e-3, "weight_decay": 0.1, "steps": 8}
     launch(tmp_path, {f"{n}-{w}": recipe("admin", optimizer=n, **shape, **WAYS[w]) for n in names for w in WAYS})
     for name in names:
-        assert outcome(tmp_path / f"{name}-fsdp")["outcome"] == "finished"
+        assert outcome(tmp_path / f"{name}-fsdp")["outcome"] == "undecided"
         assert losses(tmp_path / f"{name}-fsdp") == pytest.approx(losses(tmp_path / f"{name}-ddp"), rel=1e-5)
