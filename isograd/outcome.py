@@ -10,8 +10,9 @@ The unigram loss is that of the same batches, or of the held-out text. Of the fi
     undecided   none of these can be told yet: still falling, or not there for long enough
 
 At rest is a loss that has stayed where it is for `PATIENCE` steps at the full rate, and for twice as long as it took to
-come there (a small rate does everything later), and that would not come down in as many steps again. Both distances are
-in nats, and smaller by the same factor where the entropy is below one nat.
+come there (a small rate does everything later), and that would not come down in as many steps again. Where the layers'
+gradients have come `VANISHED` times apart, `SOON` steps are enough: no such stack has come back. Distances are in
+nats, and smaller by the same factor where the entropy is below one nat.
 
 What goes wrong with the process ("failed", "interrupted") is not told here.
 """
@@ -33,6 +34,8 @@ NEAR = 0.10  # nats around the unigram loss
 BREAK = 0.5  # nats above the lowest mean so far
 PATIENCE = 240  # steps at the full rate; stacks that train well have stayed at the unigram loss for 225
 TIMES = 2.0  # times what it took to come there
+VANISHED = 100.0  # times apart, as `isograd.diagnose.warning.CollapseWatch.apart` says; of those that train 58 at most
+SOON = 40  # steps at the full rate
 SURE = 2.0  # standard errors
 
 
@@ -46,6 +49,7 @@ class Numbers:
         held_out_excess: held-out loss above the unigram loss of the held-out text.
         since: the step since which the loss has been where it is, and `stayed` how many steps at the full rate.
         fall: nats per 100 steps at the full rate, over the last two thirds of that time.
+        apart: how far the gradients of the layers had come apart in the last step; None where nobody watched them.
         needed: about how many more steps at the full rate would decide.
     """
 
@@ -55,6 +59,7 @@ class Numbers:
     since: int | None = None
     stayed: float | None = None
     fall: float | None = None
+    apart: float | None = None
     needed: int | None = None
 
 
@@ -81,6 +86,7 @@ def judge(
     held_out_unigram: float | None = None,
     comparable: bool = True,
     broke_at: int | None = None,
+    apart: float | None = None,
 ) -> Verdict:
     """The outcome of a run that trained to its end.
 
@@ -94,9 +100,12 @@ def judge(
         comparable: False where the training loss holds more than the cross-entropy (label smoothing, a second head):
             then the held-out loss says where it is, and the training loss how it moves.
         broke_at: the step at which `LossWatch` stopped the run, None where it did not.
+        apart: `CollapseWatch.apart` after the last step, None where it was not watched.
 
     >>> [judge([loss] * 300, 3.0).outcome for loss in (2.0, 3.0, 5.0, math.nan)]
     ['finished', 'collapsed', 'collapsed', 'diverged']
+    >>> judge([3.0] * 60, 3.0).outcome, judge([3.0] * 60, 3.0, apart=500.0).outcome
+    ('undecided', 'collapsed')
     >>> judge([3.0] * 40, 3.0).outcome, judge([5 - 0.05 * step for step in range(40)], 3.0).outcome
     ('undecided', 'undecided')
     >>> [judge([2.0] * 100 + [6.0] * 300 + back, 3.0).outcome for back in ([], [2.0] * 20)]
@@ -116,7 +125,8 @@ def judge(
         away = held_out - (fmean(levels) if held_out_unigram is None else held_out_unigram)
     final = fmean(losses[-LAST:])
     curve = _Curve(losses, levels, steps, rates, away if not comparable else None)
-    numbers = Numbers(final_loss=final, excess=curve.end if comparable else None, held_out_excess=away)
+    excess = curve.end if comparable else None
+    numbers = Numbers(final_loss=final, excess=excess, held_out_excess=away, apart=apart)
     if broke_at is not None:
         return _stopped(curve, broke_at, numbers)
     return _thrown(curve, numbers) or _below(curve, numbers) or _not_below(curve, numbers, comparable)
@@ -351,7 +361,8 @@ def _not_below(curve: _Curve, numbers: Numbers, comparable: bool) -> Verdict:
         return _verdict("undecided", missing, numbers)
     row = curve.came()
     stayed, before = curve.stayed(row), curve.time[row - 1] if row else 0.0
-    wanted = PATIENCE if curve.learned else max(PATIENCE, TIMES * before)
+    vanished = numbers.apart is not None and numbers.apart >= VANISHED
+    wanted = SOON if vanished else PATIENCE if curve.learned else max(PATIENCE, TIMES * before)
     fall, error = curve.fall(row)
     numbers = replace(numbers, since=curve.steps[row], stayed=stayed, fall=_per_hundred(fall))
     to_go = curve.end + curve.near  # nats to where it would read context
@@ -363,10 +374,11 @@ def _not_below(curve: _Curve, numbers: Numbers, comparable: bool) -> Verdict:
     if stayed < wanted:
         said = f"{where}, and came there {stayed:.0f} steps ago"
         return _undecided(numbers, math.ceil(wanted - stayed), said)
-    if falls:
+    if falls and not vanished:
         return _undecided(numbers, math.ceil(stayed), f"{where}; whether it still falls, its noise does not let tell")
     what = "learned nothing" if curve.end > curve.near else "reads no context"
-    return _verdict("collapsed", f"{where} since step {curve.steps[row]}: the model {what}", numbers)
+    gradients = "; gradients vanish towards the input" if vanished else ""
+    return _verdict("collapsed", f"{where} since step {curve.steps[row]}: the model {what}{gradients}", numbers)
 
 
 def _where(curve: _Curve, numbers: Numbers) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isograd.outcome import LAST, NEAR, PATIENCE, LossWatch, judge
+from isograd.outcome import LAST, NEAR, PATIENCE, SOON, VANISHED, LossWatch, judge
 
 ENTROPY = 3.0
 WORSE = {"finished": 0, "undecided": 1, "collapsed": 2, "diverged": 2}
@@ -49,6 +49,16 @@ CURVES = {  # the table of docs/training.md; each once as it is and once with th
     "not a number": ([4.0, 3.0, math.nan, 2.0], "diverged"),
     "infinite": ([4.0] * 100 + [math.inf], "diverged"),
 }
+
+
+def test_gradients_that_have_vanished_decide_sooner() -> None:
+    lying = noisy(falling(4.2, 3.0, 30) + stays(0, 60), 0.02)
+    assert judge(lying, ENTROPY).outcome == judge(lying, ENTROPY, apart=VANISHED / 1.01).outcome == "undecided"
+    found = judge(lying, ENTROPY, apart=VANISHED)
+    assert found.outcome == "collapsed" and found.reason.endswith("gradients vanish towards the input")
+    assert judge(lying[: 30 + SOON // 2], ENTROPY, apart=VANISHED).outcome == "undecided"
+    for trains in (falling(4.2, 2.0, 300), falling(4.2, 3.2, 60)):  # below, or on its way: gradients change nothing
+        assert judge(trains, ENTROPY, apart=1e6).outcome == judge(trains, ENTROPY).outcome != "collapsed"
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])

@@ -123,7 +123,13 @@ class Classification(Task):
         loss, found = self._measured(model, self.corpus.dev)
         return {"loss": loss, **found}
 
-    def judge(self, rows: Sequence[Mapping[str, Any]], held_out: float | None, broke_at: int | None = None) -> Verdict:
+    def judge(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        held_out: float | None,
+        broke_at: int | None = None,
+        apart: float | None = None,
+    ) -> Verdict:
         """A fine-tuning that learns nothing is not told by its loss, but by its score: `failed` in outcome.json."""
         finite = held_out is not None and math.isfinite(held_out) and all(math.isfinite(row["loss"]) for row in rows)
         reason = "judged by its score, beside that of a constant answer" if finite else "a loss was not finite"

@@ -85,13 +85,20 @@ class Task(ABC):
         """What `unigram_loss` is on held-out text; None where that is not known."""
         return None
 
-    def judge(self, rows: Sequence[Mapping[str, Any]], held_out: float | None, broke_at: int | None = None) -> Verdict:
+    def judge(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        held_out: float | None,
+        broke_at: int | None = None,
+        apart: float | None = None,
+    ) -> Verdict:
         """How a run of this task ended.
 
         Args:
             rows: of metrics.jsonl.
             held_out: the loss in `validate` of the weights that are kept.
             broke_at: the step at which the run was stopped, where it broke.
+            apart: how far the gradients of the layers had come apart; see `isograd.outcome.judge`.
         """
         early = [self.unigram_entropy] * len(rows[:-LOOKED_AT])
         return judge(
@@ -103,6 +110,7 @@ class Task(ABC):
             held_out_unigram=None if held_out is None else self.held_out_unigram(),
             comparable=self.comparable,
             broke_at=broke_at,
+            apart=apart,
         )
 
     @abstractmethod

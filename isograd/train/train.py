@@ -202,7 +202,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
             append_rows(folder / WARNINGS, [_said_of_calibration(message) for message in said])
     count = sum(p.numel() for p in model.parameters())  # ZeRO 3 leaves none of them in their places
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    outcome = _judged(task, trainer, folder)
+    outcome = _judged(task, trainer, folder, warning.collapse.apart)
     if keeps_model(run):
         trainer.save_model(str(folder / "model"))
     if trainer.is_world_process_zero() and keeps_model(run):
@@ -225,7 +225,7 @@ def keeps_model(run: Run) -> bool:
     return run.glue.keep or run.task != "classification"
 
 
-def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]:
+def _judged(task: Task, trainer: IsogradTrainer, folder: Path, apart: float | None) -> dict[str, Any]:
     """Outcome and losses, of the weights that are kept."""
     rows = _losses(folder)
     last = rows[-LAST:]
@@ -240,7 +240,7 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path) -> dict[str, Any]
     held_out = choice.held_out if choice else None
     if not held_out or held_out["loss"] is None:  # in a file that is also a loss which was not finite
         held_out = task.validate(trainer.model)
-    verdict = task.judge(rows, held_out["loss"], outcome.get("broke_at"))
+    verdict = task.judge(rows, held_out["loss"], outcome.get("broke_at"), apart)
     outcome = verdict.as_dict() | outcome | task.measured(held_out)
     return outcome | (choice.as_outcome() if choice else {})
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from isograd.diagnose.tokens import TokenCounts, labels_of
-from isograd.diagnose.warning import APART, READINGS, CollapseWatch
+from isograd.diagnose.warning import APART, HOLD, READINGS, CollapseWatch
 from isograd.outcome import PATIENCE
 
 LAYERS = [f"layers.{i}" for i in range(6)]
@@ -31,10 +31,13 @@ def test_layers_that_come_apart() -> None:
     (row,) = told(collapsing).warnings
     fall = 0.9 ** (-(1 + 1.5) / 2)  # per step, between the two layers in the middle, measured by the last one's 1
     first = math.ceil(math.log(APART) / math.log(fall)) + READINGS // 2 + 1  # the first step is a start, not a fall
+    first += HOLD - 1
     assert row["step"] == first and row["signal"] == "gradients"
     assert row["layer"] == "layers.0" and row["left_at"] < row["step"]
     assert row["apart"] >= APART
-    assert f"step {first}: the gradient no longer comes down: since the start that of layers.0 has" in row["message"]
+    assert (
+        f"step {first}: gradients vanish towards the input: since the first step that of layers.0 has" in row["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,26 @@ def test_layers_that_come_apart() -> None:
 )
 def test_what_is_no_collapse(healthy: Norms) -> None:
     assert told(healthy).warnings == []
+
+
+def test_gradients_apart_in_a_model_that_learns() -> None:
+    """Deep stacks that train can lie far apart for a while: their loss says so."""
+
+    def warned(loss: float) -> list[str]:
+        watch = CollapseWatch(LAYERS, ["decoder"] * 6, unigram_entropy=3.0)
+        for step in range(1, 61):
+            watch.follow(step, loss, collapsing(step))
+        return [row["signal"] for row in watch.warnings]
+
+    assert warned(2.8) == [] and warned(2.95) == ["gradients"]
+
+
+def test_gradients_that_come_together_again_in_time() -> None:
+    def apart_for(readings: int) -> Norms:
+        return lambda t: [0.5 * (0.001 if 10 <= t < 10 + readings and i < 4 else 1.0) for i in range(6)]
+
+    assert told(apart_for(HOLD - 1)).warnings == []
+    assert len(told(apart_for(HOLD)).warnings) == 1
 
 
 def test_layers_behind_branches_that_start_at_zero() -> None:
