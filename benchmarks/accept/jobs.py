@@ -137,12 +137,14 @@ _JOBS = [
     ),
     Job(name="theory", command="isograd theory --foils --out {out}", minutes=4.5, codes=(0, 1)),
     Job(
-        name="early-warning",
-        command=f"python benchmarks/early_warning.py --data {_ENGLISH} --seeds 0 1 2 3 4 5 6 7 8 9"
-        " --json {out}/outcomes.json",
-        minutes=75,
-        needs="multi30k-de-en/train.en.gz",
-        codes=(0, 1),
+        name="collapse-grid-new",
+        command="python benchmarks/collapse_grid.py --first 20000 --runs 60 --folder {out}",
+        minutes=15,
+    ),
+    Job(
+        name="collapse-table-new",
+        command="python benchmarks/collapse_rules.py --folder {collapse-grid-new} --table {out}/table.csv",
+        minutes=1,
     ),
 ]
 JOBS = {job.name: job for job in _JOBS}

@@ -408,12 +408,37 @@ def printed(job: str, expected: Mapping[str, tuple[float, float]]) -> Rule:
     return rule
 
 
-def all_hold(job: str, runs: int) -> Rule:
-    """outcomes.json of `benchmarks/early_warning.py`: it warned by its step of every collapse, and of nothing else."""
+def collapses(table: Callable[[Folders], Path], held_out: bool, exact: tuple[int, int, int] | None = None) -> Rule:
+    """Of the decided runs of a grid's table: how many `collapse-predicted` and the early warning flag, and rightly.
+
+    Args:
+        table: as `benchmarks/collapse_rules.py --table` writes it.
+        held_out: count only depths and widths on which the rules were not fitted.
+        exact: runs, collapses, predictions, all of which must be right, as must all warnings; else 9 of 10 must be.
+    """
+    from isograd.lint.collapse import COLLAPSES, INTERCEPT, Stack
+
+    def predicted(row: Mapping[str, str]) -> bool:
+        if row["placement"] not in INTERCEPT:
+            return False
+        stack = Stack(function=row["placement"], layers=int(row["layers"]), width=int(row["width"]))  # type: ignore[arg-type]
+        return stack.risk(float(row["lr"]), int(row["warmup"])) >= COLLAPSES
 
     def rule(folders: Folders) -> Measured:
-        found = json.loads((folders[job] / "outcomes.json").read_text())
-        many = sum(one["holds"] for one in found)
-        return Measured(said=f"{many} of {len(found)} runs as claimed", holds=many == len(found) == runs)
+        with table(folders).open(newline="") as lines:
+            rows = [row for row in csv.DictReader(lines) if not row["init"] and row["outcome"] != "undecided"]
+        if held_out:
+            rows = [row for row in rows if int(row["layers"]) in (9, 18, 36) or int(row["width"]) == 64]
+        fell = {row["run"] for row in rows if row["outcome"] == "collapsed"}
+        flagged = {row["run"] for row in rows if predicted(row)}
+        warned = {row["run"] for row in rows if row["warned_at"]}
+        said = f"{len(rows)} runs, {len(fell)} collapsed; predicted {len(flagged)}, {len(flagged & fell)} of them did;"
+        said += f" warned of {len(warned)}, {len(warned & fell)} of them did"
+        if exact is not None:
+            holds = (len(rows), len(fell), len(flagged)) == exact and flagged <= fell and warned == fell
+        else:
+            right = [len(told & fell) >= 0.9 * len(told) for told in (flagged, warned)]
+            holds = all(right) and len(warned & fell) >= 0.9 * len(fell)
+        return Measured(said=said, holds=holds)
 
     return rule

@@ -104,14 +104,4 @@ DOCS = [
         )
         for line, peers in _EXPORTED.items()
     ),
-    Row(
-        name="early-warning-captions",
-        page="docs/watch.md",
-        sentence="In 150 trainings all 49 that collapsed were told, between steps 5 and 43; none of the other 101 was.",
-        rule="raised by step 60 in every run that collapses, and in no other",
-        n="150 runs, seeds 0 to 9",
-        measure=rules.all_hold("early-warning", 150),
-        jobs=("early-warning",),
-        tier="full",
-    ),
 ]

@@ -14,7 +14,7 @@ from torch import nn
 from isograd.diagnose.anatomy import Anatomy, anatomy
 from isograd.diagnose.found import FoundSublayer
 from isograd.diagnose.inputs import as_inputs, guess_inputs
-from isograd.lint import leaks, options, schemes, starts, wiring
+from isograd.lint import collapse, leaks, options, schemes, starts, wiring
 from isograd.lint.findings import Finding, Findings
 from isograd.lint.subject import Subject
 
@@ -28,7 +28,7 @@ RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
     "constants": ("deepnorm-swapped", wiring.swapped),
     "skips": ("skips-flat", wiring.flat_skips),
     "parameters": ("parameter-unread", wiring.unread),
-    "depth": ("collapse-predicted", wiring.collapse),
+    "depth": ("collapse-predicted", collapse.collapse),
     "copies": ("layers-identical", starts.identical),
     "starts": ("start-std", schemes.stds),
     "value start": ("value-start", schemes.value_start),

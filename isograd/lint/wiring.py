@@ -9,9 +9,7 @@ from isograd.lint.findings import Finding
 from isograd.lint.subject import Subject
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
-BORNE = {False: 0.005, True: 0.0175}  # layers * rate * sqrt(width / 64) that Post-LN bears without and with warm-up
 PROFILED = 12  # sublayers from which on a good profile's skips have grown
-DEEP = 18  # Post-LN layers that no published recipe trains at its base's learning rate
 
 
 def finite(subject: Subject) -> Iterator[Finding]:
@@ -190,35 +188,6 @@ def unread(subject: Subject) -> Iterator[Finding]:
             message=f"nothing reads this parameter of {entries} entries{others}: it is created and never applied",
             remedy="apply it where it was meant to act, or remove it with the option that creates it",
         )
-
-
-def collapse(subject: Subject) -> Iterator[Finding]:
-    """Post-LN deeper, or at a higher rate, than it was seen to train."""
-    for tower in subject.anatomy.towers:
-        plain = tower.function == "post-ln"  # in function, whatever its coefficients are called
-        layers = sum(plain and s.placement in POST for s in tower.sublayers if s.kind in ("attn", "mix"))
-        width = subject.trace[tower.start].shape[-1]
-        if not layers or not subject.at_start:
-            continue
-        if subject.lr is None:
-            if layers >= DEEP:
-                yield _collapse(tower, layers, float(layers), "warning", f"{layers} Post-LN layers")
-            continue
-        load = layers * subject.lr * (width / 64) ** 0.5
-        if load > BORNE[bool(subject.warmup)]:
-            how = f"warm-up of {subject.warmup} steps" if subject.warmup else "no warm-up"
-            yield _collapse(tower, layers, load, "error", f"{layers} Post-LN layers at LR {subject.lr:g} with {how}")
-
-
-def _collapse(tower: FoundTower, layers: int, measured: float, severity: str, what: str) -> Finding:
-    return Finding(
-        code="collapse-predicted",
-        severity="error" if severity == "error" else "warning",
-        address=tower.sublayers[0].address,
-        measured=measured,
-        message=f"{what}: such stacks fall back to the unigram entropy and stay there",
-        remedy="use pre-ln, admin or deepnorm, or a lower rate and warm-up (isograd compare shows what each bears)",
-    )
 
 
 def _goes_on(subject: Subject, tower: FoundTower) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tests.lint.faults import options, reading, starts, wiring
-from tests.lint.faults.plain import RMSNorm, post, pre
+from tests.lint.faults.plain import RMSNorm, post, pre, xavier
 from tests.lint.faults.pretrained import SmallForMaskedLM, SmallForSeq2SeqLM, small
 
 Builder = Callable[[], nn.Module]
@@ -116,7 +116,7 @@ _OPTIONS: dict[str, Pair] = {
     ),
     "eps-large": (lambda: options.eps(1e-2), lambda: options.eps(1e-5), "norm-eps"),
     "norm-in-half": (lambda: options.half(options.HalfRMSNorm), lambda: options.half(RMSNorm), "norm-dtype"),
-    "post-ln-36": (lambda: post(36), lambda: pre(36), "collapse-predicted"),
+    "post-ln-36": (lambda: xavier(post(36)), lambda: xavier(pre(36)), "collapse-predicted"),
 }
 FAULTS: dict[str, Pair] = _WIRING | _STARTS | _READING | _OPTIONS
 

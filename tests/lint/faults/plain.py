@@ -130,6 +130,14 @@ def started(model: M, std: float = 0.02) -> M:
     return model.eval()
 
 
+def xavier(model: M) -> M:
+    """Every matrix of the layers by Xavier, in place."""
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and "layers" in name:
+            nn.init.xavier_uniform_(weight)
+    return model
+
+
 def split(x: Tensor) -> Tensor:
     return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)  # (batch, heads, time, width/heads)
 

@@ -1,0 +1,125 @@
+"""The prediction of a collapse: what it says at settings whose runs are known, and outside what was measured."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import RobertaConfig, RobertaForMaskedLM
+
+import isograd
+from isograd.lint.collapse import COLLAPSES, Stack
+from isograd.lint.findings import Finding
+from tests.lint.faults.plain import post, xavier
+
+TABLE = Path(__file__).parents[2] / "docs" / "results" / "collapse-grid.csv"
+
+
+def said(
+    placement: str, layers: int, lr: float | None = None, warmup: int | None = None, **sizes: Any
+) -> list[Finding]:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 101}
+    config = isograd.IsogradConfig(placement=placement, num_hidden_layers=layers, **sizes)
+    model = isograd.IsogradForCausalLM(config)
+    if placement == "admin" and config.calibration is None:
+        isograd.calibrate(model, {"input_ids": torch.randint(0, 101, (8, 32))})
+    found = isograd.check(model, {"input_ids": torch.randint(0, 101, (2, 16))}, lr=lr, warmup=warmup)
+    assert found.missed == ()
+    return [finding for finding in found if finding.code == "collapse-predicted"]
+
+
+@pytest.mark.parametrize(
+    ("placement", "layers", "lr", "warmup"),
+    [
+        ("post-ln", 48, 3e-4, 100),  # 3 of 3 collapse
+        ("post-ln", 36, 1e-3, 0),
+        ("post-ln", 36, 1e-3, 1),  # a warm-up of one step is none
+    ],
+)
+def test_settings_that_are_known_to_collapse(placement: str, layers: int, lr: float, warmup: int) -> None:
+    (finding,) = said(placement, layers, lr, warmup)
+    assert finding.severity == "error" and COLLAPSES <= finding.measured <= 1
+    assert f"at LR {lr:g}" in finding.message and "take a learning rate below" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("placement", "layers", "lr", "warmup"),
+    [
+        ("post-ln", 12, 3e-4, 0),
+        ("post-ln", 12, 1e-3, 150),
+        ("pre-ln", 48, 3e-3, 0),
+        ("admin", 12, 1e-3, 0),
+        ("deepnorm", 12, 1e-3, 0),
+    ],
+)
+def test_settings_that_are_known_to_train(placement: str, layers: int, lr: float, warmup: int) -> None:
+    assert said(placement, layers, lr, warmup) == []
+
+
+def test_a_published_recipe_is_not_judged_by_small_models() -> None:
+    """RoBERTa-base: 12 Post-LN layers at 6e-4 with 24,000 steps of warm-up. Width and layers here are smaller."""
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=101, hidden_size=768, num_hidden_layers=6, num_attention_heads=4, intermediate_size=128
+    )
+    found = isograd.check(RobertaForMaskedLM(config), lr=6e-4, warmup=24_000)
+    (finding,) = [finding for finding in found if finding.code == "collapse-predicted"]
+    assert finding.severity == "info"
+    for outside in ("width 768", "warm-up 2.4e+04", "share of a branch"):
+        assert f"{outside}" in finding.message
+
+
+def test_without_a_rate_only_deep_stacks_are_mentioned() -> None:
+    (finding,) = said("post-ln", 36)
+    assert finding.severity == "info" and "pass lr= and warmup=" in finding.remedy
+    assert said("post-ln", 6) == [] and said("deepnorm", 36) == []
+
+
+def test_a_stack_is_judged_by_its_function() -> None:
+    """ADMIN that was never calibrated is Post-LN, whatever its skips are called."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 36, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 101}
+    model = isograd.IsogradForCausalLM(isograd.IsogradConfig(placement="admin", **sizes))
+    found = isograd.check(model, {"input_ids": torch.randint(0, 101, (2, 16))}, lr=1e-3, warmup=100)
+    (finding,) = [finding for finding in found if finding.code == "collapse-predicted"]
+    assert finding.severity == "error" and "36 Post-LN layers" in finding.message
+    assert said("admin", 36, 1e-3, 100) == []
+
+
+def test_another_initialization_is_outside_what_was_measured() -> None:
+    """With N(0, 0.02^2) Post-LN tolerates more: nothing is predicted of it."""
+    for model, severity in ((xavier(post(36)), "error"), (post(36), "info")):
+        found = isograd.check(model, lr=1e-3, warmup=0)
+        assert [f.severity for f in found if f.code == "collapse-predicted"] == [severity]
+
+
+def test_a_trained_model_is_left_alone() -> None:
+    model = xavier(post(36))
+    with torch.no_grad():
+        model.layers[0].attn_norm.weight += 0.01 * torch.randn(32)  # type: ignore[union-attr, operator]
+    assert "collapse-predicted" not in isograd.check(model, lr=1e-3).codes
+
+
+@pytest.mark.parametrize("function", ["post-ln", "admin", "deepnorm"])
+def test_more_rate_is_never_safer_and_more_warm_up_never_worse(function: Any) -> None:
+    stack = Stack(function=function, layers=24, width=64)
+    risks = [stack.risk(lr, 10) for lr in (2e-4, 6e-4, 1e-3, 6e-3)]
+    assert risks == sorted(risks)
+    risks = [stack.risk(1e-3, warmup) for warmup in (200, 50, 10, 0)]
+    assert risks == sorted(risks)
+    for warmup in (0, 100):
+        assert stack.risk(stack.highest_rate(warmup), warmup) == pytest.approx(COLLAPSES)
+
+
+def test_held_out_precision_of_what_is_published() -> None:
+    """On depths and a width that the rule was not fitted on, from the table of the grid."""
+    with TABLE.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if not row["init"] and row["outcome"] != "undecided"]
+    held = [row for row in rows if int(row["layers"]) in (9, 18, 36) or int(row["width"]) == 64]
+    assert len(held) > 100
+    chosen = [row for row in held if row["placement"] in ("post-ln", "admin", "deepnorm")]
+    stacks = [Stack(function=r["placement"], layers=int(r["layers"]), width=int(r["width"])) for r in chosen]
+    flagged = [r for r, s in zip(chosen, stacks, strict=True) if s.risk(float(r["lr"]), int(r["warmup"])) >= COLLAPSES]
+    assert sum(row["outcome"] == "collapsed" for row in flagged) >= 0.95 * len(flagged) > 20
