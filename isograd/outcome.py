@@ -128,7 +128,7 @@ def judge(
     excess = curve.end if comparable else None
     numbers = Numbers(final_loss=final, excess=excess, held_out_excess=away, apart=apart)
     if broke_at is not None:
-        return _stopped(curve, broke_at, numbers)
+        return _stopped(LossWatch(math.nan).follow(losses, levels).rose, broke_at, numbers)
     return _thrown(curve, numbers) or _below(curve, numbers) or _not_below(curve, numbers, comparable)
 
 
@@ -146,6 +146,7 @@ class LossWatch:
     Attributes:
         broke_at: the step (from 1), None as long as it has not broken.
         learnt: whether a mean before that was 0.10 nat below the unigram loss.
+        rose: whether it broke because it rose, and did not only come back.
 
     >>> watch = LossWatch(4.0)
     >>> watch.follow([3.0] * 10 + [2.0] * 10 + [2.4] * 30).broke_at, watch.follow([2.8] * 10).broke_at, watch.learnt
@@ -156,6 +157,7 @@ class LossWatch:
         self.unigram_entropy = unigram_entropy
         self.broke_at: int | None = None
         self.learnt = False
+        self.rose = False
         self._steps = 0
         self._lowest = math.inf
         self._last: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # loss, and above the unigram loss
@@ -175,7 +177,8 @@ class LossWatch:
             self.broke_at = self._steps
         elif len(self._last) == WINDOW:
             mean, excess = (math.fsum(values) / WINDOW for values in zip(*self._last, strict=True))
-            if mean >= self._lowest + BREAK or (self.learnt and excess >= 0):
+            self.rose = mean >= self._lowest + BREAK
+            if self.rose or (self.learnt and excess >= 0):
                 self.broke_at = self._steps
             self._lowest = min(self._lowest, mean)
             self.learnt |= excess < -NEAR
@@ -311,10 +314,9 @@ def _noise(values: Sequence[float]) -> float:
     return median(apart) / 0.954 if apart else 0.0  # of normal noise the median |difference| is 0.6745 sqrt(2) of it
 
 
-def _stopped(curve: _Curve, broke_at: int, numbers: Numbers) -> Verdict:
+def _stopped(rose: bool, broke_at: int, numbers: Numbers) -> Verdict:
     """A run that was to stop where its loss breaks."""
-    up = curve.means[-1] - curve.lowest >= curve.far
-    if up:
+    if rose:
         return _verdict("diverged", f"stopped at step {broke_at}: the loss rose {BREAK} nat above its lowest", numbers)
     return _verdict(
         "collapsed", f"stopped at step {broke_at}: the loss came back to that of token frequencies", numbers

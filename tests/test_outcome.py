@@ -141,6 +141,8 @@ def test_a_run_that_was_stopped() -> None:
     assert judge(up, ENTROPY).outcome == judge(back, ENTROPY).outcome == "undecided"
     assert judge(up, ENTROPY, broke_at=106).outcome == "diverged"
     assert judge(back, ENTROPY, broke_at=112).outcome == "collapsed"
+    wild = [3.6, 3.4, 3.2, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4, 8.0, 6.0, 9.0, 7.0, 8.0, 8.5, 7.5, 9.0, 8.0, 8.1]
+    assert judge(wild, ENTROPY, broke_at=11).outcome == "diverged"  # however noisy it has become
 
 
 def test_few_rows_and_none() -> None:
