@@ -175,7 +175,8 @@ def summary(arms: Sequence[ArmFiles]) -> str:
 
 def _missing(arm: ArmFiles) -> str:
     """How many more steps an undecided arm needs, where that is known."""
-    needed = [(run.outcome.get("judged") or {}).get("needed") for run in arm.runs]
+    short = [run.outcome for run in arm.runs if run.outcome["outcome"] == "undecided"]
+    needed = [(outcome.get("judged") or {}).get("needed") for outcome in short]
     known = [steps for steps in needed if steps is not None]
     return f" (about {max(known):,} more steps would tell)" if known else ""
 

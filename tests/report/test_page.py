@@ -304,5 +304,5 @@ def test_the_summary_calls_nobody_best(study: Path) -> None:
     assert "99" not in mixed  # a collapsed seed is no training loss
     edit(folders[1] / "outcome.json", outcome="diverged", final_loss=None)
     arm = arms_of(folders)[0]
-    assert summary([arm]).startswith("post-ln, no warm-up: 1 collapsed, 1 diverged")
+    assert summary([arm]) == "post-ln, no warm-up: 1 collapsed, 1 diverged."
     assert "One seed" in summary(arms_of(folders[::2]))
