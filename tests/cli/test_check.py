@@ -126,7 +126,7 @@ def test_a_rate_judges_post_ln(here: Path) -> None:
         "    return deep(6)\n"
     )
     assert called("check", "deep_models:deep", "--lr", "1e-3", "--warmup", "100")[0] == 1
-    assert called("check", "deep_models:six", "--lr", "5e-4")[0] == 0
-    assert called("check", "deep_models:six", "--lr", "1e-3")[0] == 1
+    assert called("check", "deep_models:six", "--lr", "1e-3")[0] == 0
+    assert called("check", "deep_models:six", "--lr", "6e-3")[0] == 1
     assert called("check", "deep_models:six", "--lr", "1e-3", "--warmup", "150")[0] == 0
     sys.modules.pop("deep_models")

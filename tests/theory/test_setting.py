@@ -72,7 +72,11 @@ def test_lemma_3_by_the_formula_of_its_proof() -> None:
 
 
 def test_lemmas_and_their_foils() -> None:
-    assert abs(lemma_1("relu", 1).value - 1) < 0.01 and lemma_1("identity", 1).value == pytest.approx(2, abs=0.02)
+    x = torch.linspace(-40, 40, 80_001, dtype=torch.float64)
+    density = torch.exp(-(x**2) / 8) / math.sqrt(8 * math.pi)  # of N(0, 2^2)
+    gelu = 2 * torch.trapezoid(density * torch.nn.functional.gelu(x).square(), x) / 2**2
+    assert abs(lemma_1("relu", 1).value - 1) < 0.01
+    assert lemma_1("gelu", 1).value == pytest.approx(float(gelu), abs=0.01) and not 0.98 < gelu < 1.02
     assert abs(lemma_3("layernorm", 1).value) < 1e-10 and lemma_3("rmsnorm", 1).value < -0.1
 
 

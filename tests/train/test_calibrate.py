@@ -353,7 +353,7 @@ def test_a_profile_that_leaves_post_ln_says_so(options: dict[str, Any], said: st
     assert set(check(network, ids).placements.values()) == {"post-ln"}
     with pytest.warns(CalibrationWarning, match=said):
         calibrate(network, {"input_ids": ids})
-    found = check(network, ids, lr=1e-3)
+    found = check(network, ids, lr=3e-3)
     assert set(found.placements.values()) == {"post-ln"} and "skips-flat" in found.codes
     assert "start" in options or "collapse-predicted" in found.codes
 
