@@ -24,11 +24,15 @@ HELD = "tests.study.held"
 PATIENCE = 600  # seconds after which something hangs, however busy the machine is
 
 
-def started(command: list[str], held_after: int | None = None) -> "subprocess.Popen[str]":
-    """The command in a session of its own, so that a signal reaches it alone; see `HELD` for runs that stop."""
+def started(command: list[str], held_after: int | None = None, **held: object) -> "subprocess.Popen[str]":
+    """The command in a session of its own, so that a signal reaches it alone; see `HELD` for runs that stop.
+
+    `held`: HELD_IN and HELD_ENDED, for the steps that count.
+    """
     line = [sys.executable, "-m", "isograd" if held_after is None else HELD, *command]
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "HELD_AFTER": str(held_after)}
+    environment |= {name: str(value) for name, value in held.items()}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, env=environment, start_new_session=True, **pipes)
 

@@ -34,15 +34,16 @@ def _received(do: Callable[..., None], *arguments: Any) -> Sent:
     return Sent(do, *arguments)
 
 
-def hold(after: int, sign: Path | None = None) -> None:
+def hold(after: int, sign: Path | None = None, ready: Callable[[], bool] = lambda: True) -> None:
     """From now on: once it has taken so many steps, this process waits to be killed.
 
-    With `sign`, only the first process that comes so far; its id is in that file.
+    With `sign`, only the first process that comes so far; its id is in that file. With `ready`, only those steps count
+    that are taken when it says so.
     """
     steps = count()
 
     def wait(*_: Any) -> None:
-        if next(steps) == after and (sign is None or _signed(sign)):
+        if ready() and next(steps) == after and (sign is None or _signed(sign)):
             while True:
                 signal.pause()
 

@@ -166,7 +166,7 @@ def test_killed_from_outside(searched: Searched, text: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     command = ["headroom", str(written(tmp_path, text)), "--placements", "post-ln", "pre-ln", "--seeds", "1"]
     command += ["--precision", "2", "--out", str(out), "--jobs", "1"]
-    process = started(command, held_after=2 * 40 + 10)
+    process = started(command, held_after=10, HELD_IN=out / "cells", HELD_ENDED=2)
     wait_until_held(process, out / "cells", [10, 40, 40])
     process.kill()
     process.communicate()
