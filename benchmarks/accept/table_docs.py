@@ -16,19 +16,19 @@ _LINES = {  # of docs/compare.md, by the job that trains them
         "| deepnorm | 0 | finished 3 of 3 | 2.156, 2.173, 2.137 | 2.204, 2.202, 2.169 | 1.0 → 1.8 |",
     ),
     "captions-36-warm": (
-        "| post-ln | 1e-3 | 100 | undecided 3 of 3 | 3.019, 3.015, 3.012 |",
+        "| post-ln | 1e-3 | 100 | collapsed 3 of 3 | 3.019, 3.015, 3.012 |",
         "| admin | 1e-3 | 100 | finished 3 of 3 | 2.201, 2.216, 2.195 |",
         "| pre-ln | 1e-3 | 100 | finished 3 of 3 | 2.186, 2.186, 2.167 |",
     ),
     "captions-36-cold": (
-        "| post-ln | 1e-3 | 0 | undecided 3 of 3 | 3.014, 3.012, 3.007 |",
-        "| admin | 1e-3 | 0 | undecided 3 of 3 | 3.013, 3.012, 3.007 |",
+        "| post-ln | 1e-3 | 0 | collapsed 3 of 3 | 3.014, 3.012, 3.007 |",
+        "| admin | 1e-3 | 0 | collapsed 3 of 3 | 3.013, 3.012, 3.007 |",
         "| deepnorm | 1e-3 | 0 | undecided 3 of 3 | 3.012, 3.011, 3.005 |",
         "| pre-ln | 1e-3 | 0 | finished 3 of 3 | 2.163, 2.152, 2.135 |",
         "| normformer | 1e-3 | 0 | finished 3 of 3 | 2.161, 2.158, 2.142 |",
     ),
     "captions-36-low": (
-        "| post-ln | 3e-4 | 0 | undecided 3 of 3 | 3.026, 3.025, 3.022 |",
+        "| post-ln | 3e-4 | 0 | collapsed 3 of 3 | 3.026, 3.025, 3.022 |",
         "| admin | 3e-4 | 0 | finished 3 of 3 | 2.270, 2.263, 2.249 |",
     ),
 }
