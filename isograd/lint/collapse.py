@@ -58,8 +58,13 @@ class Stack:
         return 1 / (1 + math.exp(-self._odds(warmup) - RATE * math.log(lr / USUAL)))
 
     def highest_rate(self, warmup: float = 0) -> float:
-        """The rate at which a collapse is predicted from there on, p = `COLLAPSES`."""
+        """The rate from which on a collapse is predicted, p = `COLLAPSES`; it may be lower than any measured one."""
         return USUAL * math.exp((math.log(COLLAPSES / (1 - COLLAPSES)) - self._odds(warmup)) / RATE)
+
+    def limit(self, warmup: float = 0) -> str:
+        """The highest rate, in words that stay within what was measured."""
+        rate, lowest = self.highest_rate(warmup), MEASURED["LR"][0]
+        return f"{rate:.1g}" if rate > lowest else f"{lowest:g}, the lowest measured,"
 
     @property
     def name(self) -> str:
@@ -117,18 +122,23 @@ def _at_rate(stack: Stack, lr: float, warmup: int, outside: list[str]) -> Said |
         return "info", risk, f"{how}: no prediction, outside what was measured ({'; '.join(dict.fromkeys(outside))})"
     if risk < COLLAPSES:
         return None
-    return "error", risk, f"{how}: {risk:.0%} of such runs collapse: the loss stays at that of token frequencies"
+    return (
+        "error",
+        risk,
+        f"{how}: a collapse is predicted (p = {risk:.2f}): the loss stays at that of token frequencies",
+    )
 
 
 def _of_depth(stack: Stack, outside: list[str]) -> Said | None:
     """Without a rate: where a usual one would collapse even after a warm-up."""
-    bare, warm = stack.highest_rate(), stack.highest_rate(warmup=100)
-    if outside or warm >= USUAL:
+    highest = stack.highest_rate(warmup=100)
+    if outside or highest >= USUAL:
         return None
-    message = (
-        f"{stack.name}: a collapse is predicted from LR {bare:.1g} on, and from {warm:.1g} with 100 steps of warm-up"
+    return (
+        "info",
+        highest,
+        f"{stack.name}: with 100 steps of warm-up a collapse is predicted from LR {stack.limit(100)} on",
     )
-    return "info", warm, message
 
 
 def _remedy(stack: Stack, lr: float | None, outside: list[str]) -> str:
@@ -137,7 +147,7 @@ def _remedy(stack: Stack, lr: float | None, outside: list[str]) -> str:
     norm = "normalize what each branch reads, not the sum (Pre-LN)"
     if lr is None:
         return f"{norm}, or pass lr= and warmup= for a verdict"
-    return f"take a learning rate below {stack.highest_rate(100):.1g} with 100 steps of warm-up, or {norm}"
+    return f"{norm}, or take a learning rate below {stack.limit(100)} with 100 steps of warm-up"
 
 
 def _stack(subject: Subject, tower: FoundTower) -> Stack:
