@@ -7,7 +7,7 @@ The unigram loss is that of the same batches, or of the held-out text. Of the fi
     finished    excess < -0.1: the model reads context
     diverged    a loss was not finite; or the loss was thrown 0.5 nat above its lowest, and has not come back
     collapsed   the loss is at rest, and not below that of token frequencies: the model reads no context
-    undecided   none of these can be told yet: still falling, or not there for long enough
+    undecided   none of these can be decided yet: still falling, or not there for long enough
 
 At rest is a loss that has stayed where it is for `PATIENCE` steps at the full rate, and for twice as long as it took to
 come there (a small rate does everything later), and that would not come down in as many steps again. Where the layers'

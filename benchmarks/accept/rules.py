@@ -421,7 +421,7 @@ def collapses(table: Callable[[Folders], Path], held_out: bool, exact: tuple[int
     def predicted(row: Mapping[str, str]) -> bool:
         if row["placement"] not in INTERCEPT:
             return False
-        stack = Stack(function=row["placement"], layers=int(row["layers"]), width=int(row["width"]))  # type: ignore[arg-type]
+        stack = Stack(function=row["placement"], layers=int(row["layers"]), width=int(row["width"]))
         return stack.risk(float(row["lr"]), int(row["warmup"])) >= COLLAPSES
 
     def rule(folders: Folders) -> Measured:
