@@ -85,7 +85,7 @@ def by_ctranslate2(
 ) -> Translate:
     import ctranslate2
 
-    from isograd.export.vocabulary import pieces
+    from isograd.interop.vocabulary import pieces
 
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=kind, inter_threads=1, intra_threads=1)
     read, written = (pieces(side, side.vocab_size) for side in (tokenizer.source, tokenizer.target))
@@ -113,9 +113,9 @@ def contestants(options: argparse.Namespace, work: Path) -> tuple[list[Contestan
     import transformers
 
     from isograd.evaluate.loading import load_translation_model
-    from isograd.export.ctranslate2 import export_ctranslate2
-    from isograd.export.fold import fold
-    from isograd.export.folder import export_folder
+    from isograd.interop.ctranslate2 import export_ctranslate2
+    from isograd.interop.fold import fold
+    from isograd.interop.folder import export_folder
 
     transformers.utils.logging.disable_progress_bar()
     model, tokenizer = load_translation_model(options.model, torch.float32)

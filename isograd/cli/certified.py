@@ -12,7 +12,7 @@ from rich.console import Console
 from isograd.cli import UserError, one_line
 
 if TYPE_CHECKING:
-    from isograd.export.certificate import Certificate
+    from isograd.interop.certificate import Certificate
 
 
 def certified(verb: str, doing: str, options: argparse.Namespace, make: Callable[[], "Certificate"]) -> int:
@@ -32,7 +32,7 @@ def certified(verb: str, doing: str, options: argparse.Namespace, make: Callable
 
 def _made(out: Path, make: Callable[[], "Certificate"]) -> "Certificate":
     from isograd.cli.quiet import quiet
-    from isograd.export.certificate import CertificateError
+    from isograd.interop.certificate import CertificateError
 
     quiet()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):  # before anything is loaded

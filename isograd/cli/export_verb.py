@@ -11,7 +11,7 @@ from rich.console import Console
 from isograd.cli import UserError, one_line
 
 if TYPE_CHECKING:
-    from isograd.export.folder import Exported
+    from isograd.interop.folder import Exported
 
 _EPILOG = """\
 --to  auto: the nearest class of transformers that holds the model exactly
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from isograd.export.certificate import CertificateError
+    from isograd.interop.certificate import CertificateError
 
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):  # before anything is loaded
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 def _exported(options: argparse.Namespace, out: Path) -> "Exported":
     from isograd.cli.quiet import quiet
     from isograd.data.text import read
-    from isograd.export.folder import export_folder
+    from isograd.interop.folder import export_folder
 
     quiet()
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from isograd.cli.certified import certified
 
 if TYPE_CHECKING:
-    from isograd.export.certificate import Certificate
+    from isograd.interop.certificate import Certificate
 
 _EPILOG = """\
 examples:
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _folded(options: argparse.Namespace) -> "Certificate":
     from isograd.data.text import read
-    from isograd.export.fold_folder import fold_folder
+    from isograd.interop.fold_folder import fold_folder
 
     lines = [line for _, text in read(options.text) for line in text.splitlines()] if options.text else None
     return fold_folder(options.model, Path(options.out), untie=options.untie, lines=lines)

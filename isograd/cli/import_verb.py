@@ -10,7 +10,7 @@ from isograd.cli import Help, UserError
 from isograd.cli.certified import certified
 
 if TYPE_CHECKING:
-    from isograd.export.certificate import Certificate
+    from isograd.interop.certificate import Certificate
 
 _EPILOG = """\
 examples:
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _fairseq(options: argparse.Namespace) -> "Certificate":
-    from isograd.export.fairseq_folder import import_fairseq
+    from isograd.interop.fairseq_folder import import_fairseq
 
     return import_fairseq(
         options.checkpoint,
@@ -96,14 +96,14 @@ def _fairseq(options: argparse.Namespace) -> "Certificate":
 
 
 def _pretrained(options: argparse.Namespace) -> "Certificate":
-    from isograd.export.import_folder import import_pretrained
+    from isograd.interop.import_folder import import_pretrained
 
     return import_pretrained(options.folder, options.out)
 
 
 def _torch(options: argparse.Namespace) -> "Certificate":
-    from isograd.export.import_folder import import_torch
-    from isograd.export.torch_state import Plan
+    from isograd.interop.import_folder import import_torch
+    from isograd.interop.torch_state import Plan
 
     plan = Plan(**{field.name: getattr(options, field.name) for field in fields(Plan)})
     return import_torch(options.state, options.out, plan)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from isograd.export.certificate import hashes
+from isograd.interop.certificate import hashes
 from isograd.train.train import train
 from tests.build import model
 from tests.study.arms import called, read, refused

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from isograd.evaluate.translation import Translator
-from isograd.export.certificate import hashes
+from isograd.interop.certificate import hashes
 from isograd.train.train import train
 from tests.build import model
 from tests.study.arms import called, read, refused

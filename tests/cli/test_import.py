@@ -16,13 +16,13 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from isograd.evaluate.translation import Translator
-from isograd.export.certificate import hashes
+from isograd.interop.certificate import hashes
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM
-from tests.export.fairseq_by_hand import by_hand, random_state
-from tests.export.test_fairseq import DECODER, ENCODER, PAIR, flags
-from tests.export.test_import_torch import Language, finished
-from tests.export.test_unpickle import Calls
 from tests.golden import PAD, read, state_of
+from tests.interop.fairseq_by_hand import by_hand, random_state
+from tests.interop.test_fairseq import DECODER, ENCODER, PAIR, flags
+from tests.interop.test_import_torch import Language, finished
+from tests.interop.test_unpickle import Calls
 from tests.study.arms import called, refused
 from tests.study.arms import read as read_json
 

@@ -1,0 +1,176 @@
+"""A causal language model as one GGUF file, for llama.cpp and what is built on it.
+
+    export_gguf(model, tokenizer, "model-gguf")          model-gguf/model.gguf
+
+| architecture | model |
+| --- | --- |
+| gpt2 | pre-ln (or what folds into it) with LayerNorm, added positions, gelu_tanh |
+| llama | pre-ln with RMSNorm, rotary positions, swiglu, no biases |
+
+llama.cpp has no architecture for norms on the sum or inside a branch. Weights go through the class of transformers that
+its own converter reads (GPT2LMHeadModel, LlamaForCausalLM), names through the table of the gguf library; GPT-2's
+matrices are turned back, and the rows of LLaMA's W_Q and W_K put in pairs, as llama.cpp rotates neighbours.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from isograd.data.subwords import Subwords
+from isograd.interop.errors import ExportError
+from isograd.interop.native import Plan, built, plan
+from isograd.interop.native_weights import positions_of
+from isograd.interop.vocabulary import pieces, save_tokenizer, special
+from isograd.interop.whole import needed, whole
+from isograd.models import IsogradForCausalLM, IsogradPreTrainedModel
+
+FILE = "model.gguf"
+ELSEWHERE = "export it to onnx or ctranslate2, or as a class of transformers"
+TURNED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")  # of GPT-2, stored as (in, out)
+NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # llama.cpp's kinds of tokens
+WHOLE = ("_norm.weight", ".bias", "position_embd.weight")  # in float32 also where matrices are in float16
+
+
+def export_gguf(model: IsogradPreTrainedModel, tokenizer: Any, folder: str | Path, *, half: bool = False) -> Path:
+    """Write model.gguf and the tokenizer's own files into a new folder; the model stays as it is.
+
+    Args:
+        tokenizer: a byte-level BPE that splits words as GPT-2 does (`level: bpe` of a recipe).
+        half: matrices in float16.
+
+    Raises:
+        ExportError: a model or a tokenizer that llama.cpp has no place for, or a folder that is there already.
+        ImportError: gguf is missing; the message names the extra.
+    """
+    (library,) = needed("gguf")
+    done = held(model)
+    text = _byte_level(tokenizer)
+    tensors = _tensors(done, library)
+    with whole(folder) as part:
+        writer = library.GGUFWriter(part / FILE, done.name)
+        _add_shape(writer, done, library, half)
+        _add_vocabulary(writer, tokenizer, text, done.model.config)
+        for name, values in tensors.items():
+            writer.add_tensor(name, values.astype(np.float16) if half and not name.endswith(WHOLE) else values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        save_tokenizer(tokenizer, part)
+    return Path(folder)
+
+
+def held(model: IsogradPreTrainedModel) -> Plan:
+    """The class of transformers that llama.cpp has an architecture for, coefficients folded.
+
+    Raises:
+        ExportError: it has none for this model.
+    """
+    if not isinstance(model, IsogradForCausalLM):
+        raise ExportError(f"llama.cpp generates text from left to right, {type(model).__name__} does not; {ELSEWHERE}")
+    config = model.config
+    name = "llama" if config.position_embedding_type == "rotary" else "gpt2"
+    if name == "gpt2" and config.hidden_act != "gelu_tanh":
+        raise ExportError(f"llama.cpp's gpt2 computes gelu_tanh, and this model {config.hidden_act}; {ELSEWHERE}")
+    if name == "llama" and config.bias:
+        raise ExportError(f"llama.cpp's llama has no biases, and this model has (bias=True); {ELSEWHERE}")
+    try:
+        return plan(model, name)
+    except ExportError as error:
+        raise ExportError(f"llama.cpp's architecture {error}") from error
+
+
+def _tensors(done: Plan, library: Any) -> dict[str, np.ndarray]:
+    """Name in the file -> values in float32."""
+    native: Any = built(done).float()
+    config = done.model.config
+    architecture = library.MODEL_ARCH.GPT2 if done.name == "gpt2" else library.MODEL_ARCH.LLAMA
+    names = library.get_tensor_name_map(architecture, config.num_hidden_layers)
+    out = {}
+    for theirs, value in native.state_dict().items():
+        if theirs == "lm_head.weight" and native.config.tie_word_embeddings:
+            continue
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        assert name is not None, theirs
+        if done.name == "gpt2" and name.endswith(TURNED):
+            value = value.t()
+        if done.name == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
+            value = _paired(value, config.num_attention_heads)
+        out[name] = value.contiguous().numpy()
+    return out
+
+
+def _paired(weight: Tensor, heads: int) -> Tensor:
+    """Rows (first half, second half) of each head -> (first of both, second of both, ..)."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
+
+
+def _add_shape(writer: Any, done: Plan, library: Any, half: bool) -> None:
+    config = done.model.config
+    writer.add_name(f"isograd {done.model.config.placement}")
+    writer.add_context_length(_positions(done))
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(library.LlamaFileType.MOSTLY_F16 if half else library.LlamaFileType.ALL_F32)
+    if done.name == "gpt2":
+        writer.add_layer_norm_eps(config.norm_eps)
+    else:
+        writer.add_head_count_kv(config.num_attention_heads)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+        writer.add_rope_freq_base(config.rope_theta)
+
+
+def _positions(done: Plan) -> int:
+    config = done.model.config
+    return config.max_position_embeddings if done.name == "llama" else positions_of(config)
+
+
+def _add_vocabulary(writer: Any, tokenizer: Any, text: Mapping[str, Any], config: Any) -> None:
+    tokens = pieces(tokenizer, config.vocab_size)
+    known = len(text["model"]["vocab"])
+    controls = {entry["id"] for entry in text.get("added_tokens", []) if entry["special"]}
+    kinds = [CONTROL if i in controls else NORMAL if i < known else UNUSED for i in range(len(tokens))]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in text["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([UNKNOWN if token == "<unk>" else kind for token, kind in zip(tokens, kinds, strict=True)])
+    writer.add_token_merges(merges)
+    ends = {
+        role: tokens.index(special(tokens, getattr(config, f"{role}_id"), role)) for role in ("bos_token", "eos_token")
+    }
+    writer.add_bos_token_id(ends["bos_token"])
+    writer.add_eos_token_id(ends["eos_token"])
+    if config.pad_token_id is not None:
+        writer.add_pad_token_id(config.pad_token_id)
+    writer.add_add_bos_token(False)
+
+
+def _byte_level(tokenizer: Any) -> dict[str, Any]:
+    """What tokenizer.json says of a byte-level BPE as GPT-2's.
+
+    Raises:
+        ExportError: another kind.
+    """
+    own = tokenizer.tokenizer if isinstance(tokenizer, Subwords) else tokenizer
+    own = own if isinstance(own, Tokenizer) else getattr(own, "backend_tokenizer", None)
+    if own is None:
+        raise ExportError(f"llama.cpp's file holds its vocabulary, and {type(tokenizer).__name__} has none to write")
+    text: dict[str, Any] = json.loads(own.to_str())
+    splits = text["pre_tokenizer"] or {}
+    wanted = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    if text["model"]["type"] != "BPE" or text["normalizer"] or any(splits.get(k) != v for k, v in wanted.items()):
+        raise ExportError(
+            f"llama.cpp reads a byte-level BPE that splits words as GPT-2 does, and this vocabulary is another"
+            f" ({text['model']['type']}); {ELSEWHERE}"
+        )
+    return text

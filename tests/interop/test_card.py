@@ -1,0 +1,92 @@
+"""The card says where a model comes from, and nothing of somebody's machine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from isograd.interop.card import Card
+from isograd.interop.certificate import Certificate
+from isograd.interop.origin import Origin, origin
+from isograd.models import IsogradConfig
+
+CERTIFICATE = Certificate(
+    about="a and b",
+    logits=(),
+    writing=(),
+    inputs={"kind": "by hand", "sequences": 1, "tokens": 2, "padding": 0, "prompts": 0},
+)
+RUN: dict[str, dict[str, Any]] = {
+    "run": {
+        "name": "my-run",
+        "task": "translation",
+        "seed": 7,
+        "training": {"lr": 0.0007, "optimizer": "radam", "warmup": 6000},
+    },
+    "resolved": {"data": {"source": "/home/me/secret/train.de", "sha256": "ab" * 32, "tokens": 12345}},
+    "outcome": {"outcome": "finished", "steps": 90, "final_loss": 3.20015, "validation_loss": None, "bleu": 35.5},
+}
+
+
+def card(origin: Origin, **options: Any) -> str:
+    given: dict[str, Any] = {
+        "config": IsogradConfig(placement="admin", encoder_layers=3, num_hidden_layers=2),
+        "kind": "pair",
+        "form": "FSMTForConditionalGeneration",
+        "library": "transformers",
+        "use": "model = load()",
+        "certificate": CERTIFICATE,
+        "notes": ["A word."],
+        "languages": ("de", "en"),
+    }
+    return str(Card(origin=origin, **given | options))
+
+
+def test_a_card_of_a_run(tmp_path: Path) -> None:
+    for name, content in RUN.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (tmp_path / "model").mkdir()
+    assert origin(tmp_path) == origin(tmp_path / "model") == Origin(**RUN)
+    text = card(origin(tmp_path))
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front == {
+        "library_name": "transformers",
+        "pipeline_tag": "translation",
+        "tags": ["isograd", "admin"],
+        "language": ["de", "en"],
+    }
+    for line in (
+        "# my-run",
+        "| cross | `x <- LN(skip * x + Cross(x))` |",
+        "| where | skip: a trainable vector of the width per sublayer, set by a profile of the first batch |",
+        "| paper | Liu et al. 2020, arXiv 2004.08249 |",
+        "| seed | 7 |",
+        "| data | train.de |",
+        f"| sha256 of the data | {'ab' * 32} |",
+        "| tokens | 12,345 |",
+        "| optimizer | radam, peak rate 0.0007, warm-up 6000 |",
+        "| outcome | finished |",
+        "| training loss | 3.2 |",
+        "| BLEU | 35.5 |",
+        "- A word.",
+    ):
+        assert f"\n{line}\n" in text, line
+    assert "secret" not in text and "validation loss" not in text
+    assert "```text\na and b\n" in text and "```python\nmodel = load()\n```" in text
+
+
+def test_a_card_without_a_run(tmp_path: Path) -> None:
+    assert origin(tmp_path) == Origin()
+    text = card(
+        origin(tmp_path), config=IsogradConfig(placement="post-ln", num_hidden_layers=2), kind="masked", notes=()
+    )
+    assert "# post-ln, 2 layers" in text and "does not say how it was trained" in text
+    assert "\n\n\n" not in text and "fill-mask" in text
+
+
+def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"seed": 1}')
+    (tmp_path / "outcome.json").write_text("{")
+    assert origin(tmp_path) == Origin(run={"seed": 1})
+    assert "| seed | 1 |" in card(origin(tmp_path))
