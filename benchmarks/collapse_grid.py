@@ -35,7 +35,7 @@ import torch
 from transformers import set_seed
 
 from isograd import watch
-from isograd.diagnose.warning import CollapseWatch
+from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.train.calibrate import calibrate
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import run_from_dict

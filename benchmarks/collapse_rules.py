@@ -24,11 +24,11 @@ import numpy as np
 from collapse_grid import apart, learned, rows_in
 from scipy.optimize import minimize
 
-from isograd.diagnose.found import Function
-from isograd.diagnose.warning import CollapseWatch
+from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.lint.collapse import COLLAPSES, Stack
 from isograd.outcome import VANISHED, judge
 from isograd.statistics import wilson
+from isograd.trace.structure import Function
 
 HELD_LAYERS, HELD_WIDTH = (9, 18, 36), 64
 FUNCTIONS: tuple[Function, ...] = ("post-ln", "admin", "deepnorm")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from isograd.placement import Placement, get, register
 
 if TYPE_CHECKING:
-    from isograd.diagnose.callback import WatchCallback
-    from isograd.diagnose.watching import watch
+    from isograd.diagnose.watch.callback import WatchCallback
+    from isograd.diagnose.watch.steps import watch
     from isograd.lint import check
     from isograd.models import (
         IsogradConfig,
@@ -29,10 +29,10 @@ _ROOMS = {
     "IsogradForMaskedLM": "isograd.models",
     "IsogradForSeq2SeqLM": "isograd.models",
     "IsogradForSequenceClassification": "isograd.models",
-    "WatchCallback": "isograd.diagnose.callback",
+    "WatchCallback": "isograd.diagnose.watch.callback",
     "calibrate": "isograd.train.calibrate",
     "check": "isograd.lint",
-    "watch": "isograd.diagnose.watching",
+    "watch": "isograd.diagnose.watch.steps",
 }
 
 __all__ = [

@@ -34,7 +34,7 @@ NEAR = 0.10  # nats around the unigram loss
 BREAK = 0.5  # nats above the lowest mean so far
 PATIENCE = 240  # steps at the full rate; stacks that train well have stayed at the unigram loss for 225
 TIMES = 2.0  # times what it took to come there
-VANISHED = 100.0  # times apart, as `isograd.diagnose.warning.CollapseWatch.apart` says; of those that train 58 at most
+VANISHED = 100.0  # times apart, by `CollapseWatch.apart`; of those that train 58 at most
 SOON = 40  # steps at the full rate
 SURE = 2.0  # standard errors
 

@@ -57,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _findings(options: argparse.Namespace) -> "Findings":
     from isograd.cli.quiet import quiet
-    from isograd.diagnose.inputs import InputsError, as_inputs
-    from isograd.diagnose.load import ModelError, load_callable, load_model
     from isograd.lint import check
     from isograd.lint.check import known_codes
+    from isograd.trace.inputs import InputsError, as_inputs
+    from isograd.trace.load import ModelError, load_callable, load_model
 
     _check_options(options, known_codes)
     quiet()

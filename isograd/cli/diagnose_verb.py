@@ -80,8 +80,8 @@ def _profile(options: argparse.Namespace, told: Callable[[str], None]) -> "Profi
     import torch
 
     from isograd.diagnose import ProfileError, profile
-    from isograd.diagnose.inputs import InputsError
-    from isograd.diagnose.load import ModelError, load_callable, load_model
+    from isograd.trace.inputs import InputsError
+    from isograd.trace.load import ModelError, load_callable, load_model
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no CUDA device here")
@@ -106,8 +106,8 @@ def _of_text(model: "nn.Module", options: argparse.Namespace) -> tuple[Any, "Ten
     """Inputs and labels of the text; random tokens, which is said, where the model has no tokenizer for it."""
     from isograd.data.errors import DataError
     from isograd.data.text import read
-    from isograd.diagnose.inputs import InputsError
-    from isograd.diagnose.text_inputs import text_inputs
+    from isograd.trace.inputs import InputsError
+    from isograd.trace.text_inputs import text_inputs
 
     try:
         documents = read(str(options.text))

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
-from isograd.diagnose.load import load_model
 from isograd.evaluate.loading import model_folder
 from isograd.interop.certificate import Certificate, CertificateError, certify, hashes
 from isograd.interop.errors import ExportError
@@ -19,6 +18,7 @@ from isograd.interop.fold import fold
 from isograd.interop.sample import Sample, random_sample, text_sample
 from isograd.interop.whole import whole
 from isograd.models import IsogradPreTrainedModel
+from isograd.trace.load import load_model
 
 COMPANIONS = (  # what lies beside the weights and speaks of text
     "tokenizer*",

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from isograd.data.errors import DataError
 from isograd.data.text import first_line
-from isograd.diagnose.load import load_model
 from isograd.interop.certificate import Certificate, CertificateError, certify, hashes
 from isograd.interop.errors import ExportError
 from isograd.interop.pretrained_state import from_transformers
@@ -21,6 +20,7 @@ from isograd.interop.torch_state import Plan, from_torch
 from isograd.interop.unpickle import file_hash, read_checkpoint, tensors
 from isograd.interop.whole import whole
 from isograd.models import IsogradModel, IsogradPreTrainedModel
+from isograd.trace.load import load_model
 
 _TOKENIZER = ("tokenizer*", "vocab*", "*.model", "*.spm", "merges.txt")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from isograd.diagnose.anatomy import Anatomy, anatomy
-from isograd.diagnose.found import FoundSublayer
-from isograd.diagnose.inputs import as_inputs, guess_inputs
-from isograd.lint import collapse, leaks, options, schemes, starts, wiring
+from isograd.lint import collapse, init_schemes, initialization, leaks, options, wiring
+from isograd.lint.checked_model import Subject
 from isograd.lint.findings import Finding, Findings
-from isograd.lint.subject import Subject
+from isograd.trace.anatomy import Anatomy, anatomy
+from isograd.trace.inputs import as_inputs, guess_inputs
+from isograd.trace.structure import FoundSublayer
 
 RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
     # what is looked at: the codes that it may say, the rule
@@ -29,13 +29,13 @@ RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
     "skips": ("skips-flat", wiring.flat_skips),
     "parameters": ("parameter-unread", wiring.unread),
     "depth": ("collapse-predicted", collapse.collapse),
-    "copies": ("layers-identical", starts.identical),
-    "starts": ("start-std", schemes.stds),
-    "value start": ("value-start", schemes.value_start),
-    "embedding": ("embedding-untied embedding-std", starts.embedding),
-    "first loss": ("initial-loss", starts.first_loss),
-    "norms": ("norm-eps", starts.norms),
-    "precision": ("norm-dtype", starts.precision),
+    "copies": ("layers-identical", initialization.identical),
+    "starts": ("start-std", init_schemes.stds),
+    "value start": ("value-start", init_schemes.value_start),
+    "embedding": ("embedding-untied embedding-std", initialization.embedding),
+    "first loss": ("initial-loss", initialization.first_loss),
+    "norms": ("norm-eps", initialization.norms),
+    "precision": ("norm-dtype", initialization.precision),
     "future": ("future-leaks", leaks.future),
     "padding": ("padding-leaks", leaks.padding),
     "source": ("encoder-unread", leaks.source),

@@ -2,8 +2,8 @@
 
     p = 1 / (1 + exp(-z)),   z = a + b ln(layers / 12) + c ln(LR / 1e-3) + d ln(width / 64) + e ln(1 + warm-up / 10)
 
-with a, b and d by what the sums compute (Post-LN, ADMIN, DeepNorm; `isograd.diagnose.found.function_of`). Fitted on one
-part of the runs of benchmarks/collapse_grid.py and tested on depths and a width that were not in it
+with a, b and d by what the sums compute (Post-LN, ADMIN, DeepNorm; `isograd.trace.structure.function_of`). Fitted on
+one part of the runs of benchmarks/collapse_grid.py and tested on depths and a width that were not in it
 (docs/check/collapse-predicted.md). It speaks of Adam and of the first few hundred steps, and predicts nothing where the
 branches begin with another share of the stream than those of the grid: with N(0, 0.02^2) Post-LN tolerates more.
 """
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from isograd.diagnose.found import FoundSublayer, FoundTower, Function
+from isograd.lint.checked_model import Subject
 from isograd.lint.findings import Finding, Severity
-from isograd.lint.subject import Subject
+from isograd.trace.structure import FoundSublayer, FoundTower, Function
 
 INTERCEPT: dict[Function, float] = {"post-ln": 1.20, "admin": -2.79, "deepnorm": -1.44}
 LAYERS: dict[Function, float] = {"post-ln": 6.50, "admin": 2.81, "deepnorm": 0.25}

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isograd.lint.checked_model import Subject
 from isograd.lint.findings import Finding
-from isograd.lint.subject import Subject
 
 LOPSIDED = 0.75  # of what is seen behind: more ahead is a view to both sides
 BOTH_WAYS = ("xlnet", "xlm", "flaubert")  # language models that are not causal by design

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
-from isograd.diagnose.trace import arguments
+from isograd.lint.checked_model import Subject, first_tensor
 from isograd.lint.findings import Finding
-from isograd.lint.subject import Subject, first_tensor
 from isograd.models import IsogradPreTrainedModel
+from isograd.trace.record import arguments
 
 SWITCHES = re.compile(r"norm|prenorm|rezero|layer_?scale|head_?scale|residual_scal|resid_scal|scale_")
 SMALL = 50_000_000  # parameters up to which a model is built again to try a switch

@@ -4,9 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from isograd.diagnose.found import SMALL, FoundSublayer, FoundTower
+from isograd.lint.checked_model import Subject
 from isograd.lint.findings import Finding
-from isograd.lint.subject import Subject
+from isograd.trace.structure import SMALL, FoundSublayer, FoundTower
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
 PROFILED = 12  # sublayers from which on a good profile's skips have grown

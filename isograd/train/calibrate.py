@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
-from isograd.diagnose.found import SMALL, function_of_skips
 from isograd.diagnose.quantities import exact
 from isograd.models import IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Tower
+from isograd.trace.structure import SMALL, function_of_skips
 from isograd.transformer.parameters import Coefficient
 from isograd.transformer.sublayer import LearnedAdd, Sublayer
 

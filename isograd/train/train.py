@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from transformers import set_seed
 
-from isograd.diagnose.sinks import WARNINGS
+from isograd.diagnose.watch.writers import WARNINGS
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
 from isograd.placement import Tower

@@ -20,7 +20,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from isograd.data.batches import as_is
 from isograd.diagnose import Probe
-from isograd.diagnose.probe import whole
+from isograd.diagnose.watch.probe import whole
 from isograd.models import IsogradPreTrainedModel
 from isograd.train.memory import available_memory, must_fit
 from isograd.train.optim import optimizer_of, schedule_of

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.diagnose.layers import find_layers, whole_layers
-from isograd.diagnose.sinks import WARNINGS
-from isograd.diagnose.warning import CollapseWatch
+from isograd.diagnose.watch.collapse import CollapseWatch
+from isograd.diagnose.watch.layers import find_layers, whole_layers
+from isograd.diagnose.watch.writers import WARNINGS
 from isograd.train.metrics import append_rows, read_rows, write_json
 from isograd.train.trainer import IsogradTrainer
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isograd.diagnose import ProfileError, profile
-from isograd.diagnose.branches import largest
+from isograd.diagnose.depth_profile.branches import largest
 from tests import build
 from tests.lint.families import FAMILIES
 

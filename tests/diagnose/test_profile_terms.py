@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from isograd.diagnose import Profile, profile
-from isograd.diagnose.expected import expected
-from isograd.diagnose.profiled import Expected, SublayerProfile, TowerProfile
+from isograd.diagnose.depth_profile.expected import expected
+from isograd.diagnose.depth_profile.results import Expected, SublayerProfile, TowerProfile
 from isograd.train.calibrate import calibrate
 from tests import build
 from tests.diagnose.test_profile import IDS, grown, rms, seen, var

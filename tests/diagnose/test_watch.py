@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import isograd
 from isograd import IsogradConfig, IsogradForCausalLM
-from isograd.diagnose.sinks import flat
+from isograd.diagnose.watch.writers import flat
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 

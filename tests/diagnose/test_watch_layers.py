@@ -18,7 +18,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from isograd.diagnose.layers import find_layers, whole_layers
+from isograd.diagnose.watch.layers import find_layers, whole_layers
 from tests.build import model
 
 SHAPE: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isograd.diagnose.sinks import JsonLines, append
+from isograd.diagnose.watch.writers import JsonLines, append
 
 PLAIN: list[dict[str, Any]] = [{"step": 1, "groups": {"a": 0.1, "b": 2.0}, "layer": None}, {"step": 2, "groups": {}}]
 

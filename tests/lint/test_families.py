@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import isograd
-from isograd.diagnose.anatomy import anatomy
-from isograd.diagnose.inputs import guess_inputs
 from isograd.lint.check import CODES
+from isograd.trace.anatomy import anatomy
+from isograd.trace.inputs import guess_inputs
 from tests.lint.families import BEGIN, END, FAMILIES, Family, gallery
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 import isograd
-from isograd.diagnose.inputs import guess_inputs, run
+from isograd.trace.inputs import guess_inputs, run
 from tests.lint.faults import BESIDES, FAULTS, OPTIONS
 from tests.lint.faults.plain import HEADS, WIDTH, PostLayer, RMSNorm
 

@@ -11,17 +11,17 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# statistics, outcome <- placement <- transformer <- models <- data <- diagnose <- evaluate <- lint, theory <- train
-# <- interop <- study <- report <- cli
+# statistics, outcome <- placement <- transformer <- models <- data <- trace <- diagnose, lint <- evaluate, theory
+# <- train <- interop <- study <- report <- cli
 LEVELS = [
     {"statistics", "outcome"},
     {"placement"},
     {"transformer"},
     {"models"},
     {"data"},
-    {"diagnose"},
-    {"evaluate"},
-    {"lint", "theory"},
+    {"trace"},
+    {"diagnose", "lint"},
+    {"evaluate", "theory"},
     {"train"},
     {"interop"},
     {"study"},

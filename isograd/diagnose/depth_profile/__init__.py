@@ -1,0 +1,1 @@
+"""The depth profile of a model at one batch."""

@@ -1,0 +1,1 @@
+"""Watching and probing a model during a run."""

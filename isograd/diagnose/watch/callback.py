@@ -1,0 +1,117 @@
+"""Watching under transformers' Trainer: the rows of `isograd.watch`, read before clipping and with true losses.
+
+    trainer.add_callback(isograd.WatchCallback(trainer, folder="runs/mine"))
+
+A callback alone comes too late: `on_pre_optimizer_step` fires behind clipping, and with `logging_nan_inf_filter`, the
+default, a loss that is not finite never reaches the Trainer's log. So while a training runs, a few methods of this
+trainer and of its accelerator are replaced by the same methods with a look at their arguments or results.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor
+from transformers import Trainer, TrainerCallback
+from transformers.integrations import INTEGRATION_TO_CALLBACK
+
+from isograd.diagnose.watch.steps import Watch, watch
+from isograd.diagnose.watch.writers import flat
+
+REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
+
+
+class WatchCallback(TrainerCallback):
+    """Watches the trainings of one Trainer.
+
+    Rows go where `isograd.watch` sends them, and at the Trainer's logging steps also to whatever `report_to` names
+    (Weights & Biases, Trackio, TensorBoard, ..). A step's loss is that of this process, over all its micro-batches.
+
+    Attributes:
+        watch: of the last training; None before the first.
+    """
+
+    def __init__(self, trainer: Trainer, **settings: Any) -> None:
+        """`settings` are those of `isograd.watch`: folder, every, addresses, unigram_entropy, updates, .."""
+        self.trainer = trainer
+        self.watch: Watch | None = None
+        self._settings = settings
+        self._replaced = ExitStack()
+        self._losses: list[Tensor] = []
+        self._batches: list[Any] = []
+        self._seen = False  # the gradients of this update
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The watch begins.
+
+        Raises:
+            ValueError: DeepSpeed keeps the gradients to itself; or as `isograd.watch`.
+        """
+        accelerator: Any = self.trainer.accelerator
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            raise ValueError("WatchCallback cannot see gradients inside DeepSpeed's engine; train with DDP or FSDP2")
+        self._replaced.close()  # a training that an error ended has left them
+        self._forget()
+        self.watch = watch(self.trainer.model, **({"overflows": accelerator.scaler is not None} | self._settings))
+        self._look_at(self.trainer, "training_step", behind=self._keep)
+        if accelerator.scaler is None:
+            for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping
+                self._look_at(self.trainer, name, before=self._see)
+        else:  # between unscaling and clipping
+            self._look_at(accelerator, "unscale_gradients", behind=self._see)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert self.watch is not None
+        self._forget()
+        if not control.should_log:
+            return
+        self.watch.read()
+        numbers = flat(self.watch.row, self.watch.layers)
+        for callback in self.trainer.callback_handler.callbacks if numbers else ():
+            if isinstance(callback, REPORTERS):  # not the console, nor the history that goes into checkpoints
+                callback.on_log(args, state, control, logs=dict(numbers), model=self.trainer.model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._replaced.close()
+        if self.watch is not None:
+            self.watch.close()
+
+    def _keep(self, loss: Tensor, model: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        """The Trainer has divided the loss so that those of the micro-batches add up."""
+        self._losses.append(loss.detach())
+        self._batches.append(inputs)
+
+    def _see(self, *_: Any, **__: Any) -> None:
+        assert self.watch is not None
+        if not self._seen and self._losses:
+            self._seen = True
+            batch = self._batches[0] if len(self._batches) == 1 else list(self._batches)
+            self.watch.step(torch.stack(self._losses).sum(), batch=batch, step=self.trainer.state.global_step + 1)
+
+    def _forget(self) -> None:
+        self._losses.clear()
+        self._batches.clear()
+        self._seen = False
+
+    def _look_at(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., None] | None = None,
+        behind: Callable[..., None] | None = None,
+    ) -> None:
+        """Let a method of one object be seen, until `_replaced` is closed; `behind` gets the result first."""
+        method = getattr(owner, name)
+
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(*args, **kwargs)
+            result = method(*args, **kwargs)
+            if behind is not None:
+                behind(result, *args, **kwargs)
+            return result
+
+        setattr(owner, name, seen)
+        self._replaced.callback(delattr, owner, name)

@@ -1,0 +1,175 @@
+"""Early warning of a collapse, from what each step says anyway: the loss, and the gradient norm of each layer.
+
+Signals, each told once, at the step at which it is first seen:
+
+    gradients  for HOLD readings in a row the gradients have been APART times apart: since its own first value that of
+               the median layer of a tower has fallen so many times further than that of the layer in the upper half
+               which fell least, both as medians of five readings; and the loss is not LEARNS below the unigram entropy
+    unigram    the loss has settled where a model without any context lies, and for as long as a run must before it is
+               called collapsed (`isograd.outcome.Stay`)
+
+The first is a ratio of ratios. What all gradients do together, as the loss falls, cancels, and so does how far apart
+they lay at the start, where deep stacks that train well can lie far apart. It has a direction: layers at the input
+whose gradients grow beyond the others' are no sign of anything (GPT-2's start does so). And no single layer decides,
+as in the largest over the smallest. How the numbers were chosen, and what they do on trainings that they were not
+chosen on: docs/watch.md.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from isograd.diagnose.watch.writers import Row
+from isograd.outcome import Stay
+
+APART = 60.0  # times
+HOLD = 10  # readings in a row
+LEARNS = 0.10  # nats below the unigram entropy
+LEFT = 10.0  # times further: from there on a layer counts as left behind
+READINGS = 5  # whose median is looked at
+
+
+class CollapseWatch:
+    """Follows the losses and the gradients of a training, and says when it collapses.
+
+    Attributes:
+        warnings: what has been told so far, at most once per signal: step, signal, layer (None where no layer is to
+            blame), a message in one sentence.
+        apart: how many times further the median layer's gradient has fallen than that of the layer in the upper half
+            which fell least, by the last five readings; of several towers the most. None until there are five.
+
+    >>> watch = CollapseWatch(["layers.0", "layers.1", "layers.2"], ["decoder"] * 3)
+    >>> for step in range(1, 31):
+    ...     _ = watch.follow(step, 3.1, [0.5**step, 0.7**step, 1.0])
+    >>> [(row["step"], row["signal"], row["layer"]) for row in watch.warnings]
+    [(24, 'gradients', 'layers.0')]
+    """
+
+    def __init__(self, layers: Sequence[str], towers: Sequence[str], unigram_entropy: float | None = None) -> None:
+        """Layers by address, and the tower of each: layers of one tower are compared with each other."""
+        self.layers = list(layers)
+        self.unigram_entropy = unigram_entropy
+        self.warnings: list[Row] = []
+        self.apart: float | None = None
+        members: dict[str, list[int]] = {}
+        for index, tower in enumerate(towers):
+            members.setdefault(tower, []).append(index)
+        self._towers = [indices for indices in members.values() if len(indices) > 2]
+        self._start: list[float | None] = [None] * len(self.layers)  # powers of ten
+        self._left: list[int | None] = [None] * len(self.layers)  # steps
+        self._last: list[deque[float]] = [deque(maxlen=READINGS) for _ in self.layers]
+        self._stay = Stay()
+        self._held = 0
+
+    def follow(self, step: int, loss: float, norms: Sequence[float | None]) -> list[Row]:
+        """What comes next: a step's loss, and the gradient norm of each layer; the warnings that are new."""
+        told = {row["signal"] for row in self.warnings}
+        found = []
+        self._keep(norms)
+        entropy = self.unigram_entropy
+        stayed = entropy is not None and self._stay.follow(step, loss, entropy)
+        fallen = [one for indices in self._towers if (one := self._fallen(step, indices)) is not None]
+        self.apart = max((one.apart for one in fallen), default=None)
+        if "gradients" not in told:
+            self._held = self._held + 1 if (self.apart or 0.0) >= APART else 0
+            if self._held >= HOLD and not self._learns():
+                found.append(self._gradients(step, max(fallen, key=lambda one: one.apart)))
+        if "unigram" not in told and entropy is not None and stayed:
+            found.append(self._unigram(step, self._stay.mean, entropy))
+        self.warnings += found
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What it knows, as JSON can keep it."""
+        return {
+            "warnings": self.warnings,
+            "start": self._start,
+            "left": self._left,
+            "last": [list(values) for values in self._last],
+            "losses": list(self._stay.losses),
+            "near_since": self._stay.since,
+            "held": self._held,
+            "apart": self.apart,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another one was."""
+        self.warnings = list(state["warnings"])
+        self._start, self._left = list(state["start"]), list(state["left"])
+        self._last = [deque(values, maxlen=READINGS) for values in state["last"]]
+        self._stay.losses.extend(state["losses"])
+        self._stay.since = state["near_since"]
+        self._held, self.apart = state["held"], state["apart"]
+
+    def _keep(self, norms: Sequence[float | None]) -> None:
+        for index, norm in enumerate(norms):
+            if norm is None or not math.isfinite(norm):
+                continue
+            if self._start[index] is None and norm == 0.0:  # behind a branch that starts at zero
+                continue
+            power = math.log10(max(norm, 1e-38))
+            if self._start[index] is None:
+                self._start[index] = power
+            self._last[index].append(power)
+
+    def _fallen(self, step: int, indices: Sequence[int]) -> "_Fallen | None":
+        """How far the gradients of one tower have come apart; None where too few are known."""
+        moved = {i: median(self._last[i]) - (self._start[i] or 0.0) for i in indices if len(self._last[i]) == READINGS}
+        upper = [i for i in moved if i in set(indices[len(indices) // 2 :])]
+        if len(moved) < 3 or not upper:
+            return None
+        least = max(upper, key=lambda i: moved[i])
+        for i, by in moved.items():
+            if self._left[i] is None and moved[least] - by >= math.log10(LEFT):
+                self._left[i] = step
+        first = min(moved, key=lambda i: (self._left[i] or step, moved[i]))
+        apart = 10 ** (moved[least] - median(moved.values()))
+        return _Fallen(least=least, first=first, behind=10 ** (moved[least] - moved[first]), apart=apart)
+
+    def _learns(self) -> bool:
+        """Whether the loss is below what token frequencies give; False where these are not known."""
+        if self.unigram_entropy is None:
+            return False
+        return self._stay.mean < self.unigram_entropy - LEARNS
+
+    def _gradients(self, step: int, fallen: "_Fallen") -> Row:
+        layer = self.layers[fallen.first]
+        left_at = self._left[fallen.first]
+        return {
+            "step": step,
+            "signal": "gradients",
+            "layer": layer,
+            "left_at": left_at,
+            "apart": fallen.apart,
+            "message": (
+                f"step {step}: gradients vanish towards the input: since the first step that of {layer} has fallen"
+                f" {fallen.behind:.3g} times further than that of {self.layers[fallen.least]} (tenfold at step"
+                f" {left_at}), the median layer's {fallen.apart:.0f} times; such runs usually collapse"
+            ),
+        }
+
+    def _unigram(self, step: int, mean: float, entropy: float) -> Row:
+        return {
+            "step": step,
+            "signal": "unigram",
+            "layer": None,
+            "loss": mean,
+            "unigram_entropy": entropy,
+            "message": (
+                f"step {step}: since step {self._stay.since} the loss ({mean:.2f}) has not gone below the entropy of"
+                f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
+            ),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fallen:
+    """Of one tower: the layer that fell least, the one that was left behind first and by how many times, the median."""
+
+    least: int
+    first: int
+    behind: float
+    apart: float

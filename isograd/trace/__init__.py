@@ -1,0 +1,1 @@
+"""Any model's computation, recorded and replayed: what is a norm, a sum, a branch, a residual."""

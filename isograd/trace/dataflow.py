@@ -1,0 +1,300 @@
+"""What flows through a recorded forward pass: activations, their norms, the products with weights.
+
+Found from the operations and from replays, not from the names of modules: a norm is what stays the same when its input
+is scaled.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from isograd.trace.record import Operation, Trace
+from isograd.trace.structure import FoundNorm
+
+NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "fused_rms_norm"))
+LAYOUT = frozenset(
+    (
+        "view",
+        "reshape",
+        "_reshape_alias",
+        "transpose",
+        "permute",
+        "contiguous",
+        "clone",
+        "to",
+        "_to_copy",
+        "alias",
+        "detach",
+        "dropout",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "lift_fresh",
+        "type_as",
+        "native_dropout",
+        "feature_dropout",
+        "slice",
+        "select",
+        "roll",
+        "pad",
+        "constant_pad_nd",
+        "movedim",
+        "t",
+        "numpy_T",
+        "swapaxes",
+        "expand_as",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "tensor_split",
+        "index_select",
+        "alpha_dropout",
+    )
+)
+SCALING = frozenset(("mul", "div", "add", "sub", "rsub", "neg", "addcmul", "true_divide", "multiply", "subtract"))
+SUMS = frozenset(("add", "addcmul", "sub", "lerp", "rsub"))
+PRODUCTS = frozenset(
+    (
+        "linear",
+        "addmm",
+        "mm",
+        "matmul",
+        "bmm",
+        "baddbmm",
+        "einsum",
+        "conv1d",
+        "conv2d",
+        "convolution",
+        "tensordot",
+        "_grouped_mm",
+        "_scaled_mm",
+    )
+)
+DEFAULT_EPS = {"layer_norm": 1e-5}  # of torch.nn.functional, where the caller gave none
+FAR = 1000.0  # scales at which the eps of a norm no longer counts
+SAME = 1e-3  # relative difference of two activations in float32 that count as equal
+
+
+class Flow:
+    """A trace with the answers to the questions that are asked of it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.norms: dict[int, FoundNorm] = {}  # by their results
+        self._steps: dict[int, int | None] = {}
+        self.norms = {norm.result: norm for norm in self._find_norms()}
+        self._steps.clear()  # a walk stops at norms, which were not known before
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """Where activations begin: looked-up vectors, and inputs that are numbers."""
+        trace = self.trace
+        tables = [o.makes[0] for o in trace.operations if bare(o) in ("embedding", "embedding_bag")]
+        numbers = [
+            v
+            for at, v in trace.inputs.items()
+            if trace[v].is_floating_point() and "mask" not in at and trace[v].ndim > 1
+        ]
+        return tables + numbers
+
+    @cached_property
+    def live(self) -> set[int]:
+        """All activations. Masks, positions, parameters and what comes of them alone are none."""
+        return self.trace.below(self.sources)
+
+    def data(self, operation: Operation) -> list[int]:
+        """The activations that an operation reads."""
+        return [v for v in operation.reads if v in self.live]
+
+    def weights(self, operation: Operation) -> list[str]:
+        """Names of the parameters that an operation reads, directly or through a change of layout."""
+        return [name for v in operation.reads if v not in self.live and (name := self.parameter(v))]
+
+    def parameter(self, value: int) -> str | None:
+        """The name of the parameter that a value is, or was computed from alone: a part, a layout, 1 + it, its exp."""
+        while value not in self.trace.names:
+            made = self.trace.made_by(value)
+            if made is None or len(made.reads) != 1:
+                return None
+            value = made.reads[0]
+        return self.trace.names[value]
+
+    def through(self, value: int) -> int | None:
+        """One step back where the maker only lays out, scales or shifts by what is not activation; else None."""
+        if value not in self._steps:
+            self._steps[value] = self._step_back(value)
+        return self._steps[value]
+
+    def _step_back(self, value: int) -> int | None:
+        made = self.trace.made_by(value)
+        if made is None or value in self.norms:
+            return None
+        data = self.data(made)
+        if bare(made) in ("cat", "stack") and len(roots := {self.root(v) for v in data}) == 1:
+            return roots.pop()  # parts of one activation, put together in another way
+        if len(data) != 1:
+            return None
+        if bare(made) in LAYOUT or (bare(made) in SCALING and self.trace[data[0]].shape == self.trace[value].shape):
+            return data[0]
+        return data[0] if bare(made) == "einsum" and self._scales(made, data[0], value) else None
+
+    def _scales(self, made: Operation, read: int, value: int) -> bool:
+        """An einsum of an activation with a vector along one of its axes."""
+        others = [v for v in made.reads if v != read]
+        return self.trace[read].shape == self.trace[value].shape and all(self.trace[v].ndim <= 1 for v in others)
+
+    def root(self, value: int) -> int:
+        """Back through layout, scale and shift, as far as they go."""
+        while (before := self.through(value)) is not None:
+            value = before
+        return value
+
+    def back(self, value: int) -> tuple[int, list[FoundNorm]]:
+        """Back through layout, scale, shift and norms: where that ends, and the norms that were crossed."""
+        crossed: list[FoundNorm] = []
+        while True:
+            value = self.root(value)
+            norm = self.norms.get(value)
+            if norm is None:
+                return value, crossed
+            crossed.append(norm)
+            value = norm.origin
+
+    def chain(self, value: int) -> Iterator[Operation]:
+        """The operations that `root` walks through."""
+        while (before := self.through(value)) is not None:
+            made = self.trace.made_by(value)
+            assert made is not None
+            yield made
+            value = before
+
+    def product(self, value: int) -> Operation | None:
+        """The product with a weight that made a value, seen through layout, scale and shift."""
+        made = self.trace.made_by(self.root(value))
+        return made if made is not None and self.is_product(made) else None
+
+    def is_product(self, operation: Operation) -> bool:
+        return bare(operation) in PRODUCTS and bool(self.weights(operation)) and bool(self.data(operation))
+
+    def unchanged(self, at: int, wanted: int, pinned: dict[int, Tensor] | None = None) -> bool:
+        """Whether `wanted` stays the same where `at` is scaled. Two far scales are compared: no eps counts there."""
+        trace = self.trace
+        unit = trace[at] / trace[at].double().square().mean().sqrt().clamp_min(1e-30).to(trace[at].dtype)
+        near, far = (trace.replay({at: unit * c} | (pinned or {}), [wanted])[0] for c in (FAR / 10, FAR))
+        return different(near, far) < SAME
+
+    def _find_norms(self) -> Iterator[FoundNorm]:
+        for operation in self.trace.operations:
+            if bare(operation) in NORMS and operation.reads[0] in self.live:
+                yield self._norm(operation.reads[0], operation.makes[0], operation)
+            elif bare(operation) in ("mul", "div") and (origin := self._standardised(operation)) is not None:
+                norm = self._norm(origin, operation.makes[0], operation)
+                if self.unchanged(norm.origin, norm.result):
+                    yield norm
+
+    def _standardised(self, operation: Operation) -> int | None:
+        """What is divided by a number of its own row, as hand-written norms do it; the mean may have been taken off."""
+        data = self.data(operation)
+        if len(data) != 2:
+            return None
+        by_width = sorted(data, key=lambda v: self._row(v))
+        number, row = by_width[0], by_width[1]
+        if self._row(number) != 1 or self._row(row) == 1:
+            return None
+        above = self.trace.above([number])
+        origin: int | None = row
+        while origin is not None and origin not in above:  # a gain stands in front of the division
+            origin = self._uncentred(origin) or self.through(origin)
+        return None if origin is None else self._casts(self._uncentred(self._casts(origin)) or origin)
+
+    def _uncentred(self, value: int) -> int | None:
+        """x of x - mean(x); None of anything else."""
+        made = self.trace.made_by(value)
+        pair = self.data(made) if made is not None and bare(made) == "sub" else []
+        return pair[0] if len(pair) == 2 and self._row(pair[1]) == 1 else None
+
+    def _row(self, value: int) -> int:
+        """Width of the last axis, 1 where a number was spread over it."""
+        made = self.trace.made_by(value)
+        if made is not None and bare(made) in ("expand", "expand_as"):
+            value = made.reads[0]
+        shape = self.trace[value].shape
+        return shape[-1] if shape else 1
+
+    def _casts(self, value: int) -> int:
+        while (made := self.trace.made_by(value)) is not None and bare(made) in ("to", "_to_copy", "alias", "clone"):
+            value = made.reads[0]
+        return value
+
+    def _norm(self, origin: int, result: int, operation: Operation) -> FoundNorm:
+        trace = self.trace
+        gain, offset, eps = None, None, None
+        if bare(operation) in NORMS:
+            names = [self.parameter(v) for v in operation.reads[1:]]
+            gain, offset = (*names, None, None)[:2] if any(names) else self._affine(result)
+            numbers = [a for a in operation.args if isinstance(a, float)]
+            eps = numbers[-1] if numbers else DEFAULT_EPS.get(bare(operation))
+        else:
+            gain, offset = self._affine(result)
+            gain = gain or self._gain_in_front(origin, result)
+            eps = self._eps(origin, result)
+        shift = trace.replay({origin: FAR * trace[origin] + FAR}, [result])[0]
+        plain = trace.replay({origin: FAR * trace[origin]}, [result])[0]
+        return FoundNorm(
+            origin=origin,
+            result=result,
+            address=operation.module,
+            gain=gain,
+            offset=offset,
+            eps=eps,
+            centred=different(shift, plain) < SAME,
+            dtype=trace[result].dtype,
+        )
+
+    def _affine(self, result: int) -> tuple[str | None, str | None]:
+        """Names of the gain and the offset that follow a hand-written norm."""
+        gain = offset = None
+        while len(readers := self.trace.read_by(result)) == 1 and bare(readers[0]) in SCALING | LAYOUT:
+            names = self.weights(readers[0])
+            if names and bare(readers[0]) in ("mul", "addcmul"):
+                gain = gain or names[0]
+            elif names and bare(readers[0]) == "add":
+                offset = offset or names[0]
+            elif names or len(self.data(readers[0])) != 1:
+                break
+            result = readers[0].makes[0]
+        return gain, offset
+
+    def _gain_in_front(self, origin: int, result: int) -> str | None:
+        """The name of a gain that multiplies before the division."""
+        between = self.trace.below([origin]) & self.trace.above([result])
+        made = [o for o in self.trace.operations if not between.isdisjoint(o.makes) and bare(o) in ("mul", "addcmul")]
+        return next((name for o in made for name in self.weights(o)), None)
+
+    def _eps(self, origin: int, result: int) -> float | None:
+        """The small number added between the origin of a hand-written norm and its result."""
+        between = self.trace.below([origin]) & self.trace.above([result])
+        for operation in self.trace.operations:
+            made = operation.makes[0] if operation.makes else None
+            if bare(operation) in ("add", "clamp_min", "clamp") and made in between and self._row(made) == 1:
+                small = [a for a in operation.args[1:] if isinstance(a, float) and a >= 0]
+                if small:
+                    return small[0]
+        return None
+
+
+def bare(operation: Operation) -> str:
+    """The name of what is computed, whether in place or not."""
+    return operation.name.rstrip("_")
+
+
+def different(a: Tensor, b: Tensor) -> float:
+    """|a - b| / |b|, 0 where both vanish."""
+    scale = torch.linalg.vector_norm(b.double()).item()
+    gap = torch.linalg.vector_norm((a - b).double()).item()
+    return gap / scale if scale else float(gap > 0)
