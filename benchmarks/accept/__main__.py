@@ -24,7 +24,8 @@ from benchmarks.accept.page import headline, write_page
 from benchmarks.accept.row import Row
 from benchmarks.accept.runner import Desk, run
 from benchmarks.accept.table import JOBS, ROWS
-from isograd.train.lock import FolderBusyError, alone
+from isograd.errors import FolderBusyError
+from isograd.files import locked
 
 TIERS = {"slice": ("slice",), "accept": ("slice", "accept"), "full": ("slice", "accept", "full")}
 SAID = {
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     console = Console(stderr=True)
     try:
-        with alone(options.out):
+        with locked(options.out):
             return _run(rows, options, console)
     except FolderBusyError as error:
         print(f"accept: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, S
 from markupsafe import Markup, escape
 
 from benchmarks.accept.row import Job
-from isograd.train.metrics import finite, write_text
+from isograd.files import finite, write_text
 
 Result = dict[str, Any]
 _CODE = re.compile(r"`([^`]*)`")

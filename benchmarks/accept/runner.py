@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.accept import state
 from benchmarks.accept.job import CPU
 from benchmarks.accept.row import Job, Row, digest
-from isograd.train.metrics import write_json
+from isograd.files import write_json
 
 Result = dict[str, Any]  # a row as the page has it
 ENDED = "ended.json"

@@ -15,6 +15,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
+from isograd.errors import IsogradError, UserError, one_line
+
 VERBS = {
     "compare": "train placements side by side on real text; a table and a page at the end",
     "study": "a grid of trainings with seeds: placements x depths x rates x warm-ups, and their statistics",
@@ -56,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, a pager) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (UserError, OSError) as error:
+    except (IsogradError, OSError) as error:
         print(f"isograd {verb}: {one_line(error)}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_code", 2)
 
 
 def _import(modules: list[str]) -> None:
@@ -70,17 +72,6 @@ def _import(modules: list[str]) -> None:
             import_module(module)
         except ImportError as error:
             raise UserError(f"--import {module}: {error}") from error
-
-
-class UserError(Exception):
-    """Wrong use or bad input, said in one line."""
-
-
-def one_line(error: Exception) -> str:
-    """What an error says; of the system's errors the file and what is wrong with it."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from isograd.cli import UserError, one_line
+from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from isograd.interop.certificate import Certificate

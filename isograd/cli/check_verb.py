@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from isograd.cli import UserError, one_line
+from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from isograd.lint import Findings
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     findings = _findings(options)
     if options.json:
-        from isograd.train.metrics import finite
+        from isograd.files import finite
 
         print(json.dumps(finite(findings.as_dict()), indent=2))
     else:
@@ -57,10 +57,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _findings(options: argparse.Namespace) -> "Findings":
     from isograd.cli.quiet import quiet
+    from isograd.errors import InputsError, ModelError
     from isograd.lint import check
     from isograd.lint.check import known_codes
-    from isograd.trace.inputs import InputsError, as_inputs
-    from isograd.trace.load import ModelError, load_callable, load_model
+    from isograd.trace.inputs import as_inputs
+    from isograd.trace.load import load_callable, load_model
 
     _check_options(options, known_codes)
     quiet()

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from isograd.cli import UserError, one_line
 from isograd.cli.progress import showing
+from isograd.errors import UserError, one_line
 
 _EPILOG = """\
 examples:
@@ -82,12 +82,9 @@ def run(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with console.status("loading torch"):
         from isograd.cli.quiet import quiet
-        from isograd.data import DataError
-        from isograd.placement import UnknownPlacement
+        from isograd.errors import DataError, FolderBusyError, RecipeError, UnknownPlacement
         from isograd.study.compare import compare
         from isograd.train.allocator import keep_freed_memory
-        from isograd.train.lock import FolderBusyError
-        from isograd.train.run import RecipeError
 
         quiet()
         keep_freed_memory()

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from isograd.cli import UserError, one_line
 from isograd.cli.console import output
+from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     console, begun = Console(file=sys.stderr), time.perf_counter()
     with console.status("loading torch") as status:
         from isograd.cli.quiet import quiet
-        from isograd.diagnose import ProfileError
+        from isograd.errors import ProfileError
         from isograd.report.profile_page import plain, write_profile
 
         quiet()
@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
 def _profile(options: argparse.Namespace, told: Callable[[str], None]) -> "Profile":
     import torch
 
-    from isograd.diagnose import ProfileError, profile
-    from isograd.trace.inputs import InputsError
-    from isograd.trace.load import ModelError, load_callable, load_model
+    from isograd.diagnose import profile
+    from isograd.errors import InputsError, ModelError, ProfileError
+    from isograd.trace.load import load_callable, load_model
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no CUDA device here")
@@ -104,9 +104,8 @@ def _profile(options: argparse.Namespace, told: Callable[[str], None]) -> "Profi
 
 def _of_text(model: "nn.Module", options: argparse.Namespace) -> tuple[Any, "Tensor | None"]:
     """Inputs and labels of the text; random tokens, which is said, where the model has no tokenizer for it."""
-    from isograd.data.errors import DataError
     from isograd.data.text import read
-    from isograd.trace.inputs import InputsError
+    from isograd.errors import DataError, InputsError
     from isograd.trace.text_inputs import text_inputs
 
     try:

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from isograd import __version__
-from isograd.cli import UserError, one_line
 from isograd.cli.console import output
 from isograd.cli.searching import configure_search, load, search_options
+from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from isograd.evaluate.scores import Scores
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     try:
         import isograd.evaluate.scores  # noqa: F401  (what is missing is said before anything is loaded)
-        from isograd.data import DataError
+        from isograd.errors import DataError
     except ImportError as error:
         raise UserError(one_line(error)) from error
     try:

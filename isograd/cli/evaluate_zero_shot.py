@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from isograd.cli import UserError, one_line
 from isograd.cli.console import output
 from isograd.cli.searching import count
+from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from isograd.evaluate.zero_shot import Score, ZeroShot
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(one_line(error)) from error
     except ValueError as error:  # of the data, and of the model
         raise UserError(one_line(error)) from error
-    from isograd.train.metrics import finite
+    from isograd.files import finite
 
     text = json.dumps(finite(_facts(options, found)), indent=2, ensure_ascii=False)
     if options.out:

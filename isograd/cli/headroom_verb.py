@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from isograd.cli import UserError, one_line
 from isograd.cli.console import output
 from isograd.cli.searching import count
+from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from isograd.study.headroom import Chain, Trial, Watch
@@ -55,13 +55,10 @@ def run(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with console.status("loading torch"):
         from isograd.cli.quiet import quiet
-        from isograd.data import DataError
-        from isograd.placement import UnknownPlacement
+        from isograd.errors import DataError, FolderBusyError, RecipeError, UnknownPlacement
         from isograd.study.headroom import headroom
         from isograd.study.headroom_plan import load_plan
         from isograd.study.workers import local
-        from isograd.train.lock import FolderBusyError
-        from isograd.train.run import RecipeError
 
         quiet()
     words = [word for word in [options.recipe, *options.overrides] if word]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from isograd.cli import Help, UserError
+from isograd.cli import Help
 from isograd.cli.certified import certified
+from isograd.errors import UserError
 
 if TYPE_CHECKING:
     from isograd.interop.certificate import Certificate

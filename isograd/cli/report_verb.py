@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from isograd.cli import UserError
+from isograd.errors import UserError
 
 _EPILOG = """\
 examples:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from isograd.cli import UserError, one_line
+from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from isograd.evaluate.translation import Translator

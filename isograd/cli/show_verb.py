@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from isograd.cli import UserError
-from isograd.placement import UnknownPlacement, get
+from isograd.errors import UnknownPlacement, UserError
+from isograd.placement import get
 from isograd.placement.text import final_formula, formulas, legend, numbers
 
 _KEYS = ("layers", "encoder", "decoder")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from isograd.cli import UserError, one_line
+from isograd.errors import UserError, one_line
 
 _EPILOG = """\
 examples:
@@ -62,10 +62,7 @@ def run(options: argparse.Namespace) -> int:
     _refuse(options)
     with console.status("loading torch"):
         from isograd.cli.quiet import quiet
-        from isograd.data import DataError
-        from isograd.placement import UnknownPlacement
-        from isograd.train.lock import FolderBusyError
-        from isograd.train.run import RecipeError
+        from isograd.errors import DataError, FolderBusyError, RecipeError, UnknownPlacement
 
         quiet()
     try:

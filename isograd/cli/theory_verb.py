@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from isograd.cli import UserError
 from isograd.cli.console import output
 from isograd.cli.searching import count
+from isograd.errors import UserError
 
 if TYPE_CHECKING:
     from isograd.theory import Claim, Verdict
@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
     console = Console(file=sys.stderr)
     with console.status("loading torch"):
         from isograd.cli.quiet import quiet
-        from isograd.theory import UnknownClaim, chosen
+        from isograd.errors import UnknownClaim
+        from isograd.theory import chosen
 
         quiet()
     try:
@@ -85,7 +86,7 @@ def _measure(claims: list["Claim"], options: argparse.Namespace, console: Consol
     page = write_theory(options.out, [_about(claim) for claim in claims], rows, refused_rows, facts)
     failed = [one for one in found if not one.holds], [one for one in refused if one.holds]
     if options.json:
-        from isograd.train.metrics import finite
+        from isograd.files import finite
 
         content = {"verdicts": [_short(row) for row in rows], "foils": [_short(row) for row in refused_rows]}
         print(json.dumps(finite(content | {"page": str(page), "facts": facts}), indent=2, ensure_ascii=False))

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from isograd.cli import UserError, one_line
+from isograd.errors import UserError, one_line
 
 _EPILOG = """\
 examples:
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from isograd.train.run import RecipeError
+    from isograd.errors import RecipeError
 
     try:
         recipe = _recipe(options)
@@ -68,8 +68,8 @@ def _recipe(options: argparse.Namespace) -> Any:
 
 def _forecast(recipe: Any, options: argparse.Namespace) -> int:
     from isograd.cli.forecast_table import print_forecast
+    from isograd.errors import RecipeError
     from isograd.train.forecast import forecast
-    from isograd.train.run import RecipeError
 
     devices = 1 if options.world_size is None else options.world_size
     if devices < 1:
@@ -96,12 +96,9 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
         from accelerate import PartialState
 
         from isograd.cli.quiet import quiet
-        from isograd.data import DataError
-        from isograd.placement import UnknownPlacement
+        from isograd.errors import DataError, FolderBusyError, RecipeError, UnknownPlacement
         from isograd.study.compare import name_of
         from isograd.train.allocator import keep_freed_memory
-        from isograd.train.lock import FolderBusyError
-        from isograd.train.run import RecipeError
         from isograd.train.train import train
 
         quiet()

@@ -2,7 +2,6 @@
 
 from isograd.data.batches import PackedSequences
 from isograd.data.corpus import Corpus, load_corpus
-from isograd.data.errors import DataError
 from isograd.data.parallel import ParallelCorpus, load_parallel
 
-__all__ = ["Corpus", "DataError", "PackedSequences", "ParallelCorpus", "load_corpus", "load_parallel"]
+__all__ = ["Corpus", "PackedSequences", "ParallelCorpus", "load_corpus", "load_parallel"]

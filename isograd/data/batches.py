@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from isograd.data.errors import DataError
+from isograd.errors import DataError
 
 
 class PackedSequences(Dataset[dict[str, Tensor]]):

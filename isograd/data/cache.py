@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from isograd.data.errors import DataError
+from isograd.errors import DataError
 
 MARK = "facts.json"  # the entry that has it is whole
 _STALE = 24 * 3600  # seconds after which what a killed build left is swept away

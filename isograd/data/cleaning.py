@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from isograd.data.errors import DataError
 from isograd.data.pairs import Pairs
+from isograd.errors import DataError
 
 Pair = tuple[str, str]
 

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from isograd.data.cache import MARK, read_digest, write_digest, write_entry
-from isograd.data.errors import DataError
 from isograd.data.text import EMBEDDED, Document, Ends, file_sha256, first_line, is_file, read
 from isograd.data.tokenizers import SPECIAL, Level, reads_text, smallest_bpe, train_tokenizer
+from isograd.errors import DataError
 
 _FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time

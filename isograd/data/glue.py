@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from isograd.data.errors import DataError
 from isograd.data.glue_rows import TASKS, Kind, Row, hub_rows, table_rows
 from isograd.data.text import OPEN
+from isograd.errors import DataError
 
 __all__ = ["TASKS", "Examples", "GlueData", "load_glue"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from isograd.data.errors import DataError
 from isograd.data.text import file_text, first_line
+from isograd.errors import DataError
 
 Row = tuple[str, str | None, float | None]  # first, second, label; None where there is none
 Columns = Mapping[str, str]  # "first", "second", "label" -> the name of a column

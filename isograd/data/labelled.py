@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from isograd.data.errors import DataError
 from isograd.data.glue import Examples
 from isograd.data.ragged import Ragged
 from isograd.data.token_batches import padded
+from isograd.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)

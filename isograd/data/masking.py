@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from isograd.data.batches import Order
-from isograd.data.errors import DataError
+from isograd.errors import DataError
 from isograd.transformer.loss import IGNORE
 
 

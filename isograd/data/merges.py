@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from isograd.data.errors import DataError
 from isograd.data.text import file_text, must_be_a_file
 from isograd.data.tokenizers import reads_text
+from isograd.errors import DataError
 
 Merge = tuple[str, str]
 

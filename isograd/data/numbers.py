@@ -9,7 +9,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from isograd.data.errors import DataError
+from isograd.errors import DataError
 
 SPLITS = {"train": 20_000, "valid": 500, "test": 500}
 _SEED = 14  # of the numbers that are drawn; another one is another corpus

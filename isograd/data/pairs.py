@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from isograd.data import numbers
-from isograd.data.errors import DataError
 from isograd.data.text import (
     JSON_LINES,
     OPEN,
@@ -22,6 +21,7 @@ from isograd.data.text import (
     json_rows,
     no_surrogates,
 )
+from isograd.errors import DataError
 
 NUMBERS = "numbers"
 _HUB = re.compile(r"\w[\w.-]*(/[\w.-]+){0,2}")

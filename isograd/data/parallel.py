@@ -15,11 +15,11 @@ from typing import Any, Literal
 from isograd.data.cache import MARK, write_entry
 from isograd.data.cleaning import Pair, complete, hold_out, non_empty, reasons
 from isograd.data.corpus import cache_folder, unigram_entropy
-from isograd.data.errors import DataError
 from isograd.data.pairs import NUMBERS, Found, Pairs, find_pairs
 from isograd.data.ragged import Ragged
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
 from isograd.data.text import file_sha256
+from isograd.errors import DataError
 
 __all__ = ["ParallelCorpus", "Ragged", "load_parallel"]
 

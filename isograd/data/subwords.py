@@ -18,10 +18,10 @@ from tokenizers import (
     trainers,
 )
 
-from isograd.data.errors import DataError
 from isograd.data.merges import collected, merging_tokenizer, read_dictionary, read_merges
 from isograd.data.text import must_be_a_file
 from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text
+from isograd.errors import DataError
 
 Kind = Literal["bpe", "unigram", "char"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from isograd.data.errors import DataError
+from isograd.errors import DataError
 
 Document = tuple[str, str]
 Ends = Literal["file", "blank-line"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from isograd.data.errors import DataError
 from isograd.data.parallel import Ragged
+from isograd.errors import DataError
 from isograd.transformer.loss import IGNORE
 
 

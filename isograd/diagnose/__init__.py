@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 from isograd.diagnose.watch.probe import Probe, Row
 
 if TYPE_CHECKING:
-    from isograd.diagnose.depth_profile.profile import ProfileError, profile
+    from isograd.diagnose.depth_profile.profile import profile
     from isograd.diagnose.depth_profile.results import Profile
 
-__all__ = ["Probe", "Profile", "ProfileError", "Row", "profile"]
+__all__ = ["Probe", "Profile", "Row", "profile"]
 
 
 def __getattr__(name: str) -> Any:
     """The depth profile loads transformers, which watching a bare loop does not need."""
-    if name in ("Profile", "ProfileError", "profile"):
+    if name in ("Profile", "profile"):
         from isograd.diagnose.depth_profile import profile
 
         return getattr(profile, name)

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 import isograd.models  # noqa: F401  (registers isograd's with the Auto classes)
-from isograd.data import DataError
 from isograd.data.text import first_line
+from isograd.errors import DataError
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from isograd.data import DataError
+from isograd.errors import DataError
 
 try:  # every name of the harness is imported here, so that its absence is said in one way
     import lm_eval.tasks

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from isograd.data import DataError
 from isograd.data.text import first_line
+from isograd.errors import DataError
 from isograd.evaluate.harness import DEFINITIONS, Dataset, Group, TaskManager, quiet_harness
 from isograd.evaluate.local_rows import Row
 from isograd.evaluate.local_tasks import LOCAL, find_tasks, read_task, whole_of

@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from isograd.data import DataError
 from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
+from isograd.errors import DataError, UnknownPlacement
 from isograd.models import IsogradForSeq2SeqLM
-from isograd.placement import UnknownPlacement
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["*.json", "*.safetensors"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isograd.data import DataError
+from isograd.errors import DataError
 
 Row = dict[str, Any]
 

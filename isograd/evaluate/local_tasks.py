@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isograd.data import DataError
 from isograd.data.text import OPEN, file_text, json_rows
+from isograd.errors import DataError
 from isograd.evaluate import local_rows as rows
 from isograd.evaluate.local_rows import Form, Reader, Row
 

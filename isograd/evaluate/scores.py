@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
-from isograd.data import DataError
+from isograd.errors import DataError
 
 try:
     from sacrebleu.metrics import BLEU, CHRF

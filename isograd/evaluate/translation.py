@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from isograd.data import DataError
 from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
+from isograd.errors import DataError
 from isograd.evaluate.loading import load_translation_model
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.models.beam import EarlyStopping

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from isograd.data import DataError
 from isograd.data.text import first_line
+from isograd.errors import DataError
 from isograd.evaluate.causal import empty_context
 from isograd.evaluate.harness import Scorer, evaluate, quiet_harness, unweighted_mean_stderr
 

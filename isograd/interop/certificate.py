@@ -21,6 +21,7 @@ import transformers
 from torch import nn
 
 import isograd
+from isograd.errors import IsogradError
 from isograd.interop.measurement import Logits, Writing, measure
 from isograd.interop.running import Precision, Side
 from isograd.interop.sample import Sample, random_sample
@@ -30,7 +31,7 @@ LIMITS: Mapping[Precision, float | None] = {"fp64": 1e-12, "fp32": 1e-5, "bf16":
 BEAMS = (1, 5)
 
 
-class CertificateError(Exception):
+class CertificateError(IsogradError):
     """A certificate that does not hold; nothing is to be handed on."""
 
     def __init__(self, certificate: "Certificate") -> None:

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from isograd.errors import ExportError, needed
+from isograd.files import new_folder
 from isograd.interop.ctranslate2_spec import ACTIVATIONS, specification
-from isograd.interop.errors import ExportError
 from isograd.interop.fold import fold
 from isograd.interop.vocabulary import pieces, save_tokenizer, sides, special
-from isograd.interop.whole import needed, whole
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel, IsogradPreTrainedModel
 from isograd.transformer.attention import Attention
 from isograd.transformer.norms import LayerNorm, RMSNorm
@@ -47,14 +47,14 @@ def export_ctranslate2(
         FoldError: coefficients that cannot be folded.
         ImportError: ctranslate2 is missing; the message names the extra.
     """
-    needed("ctranslate2")
+    needed("export", "ctranslate2")
     plain = held(model)
     spec = specification(plain)
     _set_vocabularies(spec, plain, tokenizer)
     spec.config.layer_norm_epsilon = plain.config.norm_eps
     spec.validate()
     spec.optimize(quantization=quantization)
-    with whole(folder) as part:
+    with new_folder(folder) as part:
         spec.save(str(part))
         save_tokenizer(tokenizer, part)
     return Path(folder)

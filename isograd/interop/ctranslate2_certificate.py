@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isograd.errors import needed
 from isograd.interop.certificate import Certificate, certify, hashes
 from isograd.interop.ctranslate2 import Holds, Quantization
 from isograd.interop.ctranslate2_spec import LONGEST
 from isograd.interop.running import Part, Runner
 from isograd.interop.sample import Batch, Sample, random_sample
 from isograd.interop.vocabulary import pieces, sides
-from isograd.interop.whole import needed
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.models.search import search
 
@@ -45,7 +45,7 @@ def certify_ctranslate2(
         quantization: what the folder was written with; then logits may differ by `QUANTIZED`, and nothing is written.
         others: hashes of the source and a date, as `certify` takes them.
     """
-    (library,) = needed("ctranslate2")
+    (library,) = needed("export", "ctranslate2")
     sample = random_sample(model) if sample is None else sample
     options = {"device": "cpu", "inter_threads": 1, "intra_threads": 1}
     options["compute_type"] = "default" if quantization else "float32"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.interop.whole import needed
+from isograd.errors import needed
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel
 from isograd.transformer.attention import Attention
 from isograd.transformer.feedforward import FeedForward, GatedFeedForward
@@ -32,7 +32,7 @@ LONGEST = 1024  # tokens that CTranslate2 reads of a source by default
 
 def specification(model: IsogradForSeq2SeqLM | IsogradForCausalLM) -> Any:
     """CTranslate2's specification with the model's weights in float32; vocabularies are not in it yet."""
-    (specs,) = needed("ctranslate2.specs.transformer_spec")
+    (specs,) = needed("export", "ctranslate2.specs.transformer_spec")
     if isinstance(model, IsogradForSeq2SeqLM):
         encoder, decoder = _tower(model.encoder), _tower(model.decoder)
         _set_linear(decoder.projection, model.lm_head)
@@ -43,7 +43,7 @@ def specification(model: IsogradForSeq2SeqLM | IsogradForCausalLM) -> Any:
 
 
 def _tower(tower: IsogradModel) -> Any:
-    common, specs = needed("ctranslate2.specs.common_spec", "ctranslate2.specs.transformer_spec")
+    common, specs = needed("export", "ctranslate2.specs.common_spec", "ctranslate2.specs.transformer_spec")
     config, embedding = tower.config, tower.embedding
     options: dict[str, Any] = {
         "pre_norm": True,  # here only: whether there is a final norm is asked beside it
@@ -104,7 +104,7 @@ def _set_attention(spec: Any, sublayer: Sublayer) -> None:
     )
     for linear, group in zip(spec.linear, [*groups, [branch.out]], strict=True):
         _set_linear(linear, *group)
-    (common,) = needed("ctranslate2.specs.common_spec")
+    (common,) = needed("export", "ctranslate2.specs.common_spec")
     for name, norm in (("q_norm", branch.query_norm), ("k_norm", branch.key_norm)):
         if isinstance(norm, nn.Identity):
             delattr(spec, name)

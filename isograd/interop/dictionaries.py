@@ -10,10 +10,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from isograd.data.errors import DataError
 from isograd.data.merges import SPECIAL, read_dictionary
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt
 from isograd.data.tokenizers import MASK, reads_text
+from isograd.errors import DataError
 from isograd.interop.fairseq_options import Kind
 from isograd.models import IsogradConfig
 

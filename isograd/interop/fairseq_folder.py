@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.data.errors import DataError
+from isograd.errors import DataError
+from isograd.files import new_folder
 from isograd.interop.certificate import Certificate, CertificateError, certify, hashes
 from isograd.interop.dictionaries import tokenizer_of
 from isograd.interop.fairseq import from_fairseq
@@ -19,7 +20,6 @@ from isograd.interop.fairseq_options import Kind, kind_of, options_of
 from isograd.interop.sample import random_sample
 from isograd.interop.unpickle import Options, file_hash, plain, read_checkpoint, tensors
 from isograd.interop.vocabulary import save_tokenizer
-from isograd.interop.whole import whole
 from isograd.models import IsogradPreTrainedModel
 
 _NEW_TOKENS = 12
@@ -70,7 +70,7 @@ def import_fairseq(
     checkpoint = read_fairseq(path, options=options, changes=changes)
     model = from_fairseq(checkpoint.state, checkpoint.options)
     tokenizer = _tokenizer(checkpoint, model, dictionaries, codes)
-    with whole(out) as part:
+    with new_folder(out) as part:
         model.save_pretrained(part)
         if tokenizer is not None:
             save_tokenizer(tokenizer, part)

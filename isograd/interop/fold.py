@@ -20,8 +20,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from isograd.errors import FoldError
 from isograd.interop.fold_embedding import fold_embeddings
-from isograd.interop.fold_placement import FoldError, folded_config
+from isograd.interop.fold_placement import folded_config
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Site
 from isograd.transformer.attention import Attention

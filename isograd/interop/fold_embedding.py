@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from isograd.interop.fold_placement import FoldError
+from isograd.errors import FoldError
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Tower
 from isograd.transformer.parameters import Embedding, Linear

@@ -11,12 +11,12 @@ from transformers import AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
+from isograd.errors import ExportError
 from isograd.evaluate.loading import model_folder
+from isograd.files import new_folder
 from isograd.interop.certificate import Certificate, CertificateError, certify, hashes
-from isograd.interop.errors import ExportError
 from isograd.interop.fold import fold
 from isograd.interop.sample import Sample, random_sample, text_sample
-from isograd.interop.whole import whole
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.load import load_model
 
@@ -58,7 +58,7 @@ def fold_folder(
     model = load_isograd(folder)
     sample = random_sample(model) if lines is None else text_sample(model, load_tokenizer(folder), lines)
     folded = fold(model, untie=untie)
-    with whole(out) as part:
+    with new_folder(out) as part:
         folded.save_pretrained(part)
         copy_companions(folder, part)
         written = type(folded).from_pretrained(part)

@@ -8,15 +8,11 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
-from isograd.interop.errors import ExportError
+from isograd.errors import FoldError
 from isograd.models import IsogradConfig
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Tower, get, sites
 from isograd.placement.flags import flagged_name
 from isograd.placement.text import formulas
-
-
-class FoldError(ExportError):
-    """A model whose coefficients cannot be folded; the message is one line."""
 
 
 def folded_config(config: IsogradConfig) -> IsogradConfig:

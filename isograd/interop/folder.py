@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isograd.data.subwords import PairTokenizer
+from isograd.errors import ExportError
 from isograd.evaluate.loading import model_folder
+from isograd.files import new_folder
 from isograd.interop.card import Card
 from isograd.interop.certificate import Certificate, CertificateError, hashes
-from isograd.interop.errors import ExportError
 from isograd.interop.fold_folder import load_isograd, load_tokenizer
 from isograd.interop.forms import FORMS, Source, as_native
 from isograd.interop.native_fit import kind_of
 from isograd.interop.native_targets import TARGETS
 from isograd.interop.origin import origin
 from isograd.interop.sample import random_sample, text_sample
-from isograd.interop.whole import whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def export_folder(
         source=hashes(folder),
         date=date,
     )
-    with whole(out) as part:
+    with new_folder(out) as part:
         written = FORMS[to](source, part) if to in FORMS else as_native(source, part, to)
         certificate = written.certificate
         if not certificate.holds:

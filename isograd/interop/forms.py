@@ -14,8 +14,8 @@ from typing import Any, Literal
 import transformers
 
 from isograd.data.subwords import PairTokenizer
+from isograd.errors import ExportError
 from isograd.interop.certificate import Certificate, certify, hashes
-from isograd.interop.errors import ExportError
 from isograd.interop.fold_folder import copy_companions
 from isograd.interop.native import Plan, built, plan
 from isograd.interop.native_certificate import certify_native

@@ -22,11 +22,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from isograd.data.subwords import Subwords
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError, needed
+from isograd.files import new_folder
 from isograd.interop.native import Plan, built, plan
 from isograd.interop.native_weights import positions_of
 from isograd.interop.vocabulary import pieces, save_tokenizer, special
-from isograd.interop.whole import needed, whole
 from isograd.models import IsogradForCausalLM, IsogradPreTrainedModel
 
 FILE = "model.gguf"
@@ -47,11 +47,11 @@ def export_gguf(model: IsogradPreTrainedModel, tokenizer: Any, folder: str | Pat
         ExportError: a model or a tokenizer that llama.cpp has no place for, or a folder that is there already.
         ImportError: gguf is missing; the message names the extra.
     """
-    (library,) = needed("gguf")
+    (library,) = needed("export", "gguf")
     done = held(model)
     text = _byte_level(tokenizer)
     tensors = _tensors(done, library)
-    with whole(folder) as part:
+    with new_folder(folder) as part:
         writer = library.GGUFWriter(part / FILE, done.name)
         _add_shape(writer, done, library, half)
         _add_vocabulary(writer, tokenizer, text, done.model.config)

@@ -10,11 +10,11 @@ from typing import Any
 import transformers
 from transformers.utils import logging
 
+from isograd.errors import needed
 from isograd.interop.certificate import Certificate, certify, hashes
 from isograd.interop.gguf import FILE, held
 from isograd.interop.native import built
 from isograd.interop.sample import Sample
-from isograd.interop.whole import needed
 from isograd.models import IsogradPreTrainedModel
 
 EXACT = 1e-5
@@ -36,7 +36,7 @@ def certify_gguf(
         half: the file holds float16; then logits may differ by `HALF`.
         others: of `certify`.
     """
-    needed("gguf")
+    needed("export", "gguf")
     done = held(model)
     config = built(done).config  # the reader would take GPT-2's inner width and positions for the usual ones
     bars = logging.is_progress_bar_enabled()

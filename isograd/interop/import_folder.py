@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from isograd.data.errors import DataError
 from isograd.data.text import first_line
+from isograd.errors import DataError, ExportError
+from isograd.files import new_folder
 from isograd.interop.certificate import Certificate, CertificateError, certify, hashes
-from isograd.interop.errors import ExportError
 from isograd.interop.pretrained_state import from_transformers
 from isograd.interop.sample import Sample
 from isograd.interop.torch_original import Original
 from isograd.interop.torch_state import Plan, from_torch
 from isograd.interop.unpickle import file_hash, read_checkpoint, tensors
-from isograd.interop.whole import whole
 from isograd.models import IsogradModel, IsogradPreTrainedModel
 from isograd.trace.load import load_model
 
@@ -46,7 +45,7 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
         model.config.eos_token_id = _first(model.config.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
     if model.can_generate() and theirs.generation_config is not None:
         model.generation_config = copy.deepcopy(theirs.generation_config)
-    with whole(out) as part:
+    with new_folder(out) as part:
         model.save_pretrained(part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
@@ -70,7 +69,7 @@ def import_torch(path: str | Path, out: str | Path, plan: Plan, *, date: str | N
     """
     state = _state(Path(path))
     model = from_torch(state, plan)
-    with whole(out) as part:
+    with new_folder(out) as part:
         model.save_pretrained(part)
         written: Any = type(model).from_pretrained(part)
         bare = isinstance(model, IsogradModel)

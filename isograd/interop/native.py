@@ -15,8 +15,8 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedModel
 
-from isograd.interop.errors import ExportError
-from isograd.interop.fold import FoldError, fold
+from isograd.errors import ExportError, FoldError
+from isograd.interop.fold import fold
 from isograd.interop.native_fit import first_row, has_coefficients, has_inner_norms, homes, kind_of, reasons
 from isograd.interop.native_targets import KINDS, TARGETS, Kind, Target
 from isograd.interop.native_weights import meta, native_state, positions_of, scales, unties

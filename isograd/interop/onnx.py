@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError, needed
+from isograd.files import new_folder
 from isograd.interop.vocabulary import save_tokenizer
-from isograd.interop.whole import needed, whole
 from isograd.models import (
     IsogradForCausalLM,
     IsogradForMaskedLM,
@@ -59,10 +59,10 @@ def export_onnx(model: IsogradPreTrainedModel, folder: str | Path, *, tokenizer:
         ExportError: a model without a head, or a folder that is there already.
         ImportError: onnx or onnxscript is missing; the message names the extra.
     """
-    needed("onnx", "onnxscript")
+    needed("export", "onnx", "onnxscript")
     traced = copy.deepcopy(model).to("cpu", torch.float32).eval()
     traced.set_attn_implementation("eager")  # one graph for every mask: sdpa's asks whether there is padding at all
-    with whole(folder) as part:
+    with new_folder(folder) as part:
         for graph in _graphs(traced):
             _write(graph, part)
         model.config.save_pretrained(part)
@@ -75,7 +75,7 @@ class OnnxModel:
     """The graphs of a folder, run by onnxruntime; takes and gives torch's tensors."""
 
     def __init__(self, folder: str | Path, *, threads: int = 1) -> None:
-        (runtime,) = needed("onnxruntime")
+        (runtime,) = needed("export", "onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         self.sessions = {

@@ -7,7 +7,7 @@ weights say stand in `isograd.interop.pretrained_state`.
 from collections.abc import Mapping
 from typing import Any
 
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError
 
 ACTIVATIONS = {
     "relu": "relu",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError
 from isograd.interop.names import NAMES
 from isograd.interop.pretrained_configs import OPTIONS
 from isograd.interop.renaming import from_native

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError
 from isograd.interop.vocabulary import sides
 
 Batch = Mapping[str, Tensor]

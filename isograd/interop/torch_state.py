@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError
 from isograd.models import (
     IsogradConfig,
     IsogradForCausalLM,

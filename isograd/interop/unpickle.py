@@ -24,8 +24,8 @@ from torch import Tensor
 from torch._weights_only_unpickler import _get_allowed_globals, get_globals_in_pkl
 from torch.serialization import MAGIC_NUMBER, safe_globals
 
-from isograd.data.errors import DataError
 from isograd.data.text import first_line
+from isograd.errors import CheckpointError
 
 _LIBRARIES = ("fairseq.", "omegaconf.", "typing.", "numpy.core.multiarray.", "numpy._core.multiarray.")
 _TYPES = [f"{module}.{name}" for module in ("builtins", "__builtin__") for name in
@@ -43,10 +43,6 @@ _BROKEN = (
     SafetensorError,
 )
 _LEGACY_PICKLES = 5  # magic number, protocol, system, object, keys of storages; the bytes of the storages follow
-
-
-class CheckpointError(DataError):
-    """A file that is no checkpoint, or one that would run what it must not."""
 
 
 class Kept:

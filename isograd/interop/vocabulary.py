@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from isograd.data.subwords import PairTokenizer, Subwords
 from isograd.data.tokenizers import SPECIAL, for_transformers
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError
 
 
 def pieces(tokenizer: Any, rows: int) -> list[str]:

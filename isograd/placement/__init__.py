@@ -1,6 +1,6 @@
 """What the papers say, as data. Imports neither torch nor anything else of isograd."""
 
-from isograd.placement.catalogue import CATALOGUE, UnknownPlacement, get, register
+from isograd.placement.catalogue import CATALOGUE, get, register
 from isograd.placement.formula import (
     ByKind,
     HeadScale,
@@ -30,7 +30,6 @@ __all__ = [
     "Site",
     "Start",
     "Tower",
-    "UnknownPlacement",
     "get",
     "register",
     "sites",

@@ -10,6 +10,7 @@ To add your own, write an entry and register it:
 import difflib
 from dataclasses import replace
 
+from isograd.errors import UnknownPlacement
 from isograd.placement import laws
 from isograd.placement.flags import flagged
 from isograd.placement.formula import ByKind, HeadScale, Learned, Norm, Placement, ProjectionNorm, Residual, Start
@@ -150,13 +151,6 @@ def get(name: str) -> Placement:
     raise UnknownPlacement(
         f"unknown placement {name!r}: {hint} ('isograd list' shows all; one of your own must be registered first)"
     )
-
-
-class UnknownPlacement(KeyError):  # noqa: N818  (the name says what is wrong; "Error" would add nothing)
-    """Raised for a name that is not in the catalogue."""
-
-    def __str__(self) -> str:  # KeyError would print the quoted repr
-        return str(self.args[0])
 
 
 def register(name: str, placement: Placement, *, overwrite: bool = False) -> Placement:

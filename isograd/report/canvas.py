@@ -5,7 +5,6 @@ dash per arm throughout, safe for colour-blind readers (Okabe and Ito's set, yel
 """
 
 import io
-import os
 import re
 import textwrap
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation
+
+from isograd.files import write_bytes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
@@ -119,17 +120,10 @@ def save(drawn: Drawing, path: Path) -> None:
     """Dark ink on white, letters as outlines: `path` with .svg and .png, the same anywhere."""
     _legend(drawn)
     drawn.figure.patch.set(alpha=1, facecolor="white")
-    _write(path.with_suffix(".svg"), _saved(drawn.figure, path.stem, fonts="path"))
+    write_bytes(path.with_suffix(".svg"), _saved(drawn.figure, path.stem, fonts="path"))
     image = io.BytesIO()
     drawn.figure.savefig(image, format="png", dpi=160, metadata={"Software": None})
-    _write(path.with_suffix(".png"), image.getvalue())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    scratch.replace(path)
+    write_bytes(path.with_suffix(".png"), image.getvalue())
 
 
 def _saved(figure: Figure, salt: str, fonts: str) -> bytes:

@@ -9,13 +9,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from isograd.files import finite, write_text
 from isograd.report import headroom_words as words
 from isograd.report.canvas import save, svg
 from isograd.report.headroom_figures import headroom_map
 from isograd.report.headroom_findings import findings, lead
 from isograd.study.boundary import Search
 from isograd.study.labels import flat, shown
-from isograd.train.metrics import finite, write_text
 from isograd.train.run import unread
 
 Row = Mapping[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from isograd.files import finite, write_text
 from isograd.report import tables
 from isograd.report.canvas import save, style, svg
 from isograd.report.ramps import is_ramp
@@ -16,7 +17,6 @@ from isograd.report.runs import ArmFiles, Row, arms_of
 from isograd.report.sections import Section, sections
 from isograd.report.words import differing, settings, subtitle
 from isograd.study.labels import flat
-from isograd.train.metrics import finite, write_text
 
 TITLES = {"classification": "Fine-tuning", "ramp": "Up to which learning rate a training holds"}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from isograd.files import finite, write_text
 from isograd.report import profile_figures, profile_tables
 from isograd.report.canvas import Drawing, save, svg
-from isograd.train.metrics import finite, write_text
 
 Row = Mapping[str, Any]
 

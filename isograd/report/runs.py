@@ -11,8 +11,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from isograd.files import read_rows
 from isograd.study.labels import labels
-from isograd.train.metrics import read_rows
 
 Row = dict[str, Any]
 Curve = tuple[list[float], list[float], list[float], list[float]]  # x; over seeds the mean, the lowest, the highest

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from isograd.files import finite, write_text
 from isograd.report.canvas import save, svg
 from isograd.report.page import as_csv
 from isograd.report.study_arms import design_of, measure_of, study_arms, tuned
@@ -28,7 +29,6 @@ from isograd.report.study_results import arm_row, cell_row, comparison_row
 from isograd.report.study_sections import Found, Part, parts
 from isograd.report.study_tables import Table, arms_table
 from isograd.report.study_verdicts import corrected, differences
-from isograd.train.metrics import finite, write_text
 
 SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 

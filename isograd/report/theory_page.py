@@ -7,9 +7,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from isograd.files import finite, write_text
 from isograd.report.canvas import save, svg
 from isograd.report.theory_figures import claim_figure
-from isograd.train.metrics import finite, write_text
 
 Row = Mapping[str, Any]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from isograd.errors import RecipeError
 from isograd.outcome import NEAR, WINDOW, OutcomeName
 from isograd.statistics import median, median_interval
-from isograd.train.run import RecipeError
 
 Verdict = Literal["trained", "broke", "stuck", "slow", "undecided", "failed"]
 

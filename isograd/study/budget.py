@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from isograd.errors import RecipeError
 from isograd.train.forecast import tokens_per_update
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.task import with_steps
 
 Unit = Literal["steps", "tokens", "seconds"]

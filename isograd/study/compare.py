@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from isograd.errors import RecipeError
+from isograd.files import locked
 from isograd.placement import get
 from isograd.study.labels import labels
 from isograd.study.tasks import tasks_of
 from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
-from isograd.train.lock import alone
 from isograd.train.recipe import with_overrides
-from isograd.train.run import Data, Model, RecipeError, Run, Training
+from isograd.train.run import Data, Model, Run, Training
 from isograd.train.train import check_text, ended, train
 
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
@@ -154,7 +155,7 @@ def compare(
     if at_once < 1:
         raise RecipeError(f"jobs={jobs} must be at least 1")
     tasks = tasks_of([arm.run for arm in arms])
-    with alone(arms[0].folder.parent):
+    with locked(arms[0].folder.parent):
         if fresh:
             _remove(arms)
         for arm, task in zip(arms, tasks, strict=True):

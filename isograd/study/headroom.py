@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from isograd.files import locked, read_rows, write_json
 from isograd.study.boundary import Boundary, Search, Verdict, first_rate, next_rate, over_seeds, verdict_of
 from isograd.study.compare import name_of
 from isograd.study.headroom_plan import AXES, Plan, run_at
@@ -19,8 +20,6 @@ from isograd.study.ledger import CELLS, Row, outcome_in, write_ledger
 from isograd.study.plan import Cell
 from isograd.study.runner import run_cells
 from isograd.study.tasks import check_jobs, tasks_of
-from isograd.train.lock import alone
-from isograd.train.metrics import read_rows, write_json
 from isograd.train.provenance import provenance
 
 HEADROOM = "headroom.json"
@@ -95,7 +94,7 @@ def headroom(plan: Plan, folder: Path, engine: Engine, watch: Watch | None = Non
     first = [_cell(plan, chain, first_rate(plan.search)) for chain in chains]
     check_jobs([(cell.run, folder / CELLS / cell.name) for cell in first])
     rows: dict[str, Row] = {}
-    with alone(folder):
+    with locked(folder):
         while wanted := [(chain, rate) for chain in chains if isinstance(rate := chain.next(plan.search), float)]:
             _train(plan, wanted, rows, folder, engine, watch, retry)
             write_ledger(folder, list(rows.values()))

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from isograd.errors import RecipeError
 from isograd.placement import get
 from isograd.study.boundary import Search
 from isograd.study.labels import shown
 from isograd.study.plan import ARM, load_study
 from isograd.train.recipe import load_arms, load_run, read_recipe
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 
 AXES = ("model.placement", "training.warmup", "training.lr")  # of a study's recipe; the rates are what is looked for
 SEEDS = (1, 2, 3)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from isograd.files import finite, read_rows, write_json, write_text
 from isograd.outcome import ENDED
 from isograd.study.faults import fault
 from isograd.study.plan import Cell, Study
 from isograd.train.checkpoints import last_checkpoint
-from isograd.train.metrics import finite, read_rows, write_json, write_text
 
 Row = dict[str, Any]
 State = Literal["new", "begun", "failed", "broken", "ended"]

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from isograd.errors import RecipeError
+from isograd.files import write_bytes
 from isograd.outcome import ENDED
 from isograd.placement import Placement, get
 from isograd.study.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
 from isograd.study.ray_cluster import connected, gpus_of, imported
-from isograd.train.run import RecipeError
 from isograd.train.train import ended
 from isograd.train.validation import WEIGHTS
 
@@ -149,9 +150,7 @@ def _write(job: Job, files: Files) -> None:
     for name in sorted(files, key=lambda name: name == "outcome.json"):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        scratch.write_bytes(files[name])
-        scratch.replace(path)
+        write_bytes(path, files[name])
 
 
 @contextmanager

@@ -7,12 +7,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from isograd.placement import UnknownPlacement, get
+from isograd.errors import RecipeError, UnknownPlacement
+from isograd.placement import get
 from isograd.study.budget import Budget, budget_of, paid, provided
 from isograd.study.compare import name_of, settings_of
 from isograd.study.labels import flat, labels, shown
 from isograd.train.recipe import COMPARED, arms_in, known_keys, nearest, overridden, read_recipe, run_from_dict
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 
 FIXED = ("seed", "name", "task")  # no axis may be over these
 STEPS = "training.steps"

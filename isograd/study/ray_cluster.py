@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from isograd.errors import RecipeError
 from isograd.study.workers import cores
-from isograd.train.run import RecipeError
 
 STORE = 100 * 2**20  # bytes of a local cluster's object store; outcomes are small
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isograd.files import append_rows, is_locked
 from isograd.outcome import ENDED
 from isograd.study.jobs import Engine, Job, OnStep
 from isograd.study.ledger import CELLS, LEDGER, Row, damage, outcome_in, row_of, state_of, write_ledger
 from isograd.study.plan import Cell
-from isograd.train.lock import held
-from isograd.train.metrics import append_rows
 from isograd.train.train import tidy
 
 OnRow = Callable[[int, Row], None]
@@ -124,7 +123,7 @@ def _train_all(
     all_jobs = jobs_of(cells, folder)
     jobs = {i: all_jobs[i] for i in todo}
     while left := {i: job for i, job in jobs.items() if i not in rows}:
-        free = {i: job for i, job in left.items() if not held(job[1])}
+        free = {i: job for i, job in left.items() if not is_locked(job[1])}
         if free:
             engine(free, on_step, on_end)
         else:

@@ -9,14 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from isograd.errors import RecipeError
+from isograd.files import write_json
 from isograd.study.faults import fault
 from isograd.study.jobs import Engine
 from isograd.study.labels import flat
 from isograd.study.ledger import CELLS, outcome_in
 from isograd.study.plan import Cell, Study, with_cells
 from isograd.train.forecast import tokens_per_update
-from isograd.train.metrics import write_json
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.task import with_steps
 
 SPEEDS = "speeds.json"

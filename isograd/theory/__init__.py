@@ -1,7 +1,7 @@
 """The papers' theory, made to run: claims, and the verdicts of measuring them."""
 
 from isograd.theory.claim import Case, Claim, Curve, Line, Measured, Verdict
-from isograd.theory.claims import CLAIMS, UnknownClaim, chosen, foils, verdicts
+from isograd.theory.claims import CLAIMS, chosen, foils, verdicts
 
 __all__ = [
     "CLAIMS",
@@ -10,7 +10,6 @@ __all__ = [
     "Curve",
     "Line",
     "Measured",
-    "UnknownClaim",
     "Verdict",
     "chosen",
     "foils",

@@ -3,18 +3,12 @@
 import difflib
 from collections.abc import Iterator, Sequence
 
+from isograd.errors import UnknownClaim
 from isograd.theory.claim import Claim, Verdict
 from isograd.theory.later import LATER_CLAIMS
 from isograd.theory.xiong import XIONG_CLAIMS
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*XIONG_CLAIMS, *LATER_CLAIMS)}
-
-
-class UnknownClaim(KeyError):  # noqa: N818  (the name says what is wrong)
-    """Raised for a name that no claim has."""
-
-    def __str__(self) -> str:  # KeyError would print the quoted repr
-        return str(self.args[0])
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:

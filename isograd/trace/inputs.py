@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from isograd.data.text import first_line
+from isograd.errors import InputsError
 from isograd.trace.pretrained_inputs import of_pretrained
 
 Inputs = dict[str, Any] | tuple[Any, ...]
@@ -22,10 +23,6 @@ _BATCH = 2
 _LENGTHS = (16, 8, 4)
 _WIDTHS = 4  # different widths of Linear layers that are tried
 _SIDES = (224, 64, 32, 16)
-
-
-class InputsError(ValueError):
-    """No inputs that the model runs on; the message is one line."""
 
 
 def guess_inputs(model: nn.Module) -> Inputs:

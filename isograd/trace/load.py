@@ -18,6 +18,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 import isograd.models
 from isograd.data.text import first_line
+from isograd.errors import ModelError
 
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -29,10 +30,6 @@ _AUTO = (  # in the order in which they are tried
     "AutoModelForImageClassification",
     "AutoModel",
 )
-
-
-class ModelError(ValueError):
-    """A MODEL or a callable that cannot be had; the message is one line."""
 
 
 def load_model(text: str) -> nn.Module:

@@ -8,7 +8,8 @@ import transformers
 from torch import Tensor, nn
 
 from isograd.data.text import first_line
-from isograd.trace.inputs import Inputs, InputsError, guess_inputs, run
+from isograd.errors import InputsError
+from isograd.trace.inputs import Inputs, guess_inputs, run
 
 _LENGTHS = (128, 64, 32, 16, 8)
 _SEQUENCES = 4

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
-from isograd.train.metrics import append_rows
+from isograd.files import append_rows
 from isograd.train.trainer import IsogradTrainer
 from isograd.train.watching import EarlyWarning
 

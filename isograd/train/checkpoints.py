@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from isograd.train.metrics import write_json
+from isograd.files import write_json
 
 SEAL = "sealed.json"
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from isograd.data.glue import Examples, GlueData, load_glue
 from isograd.data.labelled import Encoded, LabelledBatches, encode
+from isograd.errors import RecipeError
 from isograd.evaluate.classification import METRICS, constant_scores, has_failed, scores
 from isograd.models import IsogradConfig, IsogradForSequenceClassification
 from isograd.outcome import Numbers, Verdict
 from isograd.train.pretrained import PreTrained, find_pretrained
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.sections import Glue
 from isograd.train.task import Task, first_sequences
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from isograd.data import Corpus, DataError, PackedSequences, load_corpus
+from isograd.data import Corpus, PackedSequences, load_corpus
 from isograd.data.tokenizers import SPECIAL, for_transformers
+from isograd.errors import DataError
 from isograd.models import IsogradConfig, IsogradForCausalLM
 from isograd.train.run import Run
 from isograd.train.task import Task, config_from, first_sequences

@@ -20,10 +20,11 @@ from pathlib import Path
 import psutil
 import torch
 
+from isograd.errors import RecipeError
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, sites
 from isograd.placement.formula import Learned
-from isograd.train.run import RecipeError, Run, Training, sharded_by
+from isograd.train.run import Run, Training, sharded_by
 from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, places
 from isograd.train.zero import Zero, zero_of
 

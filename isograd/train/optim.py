@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from isograd.train.run import RecipeError, Training
+from isograd.errors import RecipeError
+from isograd.train.run import Training
 
 
 def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

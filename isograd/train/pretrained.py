@@ -13,12 +13,11 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from isograd.data import DataError
 from isograd.data.text import file_sha256, first_line
 from isograd.data.tokenizers import reads_text
+from isograd.errors import DataError, UnknownPlacement
 from isograd.evaluate.loading import model_folder
 from isograd.models import IsogradConfig, IsogradModel
-from isograd.placement import UnknownPlacement
 
 _HEADS = ("head.", "lm_head.", "next_sentence.", "dense.", "classifier.")  # of our models; none is taken over
 _SHAPE = ("config.json", "tokenizer.json")

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser
 
-from isograd.train.run import RecipeError, Run
+from isograd.errors import RecipeError
+from isograd.train.run import Run
 
 COMPARED = ("arms", "seeds", "axes", "budget", "keep_models")  # top-level keys that comparisons and studies alone read
 

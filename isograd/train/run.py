@@ -6,11 +6,8 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+from isograd.errors import RecipeError
 from isograd.train.sections import Data, Glue, Model, Pairs, Search, Task, Training
-
-
-class RecipeError(ValueError):
-    """A recipe or an override that cannot be used; the message says which key and what to type instead."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from isograd.data.tokenizers import smallest_bpe
+from isograd.errors import RecipeError, UnknownPlacement
 from isograd.models import IsogradConfig
-from isograd.placement import Norm, Placement, Residual, Site, Tower, UnknownPlacement, sites
+from isograd.placement import Norm, Placement, Residual, Site, Tower, sites
 from isograd.placement.formula import Learned
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.task import config_from
 
 Part = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]

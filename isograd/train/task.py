@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from isograd.errors import RecipeError, UnknownPlacement
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.models.config import TERMS
 from isograd.outcome import Verdict, judge
-from isograd.placement import UnknownPlacement
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 
 LOOKED_AT = 2000  # steps at the end of a run whose batches are formed again, for their unigram loss
 

@@ -18,6 +18,8 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from isograd.diagnose.watch.writers import WARNINGS
+from isograd.errors import RecipeError
+from isograd.files import append_rows, finite, keep_until, locked, read_rows, write_json
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
 from isograd.placement import Tower
@@ -25,11 +27,9 @@ from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
 from isograd.train.callbacks import Broke, Log, Observe, Progress
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
-from isograd.train.lock import alone
-from isograd.train.metrics import append_rows, finite, keep_until, read_rows, write_json
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
-from isograd.train.run import RecipeError, Run, sharded_by
+from isograd.train.run import Run, sharded_by
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
@@ -60,7 +60,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
     check_text(folder, task)
     task.config()
     set_seed(run.seed)
-    with alone(folder) if state.is_main_process else nullcontext():
+    with locked(folder) if state.is_main_process else nullcontext():
         done = ended(run, folder)  # another process may have trained it since
         state.wait_for_everyone()
         if done is not None:

@@ -21,10 +21,11 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from isograd.data.batches import as_is
 from isograd.diagnose import Probe
 from isograd.diagnose.watch.probe import whole
+from isograd.errors import RecipeError
 from isograd.models import IsogradPreTrainedModel
 from isograd.train.memory import available_memory, must_fit
 from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.sizes import config_of
 from isograd.train.zero import settings
 from isograd.transformer.loss import smoothing_of

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from isograd.data.parallel import ParallelCorpus, load_parallel
 from isograd.data.ragged import loss_by_place
 from isograd.data.token_batches import TokenBatches
+from isograd.errors import RecipeError
 from isograd.evaluate.scores import score
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 from isograd.models.search import translate_ids
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.task import Task, config_from, with_steps
 from isograd.transformer.loss import IGNORE
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from isograd.train.metrics import append_rows, read_rows
-from isograd.train.run import RecipeError
+from isograd.errors import RecipeError
+from isograd.files import append_rows, read_rows
 from isograd.train.sections import Kept
 from isograd.train.task import Task
 from isograd.train.trainer import IsogradTrainer

@@ -10,7 +10,7 @@ from torch import Tensor
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.layers import find_layers, whole_layers
 from isograd.diagnose.watch.writers import WARNINGS
-from isograd.train.metrics import append_rows, read_rows, write_json
+from isograd.files import append_rows, read_rows, write_json
 from isograd.train.trainer import IsogradTrainer
 
 STATE = "watch.json"  # in a checkpoint

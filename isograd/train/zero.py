@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isograd.train.run import RecipeError, Run, Training
+from isograd.errors import RecipeError
+from isograd.train.run import Run, Training
 
 BUCKET = 500_000_000  # DeepSpeed's `reduce_bucket_size` where the file does not say
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isograd.data import Corpus, DataError, load_corpus
+from isograd.data import Corpus, load_corpus
+from isograd.errors import DataError
 
 LOAD = "import sys; from isograd.data import load_corpus; print(load_corpus(sys.argv[1]).sha256)"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from isograd.data import DataError
 from isograd.data.numbers import numbers
 from isograd.data.pairs import Found, find_pairs
+from isograd.errors import DataError
 
 parquet = pytest.importorskip("pyarrow.parquet")
 datasets = pytest.importorskip("datasets")

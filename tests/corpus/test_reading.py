@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isograd.data import DataError, load_corpus
+from isograd.data import load_corpus
 from isograd.data.corpus import encode, split, unigram_entropy
 from isograd.data.text import embedded, read
 from isograd.data.tokenizers import train_tokenizer
+from isograd.errors import DataError
 
 parquet = pytest.importorskip("pyarrow.parquet")
 from pyarrow import table  # noqa: E402

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isograd.diagnose import ProfileError, profile
+from isograd.diagnose import profile
 from isograd.diagnose.depth_profile.branches import largest
+from isograd.errors import ProfileError
 from tests import build
 from tests.lint.families import FAMILIES
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from isograd.data import DataError
+from isograd.errors import DataError
 from isograd.evaluate import harness
 from isograd.evaluate.causal import load_causal_model
 from isograd.evaluate.harness import Scorer, quiet_harness

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isograd.data import DataError
+from isograd.errors import DataError
 from isograd.evaluate.harness_tasks import TASKS, load_tasks
 from isograd.evaluate.local_tasks import find_tasks, read_task
 from tests.evaluate import items

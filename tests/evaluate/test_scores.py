@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from isograd.data import DataError
+from isograd.errors import DataError
 from isograd.evaluate.scores import Scores, score
 
 REFERENCES = [

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from isograd.data import DataError
 from isograd.data.subwords import PairTokenizer, train_subwords
+from isograd.errors import DataError
 from isograd.evaluate.scores import score
 from isograd.evaluate.translation import Translation, Translator, evaluate
 from isograd.models.search import Hypothesis

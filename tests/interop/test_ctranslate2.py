@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer, train_subwords
+from isograd.errors import ExportError
 from isograd.interop import ctranslate2_certificate
 from isograd.interop.certificate import Certificate, CertificateError
 from isograd.interop.ctranslate2 import export_ctranslate2
 from isograd.interop.ctranslate2_certificate import certify_ctranslate2
-from isograd.interop.errors import ExportError
 from isograd.interop.folder import export_folder
 from isograd.interop.sample import random_sample
 from isograd.interop.vocabulary import pieces
@@ -326,7 +326,7 @@ def test_a_masked_model(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(ExportError, match="exists already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         export_ctranslate2(causal(), TARGET, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

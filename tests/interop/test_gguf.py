@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.errors import ExportError
 from isograd.interop import gguf as module
-from isograd.interop.errors import ExportError
 from isograd.interop.folder import export_folder
 from isograd.interop.gguf import FILE, export_gguf
 from isograd.interop.gguf_certificate import certify_gguf

@@ -11,10 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from isograd.data.tokenizers import for_transformers
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError, ModelError
 from isograd.interop.import_folder import import_pretrained
 from isograd.interop.pretrained_state import from_transformers
-from isograd.trace.load import ModelError
 from tests.build import close, model
 from tests.models.test_oracles import PAD, SHAPE, finished, padded
 

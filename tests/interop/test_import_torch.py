@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isograd.data import DataError
-from isograd.interop.errors import ExportError
+from isograd.errors import DataError, ExportError
 from isograd.interop.import_folder import import_torch
 from isograd.interop.torch_state import Plan, from_torch
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel

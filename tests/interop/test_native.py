@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError
 from isograd.interop.fold import fold
 from isograd.interop.names import NAMES
 from isograd.interop.native import built, export_native, plan

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from isograd.interop.errors import ExportError
+from isograd.errors import ExportError
 from isograd.interop.onnx import OnnxModel, export_onnx
 from isograd.interop.onnx_certificate import certify_onnx
 from isograd.models import IsogradModel
@@ -183,7 +183,7 @@ def test_a_tower_without_a_head(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(ExportError, match="exists already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         export_onnx(build.model("causal"), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from isograd.interop.unpickle import CheckpointError, plain, read_checkpoint, tensors
+from isograd.errors import CheckpointError
+from isograd.interop.unpickle import plain, read_checkpoint, tensors
 
 
 class Calls:

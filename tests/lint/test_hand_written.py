@@ -11,7 +11,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 import isograd
 from isograd.cli import main
-from isograd.trace.inputs import InputsError
+from isograd.errors import InputsError
 from tests.lint.faults.plain import VOCABULARY, WIDTH, Decoder, pre
 
 

@@ -5,20 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from isograd.errors import UnknownPlacement
 from isograd.models import IsogradForCausalLM
-from isograd.placement import (
-    CATALOGUE,
-    ByKind,
-    HeadScale,
-    Learned,
-    Norm,
-    Placement,
-    Residual,
-    Start,
-    UnknownPlacement,
-    get,
-    register,
-)
+from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, Residual, Start, get, register
 from tests.build import HEADS, config, labelled, model
 
 N = Norm()

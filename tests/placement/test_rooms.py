@@ -11,10 +11,11 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# statistics, outcome <- placement <- transformer <- models <- data <- trace <- diagnose, lint <- evaluate, theory
-# <- train <- interop <- study <- report <- cli
+# errors <- files, statistics, outcome <- placement <- transformer <- models <- data <- trace <- diagnose, lint
+# <- evaluate, theory <- train <- interop <- study <- report <- cli
 LEVELS = [
-    {"statistics", "outcome"},
+    {"errors"},
+    {"files", "statistics", "outcome"},
     {"placement"},
     {"transformer"},
     {"models"},

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from isograd.files import finite
 from isograd.study.boundary import Boundary, Search, Verdict, next_rate, over_seeds
-from isograd.train.metrics import finite
 from isograd.train.run import Run
 from isograd.train.sections import Model, Training
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from isograd.files import read_rows
 from isograd.report.study_arms import design_of, study_arms, tuned
 from isograd.report.study_files import read_study
 from isograd.report.study_findings import best, failures, progress, unlearnt
@@ -15,7 +16,6 @@ from isograd.report.study_page import found_in, write_study_report
 from isograd.report.study_provenance import recipe
 from isograd.report.study_tables import arms_table, rates_table
 from isograd.study.plan import load_study
-from isograd.train.metrics import read_rows
 from tests.report.study_written import BASE, Row, Rule, write_study
 from tests.report.test_page import checked
 from tests.report.written import put

@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from isograd.errors import RecipeError
 from isograd.outcome import LossWatch, OutcomeName, judge
 from isograd.study.boundary import (
     PATIENCE,
@@ -19,7 +20,6 @@ from isograd.study.boundary import (
     rounded,
     verdict_of,
 )
-from isograd.train.run import RecipeError
 
 Oracle = Callable[[float], Verdict]
 ENTROPY = 3.0

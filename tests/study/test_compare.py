@@ -16,10 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from isograd.errors import FolderBusyError, RecipeError
+from isograd.files import locked
 from isograd.placement import Norm, Placement, Residual, Site, register
 from isograd.study.compare import Arm, compare, plan
-from isograd.train.lock import FolderBusyError, alone
-from isograd.train.run import Data, Model, RecipeError, Training
+from isograd.train.run import Data, Model, Training
 from tests.study.arms import lines, read, runs, same_numbers
 from tests.study.processes import Sent, hold
 
@@ -183,10 +184,10 @@ def test_fresh_leaves_other_runs_alone(planned: Plan) -> None:
 
 def test_one_comparison_at_a_time(planned: Plan) -> None:
     arms = planned()
-    with alone(arms[0].folder.parent), pytest.raises(FolderBusyError, match="another process"):
+    with locked(arms[0].folder.parent), pytest.raises(FolderBusyError, match="another process"):
         trained(arms)
     assert not runs(arms[0].folder.parent)
-    with alone(arms[0].folder.parent):  # free again after each block
+    with locked(arms[0].folder.parent):  # free again after each block
         pass
     assert [*arms[0].folder.parent.iterdir()] == []
 

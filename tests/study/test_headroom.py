@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from isograd.errors import RecipeError
+from isograd.files import finite
 from isograd.placement import get
 from isograd.study.boundary import Boundary, next_rate, over_seeds
 from isograd.study.headroom import Trial, Watch, headroom
 from isograd.study.headroom_plan import Plan, load_plan
 from isograd.study.jobs import Job, OnEnd, OnStep, attempt
-from isograd.train.metrics import finite
 from isograd.train.recipe import with_overrides
-from isograd.train.run import RecipeError
 from isograd.train.train import train
 from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, lines, read, refused

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from isograd.placement import UnknownPlacement
+from isograd.errors import RecipeError, UnknownPlacement
 from isograd.study.compare import name_of, plan, plan_arms
 from isograd.train.recipe import load_arms, load_run
-from isograd.train.run import Data, Model, RecipeError, Training
+from isograd.train.run import Data, Model, Training
 from tests.train.recipes import small_translation
 
 

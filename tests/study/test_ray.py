@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from isograd.errors import RecipeError
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, register
 from isograd.study.on_ray import on_ray
 from isograd.study.plan import Cell
 from isograd.study.runner import run_cells
-from isograd.train.run import Data, Model, RecipeError, Run, Training
+from isograd.train.run import Data, Model, Run, Training
 from tests.study.arms import lines, read, same_numbers
 from tests.study.processes import Sent, hold
 from tests.study.tiny_study import Told, here

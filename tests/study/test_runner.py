@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from isograd.files import locked
 from isograd.placement import Norm, Placement, Residual, Site, register
 from isograd.study.jobs import Job, OnEnd, OnStep
 from isograd.study.ledger import LEDGER, Row, write_study
@@ -22,7 +23,6 @@ from isograd.study.plan import Cell, Study
 from isograd.study.runner import PAUSE, jobs_of, run_cells, survey
 from isograd.study.tasks import check_jobs
 from isograd.study.workers import cores, in_processes, local
-from isograd.train.lock import alone
 from tests.study.arms import TEXT, lines, read
 from tests.study.tiny_study import Told, here, ledger, ran, study
 
@@ -430,7 +430,7 @@ def test_a_cell_that_another_process_holds_is_waited_for(
             if len(waited) == 3:
                 stack.close()
 
-        stack.enter_context(alone(plain.place(stopped)))
+        stack.enter_context(locked(plain.place(stopped)))
         monkeypatch.setattr("isograd.study.runner.time", SimpleNamespace(sleep=wait))
         assert ran(plain.cells, stopped, told) == plain.rows
     assert told.rows == [1, 3, 2, 0] and waited == [PAUSE] * 3
@@ -445,7 +445,7 @@ def test_a_cell_that_another_process_takes_first(plain: Trained, stopped: Path) 
         calls.append(list(jobs))
         with ExitStack() as stack:
             if len(calls) == 1:
-                stack.enter_context(alone(jobs[0][1]))
+                stack.enter_context(locked(jobs[0][1]))
             here(jobs, on_step, on_end)
 
     assert ran(plain.cells, stopped, engine=raced) == plain.rows

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from isograd.errors import RecipeError
+from isograd.files import write_json
 from isograd.study.jobs import Job, OnEnd, OnStep
 from isograd.study.plan import Study
 from isograd.study.speeds import SPEEDS, Speed, known, measured, seconds_of, shape_of, speed_of, with_seconds
-from isograd.train.metrics import write_json
-from isograd.train.run import RecipeError
 from tests.study.arms import read
 from tests.study.tiny_study import here, ran, study
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from isograd.placement import UnknownPlacement
+from isograd.errors import RecipeError, UnknownPlacement
 from isograd.study.budget import Budget
 from isograd.study.compare import name_of
 from isograd.study.plan import Cell, Study, load_study, with_cells
 from isograd.train.recipe import run_from_dict
-from isograd.train.run import RecipeError
 from tests.study.tiny_study import AXES, content, study
 from tests.train.recipes import TRANSLATION
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from isograd.errors import UnknownClaim
 from isograd.placement import CATALOGUE
 from isograd.report.theory_page import interval, number
-from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, UnknownClaim, chosen, depth, foils, verdicts
+from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, chosen, depth, foils, verdicts
 from isograd.theory.fit import exponent, farthest, geometric_mean, over_interval, over_seeds, r_squared
 from isograd.theory.later import LOGARITHM
 from isograd.theory.lemmas import _rms_norm

@@ -8,7 +8,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from isograd.trace.inputs import InputsError, as_inputs, guess_inputs, run, with_labels
+from isograd.errors import InputsError
+from isograd.trace.inputs import as_inputs, guess_inputs, run, with_labels
 from tests import build
 from tests.lint.families import FAMILIES, GPT, PAIR, SMALL, of
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
+from isograd.errors import ModelError
 from isograd.models import IsogradForCausalLM
-from isograd.trace.load import ModelError, load_callable, load_model
+from isograd.trace.load import load_callable, load_model
 from tests import build
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}

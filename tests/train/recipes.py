@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from isograd.train.metrics import read_rows
+from isograd.files import read_rows
 from isograd.train.recipe import run_from_dict
 from isograd.train.run import Run
 

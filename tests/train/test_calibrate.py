@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from isograd import IsogradConfig, IsogradForCausalLM, check
+from isograd.files import read_rows
 from isograd.placement import Learned, Norm, Placement, Residual, register
 from isograd.train.calibrate import CalibrationWarning, calibrate, together
-from isograd.train.metrics import read_rows
 from isograd.train.train import load_task, train
 from isograd.transformer.sublayer import Sublayer
 from tests.build import HEADS, labelled, model, tokens

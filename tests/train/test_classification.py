@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from isograd.data import DataError
+from isograd.errors import DataError, RecipeError
+from isograd.files import read_rows
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM, IsogradForSequenceClassification
-from isograd.train.metrics import read_rows
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.train import load_task, train
 from isograd.train.validation import best
 from tests.study.processes import killed_after

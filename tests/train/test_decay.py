@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isograd.data import PackedSequences
+from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE
 from isograd.train.language import LanguageModelling, load_corpus_of
-from isograd.train.metrics import read_rows
 from isograd.train.optim import schedule_of
 from isograd.train.train import train
 from isograd.train.trainer import IsogradTrainer

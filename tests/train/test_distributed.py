@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from isograd.errors import RecipeError
+from isograd.files import read_rows, write_json
 from isograd.models import IsogradForCausalLM
-from isograd.train.metrics import read_rows, write_json
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.train import train
 from tests.train import job
 from tests.train.recipes import losses, outcome, read_json, same_run, small, weights

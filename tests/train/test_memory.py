@@ -13,13 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from isograd.errors import RecipeError
 from isograd.models import IsogradForCausalLM
 from isograd.train.calibrate import calibrate
 from isograd.train.forecast import flops_per_token, forecast
 from isograd.train.memory import Memory, activations, memory, must_fit
 from isograd.train.optim import optimizer_of
 from isograd.train.recipe import run_from_dict
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.sizes import config_of
 from tests.build import NAMES
 from tests.study.arms import refused

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isograd.data import PackedSequences
+from isograd.errors import RecipeError
+from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
 from isograd.train.language import LanguageModelling, load_corpus_of
-from isograd.train.metrics import read_rows
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.train import train
 from tests.train.recipes import losses, outcome, small, weights
 

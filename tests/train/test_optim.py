@@ -16,10 +16,11 @@ from transformers.optimization import (
     get_polynomial_decay_schedule_with_warmup,
 )
 
+from isograd.errors import RecipeError
 from isograd.train import optim
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import load_run
-from isograd.train.run import RecipeError, Training
+from isograd.train.run import Training
 from isograd.train.trainer import check_machine
 
 B1, B2, EPS, LR = 0.9, 0.98, 1e-8, 0.05

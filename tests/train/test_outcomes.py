@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from isograd.files import append_rows, finite, keep_until, read_rows, write_json
 from isograd.models import IsogradForCausalLM
 from isograd.placement import Learned, Norm, Placement, Residual, register
 from isograd.train.language import load_corpus_of
-from isograd.train.metrics import append_rows, finite, keep_until, read_rows, write_json
 from isograd.train.run import Run
 from isograd.train.sections import Data, Training
 from isograd.train.train import ended, gradient_ratio, load_task, train

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from isograd.files import read_rows, write_json
 from isograd.models import IsogradConfig
 from isograd.train.checkpoints import last_checkpoint
-from isograd.train.metrics import read_rows, write_json
 from isograd.train.run import Run
 from isograd.train.train import train
 from tests.train.recipes import documents_file, losses, same_run, small

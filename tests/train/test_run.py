@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from isograd.errors import RecipeError
 from isograd.train.language import LanguageModelling
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import known_keys, load_run, run_from_dict
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.sections import Data, Glue, Model, Pairs, Search, Training
 from isograd.train.train import load_task
 from isograd.train.trainer import IsogradTrainer, arguments, check_machine

@@ -10,11 +10,11 @@ from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import isograd.models  # noqa: F401  (the Auto classes)
-from isograd.data import DataError
+from isograd.errors import DataError, RecipeError
+from isograd.files import read_rows
 from isograd.models import IsogradForMaskedLM
 from isograd.outcome import LossWatch
-from isograd.train.metrics import read_rows
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.train import load_task, train
 from tests.train.recipes import documents_file, losses, outcome, small, weights
 

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from isograd.data import DataError
+from isograd.errors import DataError, FolderBusyError, RecipeError
 from isograd.evaluate.scores import score
 from isograd.evaluate.translation import Translator
+from isograd.files import locked, read_rows
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.models.search import search
-from isograd.train.lock import FolderBusyError, alone
-from isograd.train.metrics import read_rows
-from isograd.train.run import RecipeError
 from isograd.train.train import load_task, train
 from isograd.train.validation import average, best, since_best
 from isograd.transformer.loss import IGNORE
@@ -329,7 +327,7 @@ def test_a_learned_table_that_ends_behind_the_longest_validation_pair(tmp_path: 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     """Two would write their rows into the same files; what is refused leaves the run as it is."""
-    with alone(tmp_path / "run"), pytest.raises(FolderBusyError, match="another process"):
+    with locked(tmp_path / "run"), pytest.raises(FolderBusyError, match="another process"):
         train(small_translation(), tmp_path / "run")
     assert [*(tmp_path / "run").iterdir()] == []
     assert train(small_translation(), tmp_path / "run")["steps"] == 9

@@ -14,8 +14,8 @@ from transformers.integrations import TensorBoardCallback
 from isograd import IsogradForCausalLM, WatchCallback
 from isograd.data import PackedSequences
 from isograd.diagnose.watch.layers import find_layers, whole_layers
+from isograd.files import read_rows
 from isograd.train.language import LanguageModelling, load_corpus_of
-from isograd.train.metrics import read_rows
 from isograd.train.recipe import run_from_dict
 from isograd.train.run import Run
 from isograd.train.train import train

@@ -9,10 +9,11 @@ import pytest
 import torch
 from accelerate import PartialState
 
+from isograd.errors import RecipeError
+from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
 from isograd.train.memory import Memory, memory
-from isograd.train.metrics import read_rows
-from isograd.train.run import RecipeError, Run
+from isograd.train.run import Run
 from isograd.train.sizes import config_of
 from isograd.train.trainer import check_machine
 from isograd.train.zero import settings, zero_of

@@ -22,16 +22,13 @@ from isograd.diagnose.depth_profile.expected import expected
 from isograd.diagnose.depth_profile.objective import Objective, answer, objective
 from isograd.diagnose.depth_profile.results import Profile, ratios
 from isograd.diagnose.depth_profile.rows import rows, tower_facts, wide
+from isograd.errors import ProfileError
 from isograd.trace.anatomy import Anatomy, anatomy
 from isograd.trace.dataflow import bare
 from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run
 from isograd.trace.record import arguments
 
 Progress = Callable[[str], None]
-
-
-class ProfileError(ValueError):
-    """There is nothing to profile; the message is one line."""
 
 
 def profile(

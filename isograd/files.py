@@ -1,0 +1,137 @@
+"""Files that are there whole or not at all, rows of JSON, and folders in which one process at a time works."""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from isograd.errors import FolderBusyError
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Indented, whole or not at all. NaN and infinities become null."""
+    write_text(path, json.dumps(finite(content), indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """In UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Whole or not at all: written beside and moved into place."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_bytes(content)
+    scratch.replace(path)
+
+
+def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """One JSON object per line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(finite(row)) + "\n" for row in rows)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file, [] when there is none; a last line cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
+    return rows
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop the rows after `step`: what a resumed run will write again."""
+    rows = [row for row in read_rows(path) if row["step"] <= step]
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def finite(value: Any) -> Any:
+    """The same content with every number that JSON cannot say replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value
+
+
+@contextmanager
+def new_folder(folder: str | Path) -> Iterator[Path]:
+    """A hidden folder to write into, which takes the name `folder` when the block ends, or is removed if it raised.
+
+    Raises:
+        FileExistsError: there is something of that name already.
+    """
+    folder = Path(folder)
+    refuse_existing(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)  # mkdtemp's is for its owner alone
+        scratch.replace(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise FileExistsError where `folder` is a file, or a folder that is not empty."""
+    if (folder.is_dir() and any(folder.iterdir())) or folder.is_file():
+        raise FileExistsError(f"{folder}: exists already; name a new folder, or remove it first")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make `folder` and work there alone until the block ends, or the process, in whatever way. Leaves no file behind.
+
+    Raises:
+        FolderBusyError: another process is at work there.
+        OSError: the folder cannot be made.
+    """
+    from filelock import lock_descriptor
+
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.name == "nt":  # which opens no folders; two processes at once are the user's to avoid there
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if not _lock(lock_descriptor, descriptor):
+            raise FolderBusyError(f"{folder}: another process is at work there; wait, or choose another")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(lock: Callable[..., bool], descriptor: int) -> bool:
+    try:
+        return lock(descriptor, blocking=False)
+    except OSError:  # a file system without locks, such as some network ones
+        return True
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether some process is at work in `folder` now."""
+    try:
+        if folder.is_dir():
+            with locked(folder):
+                pass
+    except FolderBusyError:
+        return True
+    return False
