@@ -16,7 +16,7 @@ from isograd.train.train import load_task
 
 
 def factors(placement: str, layers: int, width: int, seed: int, source: str) -> dict[str, float]:
-    """Tower -> factor per layer, for one start and one batch of about 2,000 target tokens."""
+    """Stack -> factor per layer, for one start and one batch of about 2,000 target tokens."""
     run = Run(
         task="translation",
         seed=seed,

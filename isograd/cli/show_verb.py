@@ -84,7 +84,7 @@ def _print_numbers(tower: str, rows: list[dict[str, Any]]) -> None:
     depth = rows[-1]["layer"]
     title = f"{tower}, {depth} layers" if tower != "layers" else f"{depth} layers"
     if not names:
-        print(f"{title}: no constants, skip = gain = 1 at every site (start values where learned)")
+        print(f"{title}: no constants, skip = scale = 1 at every site (initial values where learned)")
         return
     lines = {", ".join(f"{n} = {r[n]:.6g}" for n in names): None for r in rows}
     if len(lines) == 1:

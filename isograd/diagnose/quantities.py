@@ -29,9 +29,9 @@ def variance(x: Tensor) -> Tensor:
 def terms(combine: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """The two terms of a sum, skip * x and gain * u."""
     if isinstance(combine, LearnedAdd):
-        return combine.skip(x), combine.gain(u)
+        return combine.skip(x), combine.scale(u)
     if isinstance(combine, ScaledAdd):
-        return x * combine.skip, u * combine.gain
+        return x * combine.skip, u * combine.scale
     if isinstance(combine, Add):
         return x, u
     raise TypeError(f"{type(combine).__name__} is not a sum of isograd's; expected Add, ScaledAdd or LearnedAdd")

@@ -83,18 +83,18 @@ def _has_coefficients(model: nn.Module) -> bool:
 
 def _refuse_norms(model: Holds) -> None:
     for tower in [module for module in model.modules() if isinstance(module, IsogradModel)]:
-        if tower.tower == "encoder" and not isinstance(tower.embedding.project, nn.Identity):
+        if tower.stack == "encoder" and not isinstance(tower.embedding.project, nn.Identity):
             raise ExportError(f"CTranslate2's encoder reads token vectors of its own width only; {ELSEWHERE}")
         sublayers = [module for module in tower.modules() if isinstance(module, Sublayer)]
         for sublayer in sublayers:
             _refuse_norms_of(sublayer)
         if len({type(sublayer.post) for sublayer in sublayers}) > 1:
             raise ExportError(
-                f"the {tower.tower} has norms before the branch in some sublayers and on the sum in others, and"
+                f"the {tower.stack} has norms before the branch in some sublayers and on the sum in others, and"
                 f" CTranslate2 has one flag for all; {ELSEWHERE}"
             )
         if len({type(module) for module in tower.modules() if isinstance(module, LayerNorm | RMSNorm)}) > 1:
-            raise ExportError(f"the {tower.tower} has LayerNorm and RMSNorm side by side; {ELSEWHERE}")
+            raise ExportError(f"the {tower.stack} has LayerNorm and RMSNorm side by side; {ELSEWHERE}")
 
 
 def _refuse_norms_of(sublayer: Sublayer) -> None:
@@ -108,13 +108,13 @@ def _refuse_norms_of(sublayer: Sublayer) -> None:
         if not isinstance(norm, nn.Identity):
             where = {"mid": "before the last projection", "out": "on the branch's output"}.get(name, f"on each {name}")
             raise ExportError(
-                f"{site.kind} in layer {site.layer} of the {site.tower} has a norm {where} ({name}), which CTranslate2"
+                f"{site.kind} in layer {site.layer} of the {site.stack} has a norm {where} ({name}), which CTranslate2"
                 f" has no place for; {ELSEWHERE}"
             )
     if isinstance(sublayer.pre, nn.Identity) == isinstance(sublayer.post, nn.Identity):
         both = "no norm" if isinstance(sublayer.pre, nn.Identity) else "norms before the branch and on the sum"
         raise ExportError(
-            f"{site.kind} in layer {site.layer} of the {site.tower} has {both}; CTranslate2 wants one or the other:"
+            f"{site.kind} in layer {site.layer} of the {site.stack} has {both}; CTranslate2 wants one or the other:"
             f" {ELSEWHERE}"
         )
 

@@ -16,7 +16,7 @@ from isograd.interop.fairseq_names import original, renamed, tables, upgraded
 from isograd.interop.fairseq_options import config_from_fairseq, kind_of, normed_before, options_of, refuse
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForMaskedLM, IsogradForSeq2SeqLM
 from isograd.models.base import IsogradPreTrainedModel
-from isograd.placement import Tower
+from isograd.placement import Stack
 from isograd.transformer.positions import sinusoidal
 
 FIRST_WITH_VERSION = 2.0  # older towers of fairseq end without a norm, whatever their options
@@ -58,7 +58,7 @@ def fill(
     model: IsogradPreTrainedModel,
     state: Mapping[str, Tensor],
     options: Mapping[str, Any],
-    stored: Mapping[Tower, Tensor] | None = None,
+    stored: Mapping[Stack, Tensor] | None = None,
 ) -> None:
     """Load weights under their names into a model that has their shape, in their dtype.
 
@@ -91,7 +91,7 @@ def fill(
         (getattr(model, tower, None) or model.model).embedding.positions.weight.requires_grad_(False)
 
 
-def _config(state: Mapping[str, Tensor], options: Mapping[str, Any], stored: Mapping[Tower, Tensor]) -> IsogradConfig:
+def _config(state: Mapping[str, Tensor], options: Mapping[str, Any], stored: Mapping[Stack, Tensor]) -> IsogradConfig:
     rows = {tower: table for tower in ("encoder", "decoder") if (table := _table(state, tower)) is not None}
     main = rows["decoder"] if "decoder" in rows else rows["encoder"]
     said = options.get("vocab_size")

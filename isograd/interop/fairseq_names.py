@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from isograd.interop.fairseq_options import kind_of, normed_before, refuse
-from isograd.placement import Tower
+from isograd.placement import Stack
 
 MODULES = {
     "embed_tokens": "embedding.tokens",
@@ -74,11 +74,11 @@ OLD_NORMS = {  # fairseq before 0.5 numbered a layer's norms
 }
 
 
-def tables(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[Tower, Tensor]]:
+def tables(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[Stack, Tensor]]:
     """The state without its tables of sinusoidal positions, and the tables, by tower."""
     rest: dict[str, Tensor] = {}
-    found: dict[Tower, Tensor] = {}
-    towers: tuple[Tower, ...] = ("encoder", "decoder")
+    found: dict[Stack, Tensor] = {}
+    towers: tuple[Stack, ...] = ("encoder", "decoder")
     there = [t for t in towers if any(name.startswith(f"{t}.") for name in state)]
     for name, value in state.items():
         said = TABLE.fullmatch(name)

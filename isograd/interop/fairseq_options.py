@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from isograd.models import IsogradConfig
-from isograd.placement import Tower
+from isograd.placement import Stack
 from isograd.placement.flags import flagged_name
 
 Kind = Literal["causal", "masked", "pair"]
@@ -79,7 +79,7 @@ def config_from_fairseq(
     output_size: int | None = None,
     admin: bool = False,
     final: bool = True,
-    learned: Mapping[Tower, int] | None = None,
+    learned: Mapping[Stack, int] | None = None,
 ) -> IsogradConfig:
     """The configuration that the options describe.
 
@@ -97,7 +97,7 @@ def config_from_fairseq(
         ValueError: an option that isograd has no place for, or one that is missing, by its name.
     """
     kind = kind_of(options)
-    towers: tuple[Tower, ...] = ("encoder", "decoder") if kind == "pair" else (_side(kind),)
+    towers: tuple[Stack, ...] = ("encoder", "decoder") if kind == "pair" else (_side(kind),)
     _refuse_missing(options, towers, kind)
     _refuse_other_networks(options)
     admin = admin or str(options.get("init_type", "")).startswith("adaptive")
@@ -161,12 +161,12 @@ def refuse(what: str, names: Iterable[str]) -> None:
         raise ValueError(f"{what}: {', '.join(names)}")
 
 
-def _side(kind: Kind) -> Tower:
+def _side(kind: Kind) -> Stack:
     return "encoder" if kind == "masked" else "decoder"
 
 
 def _tower(
-    options: Mapping[str, Any], tower: Tower, kind: Kind, admin: bool, final: bool, stored: int | None
+    options: Mapping[str, Any], tower: Stack, kind: Kind, admin: bool, final: bool, stored: int | None
 ) -> dict[str, Any]:
     """What a tower is built from, by the keys of `_OF_THE_ENCODER`, and its layers."""
     learned = options.get(f"{tower}_learned_pos", kind == "masked")
@@ -179,7 +179,7 @@ def _tower(
     }
 
 
-def _placement(options: Mapping[str, Any], tower: Tower, kind: Kind, admin: bool, final: bool) -> str:
+def _placement(options: Mapping[str, Any], tower: Stack, kind: Kind, admin: bool, final: bool) -> str:
     pre, flags = normed_before(options, tower), _flags(options, tower)
     if admin:
         if pre or flags:
@@ -194,7 +194,7 @@ def _placement(options: Mapping[str, Any], tower: Tower, kind: Kind, admin: bool
     return flagged_name(pre=pre, flags=flags, final=pre and ends)
 
 
-def _flags(options: Mapping[str, Any], tower: Tower) -> str:
+def _flags(options: Mapping[str, Any], tower: Stack) -> str:
     """Letters of NormFormer's changes in a tower; P in place of H where heads are scaled before W_O."""
     prefix = "enc_" if tower == "encoder" else ""
     letters = "".join(letter for letter, name in FLAGS.items() if options.get(prefix + name))
@@ -208,7 +208,7 @@ def _differing(encoder: Mapping[str, Any], decoder: Mapping[str, Any]) -> dict[s
     return changes or None
 
 
-def _longest(options: Mapping[str, Any], tower: Tower, kind: Kind) -> int:
+def _longest(options: Mapping[str, Any], tower: Stack, kind: Kind) -> int:
     """The longest sequence of a tower."""
     names = {
         "masked": ("max_positions", "tokens_per_sample"),
@@ -218,7 +218,7 @@ def _longest(options: Mapping[str, Any], tower: Tower, kind: Kind) -> int:
     return next((int(options[name]) for name in names if options.get(name) is not None), 1024)
 
 
-def _refuse_missing(options: Mapping[str, Any], towers: Iterable[Tower], kind: Kind) -> None:
+def _refuse_missing(options: Mapping[str, Any], towers: Iterable[Stack], kind: Kind) -> None:
     """Options that weights do not show, and that no default of fairseq's settles."""
     names = [f"{tower}_{name}" for tower in towers for name in _SIZES]
     if kind != "masked":

@@ -52,7 +52,7 @@ def fold(model: IsogradPreTrainedModel, *, untie: bool = False) -> IsogradPreTra
     config = folded_config(model.config)
     work = _double(model)
     with torch.no_grad():
-        wanted = {tower.tower: _fold_tower(tower) for tower in work.modules() if isinstance(tower, IsogradModel)}
+        wanted = {tower.stack: _fold_tower(tower) for tower in work.modules() if isinstance(tower, IsogradModel)}
         fold_embeddings(work, wanted, config, untie=untie)
     return _cast(work, model, config)
 
@@ -131,9 +131,9 @@ def _fold_heads(branch: Attention, site: Site) -> None:
 def _coefficients(combine: nn.Module, width: int) -> tuple[Tensor | None, Tensor | None]:
     """skip and gain as vectors of the width, None for the constant 1."""
     if isinstance(combine, LearnedAdd):
-        return _vector(combine.skip, width), _vector(combine.gain, width)
+        return _vector(combine.skip, width), _vector(combine.scale, width)
     if isinstance(combine, ScaledAdd):
-        return _constant(combine.skip, width), _constant(combine.gain, width)
+        return _constant(combine.skip, width), _constant(combine.scale, width)
     assert isinstance(combine, Add)
     return None, None
 
@@ -203,4 +203,4 @@ def _filled(model: IsogradPreTrainedModel, state: dict[str, Tensor]) -> IsogradP
 
 
 def _said(site: Site) -> str:
-    return f"{site.kind} in layer {site.layer} of the {site.tower}"
+    return f"{site.kind} in layer {site.layer} of the {site.stack}"

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from isograd.errors import FoldError
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
-from isograd.placement import Tower
+from isograd.placement import Stack
 from isograd.transformer.parameters import Embedding, Linear
 from isograd.transformer.positions import Sinusoidal
 
 
 def fold_embeddings(
-    model: IsogradPreTrainedModel, wanted: Mapping[Tower, Tensor | None], config: IsogradConfig, *, untie: bool
+    model: IsogradPreTrainedModel, wanted: Mapping[Stack, Tensor | None], config: IsogradConfig, *, untie: bool
 ) -> None:
     """Scale the embeddings of an fp64 model, in place, and set in `config` the options that change by that.
 
     Raises:
         FoldError: a table would have to be scaled that has another reader, and `untie` is False.
     """
-    towers = {tower.tower: tower for tower in model.modules() if isinstance(tower, IsogradModel)}
-    tables: dict[Tower, Tensor] = {}
+    towers = {tower.stack: tower for tower in model.modules() if isinstance(tower, IsogradModel)}
+    tables: dict[Stack, Tensor] = {}
     for name, factor in wanted.items():
         norm: nn.Module = towers[name].embedding.norm
         if factor is None or bool((factor == 1).all()):
@@ -51,8 +51,8 @@ def fold_embeddings(
 
 def _untie(
     model: IsogradPreTrainedModel,
-    towers: Mapping[Tower, IsogradModel],
-    tables: Mapping[Tower, Tensor],
+    towers: Mapping[Stack, IsogradModel],
+    tables: Mapping[Stack, Tensor],
     config: IsogradConfig,
     *,
     allowed: bool,
@@ -83,12 +83,12 @@ def _own_copy(module: nn.Module) -> None:
     module.weight = nn.Parameter(module.weight.clone())
 
 
-def _write_out(towers: Mapping[Tower, IsogradModel], tables: Mapping[Tower, Tensor], config: IsogradConfig) -> None:
+def _write_out(towers: Mapping[Stack, IsogradModel], tables: Mapping[Stack, Tensor], config: IsogradConfig) -> None:
     """Sinusoids become tables: of each tower that one option speaks for, where one of them is scaled."""
     own = dict(config.encoder_options or {})
     apart = "position_embedding_type" in own
     every = set(towers)
-    groups: list[set[Tower]] = [every - {"encoder"}, {"encoder"}] if apart else [every]
+    groups: list[set[Stack]] = [every - {"encoder"}, {"encoder"}] if apart else [every]
     for group in groups:
         sinusoids = {name for name in group if isinstance(towers[name].embedding.positions, Sinusoidal)}
         if not sinusoids & set(tables):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from isograd.errors import FoldError
 from isograd.models import IsogradConfig
-from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Tower, get, sites
+from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Stack, get, sites
 from isograd.placement.flags import flagged_name
 from isograd.placement.text import formulas
 
@@ -21,19 +21,19 @@ def folded_config(config: IsogradConfig) -> IsogradConfig:
     Raises:
         FoldError: there are no coefficients, or no placement has the norms that are left.
     """
-    if all(_is_plain(config.of(tower).entry(), _sites(config, [tower])) for tower in config.towers()):
+    if all(_is_plain(config.of(tower).entry(), _sites(config, [tower])) for tower in config.stacks()):
         raise FoldError(f"placement {config.placement!r} has no coefficients to fold")
     out = copy.deepcopy(config)
     own = dict(config.encoder_options or {})
     apart = "placement" in own
-    out.placement = _folded(config, [tower for tower in config.towers() if not (apart and tower == "encoder")])
+    out.placement = _folded(config, [tower for tower in config.stacks() if not (apart and tower == "encoder")])
     if apart:
         out.encoder_options = own | {"placement": _folded(config.of("encoder"), ["encoder"])}
     out.calibration = None
     return out
 
 
-def _folded(config: IsogradConfig, towers: list[Tower]) -> str:
+def _folded(config: IsogradConfig, towers: list[Stack]) -> str:
     placement, every = config.entry(), _sites(config, towers)
     if _is_plain(placement, every):
         return config.placement
@@ -57,7 +57,7 @@ def _names() -> Iterator[str]:
                 yield flagged_name(pre=pre, flags=flags, final=pre == usual)
 
 
-def _sites(config: IsogradConfig, towers: list[Tower]) -> list[Site]:
+def _sites(config: IsogradConfig, towers: list[Stack]) -> list[Site]:
     depths = {tower: config.depths(tower) for tower in towers}
     return [site for tower, (layers, other) in depths.items() for site in sites(layers, tower, other)]
 
@@ -67,7 +67,7 @@ def _is_plain(placement: Placement, every: list[Site]) -> bool:
 
 
 def _plain(residual: Residual) -> Residual:
-    return replace(residual, skip=1.0, gain=1.0, heads=None)
+    return replace(residual, skip=1.0, scale=1.0, head_scale=None)
 
 
 def _norms(placement: Placement, every: list[Site], kind: str) -> list[object]:

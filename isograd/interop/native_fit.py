@@ -52,7 +52,8 @@ def homes(config: IsogradConfig, kind: Kind) -> list[str]:
 def has_coefficients(config: IsogradConfig) -> bool:
     """Whether a skip, a gain or a HeadScale is left, which only `fold` can put into plain weights."""
     return any(
-        residual.heads is not None or any(isinstance(c, Learned) or c != 1.0 for c in (residual.skip, residual.gain))
+        residual.head_scale is not None
+        or any(isinstance(c, Learned) or c != 1.0 for c in (residual.skip, residual.scale))
         for residual in residuals(config)
     )
 
@@ -70,7 +71,7 @@ def first_row(config: IsogradConfig, target: Target) -> int:
 def residuals(config: IsogradConfig) -> list[Residual]:
     """The residual of every sublayer, in the order of the towers."""
     out = []
-    for tower in config.towers():
+    for tower in config.stacks():
         own, (layers, other) = config.of(tower), config.depths(tower)
         out += [own.entry().at(site) for site in sites(layers, tower, other)]
     return out
@@ -89,7 +90,7 @@ def _norms(config: IsogradConfig, target: Target) -> Iterator[str]:
     for slot, place in _SLOTS.items():
         if any(getattr(residual, slot) for residual in every):
             yield f"it has no norm {place} ({slot}), and this placement has"
-    if any(residual.heads for residual in every):
+    if any(residual.head_scale for residual in every):
         yield "it has no HeadScale"
     found = norms_at(config)
     if found is None:
@@ -97,7 +98,7 @@ def _norms(config: IsogradConfig, target: Target) -> Iterator[str]:
     elif found not in target.norms:
         where = {"pre": "before the branch", "post": "on the sum"}
         yield f"its norms stand {where[target.norms[0]]}, this model's {where[found]}"
-    finals = {config.of(tower).entry().final is not None for tower in config.towers()}
+    finals = {config.of(tower).entry().final is not None for tower in config.stacks()}
     if found == "pre" and False in finals:
         yield "it has a norm after the last layer, and this placement has none"
     elif found == "post" and True in finals:
@@ -110,7 +111,7 @@ def _norms(config: IsogradConfig, target: Target) -> Iterator[str]:
 
 
 def _kinds(config: IsogradConfig, every: list[Residual]) -> set[str]:
-    norms = [config.of(tower).entry().final for tower in config.towers()]
+    norms = [config.of(tower).entry().final for tower in config.stacks()]
     norms += [norm for residual in every for norm in (residual.pre, residual.post)]
     norms += [Norm() if config.embedding_norm else None]
     norms += [r.projections.norm for r in every if r.projections]
@@ -127,7 +128,7 @@ def _embedding(config: IsogradConfig, target: Target) -> Iterator[str]:
 
 
 def _positions(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
-    for ours in {config.of(tower).position_embedding_type for tower in config.towers()}:
+    for ours in {config.of(tower).position_embedding_type for tower in config.stacks()}:
         yield from _position_kind(ours, config, target)
     if target.by_ids and config.pad_token_id is None:
         yield "it counts positions by the pad token, and this model's config has no pad_token_id"
@@ -180,7 +181,7 @@ def _tables(config: IsogradConfig, kind: Kind, target: Target) -> Iterator[str]:
         yield "it has no second head, and this model has one (next_sentence=True)"
     if kind == "pair":
         for name in ("hidden_size", "max_position_embeddings"):
-            encoder, decoder = (getattr(config.of(tower), name) for tower in config.towers())
+            encoder, decoder = (getattr(config.of(tower), name) for tower in config.stacks())
             if encoder != decoder:
                 yield f"its towers have one {name}, and this model's have {encoder} and {decoder}"
     sizes = (config.token_width, config.output_width)

@@ -30,7 +30,7 @@ from isograd.models import (
     IsogradModel,
     IsogradPreTrainedModel,
 )
-from isograd.placement import Tower
+from isograd.placement import Stack
 from isograd.placement.flags import flagged_name
 
 _LAYER = re.compile(r"(?P<prefix>(?:.*\.)?)layers\.(?P<number>\d+)\.(?P<rest>.+)")
@@ -40,7 +40,7 @@ _MODULES = {
     "linear1": "ffn.branch.into",
     "linear2": "ffn.branch.out",
 }
-_NORMS: dict[Tower, tuple[str, ...]] = {"encoder": ("attn", "ffn"), "decoder": ("attn", "cross", "ffn")}
+_NORMS: dict[Stack, tuple[str, ...]] = {"encoder": ("attn", "ffn"), "decoder": ("attn", "cross", "ffn")}
 _FUSED = {"self_attn.in_proj_": "attn", "multihead_attn.in_proj_": "cross"}
 
 
@@ -99,19 +99,19 @@ def from_torch(state: Mapping[str, Tensor], plan: Plan) -> IsogradPreTrainedMode
     return model.eval()
 
 
-def prefixes(state: Mapping[str, Tensor]) -> dict[Tower, str]:
-    """Tower -> what stands before its "layers."; a decoder is the one that reads a memory.
+def prefixes(state: Mapping[str, Tensor]) -> dict[Stack, str]:
+    """Stack -> what stands before its "layers."; a decoder is the one that reads a memory.
 
     Raises:
         ExportError: no layers of torch's, or more towers than an encoder and its decoder.
     """
-    found: dict[Tower, str] = {}
+    found: dict[Stack, str] = {}
     for name in state:
         said = _LAYER.fullmatch(name)
         if not said or not said["rest"].startswith(("self_attn.in_proj_weight", "multihead_attn.in_proj_weight")):
             continue
         cross = f"{said['prefix']}layers.{said['number']}.multihead_attn.in_proj_weight" in state
-        tower: Tower = "decoder" if cross else "encoder"
+        tower: Stack = "decoder" if cross else "encoder"
         if found.setdefault(tower, said["prefix"]) != said["prefix"]:
             raise ExportError(f"two {tower}s: {found[tower]}layers and {said['prefix']}layers")
     if "encoder" not in found:
@@ -136,13 +136,13 @@ def position_table(state: Mapping[str, Tensor], positions: str) -> Tensor | None
     return table.squeeze(1 if table.shape[1] == 1 else 0) if table.ndim == 3 else table
 
 
-def _class(plan: Plan, towers: Mapping[Tower, str]) -> Any:
+def _class(plan: Plan, towers: Mapping[Stack, str]) -> Any:
     if len(towers) == 2:
         return IsogradForSeq2SeqLM
     return IsogradForCausalLM if plan.causal and plan.tokens else IsogradModel
 
 
-def _config(state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Tower, str]) -> IsogradConfig:
+def _config(state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Stack, str]) -> IsogradConfig:
     pair = len(towers) == 2
     if pair and not plan.tokens:
         raise ExportError("a translator needs the names of its tables: give tokens, and target_tokens where it has two")
@@ -177,7 +177,7 @@ def _config(state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Tower, str]
     )
 
 
-def _placement(state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Tower, str]) -> str:
+def _placement(state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Stack, str]) -> str:
     """nn.Transformer ends with a norm in either form, nn.TransformerEncoder where it was given one."""
     ends = {f"{prefix}norm.weight" in state for prefix in towers.values()}
     if len(ends) > 1:
@@ -189,7 +189,7 @@ def _placement(state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Tower, s
 
 
 def _renamed(
-    state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Tower, str]
+    state: Mapping[str, Tensor], plan: Plan, towers: Mapping[Stack, str]
 ) -> tuple[dict[str, Tensor], set[str]]:
     """Our names -> weights, and the names that have none."""
     ours: dict[str, Tensor] = {}
@@ -211,7 +211,7 @@ def _renamed(
     return ours, set(state) - used - set(filter(None, named))
 
 
-def _embedding(state: Mapping[str, Tensor], plan: Plan, tower: Tower, own: str) -> dict[str, Tensor]:
+def _embedding(state: Mapping[str, Tensor], plan: Plan, tower: Stack, own: str) -> dict[str, Tensor]:
     tokens = (plan.target_tokens if tower == "decoder" else None) or plan.tokens
     positions = (plan.target_positions if tower == "decoder" else None) or plan.positions
     table = position_table(state, positions)
@@ -221,7 +221,7 @@ def _embedding(state: Mapping[str, Tensor], plan: Plan, tower: Tower, own: str) 
     return ours
 
 
-def _in_tower(name: str, value: Tensor, tower: Tower, plan: Plan) -> dict[str, Tensor]:
+def _in_tower(name: str, value: Tensor, tower: Stack, plan: Plan) -> dict[str, Tensor]:
     """Our names inside a tower of one of its weights; empty where it has none."""
     if name in ("norm.weight", "norm.bias"):
         return {name: value}
@@ -231,7 +231,7 @@ def _in_tower(name: str, value: Tensor, tower: Tower, plan: Plan) -> dict[str, T
     return {f"layers.{said['number']}.{k}": v for k, v in _in_layer(said["rest"], value, tower, plan).items()}
 
 
-def _in_layer(rest: str, value: Tensor, tower: Tower, plan: Plan) -> dict[str, Tensor]:
+def _in_layer(rest: str, value: Tensor, tower: Stack, plan: Plan) -> dict[str, Tensor]:
     for fused, sublayer in _FUSED.items():
         if rest.startswith(fused):
             parts = zip(("query", "key", "value"), value.chunk(3), strict=True)

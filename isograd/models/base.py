@@ -1,4 +1,4 @@
-"""What all heads share: the pre-trained base class and one tower (embedding, layers, final norm)."""
+"""What all heads share: the pre-trained base class and one stack (embedding, layers, final norm)."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from isograd.models.config import IsogradConfig
-from isograd.placement import Tower
+from isograd.placement import Stack
 from isograd.transformer.attention import Attention
+from isograd.transformer.init import initialize
 from isograd.transformer.norms import make_norm
 from isograd.transformer.positions import position_ids, rotary_tables
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
-from isograd.transformer.start import start
 
 logger = logging.get_logger(__name__)
 
@@ -37,7 +37,7 @@ class IsogradPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        start(module, self.config, self.config.scheme())
+        initialize(module, self.config, self.config.scheme())
 
     def train(self, mode: bool = True) -> "IsogradPreTrainedModel":
         """As ever, with a word where a placement that wants a calibration has had none."""
@@ -51,11 +51,11 @@ class IsogradPreTrainedModel(PreTrainedModel):
 
 
 class IsogradModel(IsogradPreTrainedModel):
-    """One tower without a head: embedding, layers, final norm where the placement has one.
+    """One stack without a head: embedding, layers, final norm where the placement has one.
 
     Args:
-        config: the configuration; a model of one tower is a decoder if `config.is_decoder`.
-        tower: "encoder" (reads both ways) or "decoder" (reads to the left); None asks the configuration.
+        config: the configuration; a model of one stack is a decoder if `config.is_decoder`.
+        stack: "encoder" (reads both ways) or "decoder" (reads to the left); None asks the configuration.
     """
 
     _can_record_outputs = {  # noqa: RUF012
@@ -64,18 +64,18 @@ class IsogradModel(IsogradPreTrainedModel):
         "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross"),
     }
 
-    def __init__(self, config: IsogradConfig, tower: Tower | None = None) -> None:
-        here: Tower = tower or ("decoder" if config.is_decoder else "encoder")
+    def __init__(self, config: IsogradConfig, stack: Stack | None = None) -> None:
+        here: Stack = stack or ("decoder" if config.is_decoder else "encoder")
         config = config.of(here)
         super().__init__(config)
-        self.tower: Tower = here
-        layers, other = config.depths(self.tower)
-        vocabulary = (config.encoder_vocab_size if self.tower == "encoder" else None) or config.vocab_size
-        self.causal = self.tower == "decoder"
+        self.stack: Stack = here
+        layers, other = config.depths(self.stack)
+        vocabulary = (config.encoder_vocab_size if self.stack == "encoder" else None) or config.vocab_size
+        self.causal = self.stack == "decoder"
         self.longest = config.max_position_embeddings if config.position_embedding_type == "learned" else None
         self.rotary = config.position_embedding_type == "rotary"
         self.embedding = InputEmbedding(config, vocabulary)
-        self.layers = make_layers(config, config.entry(), self.tower, layers, other, self.causal)
+        self.layers = make_layers(config, config.entry(), self.stack, layers, other, self.causal)
         self.norm = make_norm(config.entry().final, config.hidden_size, config)
         self.project = make_projection(config.hidden_size, config.output_width)
         self.post_init()

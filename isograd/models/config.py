@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from isograd.placement import Placement, Tower, get
+from isograd.placement import Placement, Stack, get
 from isograd.transformer.feedforward import ACTIVATIONS
+from isograd.transformer.init import SCHEMES
 from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
-from isograd.transformer.start import STARTS
 
 _AT_LEAST_ONE = (
     "vocab_size",
@@ -27,7 +27,7 @@ _AT_LEAST_ONE = (
     "output_size",
     "loss_chunk",
 )
-_OF_THE_ENCODER = (  # may differ between the towers
+_OF_THE_ENCODER = (  # may differ between the stacks
     "placement",
     "hidden_size",
     "num_attention_heads",
@@ -66,13 +66,13 @@ TERMS = {  # of a recipe -> of the configuration, where they differ
 
 
 class IsogradConfig(PretrainedConfig):
-    """Shape, placement and start of a model. `encoder_layers` makes it an encoder-decoder.
+    """Shape, placement and init of a model. `encoder_layers` makes it an encoder-decoder.
 
     Args:
         placement: a name in the catalogue.
         vocab_size: rows of the (decoder's) token table.
         hidden_size: the width d.
-        num_hidden_layers: layers of the tower; of the decoder in an encoder-decoder.
+        num_hidden_layers: layers of the stack; of the decoder in an encoder-decoder.
         num_attention_heads: heads, a divisor of the width.
         intermediate_size: inner width of the feed-forward; None takes 4 d.
         hidden_act: "relu", "gelu" (erf), "gelu_tanh", "relu_squared", "swiglu".
@@ -91,16 +91,16 @@ class IsogradConfig(PretrainedConfig):
         next_sentence: a masked model has BERT's second head, which says whether segment B continues segment A.
         hidden_dropout, attention_dropout, activation_dropout, embedding_dropout: the four usual places: on each
             branch's output, on attention weights, after the activation, on the embedding.
-        start: a scheme of `isograd.transformer.start`; None takes the placement's, or "xavier-uniform".
+        init: a scheme of `isograd.transformer.init`; None takes the placement's, or "xavier-uniform".
         initializer_range: standard deviation of the scheme "normal".
         head_bias: a head that writes from left to right adds an offset to each logit (Marian's models have one).
         tie_word_embeddings: the head uses the (decoder's) token table.
-        encoder_layers: layers of the encoder; None for a model of one tower.
+        encoder_layers: layers of the encoder; None for a model of one stack.
         encoder_vocab_size: rows of the encoder's token table; None takes `vocab_size`.
         share_encoder_embeddings: encoder and decoder use one token table (with `tie_word_embeddings` only).
         encoder_options: options in which the encoder differs from the decoder, any of `placement`, `hidden_size`,
             `num_attention_heads`, `intermediate_size`, `position_embedding_type`, `max_position_embeddings`.
-        is_decoder: a model of one tower reads to the left only.
+        is_decoder: a model of one stack reads to the left only.
         input_size: width of the token vectors that a decoder reads; a projection takes them to the width. None: the
             width itself.
         output_size: width of what a decoder's head reads, after a projection behind the final norm. None likewise.
@@ -139,7 +139,7 @@ class IsogradConfig(PretrainedConfig):
         attention_dropout: float = 0.0,
         activation_dropout: float = 0.0,
         embedding_dropout: float = 0.0,
-        start: str | None = None,
+        init: str | None = None,
         initializer_range: float = 0.02,
         tie_word_embeddings: bool = True,
         encoder_layers: int | None = None,
@@ -182,7 +182,7 @@ class IsogradConfig(PretrainedConfig):
         self.attention_dropout = attention_dropout
         self.activation_dropout = activation_dropout
         self.embedding_dropout = embedding_dropout
-        self.start = start
+        self.init = init
         self.initializer_range = initializer_range
         self.encoder_layers = encoder_layers
         self.encoder_vocab_size = encoder_vocab_size
@@ -210,12 +210,12 @@ class IsogradConfig(PretrainedConfig):
         """The catalogue's entry of this configuration; of a decoder that differs from its encoder, the decoder's."""
         return get(self.placement)
 
-    def of(self, tower: Tower) -> "IsogradConfig":
-        """What one tower is built from: this configuration, or a copy in which an encoder has its own options."""
+    def of(self, stack: Stack) -> "IsogradConfig":
+        """What one stack is built from: this configuration, or a copy in which an encoder has its own options."""
         changes = dict(self.encoder_options or {})
         if self.input_size or self.output_size:
             changes |= {"input_size": None, "output_size": None}
-        if tower == "decoder" or self.encoder_layers is None or not changes:
+        if stack == "decoder" or self.encoder_layers is None or not changes:
             return self
         own = copy.deepcopy(self)
         for name, value in changes.items():
@@ -239,21 +239,21 @@ class IsogradConfig(PretrainedConfig):
         return self.output_size or self.hidden_size
 
     def scheme(self) -> str:
-        """The base scheme of the start: the configuration's, else the placement's, else "xavier-uniform"."""
-        return self.start or self.entry().start.base or "xavier-uniform"
+        """The base scheme of the init: the configuration's, else the placement's, else "xavier-uniform"."""
+        return self.init or self.entry().init.base or "xavier-uniform"
 
-    def towers(self) -> tuple[Tower, ...]:
+    def stacks(self) -> tuple[Stack, ...]:
         """In the order in which text runs through them."""
         if self.encoder_layers is not None:
             return "encoder", "decoder"
         return ("decoder",) if self.is_decoder else ("encoder",)
 
-    def depths(self, tower: Tower) -> tuple[int, int]:
-        """Layers of a tower, and of the other one (0 if there is none)."""
+    def depths(self, stack: Stack) -> tuple[int, int]:
+        """Layers of a stack, and of the other one (0 if there is none)."""
         if self.encoder_layers is None:
             return self.num_hidden_layers, 0
         pair = (self.encoder_layers, self.num_hidden_layers)
-        return pair if tower == "encoder" else pair[::-1]
+        return pair if stack == "encoder" else pair[::-1]
 
     def _check(self) -> None:
         self._check_names()
@@ -279,7 +279,7 @@ class IsogradConfig(PretrainedConfig):
             ("hidden_act", ACTIVATIONS),
             ("norm", NORMS),
             ("position_embedding_type", POSITIONS),
-            ("start", (None, *STARTS)),
+            ("init", (None, *SCHEMES)),
         ):
             if getattr(self, name) not in known:
                 options = ", ".join(repr(k) for k in known if k is not None)
@@ -311,7 +311,7 @@ class IsogradConfig(PretrainedConfig):
                 "next_sentence=True is for a masked language model: leave encoder_layers and is_decoder unset"
             )
         if self.encoder_layers is not None and self.is_decoder:
-            raise ValueError("is_decoder=True is for a model of one tower; encoder_layers makes an encoder-decoder")
+            raise ValueError("is_decoder=True is for a model of one stack; encoder_layers makes an encoder-decoder")
         self._check_encoder_options()
         if self.share_encoder_embeddings and self.encoder_vocab_size not in (None, self.vocab_size):
             raise ValueError(
@@ -328,7 +328,7 @@ class IsogradConfig(PretrainedConfig):
             raise ValueError(f"encoder_options: {', '.join(unknown)}: expected some of {', '.join(_OF_THE_ENCODER)}")
         own = self.of("encoder")
         if self.share_encoder_embeddings and own.hidden_size != self.token_width:
-            raise ValueError("share_encoder_embeddings=True needs one width of the token vectors in both towers")
+            raise ValueError("share_encoder_embeddings=True needs one width of the token vectors in both stacks")
         own._check()
 
 

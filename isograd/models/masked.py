@@ -150,7 +150,7 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
 
     def __init__(self, config: IsogradConfig) -> None:
         if config.is_encoder_decoder:
-            raise ValueError("encoder_layers is set: classification takes a model of one tower")
+            raise ValueError("encoder_layers is set: classification takes a model of one stack")
         super().__init__(config)
         _refuse_projections(config)
         dropout = config.classifier_dropout if config.classifier_dropout is not None else config.hidden_dropout

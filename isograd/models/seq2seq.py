@@ -1,4 +1,4 @@
-"""The encoder-decoder: two towers and a head."""
+"""The encoder-decoder: two stacks and a head."""
 
 from typing import Any
 

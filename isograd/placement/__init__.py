@@ -4,6 +4,7 @@ from isograd.placement.catalogue import CATALOGUE, get, register
 from isograd.placement.formula import (
     ByKind,
     HeadScale,
+    Init,
     Law,
     Learned,
     Norm,
@@ -11,14 +12,14 @@ from isograd.placement.formula import (
     ProjectionNorm,
     Residual,
     Role,
-    Start,
 )
-from isograd.placement.laws import Kind, Site, Tower, sites
+from isograd.placement.laws import Kind, Site, Stack, sites
 
 __all__ = [
     "CATALOGUE",
     "ByKind",
     "HeadScale",
+    "Init",
     "Kind",
     "Law",
     "Learned",
@@ -28,8 +29,7 @@ __all__ = [
     "Residual",
     "Role",
     "Site",
-    "Start",
-    "Tower",
+    "Stack",
     "get",
     "register",
     "sites",

@@ -13,12 +13,12 @@ from dataclasses import replace
 from isograd.errors import UnknownPlacement
 from isograd.placement import laws
 from isograd.placement.flags import flagged
-from isograd.placement.formula import ByKind, HeadScale, Learned, Norm, Placement, ProjectionNorm, Residual, Start
+from isograd.placement.formula import ByKind, HeadScale, Init, Learned, Norm, Placement, ProjectionNorm, Residual
 
 N = Norm()
 _PRE = Residual(pre=N)
 
-_ATTN = Residual(pre=N, out=N, heads=HeadScale())
+_ATTN = Residual(pre=N, out=N, head_scale=HeadScale())
 _FFN = Residual(pre=N, mid=N)
 _FFN_RESSCALE = replace(_FFN, skip=Learned())
 
@@ -28,11 +28,11 @@ _NORMFORMER = Placement(
     about="pre-ln with HeadScale, a norm after attention and a norm inside the feed-forward",
     paper="Shleifer et al. 2021, arXiv 2110.09456",
     note="HeadScale before W_O, as the paper writes it. Its effect on gradients shows at high learning rates, "
-    "not at the start.",
+    "not at init.",
 )
 _NORMFORMER_FAIRSEQ = replace(
     _NORMFORMER,
-    each=ByKind(attn=replace(_ATTN, heads=HeadScale(reads="output")), cross=_PRE, ffn=_FFN),
+    each=ByKind(attn=replace(_ATTN, head_scale=HeadScale(reads="output")), cross=_PRE, ffn=_FFN),
     about="normformer as it was released: HeadScale on blocks of the output of W_O",
     paper="Shleifer et al. 2021, fairseq examples/normformer",
     note="Not the paper's function: the scale acts after the heads have been mixed (fairseq issue 3973).",
@@ -78,10 +78,10 @@ CATALOGUE: dict[str, Placement] = {
     "gpt2": Placement(
         each=_PRE,
         final=N,
-        start=Start(base="normal", gain={"out": laws.gpt2_start, "ffn_out": laws.gpt2_start}),
-        about="pre-ln with the start of W_O and W_2 scaled by depth",
+        init=Init(base="normal", gain={"attn_out": laws.gpt2_init, "ffn_out": laws.gpt2_init}),
+        about="pre-ln with W_O and W_2 initialized smaller with depth",
         paper="Radford et al. 2019, section 2.3",
-        note="Weights start from N(0, 0.02^2).",
+        note="Weights are drawn from N(0, 0.02^2).",
     ),
     "normformer": _NORMFORMER,
     "normformer-resscale": _with_resscale(_NORMFORMER),
@@ -92,7 +92,7 @@ CATALOGUE: dict[str, Placement] = {
         "without the norm inside the feed-forward", "16.14 without this norm", ffn=replace(_FFN_RESSCALE, mid=None)
     ),
     "normformer-resscale-no-heads": _ablation(
-        "without HeadScale", "16.22 without HeadScale", attn=replace(_ATTN, heads=None)
+        "without HeadScale", "16.22 without HeadScale", attn=replace(_ATTN, head_scale=None)
     ),
     "normformer-resscale-qkv": _ablation(
         "with three more norms, on queries, keys and values",
@@ -110,20 +110,20 @@ CATALOGUE: dict[str, Placement] = {
         "or at 3e-4.",
     ),
     "admin-closed": Placement(
-        each=Residual(post=N, skip=Learned(start=laws.admin_closed_skip)),
+        each=Residual(post=N, skip=Learned(init=laws.admin_closed_skip)),
         about="admin with the later closed form in place of the profile",
         paper="Liu et al., admin-torch (the author's later release)",
-        note="One start value for all sublayers of a tower; no profile needed.",
+        note="One initial value for all sublayers of a stack; no profile needed.",
     ),
     "deepnorm": Placement(
         each=Residual(post=N, skip=laws.deepnorm_skip),
-        start=Start(
+        init=Init(
             base="xavier-normal",
-            gain=dict.fromkeys(("value", "out", "ffn_in", "ffn_out"), laws.deepnorm_start),
+            gain=dict.fromkeys(("value", "attn_out", "ffn_in", "ffn_out"), laws.deepnorm_init),
         ),
-        about="post-ln with a constant skip above 1 and a smaller start of the branch",
+        about="post-ln with a constant skip above 1 and a smaller init of the branch",
         paper="Wang et al. 2022, arXiv 2203.00555",
-        note="Constants differ for encoder-only, decoder-only, and the two towers of an encoder-decoder.",
+        note="Constants differ for encoder-only, decoder-only, and the two stacks of an encoder-decoder.",
     ),
     "qk-norm": Placement(
         each=ByKind(attn=replace(_PRE, projections=ProjectionNorm(of=("query", "key"), over="head")), ffn=_PRE),

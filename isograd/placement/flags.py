@@ -17,6 +17,7 @@ Cross-attention has none of them. No registration is needed: a name says all, so
 """
 
 import re
+from dataclasses import replace
 from functools import cache
 
 from isograd.placement.formula import ByKind, HeadScale, Learned, Norm, Placement, Residual
@@ -48,26 +49,13 @@ def flagged(name: str) -> Placement | None:
     changes = " with " + ", ".join(_OPTION[letter] for letter in flags) if flags else ""
     return Placement(
         each=ByKind(
-            attn=_with(around, out="A" in flags, heads=heads),
+            attn=replace(around, out=Norm() if "A" in flags else None, head_scale=heads),
             cross=around,
-            ffn=_with(around, mid="F" in flags, skip="R" in flags),
+            ffn=replace(around, mid=Norm() if "F" in flags else None, skip=Learned() if "R" in flags else 1.0),
         ),
         final=Norm() if final else None,
         about=("pre-ln" if pre else "post-ln")
         + changes
         + ("" if final == pre else ", a final norm" if final else ", no final norm"),
         paper="fairseq 0.12, its options",
-    )
-
-
-def _with(
-    around: Residual, *, out: bool = False, mid: bool = False, heads: HeadScale | None = None, skip: bool = False
-) -> Residual:
-    return Residual(
-        pre=around.pre,
-        post=around.post,
-        out=Norm() if out else None,
-        mid=Norm() if mid else None,
-        heads=heads,
-        skip=Learned() if skip else 1.0,
     )

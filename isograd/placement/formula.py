@@ -2,9 +2,9 @@
 
 Every placement of the norms is the same line,
 
-    x <- post( skip * x  +  gain * out( f( pre(x) ) ) )      with one more norm, mid, before f's last projection
+    x <- post( skip * x  +  scale * out( f( pre(x) ) ) )      with one more norm, mid, before f's last projection
 
-A placement says which norms exist, what `skip` and `gain` are, and how the weights of f start.
+A placement says which norms exist, what `skip` and `scale` are, and how the weights of f are initialized.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,9 @@ from typing import Literal
 from isograd.placement.laws import Kind, Site
 
 Law = Callable[[Site], float]
-Role = Literal["query", "key", "value", "out", "ffn_in", "ffn_out", "embed", "head", "norm", "coefficient", "dense"]
+Role = Literal[
+    "query", "key", "value", "attn_out", "ffn_in", "ffn_out", "embed", "head", "norm", "coefficient", "dense"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +28,15 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A trainable coefficient: a vector of the width, or one number, all entries starting at `start`."""
+    """A trainable coefficient: a vector of the width, or one number, all entries initialized to `init`."""
 
-    start: float | Law = 1.0
+    init: float | Law = 1.0
     shape: Literal["width", "scalar"] = "width"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadScale:
-    """One trainable number per attention head, starting at 1.
+    """One trainable number per attention head, initialized to 1.
 
     `reads="heads"`: Concat(g_1 h_1, ..., g_n h_n) W_O, NormFormer as the paper writes it.
     `reads="output"`: the h-th block of width/heads features of Concat(h) W_O + b_O times g_h, as fairseq released it.
@@ -47,9 +49,9 @@ class HeadScale:
 class ProjectionNorm:
     """A norm on what each projection in `of` wrote, before positions are rotated into it.
 
-    `over="width"`: over all heads together, a gain of the width (NormFormer's ablation; OLMo 2's queries and keys).
-    `over="head"`: over each head on its own, a gain of width/heads that all heads share (QK-norm: Henry et al. 2020 by
-    lengths, Dehghani et al. 2023, ViT-22B, by LayerNorm).
+    `over="width"`: over all heads together, a weight of the width (NormFormer's ablation; OLMo 2's queries and keys).
+    `over="head"`: over each head on its own, a weight of width/heads that all heads share (QK-norm: Henry et al. 2020
+    by lengths, Dehghani et al. 2023, ViT-22B, by LayerNorm).
     """
 
     of: tuple[Literal["query", "key", "value"], ...]
@@ -68,7 +70,7 @@ Coefficient = float | Law | Learned
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """One sublayer: x <- post(skip * x + gain * out(f(pre(x)))), `mid`, `heads` and `projections` inside f.
+    """One sublayer: x <- post(skip * x + scale * out(f(pre(x)))), `mid`, `head_scale` and `projections` inside f.
 
     Args:
         pre: norm on what the branch reads.
@@ -76,8 +78,8 @@ class Residual:
         out: norm on what the branch wrote.
         post: norm on the sum.
         skip: coefficient on x: a number, a law, or a `Learned`.
-        gain: coefficient on the branch, likewise.
-        heads: NormFormer's HeadScale; only an attention has heads.
+        scale: coefficient on the branch, likewise.
+        head_scale: NormFormer's HeadScale; only an attention has heads.
         projections: norms on queries, keys, values; only an attention has them.
     """
 
@@ -86,13 +88,13 @@ class Residual:
     out: Norm | None = None
     post: Norm | None = None
     skip: Coefficient = 1.0
-    gain: Coefficient = 1.0
-    heads: HeadScale | None = None
+    scale: Coefficient = 1.0
+    head_scale: HeadScale | None = None
     projections: ProjectionNorm | None = None
 
     def at(self, site: Site) -> "Residual":
         """The same residual with every law replaced by its value at `site`."""
-        return replace(self, skip=_resolved(self.skip, site), gain=_resolved(self.gain, site))
+        return replace(self, skip=_resolved(self.skip, site), scale=_resolved(self.scale, site))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +112,11 @@ class ByKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """How the weights start: a base scheme and a factor per role.
+class Init:
+    """How the weights are initialized: a base scheme and a factor per role.
 
     Args:
-        base: a scheme of `isograd.transformer.start`; None takes the one that the model's configuration names.
+        base: a scheme of `isograd.transformer.init`; None takes the one that the model's configuration names.
         gain: role -> number or law, multiplies the standard deviation of that role's weights.
     """
 
@@ -128,12 +130,12 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """An entry of the catalogue: norms, coefficients, start.
+    """An entry of the catalogue: norms, coefficients, init.
 
     Args:
         each: the residual of every sublayer, or one per kind.
-        final: norm after the last layer of each tower.
-        start: how the weights start.
+        final: norm after the last layer of each stack.
+        init: how the weights are initialized.
         calibrate: name of a calibration that must run before the first training step ("admin").
         about: one line for the list.
         paper: the source, with an arXiv number where there is one.
@@ -142,14 +144,14 @@ class Placement:
 
     each: Residual | ByKind
     final: Norm | None = None
-    start: Start = Start()
+    init: Init = Init()
     calibrate: Literal["admin"] | None = None
     about: str = ""
     paper: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.of("ffn").heads is not None:
+        if self.of("ffn").head_scale is not None:
             raise ValueError(
                 "a feed-forward has no heads: put HeadScale on the attention, by ByKind(attn=..., ffn=...)"
             )
@@ -177,7 +179,7 @@ class Placement:
 
 def _resolved(c: Coefficient, site: Site) -> float | Learned:
     if isinstance(c, Learned):
-        return replace(c, start=_number(c.start, site))
+        return replace(c, init=_number(c.init, site))
     return _number(c, site)
 
 

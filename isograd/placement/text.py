@@ -1,7 +1,7 @@
 """A placement as text: its formula line by line, and its numbers at a given shape."""
 
 from isograd.placement.formula import Coefficient, Learned, Norm, Placement, ProjectionNorm, Residual
-from isograd.placement.laws import Kind, Site, Tower, sites
+from isograd.placement.laws import Kind, Site, Stack, sites
 
 _BRANCH: dict[Kind, str] = {"attn": "Attn({})", "cross": "Cross({})", "ffn": "FFN({})"}
 _OPENED: dict[Kind, tuple[str, str]] = {  # the last projection, and what it reads
@@ -21,7 +21,7 @@ def formula(residual: Residual, kind: Kind) -> str:
     >>> formula(Residual(pre=Norm(), projections=ProjectionNorm(of=("query", "key"))), "attn")
     'x <- x + Attn(LN(q), LN(k), v of LN(x))'
     """
-    branch = _times("gain", residual.gain, _norm(_branch(residual, kind), residual.out))
+    branch = _times("scale", residual.scale, _norm(_branch(residual, kind), residual.out))
     return f"x <- {_norm(_times('skip', residual.skip, 'x') + ' + ' + branch, residual.post)}"
 
 
@@ -32,13 +32,13 @@ def formulas(placement: Placement, *, cross: bool = False) -> dict[Kind, str]:
 
 
 def final_formula(placement: Placement) -> str | None:
-    """What happens after the last layer of a tower; None where nothing does."""
+    """What happens after the last layer of a stack; None where nothing does."""
     return f"x <- {_norm('x', placement.final)}" if placement.final else None
 
 
-def numbers(placement: Placement, layers: int, tower: Tower = "decoder", other: int = 0) -> list[dict[str, object]]:
-    """One dict per site: layer, kind, skip, gain (start values where learned), and the start factor of each role."""
-    return [_row(placement, site) for site in sites(layers, tower, other)]
+def numbers(placement: Placement, layers: int, stack: Stack = "decoder", other: int = 0) -> list[dict[str, object]]:
+    """One dict per site: layer, kind, skip, scale (initial values where learned), and the init gain of each role."""
+    return [_row(placement, site) for site in sites(layers, stack, other)]
 
 
 def legend(placement: Placement) -> list[str]:
@@ -46,32 +46,34 @@ def legend(placement: Placement) -> list[str]:
     kinds: tuple[Kind, ...] = ("attn", "cross", "ffn")
     every = [placement.of(kind) for kind in kinds]
     lines = []
-    for name in ("skip", "gain"):
+    for name in ("skip", "scale"):
         learned = [c for c in (getattr(r, name) for r in every) if isinstance(c, Learned)]
         laws = [c for c in (getattr(r, name) for r in every) if callable(c)]
         if learned:
             what = "a trainable vector of the width" if learned[0].shape == "width" else "a trainable number"
             how = (
-                "set by a profile of the first batch" if placement.calibrate else f"starts at {_law(learned[0].start)}"
+                "set by a profile of the first batch"
+                if placement.calibrate
+                else f"initialized to {_law(learned[0].init)}"
             )
             lines.append(f"{name}: {what} per sublayer, {how}")
         elif laws:
             lines.append(f"{name}: constant, {_law(laws[0])}")
-    heads = [r.heads for r in every if r.heads]
+    heads = [r.head_scale for r in every if r.head_scale]
     if heads:
         place = "on what W_O reads" if heads[0].reads == "heads" else "on what W_O wrote"
-        lines.append(f"heads: one trainable number per head, starts at 1, {place}")
+        lines.append(f"heads: one trainable number per head, initialized to 1, {place}")
     lines.extend(dict.fromkeys(_normed(r.projections) for r in every if r.projections))
     by_law: dict[object, list[str]] = {}
-    for role, g in placement.start.gain.items():
+    for role, g in placement.init.gain.items():
         by_law.setdefault(g, []).append(role)
-    lines.extend(f"start of {', '.join(of)}: times {_law(g)}" for g, of in by_law.items())
+    lines.extend(f"init of {', '.join(of)}: times {_law(g)}" for g, of in by_law.items())
     return lines
 
 
 def _branch(residual: Residual, kind: Kind) -> str:
     read = _projected(_norm("x", residual.pre), residual.projections)
-    heads = residual.heads.reads if residual.heads else None
+    heads = residual.head_scale.reads if residual.head_scale else None
     if residual.mid is None and heads != "heads":
         text = _BRANCH[kind].format(read)
     else:
@@ -117,7 +119,7 @@ def _times(name: str, c: Coefficient, text: str) -> str:
 def _row(placement: Placement, site: Site) -> dict[str, object]:
     residual = placement.at(site)
     values: dict[str, object] = {"layer": site.layer, "kind": site.kind}
-    for name in ("skip", "gain"):
+    for name in ("skip", "scale"):
         c = getattr(residual, name)
-        values[name] = c.start if isinstance(c, Learned) else c
-    return values | {f"start.{role}": g for role, g in placement.start.at(site).items()}
+        values[name] = c.init if isinstance(c, Learned) else c
+    return values | {f"init.{role}": g for role, g in placement.init.at(site).items()}

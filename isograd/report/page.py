@@ -94,7 +94,7 @@ def _line(index: int, arm: ArmFiles, cells: tuple[str, ...]) -> dict[str, Any]:
     return {"cells": cells, "colour": look["color"], "dash": dash, "outcome": "" if is_ramp(arm) else worst}
 
 
-_CARD = ("placement", "formulas", "legend", "about", "note", "paper", "start", "parameters")
+_CARD = ("placement", "formulas", "legend", "about", "note", "paper", "init", "parameters")
 
 
 def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:
@@ -112,7 +112,7 @@ def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:
             "about": built["about"],
             "note": built["note"],
             "paper": built["paper"],
-            "start": built["start"],
+            "init": built["init"],
             "parameters": f"{built['parameters']:,}",
         }
 

@@ -27,7 +27,7 @@ FREE = (  # keys on which the time of an update does not depend
     "name",
     "seed",
     "data.seed",
-    "model.start",
+    "model.init",
     "model.initializer_range",
     *(f"training.{key}" for key in ("steps", "epochs", "lr", "warmup", "first", "warmup_from", "decay", "decay_to")),
     *(f"training.{key}" for key in ("decay_at", "power", "betas", "eps", "weight_decay", "clip", "valid_every")),

@@ -86,7 +86,7 @@ def _probed(subject: str, depths: Sequence[int], seed: int, step: float) -> tupl
     changes, sums = [], []
     with drawn_from(seed):
         ids = tokens(4, 32)
-        for model, served in of_depths(subject, depths, ids, hidden_size=64, dtype=torch.float64, start=None):
+        for model, served in of_depths(subject, depths, ids, hidden_size=64, dtype=torch.float64, init=None):
             with shares(model) as found:
                 before = streams(model, ids, served)
             sums += [sum(found[: 2 * layers]) for layers in served]

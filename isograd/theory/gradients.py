@@ -91,7 +91,7 @@ def _last_gradient(model: IsogradForCausalLM, layers: int, ids: Tensor) -> float
 def _gradients(subject: str, layers: int, seed: int) -> list[float]:
     with drawn_from(seed):
         ids = tokens(8, 33)
-        model = prepared(subject, layers, ids, start=None)
+        model = prepared(subject, layers, ids, init=None)
         model(input_ids=ids, labels=ids).loss.backward()
     return [_norm(matrix) for matrix in _second(model.model.layers)]
 

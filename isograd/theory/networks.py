@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from isograd.diagnose.quantities import terms, variance
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM
 from isograd.placement import Placement, get, sites
+from isograd.transformer.init import SCHEMES
 from isograd.transformer.parameters import Coefficient, Linear
-from isograd.transformer.start import STARTS
 from isograd.transformer.sublayer import ScaledAdd, Sublayer
 
 WORDS = 1000
@@ -26,7 +26,7 @@ WORDS = 1000
 
 def decoder(subject: str, layers: int, dtype: torch.dtype = torch.float32, **shape: Any) -> IsogradForCausalLM:
     """A decoder-only model of that many layers, started by Xavier's normal; ADMIN's skips are still to be profiled."""
-    shape = {"start": "xavier-normal"} | shape
+    shape = {"init": "xavier-normal"} | shape
     model = IsogradForCausalLM(_config(subject, num_hidden_layers=layers, is_decoder=True, **shape)).to(dtype)
     return changed(model, subject)
 
@@ -145,12 +145,12 @@ def cut(model: IsogradForCausalLM, layers: int) -> Iterator[IsogradForCausalLM]:
 def _same_at_any_depth(placement: Placement, layers: int) -> bool:
     """Whether every number of a stack is that of the same site in a deeper one."""
     pairs = zip(sites(layers), sites(2 * layers), strict=False)
-    return all(placement.at(a) == placement.at(b) and placement.start.at(a) == placement.start.at(b) for a, b in pairs)
+    return all(placement.at(a) == placement.at(b) and placement.init.at(a) == placement.init.at(b) for a, b in pairs)
 
 
 def _config(subject: str, **shape: Any) -> IsogradConfig:
     width = shape.setdefault("hidden_size", 128)
-    schemes = [change for change in changes_of(subject) if change in STARTS]
+    schemes = [change for change in changes_of(subject) if change in SCHEMES]
     return IsogradConfig(
         **(
             {
@@ -165,7 +165,7 @@ def _config(subject: str, **shape: Any) -> IsogradConfig:
                 "tie_word_embeddings": False,
             }
             | shape
-            | ({"start": schemes[-1]} if schemes else {})
+            | ({"init": schemes[-1]} if schemes else {})
         )
     )
 
@@ -182,7 +182,7 @@ def changed(model: Any, subject: str) -> Any:
         if change == "plain start":
             for module in model.modules():
                 if isinstance(module, Linear):
-                    module.weight /= module.gain
+                    module.weight /= module.init_gain
         elif change == "skip 1":
             for module in model.modules():
                 if isinstance(module, ScaledAdd):
@@ -193,7 +193,7 @@ def changed(model: Any, subject: str) -> Any:
             for module in model.modules():
                 if isinstance(module, Sublayer):
                     _scale(module, name, number(module.site.layer))
-        elif change not in STARTS:
+        elif change not in SCHEMES:
             raise ValueError(
                 f"{change!r} is nothing to change; expected 'plain start', 'skip 1', a scheme of starts, or one of"
                 f" {', '.join(_MATRICES)} with 'x NUMBER' or 'as l^NUMBER'"

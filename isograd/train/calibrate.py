@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from isograd.diagnose.quantities import exact
 from isograd.models import IsogradModel, IsogradPreTrainedModel
-from isograd.placement import Tower
+from isograd.placement import Stack
 from isograd.trace.structure import SMALL, function_of_skips
 from isograd.transformer.parameters import Coefficient
 from isograd.transformer.sublayer import LearnedAdd, Sublayer
@@ -44,7 +44,7 @@ def calibrate(
     padding: bool = True,
     again: bool = False,
     distributed: bool | None = None,
-) -> dict[Tower, list[float]]:
+) -> dict[Stack, list[float]]:
     """Profile `batch` and set the learned skips of `model`; all else stays bitwise as it was.
 
     The pass runs without autocast in float32 (float64 for a float64 model; on copies of parameters that are in 16
@@ -83,12 +83,12 @@ def calibrate(
                            " pass again=True to profile it anew")  # fmt: skip
     in_parts = _is_sharded(model) if distributed is None else distributed
     towers = [m for m in model.modules() if isinstance(m, IsogradModel)]
-    profiles = [_Profile(tower, _mask_of(tower.tower, model, batch), padding, in_parts) for tower in towers]
+    profiles = [_Profile(tower, _mask_of(tower.stack, model, batch), padding, in_parts) for tower in towers]
     _forward(model, batch, profiles)
     with torch.no_grad():
         for profile in profiles:
             profile.write()
-    skips: dict[Tower, list[float]] = {p.tower: p.skips for p in profiles}
+    skips: dict[Stack, list[float]] = {p.tower: p.skips for p in profiles}
     config.calibration = {"method": "admin", **skips}
     for profile in profiles:
         if (said := profile.concern()) is not None:
@@ -100,7 +100,7 @@ class _Profile:
     """The running value of one tower."""
 
     def __init__(self, model: IsogradModel, mask: Tensor | None, padding: bool, in_parts: bool) -> None:
-        self.tower: Tower = model.tower
+        self.tower: Stack = model.stack
         self.model = model
         self.combines = [m.combine for m in model.modules() if isinstance(m, Sublayer)]
         self.mask = None if padding else mask
@@ -119,7 +119,7 @@ class _Profile:
         """In place of the sum: the one with this sublayer's running value; then move the value on."""
         assert isinstance(combine, LearnedAdd)
         self.skips.append(self.next)
-        skip, branch = args[0] * self.next, combine.gain(args[1])
+        skip, branch = args[0] * self.next, combine.scale(args[1])
         stream, added = self._whole([self._moments(skip), self._moments(branch)])
         if len(self.skips) == 1:
             self.rms = math.sqrt(stream[2] + stream[1] ** 2)
@@ -139,7 +139,7 @@ class _Profile:
         found = f"ADMIN's skips of the {self.tower} come out as 1, {self.skips[1]:.2g}, .. {self.skips[-1]:.2g}"
         flat = f"{found}: with {len(self.skips)} sublayers this is Post-LN in function, and collapses as Post-LN does"
         if self.rms >= SMALL:
-            return f"{flat}; the branches begin so small that they hardly count (start='xavier-uniform' is larger)"
+            return f"{flat}; the branches begin so small that they hardly count (init='xavier-uniform' is larger)"
         change = "embedding_norm=True puts a norm on it (model.embedding_norm in a recipe)"
         if not self.model.config.scale_embedding:
             change = "scale_embedding=True multiplies token vectors by sqrt(d) (model.scale_embedding in a recipe)"
@@ -211,7 +211,7 @@ def _skip(combine: nn.Module) -> Tensor:
     return combine.skip.weight
 
 
-def _mask_of(tower: Tower, model: IsogradPreTrainedModel, batch: Mapping[str, Any]) -> Tensor | None:
+def _mask_of(tower: Stack, model: IsogradPreTrainedModel, batch: Mapping[str, Any]) -> Tensor | None:
     name = "decoder_attention_mask" if model.config.is_encoder_decoder and tower == "decoder" else "attention_mask"
     mask = batch.get(name)
     return None if mask is None else mask.bool().to(model.device)

@@ -107,7 +107,7 @@ def tokens_per_update(run: Run) -> int:
 def flops_per_token(run: Run, config: IsogradConfig) -> float:
     """Forward and backward; of a translation, for one token on each side of sentences that fill its limit."""
     total = 0.0
-    for tower in config.towers():
+    for tower in config.stacks():
         layers, other = config.depths(tower)
         attentions = 2 if tower == "decoder" and other else 1
         matrices = attentions * attention_matrices(config) + feedforward_matrices(config)

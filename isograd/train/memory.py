@@ -88,7 +88,7 @@ def _calibration(config: IsogradConfig, count: int, tokens: int) -> int:
     """
     width, inner = config.hidden_size, config.intermediate_size
     inside = max((3 if config.hidden_act == "swiglu" else 2) * inner, 4 * width)
-    memory = width * (len(config.towers()) - 1)
+    memory = width * (len(config.stacks()) - 1)
     return FLOAT * (count + tokens * (3 * width + inside + memory))
 
 
@@ -183,7 +183,7 @@ def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
     ends = _normed(config, config.entry().final, width, stream_bytes(run.training))
     ends += _normed(config, Norm() if config.embedding_norm else None, width, FLOAT)
     ends += width if config.embedding_dropout else 0
-    return tokens * (layers + len(config.towers()) * ends)
+    return tokens * (layers + len(config.stacks()) * ends)
 
 
 def stream_bytes(training: Training) -> int:
@@ -199,7 +199,7 @@ def product_bytes(training: Training) -> int:
 def _layers(run: Run, config: IsogradConfig) -> list[int]:
     """Bytes per token of every layer, all towers."""
     found: dict[tuple[str, int], int] = {}
-    for tower in config.towers():
+    for tower in config.stacks():
         for site in sites(config.depths(tower)[0], tower, config.depths(tower)[1]):
             place = tower, site.layer
             found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().of(site.kind), site)
@@ -216,7 +216,7 @@ def _sublayer(training: Training, config: IsogradConfig, residual: Residual, sit
     shared = narrow == FLOAT or (residual.pre is not None and stream == FLOAT)  # x is kept anyway, to be read or normed
     if isinstance(residual.skip, Learned) and not shared:
         kept += width * stream
-    if isinstance(residual.gain, Learned):
+    if isinstance(residual.scale, Learned):
         kept += width * narrow
     return kept
 
@@ -225,7 +225,7 @@ def _attention(training: Training, config: IsogradConfig, residual: Residual) ->
     width, narrow = config.hidden_size, product_bytes(training)
     reads = 3 * narrow if narrow < FLOAT else FLOAT  # autocast casts what W_Q, W_K, W_V read once for each
     kept = width * (reads + 4 * narrow) + FLOAT * config.num_attention_heads  # q, k, v, the result; its normaliser
-    if residual.mid or residual.heads:
+    if residual.mid or residual.head_scale:
         kept += width * narrow  # what W_O reads is no longer the result itself
     if residual.projections:
         rows = config.num_attention_heads if residual.projections.over == "head" else 1
@@ -266,7 +266,7 @@ def _copies(training: Training, config: IsogradConfig) -> int:
         return 2 * narrow * gathered
     if narrow == FLOAT:
         return 0
-    return narrow * (layer * sum(config.depths(tower)[0] for tower in config.towers()))
+    return narrow * (layer * sum(config.depths(tower)[0] for tower in config.stacks()))
 
 
 def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:

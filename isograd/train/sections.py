@@ -36,7 +36,7 @@ class Model:
     embedding_norm: bool = False
     tie_embeddings: bool = True
     share_embeddings: bool = False  # one table for encoder, decoder and head (joint vocabulary)
-    start: str | None = None
+    init: str | None = None
     initializer_range: float = 0.02
     dropout: float = 0.0
     attention_dropout: float = 0.0

@@ -13,7 +13,7 @@ from typing import Literal
 from isograd.data.tokenizers import smallest_bpe
 from isograd.errors import RecipeError, UnknownPlacement
 from isograd.models import IsogradConfig
-from isograd.placement import Norm, Placement, Residual, Site, Tower, sites
+from isograd.placement import Norm, Placement, Residual, Site, Stack, sites
 from isograd.placement.formula import Learned
 from isograd.train.run import Run
 from isograd.train.task import config_from
@@ -56,7 +56,7 @@ def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
         task: "language", "masked", "translation" or "classification": which head stands on top.
     """
     count: Counter[Part] = Counter(dict.fromkeys(PARTS, 0))
-    for tower in config.towers():
+    for tower in config.stacks():
         count.update(_tower(config, tower))
     count.update(_head(config, task))
     if config.share_encoder_embeddings:
@@ -115,7 +115,7 @@ def _pretrained(name: str) -> IsogradConfig:
     raise RecipeError(f"glue.model={name}: no config.json here or in model/, so the shape is not known before training")
 
 
-def _tower(config: IsogradConfig, tower: Tower) -> Counter[Part]:
+def _tower(config: IsogradConfig, tower: Stack) -> Counter[Part]:
     entry, width = config.entry(), config.hidden_size
     rows = (config.encoder_vocab_size if tower == "encoder" else None) or config.vocab_size
     if config.position_embedding_type == "learned":
@@ -140,9 +140,9 @@ def _norms_and_coefficients(config: IsogradConfig, residual: Residual, site: Sit
     width = config.hidden_size
     last = config.intermediate_size if site.kind == "ffn" else width  # what the last projection reads
     around = sum(norm_size(norm, width, config) for norm in (residual.pre, residual.out, residual.post))
-    learned = [c for c in (residual.skip, residual.gain) if isinstance(c, Learned)]
+    learned = [c for c in (residual.skip, residual.scale) if isinstance(c, Learned)]
     coefficients = sum(width if c.shape == "width" else 1 for c in learned)
-    heads = config.num_attention_heads if residual.heads else 0
+    heads = config.num_attention_heads if residual.head_scale else 0
     return around + norm_size(residual.mid, last, config) + _projection_norms(config, residual) + coefficients + heads
 
 

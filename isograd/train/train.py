@@ -22,7 +22,7 @@ from isograd.errors import RecipeError
 from isograd.files import append_rows, finite, keep_until, locked, read_rows, write_json
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
-from isograd.placement import Tower
+from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
 from isograd.train.callbacks import Broke, Log, Observe, Progress
@@ -161,7 +161,7 @@ def check_text(folder: Path, task: Task) -> None:
         )
 
 
-def gradient_ratio(rows: list[dict[str, Any]], tower: Tower = "decoder") -> float | None:
+def gradient_ratio(rows: list[dict[str, Any]], tower: Stack = "decoder") -> float | None:
     """mean |gradient| of W_2 in a tower's first layer over that in its last, each averaged over the steps of `rows`."""
     values: dict[int, list[float]] = {}
     for row in rows:
@@ -208,7 +208,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     if trainer.is_world_process_zero() and keeps_model(run):
         task.save_tokenizer(folder / "model")
     rows = read_rows(folder / "quantities.jsonl")
-    tower = model.config.towers()[-1]
+    tower = model.config.stacks()[-1]
     return outcome | {
         "steps": trainer.state.global_step,
         "unigram_entropy": task.unigram_entropy,
@@ -286,7 +286,7 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
     """What was built: formulas, the numbers of every site, sizes, data."""
     config = model.config
     entry = config.entry()
-    towers = ((tower, *config.depths(tower)) for tower in config.towers())
+    towers = ((tower, *config.depths(tower)) for tower in config.stacks())
     sites = [row for tower, layers, other in towers for row in numbers(entry, layers, tower, other)]
     return {
         "placement": task.run.model.placement,
@@ -297,7 +297,7 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "paper": entry.paper,
         "note": entry.note,
         "sites": sites,
-        "start": config.scheme(),
+        "init": config.scheme(),
         "calibration": config.calibration,
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": task.run.training.steps,

@@ -31,13 +31,13 @@ class Attention(nn.Module):
     Args:
         config: the model's configuration.
         site: where the sublayer stands; `site.kind == "cross"` reads keys and values from the memory.
-        placement: says which norms stand inside, whether heads are scaled, and how the weights start.
+        placement: says which norms stand inside, whether heads are scaled, and how the weights are initialized.
         causal: whether position t may read positions up to t only.
     """
 
     def __init__(self, config: Any, placement: Placement, site: Site, causal: bool) -> None:
         super().__init__()
-        residual, gains = placement.at(site), placement.start.at(site)
+        residual, gains = placement.at(site), placement.init.at(site)
         width, heads = config.hidden_size, config.num_attention_heads
         self.config = config
         self.layer_idx = site.layer - 1
@@ -50,10 +50,10 @@ class Attention(nn.Module):
         source = config.memory_size if self.is_cross else width
 
         def projection(role: Role, size: int = width) -> Linear:
-            return Linear(size, width, role=role, gain=gains.get(role, 1.0), bias=config.bias)
+            return Linear(size, width, role=role, init_gain=gains.get(role, 1.0), bias=config.bias)
 
         self.query, self.key, self.value = projection("query"), projection("key", source), projection("value", source)
-        self.out = projection("out")
+        self.out = projection("attn_out")
         norms = residual.projections
         self.normed_by_head = norms is not None and norms.over == "head"
         features = self.head_size if self.normed_by_head else width
@@ -62,9 +62,9 @@ class Attention(nn.Module):
             return make_norm(norms.norm if norms and role in norms.of else None, features, config)
 
         self.query_norm, self.key_norm, self.value_norm = norm("query"), norm("key"), norm("value")
-        self.heads = Coefficient(heads, 1) if residual.heads else nn.Identity()
+        self.heads = Coefficient(heads, 1) if residual.head_scale else nn.Identity()
         self.mid = make_norm(residual.mid, width, config)
-        self.heads_read_output = residual.heads is not None and residual.heads.reads == "output"
+        self.heads_read_output = residual.head_scale is not None and residual.head_scale.reads == "output"
 
     def forward(
         self,

@@ -32,13 +32,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: Any, placement: Placement, site: Site) -> None:
         super().__init__()
-        residual, gains = placement.at(site), placement.start.at(site)
+        residual, gains = placement.at(site), placement.init.at(site)
         width, inner = config.hidden_size, config.intermediate_size
-        self.into = Linear(width, inner, role="ffn_in", gain=gains.get("ffn_in", 1.0), bias=config.bias)
+        self.into = Linear(width, inner, role="ffn_in", init_gain=gains.get("ffn_in", 1.0), bias=config.bias)
         self.act = ACTIVATIONS[config.hidden_act]
         self.dropout = make_dropout(config.activation_dropout)
         self.mid = make_norm(residual.mid, inner, config)
-        self.out = Linear(inner, width, role="ffn_out", gain=gains.get("ffn_out", 1.0), bias=config.bias)
+        self.out = Linear(inner, width, role="ffn_out", init_gain=gains.get("ffn_out", 1.0), bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.mid(self.dropout(self.act(self.into(x)))))
@@ -50,7 +50,7 @@ class GatedFeedForward(FeedForward):
     def __init__(self, config: Any, placement: Placement, site: Site) -> None:
         super().__init__(config, placement, site)
         width, inner = config.hidden_size, config.intermediate_size
-        self.gate = Linear(width, inner, role="ffn_in", gain=self.into.gain, bias=config.bias)
+        self.gate = Linear(width, inner, role="ffn_in", init_gain=self.into.init_gain, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.mid(self.dropout(self.act(self.gate(x)) * self.into(x))))

@@ -1,6 +1,6 @@
-"""Leaves that own parameters. Each carries its role, so that starts and weight decay ask no names.
+"""Leaves that own parameters. Each carries its role, so that init and weight decay ask no names.
 
-role: query, key, value, out, ffn_in, ffn_out, dense, embed, head (matrices); norm, coefficient (never decayed)
+role: query, key, value, attn_out, ffn_in, ffn_out, dense, embed, head (matrices); norm, coefficient (never decayed)
 """
 
 import torch
@@ -9,36 +9,38 @@ from torch import Tensor, nn
 from isograd.placement.formula import Role
 from isograd.transformer.product import linear
 
-MATRICES: frozenset[Role] = frozenset(("query", "key", "value", "out", "ffn_in", "ffn_out", "dense", "embed", "head"))
+MATRICES: frozenset[Role] = frozenset(
+    ("query", "key", "value", "attn_out", "ffn_in", "ffn_out", "dense", "embed", "head")
+)
 
 
 class Linear(nn.Linear):
-    """y = x W^T + b with W of shape (fan_out, fan_in); `gain` multiplies the start of W."""
+    """y = x W^T + b with W of shape (fan_out, fan_in); `init_gain` multiplies the std of W."""
 
-    def __init__(self, fan_in: int, fan_out: int, *, role: Role, gain: float = 1.0, bias: bool = True) -> None:
+    def __init__(self, fan_in: int, fan_out: int, *, role: Role, init_gain: float = 1.0, bias: bool = True) -> None:
         super().__init__(fan_in, fan_out, bias=bias)
         self.role: Role = role
-        self.gain = gain
+        self.init_gain = init_gain
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors, one row per id; the row `padding_idx` starts at zero and gets no gradient from look-ups."""
+    """A table of vectors, one row per id; row `padding_idx` is 0 and gets no gradient from look-ups."""
 
     role: Role = "embed"
 
 
 class Coefficient(nn.Module):
-    """A trainable coefficient of a residual or of the heads: `weight` of the given shape, starting at `start`."""
+    """A trainable coefficient of a residual or of the heads: `weight` of the given shape, initialized to `init`."""
 
     role: Role = "coefficient"
 
-    def __init__(self, *shape: int, start: float = 1.0) -> None:
+    def __init__(self, *shape: int, init: float = 1.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full(shape, start))
-        self.start = start
+        self.weight = nn.Parameter(torch.full(shape, init))
+        self.init = init
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from isograd.placement import Norm, Placement, Site, Tower, sites
+from isograd.placement import Norm, Placement, Site, Stack, sites
 from isograd.transformer.dropout import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Embedding, Linear
@@ -40,10 +40,10 @@ class Layer(GradientCheckpointingLayer):
 
 
 def make_layers(
-    config: Any, placement: Placement, tower: Tower, layers: int, other: int, causal: bool
+    config: Any, placement: Placement, stack: Stack, layers: int, other: int, causal: bool
 ) -> nn.ModuleList:
-    """The layers of one tower, each sublayer built from the placement at its site."""
-    every = sites(layers, tower, other)
+    """The layers of one stack, each sublayer built from the placement at its site."""
+    every = sites(layers, stack, other)
     return nn.ModuleList(
         Layer(config, placement, {s.kind: s for s in every if s.layer == layer}, causal)
         for layer in range(1, layers + 1)

@@ -1,4 +1,4 @@
-"""The one line: x <- post( skip * x + gain * out( f( pre(x) ) ) ).
+"""The one line: x <- post( skip * x + scale * out( f( pre(x) ) ) ).
 
     x ──┬────────── skip * x ──────────┐
         └─ pre ─ branch ─ out ─ drop ─ combine ─ post ──> x
@@ -29,30 +29,30 @@ class Add(nn.Module):
 
 
 class ScaledAdd(nn.Module):
-    """skip * x + gain * u with constants."""
+    """skip * x + scale * u with constants."""
 
-    def __init__(self, skip: float, gain: float) -> None:
+    def __init__(self, skip: float, scale: float) -> None:
         super().__init__()
         self.skip = skip
-        self.gain = gain
+        self.scale = scale
 
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
-        return torch.add(u if self.gain == 1.0 else u * self.gain, x, alpha=self.skip)
+        return torch.add(u if self.scale == 1.0 else u * self.scale, x, alpha=self.skip)
 
     def extra_repr(self) -> str:
-        return f"skip={self.skip:.4g}, gain={self.gain:.4g}"
+        return f"skip={self.skip:.4g}, scale={self.scale:.4g}"
 
 
 class LearnedAdd(nn.Module):
-    """skip * x + gain * u, either of them a trainable vector of the width or a trainable number."""
+    """skip * x + scale * u, either of them a trainable vector of the width or a trainable number."""
 
     def __init__(self, residual: Residual, width: int) -> None:
         super().__init__()
         self.skip = _coefficient(residual.skip, width)
-        self.gain = _coefficient(residual.gain, width)
+        self.scale = _coefficient(residual.scale, width)
 
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
-        u = self.gain(u)
+        u = self.scale(u)
         if isinstance(self.skip, Coefficient):
             return torch.addcmul(u, x, self.skip.weight)
         return u + self.skip(x)
@@ -104,16 +104,16 @@ class FeedForwardSublayer(Sublayer):
 
 def make_combine(residual: Residual, width: int) -> nn.Module:
     """The module of the sum. Which one is decided here, once: constants are Python floats, 1 costs nothing."""
-    if isinstance(residual.skip, Learned) or isinstance(residual.gain, Learned):
+    if isinstance(residual.skip, Learned) or isinstance(residual.scale, Learned):
         return LearnedAdd(residual, width)
-    assert isinstance(residual.skip, float) and isinstance(residual.gain, float)
-    if residual.skip == 1.0 and residual.gain == 1.0:
+    assert isinstance(residual.skip, float) and isinstance(residual.scale, float)
+    if residual.skip == 1.0 and residual.scale == 1.0:
         return Add()
-    return ScaledAdd(residual.skip, residual.gain)
+    return ScaledAdd(residual.skip, residual.scale)
 
 
 def _coefficient(c: Any, width: int) -> nn.Module:
     if isinstance(c, Learned):
-        assert isinstance(c.start, float)
-        return Coefficient(width if c.shape == "width" else 1, start=c.start)
+        assert isinstance(c.init, float)
+        return Coefficient(width if c.shape == "width" else 1, init=c.init)
     return nn.Identity() if c == 1.0 else Constant(c)

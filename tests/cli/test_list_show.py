@@ -51,7 +51,7 @@ def test_show_deepnorm_two_towers() -> None:
     assert code == 0 and {k: len(v) for k, v in sites.items()} == {"encoder": 200, "decoder": 300}
     for tower, skip, start in (("encoder", 3.4157, 0.2063), ("decoder", 4.1618, 0.1699)):
         assert {round(row["skip"], 4) for row in sites[tower]} == {skip}
-        assert {round(row["start.ffn_in"], 4) for row in sites[tower]} == {start}
+        assert {round(row["init.ffn_in"], 4) for row in sites[tower]} == {start}
     assert {row["kind"] for row in sites["decoder"]} == {"attn", "cross", "ffn"}
     text = called("show", "deepnorm", "encoder=100", "decoder=100")[1]
     assert "encoder, 100 layers, every sublayer: skip = 3.4157" in text
@@ -142,14 +142,14 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "mine.py").write_text(
         "from isograd.placement import Learned, Norm, Placement, Residual, register\n"
         "N = Norm(kind='rmsnorm')\n"
-        "register('mine', Placement(each=Residual(pre=N, out=N, gain=Learned(start=0.1)), final=N, about='mine'))\n"
+        "register('mine', Placement(each=Residual(pre=N, out=N, scale=Learned(init=0.1)), final=N, about='mine'))\n"
     )
     (tmp_path / "text.txt").write_text("a text of some words and of some more\n" * 60)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "isograd"]
     shown = subprocess.run([*command, "show", "mine", "--import", "mine"], capture_output=True, text=True, check=True)
-    assert "attn   x <- x + gain * RMS(Attn(RMS(x)))" in shown.stdout
+    assert "attn   x <- x + scale * RMS(Attn(RMS(x)))" in shown.stdout
     assert "final  x <- RMS(x) after the last layer" in shown.stdout
     small = ["--layers", "1", "--width", "8", "--heads", "2", "--steps", "2", "--batch", "2", "--length", "8"]
     arms = ["--placements", "mine", "pre-ln", "--data", "text.txt", "--out", "out", "--jobs", "2"]

@@ -22,9 +22,9 @@ BATCH = labelled("causal", batch=3, time=9)
 @pytest.fixture
 def placements(own_catalogue: None) -> Iterator[None]:
     """Constant and scalar coefficients, which the catalogue has in few places."""
-    register("constants", Placement(each=Residual(pre=Norm(), skip=1.5, gain=0.25), final=Norm()))
-    register("scalars", Placement(each=Residual(pre=Norm(), gain=Learned(shape="scalar"), skip=0.5), final=Norm()))
-    register("both", Placement(each=Residual(post=Norm(), gain=Learned(), skip=Learned())))
+    register("constants", Placement(each=Residual(pre=Norm(), skip=1.5, scale=0.25), final=Norm()))
+    register("scalars", Placement(each=Residual(pre=Norm(), scale=Learned(shape="scalar"), skip=0.5), final=Norm()))
+    register("both", Placement(each=Residual(post=Norm(), scale=Learned(), skip=Learned())))
     yield
 
 
@@ -78,7 +78,7 @@ def test_every_quantity_by_brute_force(placement: str, placements: None) -> None
         own = [g.flatten() for n, g in grads.items() if n.startswith(address + ".")]
         matrix = f"{address}.branch.out.weight"
         x, u, y = flows[address]
-        skip, gain = (getattr(sublayer.combine, name, 1.0) for name in ("skip", "gain"))
+        skip, gain = (getattr(sublayer.combine, name, 1.0) for name in ("skip", "scale"))
         scaled = [t * c if isinstance(c, float) else c(t) for t, c in ((x, skip), (u, gain))]
         expected = {
             "gradient_norm": torch.cat(own).double().square().sum().sqrt().item(),
@@ -98,11 +98,11 @@ def test_coefficients_are_those_that_the_placement_learns(placement: str, placem
     network = model(placement=placement)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     rows, _ = observed(network)
-    places = {"skip": "combine.skip", "gain": "combine.gain", "heads": "branch.heads", "mid": "branch.mid"}
+    places = {"skip": "combine.skip", "scale": "combine.scale", "heads": "branch.heads", "mid": "branch.mid"}
     places |= {role: f"branch.{role}_norm" for role in ("query", "key", "value")}
     for row in rows:
         learned = set()
-        for name in ("skip", "gain", "heads", "pre", "mid", "out", "post", "query", "key", "value"):
+        for name in ("skip", "scale", "heads", "pre", "mid", "out", "post", "query", "key", "value"):
             p = before.get(f"{row['address']}.{places.get(name, name)}.weight")
             if p is not None:
                 learned.add(name)

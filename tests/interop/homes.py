@@ -113,7 +113,7 @@ HOMES = [
 
 def made(home: Home, dtype: torch.dtype = torch.float64) -> Any:
     """Weights large enough that what is written is no repetition; norms, biases and coefficients random."""
-    return model(home.head, dtype=dtype, **{"start": "normal", "initializer_range": 0.25, **home.options})
+    return model(home.head, dtype=dtype, **{"init": "normal", "initializer_range": 0.25, **home.options})
 
 
 def loaded(home: Home, folder: Path) -> Any:

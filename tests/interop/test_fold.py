@@ -28,15 +28,15 @@ def by_depth(site: Site) -> float:
 POST, MIDDLE = Residual(post=N), Residual(post=N, mid=N)
 VALUE = replace(MIDDLE, projections=ProjectionNorm(of=("value",)))
 OWN = {  # name -> the placement, and the name of what it folds into
-    "layer-scale": (Placement(each=Residual(pre=N, gain=Learned(start=0.1)), final=N), "pre-ln"),
-    "gain-behind-out": (Placement(each=Residual(pre=N, out=N, gain=Learned(shape="scalar")), final=N), "sandwich"),
-    "rezero": (Placement(each=Residual(gain=Learned(start=0.0, shape="scalar"))), "bare"),
-    "bare-everything": (Placement(each=Residual(skip=Learned(), gain=by_depth)), "bare"),
+    "layer-scale": (Placement(each=Residual(pre=N, scale=Learned(init=0.1)), final=N), "pre-ln"),
+    "gain-behind-out": (Placement(each=Residual(pre=N, out=N, scale=Learned(shape="scalar")), final=N), "sandwich"),
+    "rezero": (Placement(each=Residual(scale=Learned(init=0.0, shape="scalar"))), "bare"),
+    "bare-everything": (Placement(each=Residual(skip=Learned(), scale=by_depth)), "bare"),
     "post-everything": (
         Placement(
             each=ByKind(
-                attn=replace(POST, skip=by_depth, gain=Learned(), heads=HeadScale()),
-                ffn=replace(POST, skip=Learned(shape="scalar"), gain=1.5),
+                attn=replace(POST, skip=by_depth, scale=Learned(), head_scale=HeadScale()),
+                ffn=replace(POST, skip=Learned(shape="scalar"), scale=1.5),
             )
         ),
         "post-ln",
@@ -45,9 +45,9 @@ OWN = {  # name -> the placement, and the name of what it folds into
         Placement(each=ByKind(attn=replace(POST, skip=Learned()), ffn=Residual(skip=Learned()))),
         "post-on-attention",
     ),
-    "heads-before-mid": (Placement(each=ByKind(attn=replace(MIDDLE, heads=HeadScale()), ffn=POST)), "mid"),
+    "heads-before-mid": (Placement(each=ByKind(attn=replace(MIDDLE, head_scale=HeadScale()), ffn=POST)), "mid"),
     "heads-behind-value-norm": (
-        Placement(each=ByKind(attn=replace(VALUE, heads=HeadScale()), ffn=POST)),
+        Placement(each=ByKind(attn=replace(VALUE, head_scale=HeadScale()), ffn=POST)),
         "mid-and-value",
     ),
 }

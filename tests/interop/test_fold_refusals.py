@@ -67,7 +67,7 @@ def test_norms_that_no_placement_has() -> None:
 
 
 def test_a_registered_placement_is_found() -> None:
-    register("own", Placement(each=Residual(mid=Norm(), post=Norm(), gain=0.5)))
+    register("own", Placement(each=Residual(mid=Norm(), post=Norm(), scale=0.5)))
     try:
         made = model(placement="own", dtype=torch.float64)
         refused(made, r"'own' without its coefficients is x <- LN\(x \+ W_O LN\(.*, which the catalogue does not")
@@ -100,7 +100,7 @@ def test_entries_small_in_relation_to_the_largest() -> None:
 
 def test_a_gain_of_zero_folds() -> None:
     """Nothing is divided by it: a ReZero stack at its start."""
-    register("zero", Placement(each=Residual(post=Norm(), gain=0.0)))
+    register("zero", Placement(each=Residual(post=Norm(), scale=0.0)))
     try:
         folded = fold(model(placement="zero"))
         assert not folded.model.layers[0].attn.branch.out.weight.any()

@@ -19,9 +19,9 @@ from isograd.models.config import TERMS
 from isograd.placement import CATALOGUE
 from isograd.train.sections import Model
 from isograd.transformer.feedforward import ACTIVATIONS
+from isograd.transformer.init import SCHEMES
 from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
-from isograd.transformer.start import STARTS
 from tests.build import HEADS, config, inputs, labelled
 
 # option -> another value, and the head and the options beside it where it needs some
@@ -39,7 +39,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("rope_theta", 100.0, "causal", {"position_embedding_type": "rotary"}),
     ("scale_embedding", True, "causal", {}),
     ("embedding_norm", True, "causal", {}),
-    ("initializer_range", 0.1, "causal", {"start": "normal"}),
+    ("initializer_range", 0.1, "causal", {"init": "normal"}),
     ("tie_word_embeddings", False, "causal", {}),
     ("pad_token_id", None, "causal", {}),
     ("encoder_layers", 2, "seq2seq", {}),
@@ -56,7 +56,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     *[("hidden_act", name, "causal", {}) for name in ACTIVATIONS if name != "gelu"],
     *[("norm", name, "causal", {}) for name in NORMS if name != "layernorm"],
     *[("position_embedding_type", name, "causal", {}) for name in POSITIONS if name != "learned"],
-    *[("start", name, "causal", {}) for name in STARTS if name != "xavier-uniform"],
+    *[("init", name, "causal", {}) for name in SCHEMES if name != "xavier-uniform"],
 ]
 IN_TRAINING = [
     ("hidden_dropout", "causal"),
@@ -118,7 +118,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new' is unknown; expected one of 'relu', 'gelu', 'gelu_tanh'"),
     ({"norm": "batchnorm"}, "norm='batchnorm' is unknown; expected one of 'layernorm', 'rmsnorm'"),
     ({"position_embedding_type": "alibi"}, "expected one of 'learned', 'sinusoidal', 'sinusoidal_interleaved'"),
-    ({"start": "xavier"}, "start='xavier' is unknown; expected one of 'xavier-uniform', 'xavier-normal'"),
+    ({"init": "xavier"}, "init='xavier' is unknown; expected one of 'xavier-uniform', 'xavier-normal'"),
     ({"hidden_size": 18}, "hidden_size=18 is not a multiple of num_attention_heads=4"),
     ({"hidden_size": 12, "position_embedding_type": "rotary"}, "rotary positions need an even width per head"),
     (
@@ -135,7 +135,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"encoder_layers": 2, "share_encoder_embeddings": True, "encoder_vocab_size": 50},
         "encoder_vocab_size=50 and vocab_size=41 differ",
     ),
-    ({"encoder_layers": 2, "is_decoder": True}, "is_decoder=True is for a model of one tower"),
+    ({"encoder_layers": 2, "is_decoder": True}, "is_decoder=True is for a model of one stack"),
     ({"pad_token_id": 41}, "pad_token_id=41 must be a row of the token table, 0 to 40"),
     ({"pad_token_id": -1}, "pad_token_id=-1 must be a row of the token table, 0 to 40"),
     ({"hiden_size": 3}, "unknown option 'hiden_size': did you mean 'hidden_size'"),
@@ -174,10 +174,10 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
         (IsogradForSeq2SeqLM, {}, "needs encoder_layers"),
         (IsogradForMaskedLM, {"is_decoder": True}, "leave encoder_layers and is_decoder unset"),
         (IsogradForMaskedLM, {"encoder_layers": 2}, "leave encoder_layers and is_decoder unset"),
-        (IsogradForSequenceClassification, {"encoder_layers": 2}, "takes a model of one tower"),
+        (IsogradForSequenceClassification, {"encoder_layers": 2}, "takes a model of one stack"),
     ],
 )
-def test_a_head_refuses_the_wrong_towers(kind: type, options: dict[str, Any], message: str) -> None:
+def test_a_head_refuses_the_wrong_stacks(kind: type, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(config(**options))
 

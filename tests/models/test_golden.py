@@ -110,9 +110,9 @@ def test_admin_with_given_omegas(case: str, root: Path, tag: str) -> None:
 @cases(ADMIN)
 def test_admin_profile_is_what_the_initialised_model_holds(case: str, root: Path) -> None:
     model, t, _ = load(case, "init", root)
-    for tower in ("encoder", "decoder"):
-        skips = [p for n, p in getattr(model, tower).named_parameters() if n.endswith("combine.skip.weight")]
-        profiled = t[f"profile/{tower}_omegas"].double()
+    for stack in ("encoder", "decoder"):
+        skips = [p for n, p in getattr(model, stack).named_parameters() if n.endswith("combine.skip.weight")]
+        profiled = t[f"profile/{stack}_omegas"].double()
         assert len(skips) == len(profiled)
         for skip, omega in zip(skips, profiled, strict=True):
             close(skip.detach(), omega.expand_as(skip), 1e-7)

@@ -51,11 +51,11 @@ def agree(ours: Tensor, theirs: Tensor, mask: Tensor) -> None:
     close(ours[mask.bool()], theirs[mask.bool()], 1e-9)
 
 
-def gpt2(tower: Any, other: Any) -> None:
-    copy(tower.embedding.tokens, other.wte)
-    copy(tower.embedding.positions, other.wpe)
-    copy(tower.norm, other.ln_f)
-    for layer, block in zip(tower.layers, other.h, strict=True):
+def gpt2(stack: Any, other: Any) -> None:
+    copy(stack.embedding.tokens, other.wte)
+    copy(stack.embedding.positions, other.wpe)
+    copy(stack.norm, other.ln_f)
+    for layer, block in zip(stack.layers, other.h, strict=True):
         copy(layer.attn.pre, block.ln_1)
         copy(layer.ffn.pre, block.ln_2)
         branch = layer.attn.branch
@@ -99,8 +99,8 @@ def test_pre_ln_is_gpt2(padding: str) -> None:
     agree(ours(ids, attention_mask=mask, position_ids=positions).logits, expected, mask)
 
 
-def bert_layers(tower: Any, layers: Any, *, pre: bool) -> None:
-    for layer, block in zip(tower.layers, layers, strict=True):
+def bert_layers(stack: Any, layers: Any, *, pre: bool) -> None:
+    for layer, block in zip(stack.layers, layers, strict=True):
         own = block.attention.self
         attention(layer.attn.branch, own.query, own.key, own.value, block.attention.output.dense)
         copy(layer.ffn.branch.into, block.intermediate.dense)
@@ -113,11 +113,11 @@ def bert_layers(tower: Any, layers: Any, *, pre: bool) -> None:
             copy(layer.ffn.post, block.output.LayerNorm)
 
 
-def bert_embedding(tower: Any, theirs: Any) -> None:
+def bert_embedding(stack: Any, theirs: Any) -> None:
     """The token-type row 0 goes into the positions."""
-    copy(tower.embedding.tokens, theirs.word_embeddings)
-    copy(tower.embedding.norm, theirs.LayerNorm)
-    tower.embedding.positions.weight.data = theirs.position_embeddings.weight + theirs.token_type_embeddings.weight[0]
+    copy(stack.embedding.tokens, theirs.word_embeddings)
+    copy(stack.embedding.norm, theirs.LayerNorm)
+    stack.embedding.positions.weight.data = theirs.position_embeddings.weight + theirs.token_type_embeddings.weight[0]
 
 
 def bert_head(head: Any, dense: nn.Module, norm: nn.Module, bias: Tensor) -> None:
@@ -197,10 +197,10 @@ def test_pre_ln_is_roberta_prelayernorm(padding: str) -> None:
         max_position_embeddings=30,
         dtype=torch.float64,
     )
-    tower = theirs.roberta_prelayernorm
-    bert_embedding(ours.model, tower.embeddings)
-    bert_layers(ours.model, tower.encoder.layer, pre=True)
-    copy(ours.model.norm, tower.LayerNorm)
+    stack = theirs.roberta_prelayernorm
+    bert_embedding(ours.model, stack.embeddings)
+    bert_layers(ours.model, stack.encoder.layer, pre=True)
+    copy(ours.model.norm, stack.LayerNorm)
     bert_head(ours.head, theirs.lm_head.dense, theirs.lm_head.layer_norm, theirs.lm_head.bias)
     ids, mask = padded(padding)
     agree(ours(ids, attention_mask=mask).logits, theirs(ids, attention_mask=mask).logits, mask)
@@ -239,11 +239,11 @@ def test_post_ln_is_bart(scale: bool, shared: bool) -> None:
         dtype=torch.float64,
     )
     assert (ours.encoder.embedding.tokens.weight is ours.decoder.embedding.tokens.weight) == shared
-    for tower, other in ((ours.encoder, theirs.model.encoder), (ours.decoder, theirs.model.decoder)):
-        copy(tower.embedding.tokens, other.embed_tokens)
-        copy(tower.embedding.positions, other.embed_positions)
-        copy(tower.embedding.norm, other.layernorm_embedding)
-        for layer, block in zip(tower.layers, other.layers, strict=True):
+    for stack, other in ((ours.encoder, theirs.model.encoder), (ours.decoder, theirs.model.decoder)):
+        copy(stack.embedding.tokens, other.embed_tokens)
+        copy(stack.embedding.positions, other.embed_positions)
+        copy(stack.embedding.norm, other.layernorm_embedding)
+        for layer, block in zip(stack.layers, other.layers, strict=True):
             own = block.self_attn
             attention(layer.attn.branch, own.q_proj, own.k_proj, own.v_proj, own.out_proj)
             copy(layer.attn.post, block.self_attn_layer_norm)

@@ -188,7 +188,7 @@ def test_which_row_is_never_trained() -> None:
     """A pad that is one of several eos, or what a decoder reads first, is trained, and begins like any token."""
     for options in ({"eos_token_id": [2, PAD]}, {"decoder_start_token_id": PAD}):
         made = model("seq2seq", random=False, **options)
-        for tower in (made.encoder, made.decoder):
-            assert tower.embedding.tokens.padding_idx is None and tower.embedding.tokens.weight[PAD].any()
+        for stack in (made.encoder, made.decoder):
+            assert stack.embedding.tokens.padding_idx is None and stack.embedding.tokens.weight[PAD].any()
     usual = model("seq2seq", random=False)
     assert not usual.decoder.embedding.tokens.weight[PAD].any()

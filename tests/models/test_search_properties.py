@@ -76,7 +76,7 @@ def test_token_scores_with_other_options(options: dict[str, Any]) -> None:
 
 
 def test_token_scores_of_a_registered_placement() -> None:
-    every = Residual(pre=Norm(), mid=Norm(), out=Norm(), post=Norm(), skip=Learned(start=0.7), gain=lambda site: 0.5)
+    every = Residual(pre=Norm(), mid=Norm(), out=Norm(), post=Norm(), skip=Learned(init=0.7), scale=lambda site: 0.5)
     name = "everything-at-once"
     register(name, Placement(each=every, final=Norm()))
     try:

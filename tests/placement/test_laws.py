@@ -18,13 +18,13 @@ def test_doctests(module: object) -> None:
     assert result.attempted > 0 or module is formula
 
 
-@pytest.mark.parametrize("tower", ["encoder", "decoder"])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
 @pytest.mark.parametrize("n", DEPTHS)
-def test_deepnorm_of_one_tower(n: int, tower: laws.Tower) -> None:
+def test_deepnorm_of_one_stack(n: int, stack: laws.Stack) -> None:
     """alpha = (2N)^(1/4), beta = (8N)^(-1/4), encoder-only and decoder-only."""
-    for site in sites(n, tower):
+    for site in sites(n, stack):
         assert laws.deepnorm_skip(site) == pytest.approx(math.sqrt(math.sqrt(2 * n)), rel=1e-12)
-        assert laws.deepnorm_start(site) == pytest.approx(1 / math.sqrt(math.sqrt(8 * n)), rel=1e-12)
+        assert laws.deepnorm_init(site) == pytest.approx(1 / math.sqrt(math.sqrt(8 * n)), rel=1e-12)
 
 
 @pytest.mark.parametrize(("n", "m"), PAIRS)
@@ -33,24 +33,24 @@ def test_deepnorm_of_an_encoder_decoder(n: int, m: int) -> None:
     sixteenth = math.exp((4 * math.log(n) + math.log(m)) / 16)
     for site in sites(n, "encoder", m):
         assert laws.deepnorm_skip(site) == pytest.approx(0.81 * sixteenth, rel=1e-12)
-        assert laws.deepnorm_start(site) == pytest.approx(0.87 / sixteenth, rel=1e-12)
+        assert laws.deepnorm_init(site) == pytest.approx(0.87 / sixteenth, rel=1e-12)
     for site in sites(m, "decoder", n):
         assert laws.deepnorm_skip(site) == pytest.approx(math.exp(math.log(3 * m) / 4), rel=1e-12)
-        assert laws.deepnorm_start(site) == pytest.approx(math.exp(-math.log(12 * m) / 4), rel=1e-12)
+        assert laws.deepnorm_init(site) == pytest.approx(math.exp(-math.log(12 * m) / 4), rel=1e-12)
 
 
-def test_deepnorm_towers_differ() -> None:
+def test_deepnorm_stacks_differ() -> None:
     """The foil: the encoder's constant in the decoder would be another number."""
     encoder, decoder = sites(6, "encoder", 6)[0], sites(6, "decoder", 6)[0]
     assert abs(laws.deepnorm_skip(encoder) - laws.deepnorm_skip(decoder)) > 0.1
     assert abs(laws.deepnorm_skip(encoder) - laws.deepnorm_skip(sites(6, "encoder")[0])) > 0.1
 
 
-@pytest.mark.parametrize(("tower", "expected"), [("encoder", 6.0746), ("decoder", 7.1931)])
-def test_admin_closed_at_one_hundred_layers(tower: laws.Tower, expected: float) -> None:
+@pytest.mark.parametrize(("stack", "expected"), [("encoder", 6.0746), ("decoder", 7.1931)])
+def test_admin_closed_at_one_hundred_layers(stack: laws.Stack, expected: float) -> None:
     """admin-torch's published values: 200 sublayers beside 300."""
-    every = sites(100, tower, 100)
-    assert len(every) == {"encoder": 200, "decoder": 300}[tower]
+    every = sites(100, stack, 100)
+    assert len(every) == {"encoder": 200, "decoder": 300}[stack]
     assert {round(laws.admin_closed_skip(s), 4) for s in every} == {expected}
 
 
@@ -64,11 +64,11 @@ def test_admin_closed_counts_sublayers(n: int) -> None:
 @pytest.mark.parametrize("n", DEPTHS)
 def test_gpt2_start(n: int) -> None:
     """1/sqrt(2 L): one residual sum per sublayer."""
-    assert laws.gpt2_start(sites(n)[-1]) == pytest.approx((2 * n) ** -0.5, rel=1e-12)
+    assert laws.gpt2_init(sites(n)[-1]) == pytest.approx((2 * n) ** -0.5, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("layers", "tower", "other", "kinds"),
+    ("layers", "stack", "other", "kinds"),
     [
         (3, "encoder", 0, 2),
         (3, "decoder", 0, 2),
@@ -76,22 +76,22 @@ def test_gpt2_start(n: int) -> None:
         (3, "decoder", 5, 3),
     ],
 )
-def test_sites_in_forward_order(layers: int, tower: laws.Tower, other: int, kinds: int) -> None:
-    every = sites(layers, tower, other)
+def test_sites_in_forward_order(layers: int, stack: laws.Stack, other: int, kinds: int) -> None:
+    every = sites(layers, stack, other)
     assert [s.slot for s in every] == list(range(1, layers * kinds + 1))
     assert {s.slots for s in every} == {layers * kinds}
     assert [s.layer for s in every] == [layer for layer in range(1, layers + 1) for _ in range(kinds)]
     assert [s.kind for s in every[:kinds]] == (["attn", "cross", "ffn"] if kinds == 3 else ["attn", "ffn"])
-    assert {(s.layers, s.tower, s.other) for s in every} == {(layers, tower, other)}
+    assert {(s.layers, s.stack, s.other) for s in every} == {(layers, stack, other)}
 
 
 def test_a_placement_resolves_its_laws() -> None:
     """`at` leaves no callable behind, and gives each site its own number."""
     first = sites(6, "encoder", 3)[0]
     assert get("deepnorm").at(first).skip == laws.deepnorm_skip(first)
-    assert get("admin-closed").at(first).skip.start == laws.admin_closed_skip(first)
-    assert get("deepnorm").start.at(first) == dict.fromkeys(
-        ("value", "out", "ffn_in", "ffn_out"), laws.deepnorm_start(first)
+    assert get("admin-closed").at(first).skip.init == laws.admin_closed_skip(first)
+    assert get("deepnorm").init.at(first) == dict.fromkeys(
+        ("value", "attn_out", "ffn_in", "ffn_out"), laws.deepnorm_init(first)
     )
-    assert get("gpt2").start.at(sites(8)[0]) == {"out": 0.25, "ffn_out": 0.25}
-    assert get("pre-ln").start.at(first) == {}
+    assert get("gpt2").init.at(sites(8)[0]) == {"attn_out": 0.25, "ffn_out": 0.25}
+    assert get("pre-ln").init.at(first) == {}

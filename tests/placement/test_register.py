@@ -7,19 +7,19 @@ import torch
 
 from isograd.errors import UnknownPlacement
 from isograd.models import IsogradForCausalLM
-from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, Residual, Start, get, register
+from isograd.placement import CATALOGUE, ByKind, HeadScale, Init, Learned, Norm, Placement, Residual, get, register
 from tests.build import HEADS, config, labelled, model
 
 N = Norm()
 OWN = Placement(
     each=ByKind(
         attn=Residual(
-            pre=N, mid=N, out=N, gain=Learned(start=lambda s: 1 / s.layer, shape="scalar"), heads=HeadScale()
+            pre=N, mid=N, out=N, scale=Learned(init=lambda s: 1 / s.layer, shape="scalar"), head_scale=HeadScale()
         ),
-        ffn=Residual(pre=N, out=Norm(kind="rmsnorm"), skip=0.5, gain=lambda s: s.slots**-0.5),
+        ffn=Residual(pre=N, out=Norm(kind="rmsnorm"), skip=0.5, scale=lambda s: s.slots**-0.5),
     ),
     final=N,
-    start=Start(base="xavier-normal", gain={"ffn_out": 0.5}),
+    init=Init(base="xavier-normal", gain={"ffn_out": 0.5}),
     about="a placement of one's own",
 )
 
@@ -44,8 +44,8 @@ def test_own_placement_trains_saves_and_loads(head: str, own_catalogue: None, tm
 def test_own_coefficients_start_where_their_law_says(own_catalogue: None) -> None:
     register("own", OWN)
     layers = model(placement="own", random=False).model.layers
-    assert [layer.attn.combine.gain.weight.tolist() for layer in layers] == [[1.0], [0.5]]
-    assert layers[1].ffn.combine.skip == 0.5 and layers[1].ffn.combine.gain == 0.5
+    assert [layer.attn.combine.scale.weight.tolist() for layer in layers] == [[1.0], [0.5]]
+    assert layers[1].ffn.combine.skip == 0.5 and layers[1].ffn.combine.scale == 0.5
     assert isinstance(layers[1].ffn.out, torch.nn.RMSNorm)
 
 
@@ -83,10 +83,10 @@ def test_a_model_of_an_unregistered_placement_says_so(own_catalogue: None, tmp_p
 
 def test_a_feed_forward_has_no_heads() -> None:
     with pytest.raises(ValueError, match="a feed-forward has no heads: put HeadScale on the attention"):
-        Placement(each=Residual(pre=N, heads=HeadScale()))
+        Placement(each=Residual(pre=N, head_scale=HeadScale()))
     with pytest.raises(ValueError, match="no heads"):
-        Placement(each=ByKind(attn=Residual(pre=N), ffn=Residual(heads=HeadScale())))
-    Placement(each=ByKind(attn=Residual(heads=HeadScale()), ffn=Residual()))
+        Placement(each=ByKind(attn=Residual(pre=N), ffn=Residual(head_scale=HeadScale())))
+    Placement(each=ByKind(attn=Residual(head_scale=HeadScale()), ffn=Residual()))
 
 
 LEARNED, FIXED = Residual(post=N, skip=Learned()), Residual(post=N)

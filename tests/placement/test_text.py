@@ -67,8 +67,8 @@ def test_formulas(name: str) -> None:
 
 def test_all_slots_at_once() -> None:
     n = Norm(kind="rmsnorm")
-    every = Residual(pre=n, mid=n, out=n, post=n, skip=2.0, gain=Learned(), heads=HeadScale())
-    assert text.formula(every, "attn") == "x <- RMS(skip * x + gain * RMS(W_O RMS(heads * Heads(RMS(x)))))"
+    every = Residual(pre=n, mid=n, out=n, post=n, skip=2.0, scale=Learned(), head_scale=HeadScale())
+    assert text.formula(every, "attn") == "x <- RMS(skip * x + scale * RMS(W_O RMS(heads * Heads(RMS(x)))))"
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -82,8 +82,8 @@ def test_every_entry_says_what_it_is(name: str) -> None:
 def test_numbers_of_deepnorm() -> None:
     row = text.numbers(get("deepnorm"), 2)[-1]
     assert row == {
-        "layer": 2, "kind": "ffn", "skip": 4**0.25, "gain": 1.0,
-        "start.value": 16**-0.25, "start.out": 16**-0.25, "start.ffn_in": 16**-0.25, "start.ffn_out": 16**-0.25,
+        "layer": 2, "kind": "ffn", "skip": 4**0.25, "scale": 1.0,
+        "init.value": 16**-0.25, "init.attn_out": 16**-0.25, "init.ffn_in": 16**-0.25, "init.ffn_out": 16**-0.25,
     }  # fmt: skip
 
 
@@ -95,12 +95,12 @@ def test_legend() -> None:
     assert text.legend(get("pre-ln")) == []
     assert text.legend(get("qk-norm")) == ["q, k: what W_Q, W_K wrote, normed over each head on its own"]
     assert text.legend(get("normformer-resscale-qkv"))[-1].endswith("W_Q, W_K, W_V wrote, normed over the whole width")
-    assert [line for line in text.legend(get("deepnorm")) if line.startswith("start of value, out, ffn_in, ffn_out")]
+    assert [line for line in text.legend(get("deepnorm")) if line.startswith("init of value, attn_out, ffn_in,")]
 
 
 def test_legend_sees_the_cross_attention() -> None:
     """A symbol that only the cross-attention's formula uses is explained too."""
     plain = Residual(pre=Norm())
-    only = Placement(each=ByKind(attn=plain, ffn=plain, cross=Residual(pre=Norm(), gain=Learned(start=0.0))))
-    assert "gain * " in text.formulas(only, cross=True)["cross"]
-    assert any(line.startswith("gain:") for line in text.legend(only))
+    only = Placement(each=ByKind(attn=plain, ffn=plain, cross=Residual(pre=Norm(), scale=Learned(init=0.0))))
+    assert "scale * " in text.formulas(only, cross=True)["cross"]
+    assert any(line.startswith("scale:") for line in text.legend(only))

@@ -61,7 +61,7 @@ def test_files_of_one_name_beside_what_is_compared(tmp_path: Path) -> None:
         ("model.ffn", [None, 128], ["ffn none", "ffn 128"]),
         ("model.bias", [True, False], ["bias true", "bias false"]),
         ("training.betas", [[0.9, 0.98], [0.9, 0.999]], ["betas (0.9, 0.98)", "betas (0.9, 0.999)"]),
-        ("model.start", [None, "none"], ["start null", 'start "none"']),
+        ("model.init", [None, "none"], ["start null", 'start "none"']),
         ("data.field", ["", "text"], ["“”", "text"]),
         ("data.source", ["a\nb.txt", "c\td.txt"], ["a b.txt", "c d.txt"]),
         ("glue.model", ["runs/post/model", "runs/pre/model/"], ["post", "pre"]),

@@ -33,7 +33,7 @@ def orders(tmp_path: Path, own_catalogue: None) -> Iterator[Path]:
         each = CATALOGUE[name].each
         assert isinstance(each, Residual)
         law = Sent(mortal_worker, folder)
-        register(f"mortal-{name}", replace(CATALOGUE[name], each=replace(each, gain=law)))
+        register(f"mortal-{name}", replace(CATALOGUE[name], each=replace(each, scale=law)))
     yield folder
 
 

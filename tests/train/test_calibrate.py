@@ -237,7 +237,7 @@ def test_other_placements_are_refused(placement: str) -> None:
 def test_own_placements_with_a_gain(own_catalogue: None) -> None:
     """The variance of the branch counts its gain."""
     for name, gain in (("a", 1.0), ("b", 2.0)):
-        register(name, Placement(each=Residual(post=Norm(), skip=Learned(), gain=gain), calibrate="admin"))
+        register(name, Placement(each=Residual(post=Norm(), skip=Learned(), scale=gain), calibrate="admin"))
     plain, doubled = (model(placement=name) for name in "ab")
     doubled.load_state_dict(plain.state_dict(), strict=False)
     batch = {"input_ids": tokens(3, 9)}
@@ -343,8 +343,8 @@ def newcomer(layers: int = 12, **options: Any) -> Any:
     ("options", "said"),
     [
         ({"scale_embedding": False}, r"1, 0\.1\d, .* RMS of 0\.1\d .*scale_embedding=True"),
-        ({"start": "normal"}, r"RMS of 0\.1\d where ADMIN needs about 1: embedding_norm=True"),
-        ({"start": "normal", "embedding_norm": True}, r"branches begin so small"),
+        ({"init": "normal"}, r"RMS of 0\.1\d where ADMIN needs about 1: embedding_norm=True"),
+        ({"init": "normal", "embedding_norm": True}, r"branches begin so small"),
     ],
 )
 def test_a_profile_that_leaves_post_ln_says_so(options: dict[str, Any], said: str) -> None:
@@ -355,7 +355,7 @@ def test_a_profile_that_leaves_post_ln_says_so(options: dict[str, Any], said: st
         calibrate(network, {"input_ids": ids})
     found = check(network, ids, lr=3e-3)
     assert set(found.placements.values()) == {"post-ln"} and "skips-flat" in found.codes
-    assert "start" in options or "collapse-predicted" in found.codes
+    assert "init" in options or "collapse-predicted" in found.codes
 
 
 @pytest.mark.parametrize(

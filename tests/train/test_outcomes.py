@@ -81,7 +81,7 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cause", ["rate", "placement"])
 def test_diverged(cause: str, tmp_path: Path, own_catalogue: None) -> None:
     """It stops within ten steps, says so, and writes no number that is none."""
-    register("broken", Placement(each=Residual(pre=Norm(), gain=Learned(start=math.nan)), final=Norm()))
+    register("broken", Placement(each=Residual(pre=Norm(), scale=Learned(init=math.nan)), final=Norm()))
     options: dict[str, Any] = {
         "rate": {"training": {"lr": 1e12, "optimizer": "sgd", "steps": 40, "checkpoint_every": 0}}
     }

@@ -144,7 +144,7 @@ OTHER: dict[str, Any] = {
     "model.placement": "normformer", "model.layers": 3, "model.width": 8, "model.heads": 1, "model.ffn": 24,
     "model.act": "swiglu", "model.norm": "rmsnorm", "model.norm_eps": 1e-6, "model.bias": False,
     "model.positions": "learned", "model.scale_embedding": False, "model.embedding_norm": True,
-    "model.tie_embeddings": False, "model.start": "normal", "model.initializer_range": 0.5, "model.dropout": 0.1,
+    "model.tie_embeddings": False, "model.init": "normal", "model.initializer_range": 0.5, "model.dropout": 0.1,
     "model.attention_dropout": 0.1, "model.activation_dropout": 0.1, "model.embedding_dropout": 0.1,
     "data.source": "other.txt", "data.valid": "other.txt", "data.field": "body", "data.level": "bpe",
     "data.vocab_size": 300, "data.length": 4, "data.seed": 9,
@@ -308,7 +308,7 @@ def test_every_key_changes_what_is_built(key: str, tmp_path: Path, monkeypatch: 
     one = base(key)
     data = {"level": "bpe"} if key == "data.vocab_size" else {"source": "rows.jsonl"} if key == "data.field" else {}
     data |= {"source": "parts.txt"} if key == "data.documents" else {}
-    model = {"start": "normal"} if key == "model.initializer_range" else {}
+    model = {"init": "normal"} if key == "model.initializer_range" else {}
     if key in OTHER and (data or model):
         one = small(data=data, model=model)
     first, second = (built(run, tmp_path) for run in (one, changed(one, key, VALUES[key])))
@@ -328,7 +328,7 @@ def test_the_foil_a_name_changes_nothing(tmp_path: Path) -> None:
         ({"act": "gelou"}, ["model.act='gelou'", "gelu"]),
         ({"positions": "rope"}, ["model.positions='rope'", "rotary"]),
         ({"norm": "batchnorm"}, ["model.norm='batchnorm'", "rmsnorm"]),
-        ({"start": "kaiming"}, ["model.start='kaiming'", "fairseq"]),
+        ({"init": "kaiming"}, ["model.init='kaiming'", "fairseq"]),
         ({"layers": 0}, ["model.layers=0"]),
         ({"dropout": 1.0}, ["model.dropout=1.0"]),
         ({"attention_dropout": -0.1}, ["model.attention_dropout=-0.1"]),

@@ -12,7 +12,7 @@ from isograd.transformer.parameters import roles
 from tests.build import HEADS, NAMES, TINY, model
 
 TASK = {"causal": "language", "masked": "masked", "seq2seq": "translation", "classify": "classification"}
-PART = dict.fromkeys(("query", "key", "value", "out"), "attention") | dict.fromkeys(
+PART = dict.fromkeys(("query", "key", "value", "attn_out"), "attention") | dict.fromkeys(
     ("ffn_in", "ffn_out"), "feed-forward"
 )
 PART |= dict.fromkeys(("norm", "coefficient"), "norms and coefficients")

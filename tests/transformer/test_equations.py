@@ -18,22 +18,22 @@ TOWERS = {"encoder": ("encoder", 0), "decoder": ("decoder", 0), "cross": ("decod
 ALPHA = {"encoder": 4**0.25, "decoder": 4**0.25, "cross": 6**0.25}  # (2 * 2)^(1/4), and (3 * 2)^(1/4) beside an encoder
 
 
-def layer(name: str, norm: str, tower: str) -> Layer:
+def layer(name: str, norm: str, stack: str) -> Layer:
     """The second layer of two, its numbers all random."""
-    which, other = TOWERS[tower]
+    which, other = TOWERS[stack]
     made = make_layers(config(norm=norm), get(name), which, 2, other, which == "decoder")[1]
     for p in made.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return randomised(made).double().eval()
 
 
-def by_hand(name: str, state: dict[str, State], x: Tensor, memory: Tensor, tower: str, norm: str) -> Tensor:
+def by_hand(name: str, state: dict[str, State], x: Tensor, memory: Tensor, stack: str, norm: str) -> Tensor:
     """One layer by the table of equations; raises KeyError if the weights are not those of `name`."""
     attn, form, cross, ffn, feed = EQUATIONS[name]
-    skip = ALPHA[tower]
+    skip = ALPHA[stack]
     w = {kind: Weights(s, NORMS[norm]) for kind, s in state.items()}
-    x = attn(w["attn"], x, getattr(Attend(HEADS, TOWERS[tower][0] == "decoder"), form), skip)
-    if tower == "cross":
+    x = attn(w["attn"], x, getattr(Attend(HEADS, TOWERS[stack][0] == "decoder"), form), skip)
+    if stack == "cross":
         x = cross(w["cross"], x, getattr(Attend(HEADS, False, memory), CROSS.get(name, "plain")), skip)
     x = ffn(w["ffn"], x, feed, skip)
     assert all(w[kind].read == set(state[kind]) for kind in state), "an equation left a weight unread"
@@ -50,13 +50,13 @@ def sample() -> tuple[Tensor, Tensor]:
     return tuple(torch.randn(2, time, WIDTH, generator=draw, dtype=torch.float64) for time in (5, 8))
 
 
-@pytest.mark.parametrize("tower", TOWERS)
+@pytest.mark.parametrize("stack", TOWERS)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_layer_is_its_papers_equation(name: str, norm: str, tower: str) -> None:
-    made, (x, memory) = layer(name, norm, tower), sample()
-    got = run(made, x, memory if tower == "cross" else None)
-    close(got, by_hand(name, states(made), x, memory, tower, norm), 1e-12)
+def test_a_layer_is_its_papers_equation(name: str, norm: str, stack: str) -> None:
+    made, (x, memory) = layer(name, norm, stack), sample()
+    got = run(made, x, memory if stack == "cross" else None)
+    close(got, by_hand(name, states(made), x, memory, stack, norm), 1e-12)
 
 
 def run(made: Layer, x: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -109,7 +109,7 @@ def test_a_wrong_epsilon_shows_in_fp64(norm: str) -> None:
 def test_all_fields_of_a_residual_at_once(own_catalogue: None) -> None:
     """post(skip * x + gain * out(f(pre(x)))) with mid inside f: every norm used, both coefficients constants."""
     n = Norm()
-    every = Residual(pre=n, mid=n, out=n, post=n, skip=1.5, gain=lambda s: s.slot / 4)
+    every = Residual(pre=n, mid=n, out=n, post=n, skip=1.5, scale=lambda s: s.slot / 4)
     register("every", Placement(each=every))
     made, (x, _) = layer("every", "layernorm", "decoder"), sample()
     w = {kind: Weights(s, layernorm) for kind, s in states(made).items()}

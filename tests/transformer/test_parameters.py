@@ -58,7 +58,7 @@ def strip(name: str, own: str) -> None:
     each = get(name).each
     assert isinstance(each, ByKind)
     plain = {
-        kind: replace(r, skip=1.0, heads=None)
+        kind: replace(r, skip=1.0, head_scale=None)
         for kind, r in (("attn", each.attn), ("cross", each.cross), ("ffn", each.ffn))
     }
     register(own, Placement(each=ByKind(**plain), final=get(name).final))
@@ -111,7 +111,7 @@ def test_the_norm_after_attention_undoes_a_common_factor_of_the_heads(name: str,
     assert all(s < 1e-6 for s in sums) if zero else all(s > 1e-4 for s in sums)
 
 
-LAYER_MATRICES = {"query", "key", "value", "out", "ffn_in", "ffn_out"}
+LAYER_MATRICES = {"query", "key", "value", "attn_out", "ffn_in", "ffn_out"}
 COEFFICIENTS = {name for name in NAMES if name.startswith(("normformer", "admin"))}
 HEAD_ROLES = {"causal": {"head"}, "masked": {"head", "dense"}, "seq2seq": {"head"}, "classify": {"dense"}}
 
@@ -160,7 +160,7 @@ def test_roles_of_a_bare_leaf() -> None:
 
 def test_a_norm_before_the_last_projection_of_attention(own_catalogue: None) -> None:
     """`mid` in an attention: a norm of the width before W_O (HeadScale before it)."""
-    register("mid", Placement(each=ByKind(attn=Residual(mid=Norm(), heads=HeadScale()), ffn=Residual())))
+    register("mid", Placement(each=ByKind(attn=Residual(mid=Norm(), head_scale=HeadScale()), ffn=Residual())))
     attention = model(placement="mid").model.layers[0].attn.branch
     h = torch.randn(2, 3, COUNT, WIDTH // COUNT)
     expected = attention.out(attention.mid((h * attention.heads.weight.view(1, 1, COUNT, 1)).reshape(2, 3, WIDTH)))

@@ -106,8 +106,8 @@ def _of_sublayer(address: str, sublayer: Sublayer) -> Layer:
     site = sublayer.site
     branch: Any = sublayer.branch
     return Layer(
-        facts={"address": address, "tower": site.tower, "layer": site.layer, "kind": site.kind},
-        group=f"{site.tower} {site.kind}",
+        facts={"address": address, "tower": site.stack, "layer": site.layer, "kind": site.kind},
+        group=f"{site.stack} {site.kind}",
         parameters=list(sublayer.parameters()),
         matrix=branch.out.weight,
     )

@@ -162,13 +162,13 @@ def _of_sublayer(address: str, sublayer: Sublayer) -> Watched:
     coefficients = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm"}
     scales = {
         "skip": getattr(sublayer.combine, "skip", None),
-        "gain": getattr(sublayer.combine, "gain", None),
+        "scale": getattr(sublayer.combine, "scale", None),
         "heads": getattr(branch, "heads", None),
     }
     coefficients |= {name: m.weight for name, m in scales.items() if isinstance(m, Coefficient)}
     return Watched(
         module=sublayer,
-        facts={"address": address, "tower": site.tower, "layer": site.layer, "kind": site.kind},
+        facts={"address": address, "tower": site.stack, "layer": site.layer, "kind": site.kind},
         parameters=list(sublayer.parameters()),
         matrix=branch.out.weight,
         coefficients=coefficients,

@@ -8,11 +8,11 @@ from transformers import MarianConfig, MarianMTModel
 
 from tests.lint.families import PAIR
 from tests.lint.faults.plain import WIDTH, Decoder, PreLayer, RMSNorm, pre
-from tests.lint.faults.pretrained import SmallConfig, SmallForCausalLM, Tower
+from tests.lint.faults.pretrained import SmallConfig, SmallForCausalLM, Stack
 from tests.lint.faults.wiring import Scale
 
 
-class DeafTower(Tower):
+class DeafTower(Stack):
     """Ends in a norm whatever `final_layer_norm` says."""
 
     def __init__(self, config: SmallConfig) -> None:

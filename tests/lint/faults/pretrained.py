@@ -77,7 +77,7 @@ class Layer(nn.Module):
         return x + self.ffn(self.ffn_norm(x))
 
 
-class Tower(nn.Module):
+class Stack(nn.Module):
     """Ids to vectors; a final norm where the configuration wants one."""
 
     def __init__(self, config: SmallConfig, *, cross: bool = False) -> None:
@@ -115,7 +115,7 @@ class SmallForCausalLM(SmallPreTrainedModel):
 
     def __init__(self, config: SmallConfig) -> None:
         super().__init__(config)
-        self.tower = Tower(config)
+        self.tower = Stack(config)
         self.head = nn.Linear(WIDTH, config.vocab_size, bias=False)
         self.post_init()
 
@@ -160,7 +160,7 @@ class SmallForSeq2SeqLM(SmallPreTrainedModel):
 
     def __init__(self, config: SmallConfig) -> None:
         super().__init__(config)
-        self.encoder, self.decoder = Tower(config), Tower(config, cross=True)
+        self.encoder, self.decoder = Stack(config), Stack(config, cross=True)
         self.head = nn.Linear(WIDTH, config.vocab_size, bias=False)
         self.post_init()
 

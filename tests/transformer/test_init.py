@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from isograd.models import IsogradForCausalLM
-from isograd.placement import Norm, Placement, Residual, Start, register
+from isograd.placement import Init, Norm, Placement, Residual, register
+from isograd.transformer.init import SCHEMES, theoretical_std
 from isograd.transformer.parameters import Embedding, Linear, roles
-from isograd.transformer.start import STARTS, theoretical_std
 from tests.build import HEADS, NAMES, model
 
 D, F, V, L, M = 48, 160, 300, 3, 2  # width, inner, vocabulary, layers, layers of the encoder
@@ -41,15 +41,15 @@ FUSED = xavier(D, 3 * D)  # W_Q, W_K, W_V as one matrix of (3d, d)
 RULES: dict[str, dict[str, tuple[float, float]]] = {
     "xavier-uniform": TABLES
     | dict.fromkeys(("query", "key", "value"), (FUSED, 0.0))
-    | {"out": (xavier(D, D), 0.0), "ffn_in": (xavier(D, F), 0.0), "ffn_out": (xavier(F, D), 0.0)},
+    | {"attn_out": (xavier(D, D), 0.0), "ffn_in": (xavier(D, F), 0.0), "ffn_out": (xavier(F, D), 0.0)},
     "xavier-normal": TABLES
-    | dict.fromkeys(("query", "key", "value", "out"), (xavier(D, D), 0.0))
+    | dict.fromkeys(("query", "key", "value", "attn_out"), (xavier(D, D), 0.0))
     | {"ffn_in": (xavier(D, F), 0.0), "ffn_out": (xavier(F, D), 0.0)},
-    "normal": dict.fromkeys(("embed", "head", "query", "key", "value", "out", "ffn_in", "ffn_out"), (0.02, 0.0)),
+    "normal": dict.fromkeys(("embed", "head", "query", "key", "value", "attn_out", "ffn_in", "ffn_out"), (0.02, 0.0)),
     "fairseq": TABLES
     | dict.fromkeys(("query", "key", "value"), (FUSED, torch_linear(D)))
     | {
-        "out": (xavier(D, D), 0.0),
+        "attn_out": (xavier(D, D), 0.0),
         "ffn_in": (torch_linear(D), torch_linear(D)),
         "ffn_out": (torch_linear(F), torch_linear(F)),
     },
@@ -86,9 +86,9 @@ def one(name: str, role: str) -> float:
 
 
 @pytest.mark.parametrize("head", ["causal", "seq2seq"])
-@pytest.mark.parametrize("scheme", STARTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_scheme_by_role(scheme: str, head: str) -> None:
-    made = model(head, start=scheme, **SHAPE)
+    made = model(head, init=scheme, **SHAPE)
     assert {leaf.role for _, leaf in leaves(made)} == set(RULES[scheme])
     matches(made, RULES[scheme], one)
     for _, leaf in leaves(made):  # a uniform draw has a sharp edge at sqrt(3) std; a normal one has not
@@ -97,8 +97,8 @@ def test_scheme_by_role(scheme: str, head: str) -> None:
 
 
 def test_deepnorm_gains() -> None:
-    """beta on W_V, W_O, W_1, W_2; W_Q and W_K without it; each tower its own constant."""
-    branch = {"value", "out", "ffn_in", "ffn_out"}
+    """beta on W_V, W_O, W_1, W_2; W_Q and W_K without it; each stack its own constant."""
+    branch = {"value", "attn_out", "ffn_in", "ffn_out"}
     matches(
         model(placement="deepnorm", **SHAPE),
         RULES["xavier-normal"],
@@ -117,7 +117,7 @@ def test_gpt2_gains() -> None:
     matches(
         model(placement="gpt2", **SHAPE),
         RULES["normal"],
-        lambda name, role: (2 * L) ** -0.5 if role in ("out", "ffn_out") else 1.0,
+        lambda name, role: (2 * L) ** -0.5 if role in ("attn_out", "ffn_out") else 1.0,
     )
 
 
@@ -125,14 +125,14 @@ def test_the_foil_one_wrong_gain_is_seen() -> None:
     with pytest.raises(AssertionError):
         matches(model(placement="gpt2", **SHAPE), RULES["normal"], one)
     with pytest.raises(AssertionError):
-        matches(model(start="xavier-uniform", **SHAPE), RULES["fairseq"], one)
+        matches(model(init="xavier-uniform", **SHAPE), RULES["fairseq"], one)
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", NAMES)
 def test_norms_and_coefficients_start_at_their_start(name: str, head: str) -> None:
     made = model(head, placement=name, random=False)
-    closed = {4: math.sqrt(5 / math.log(5) - 1), 6: math.sqrt(7 / math.log(7) - 1)}  # by sublayers of the tower
+    closed = {4: math.sqrt(5 / math.log(5) - 1), 6: math.sqrt(7 / math.log(7) - 1)}  # by sublayers of the stack
     slots = {"decoder.": 6, "encoder.": 6}  # 2 layers of 3 sublayers beside 3 layers of 2
     for parameter, role in roles(made).items():
         value = dict(made.named_parameters()).get(parameter)
@@ -144,16 +144,16 @@ def test_norms_and_coefficients_start_at_their_start(name: str, head: str) -> No
         torch.testing.assert_close(value.detach(), torch.full_like(value, expected), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("scheme", STARTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_theoretical_std_is_the_measured_one(scheme: str) -> None:
-    made = model(start=scheme, placement="deepnorm", **SHAPE)
+    made = model(init=scheme, placement="deepnorm", **SHAPE)
     for _, leaf in leaves(made):
         rows = leaf.weight[2:] if isinstance(leaf, Embedding) else leaf.weight
         has_std(rows, theoretical_std(leaf, made.config, scheme))
 
 
 def test_placement_names_the_scheme_and_the_configuration_overrides_it(own_catalogue: None) -> None:
-    register("own", Placement(each=Residual(pre=Norm()), start=Start(base="normal", gain={"query": 3.0})))
+    register("own", Placement(each=Residual(pre=Norm()), init=Init(base="normal", gain={"query": 3.0})))
     matches(model(placement="own", **SHAPE), RULES["normal"], lambda n, role: 3.0 if role == "query" else 1.0)
     matches(
         model(placement="own", start="fairseq", **SHAPE),
@@ -173,7 +173,7 @@ def test_loading_draws_nothing_again(head: str, tmp_path: Path) -> None:
 
 
 def test_only_what_is_missing_is_drawn(tmp_path: Path) -> None:
-    """A tower loaded under a new head: the tower as saved, the head from the start's rule."""
+    """A stack loaded under a new head: the stack as saved, the head from the start's rule."""
     saved = model("masked")
     saved.save_pretrained(tmp_path)
     again = HEADS["classify"][0].from_pretrained(tmp_path, num_labels=3)

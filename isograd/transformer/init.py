@@ -1,8 +1,8 @@
-"""How parameters begin: one scheme per name, acting on one leaf at a time by its role.
+"""Initialization: one scheme per name, acting on one leaf at a time by its role.
 
 A scheme is called from `_init_weights` and uses `torch.nn.init` functions only: transformers guards those, so that
-loaded weights are never drawn again. Norm gains start at 1, offsets and biases at 0, coefficients at their `start`,
-in every scheme.
+loaded weights are never drawn again. Norm weights are 1, biases 0, coefficients
+their `init`, in every scheme.
 """
 
 import math
@@ -25,7 +25,7 @@ def xavier_uniform(leaf: Linear | Embedding, config: Any) -> None:
         _table(leaf, leaf.weight.shape[1] ** -0.5)
         return
     fused = 2**-0.5 if leaf.role in ("query", "key", "value") else 1.0
-    init.xavier_uniform_(leaf.weight, gain=fused * leaf.gain)
+    init.xavier_uniform_(leaf.weight, gain=fused * leaf.init_gain)
     _zero_bias(leaf)
 
 
@@ -34,7 +34,7 @@ def xavier_normal(leaf: Linear | Embedding, config: Any) -> None:
     if isinstance(leaf, Embedding) or leaf.role == "head":
         _table(leaf, leaf.weight.shape[1] ** -0.5)
         return
-    init.xavier_normal_(leaf.weight, gain=leaf.gain)
+    init.xavier_normal_(leaf.weight, gain=leaf.init_gain)
     _zero_bias(leaf)
 
 
@@ -43,25 +43,25 @@ def normal(leaf: Linear | Embedding, config: Any) -> None:
     if isinstance(leaf, Embedding):
         _table(leaf, config.initializer_range)
         return
-    init.normal_(leaf.weight, std=config.initializer_range * leaf.gain)
+    init.normal_(leaf.weight, std=config.initializer_range * leaf.init_gain)
     _zero_bias(leaf)
 
 
 def fairseq(leaf: Linear | Embedding, config: Any) -> None:
     """fairseq 0.12: `xavier_uniform`, but W_1, W_2 and the biases of all but W_O keep torch's U(+-1/sqrt(fan_in))."""
-    if isinstance(leaf, Embedding) or leaf.role in ("head", "out"):
+    if isinstance(leaf, Embedding) or leaf.role in ("head", "attn_out"):
         xavier_uniform(leaf, config)
         return
     bound = leaf.in_features**-0.5
     if leaf.role in ("query", "key", "value"):
-        init.xavier_uniform_(leaf.weight, gain=2**-0.5 * leaf.gain)
+        init.xavier_uniform_(leaf.weight, gain=2**-0.5 * leaf.init_gain)
     else:
-        init.uniform_(leaf.weight, -bound * leaf.gain, bound * leaf.gain)
+        init.uniform_(leaf.weight, -bound * leaf.init_gain, bound * leaf.init_gain)
     if leaf.bias is not None:
         init.uniform_(leaf.bias, -bound, bound)
 
 
-STARTS: dict[str, Callable[[Linear | Embedding, Any], None]] = {
+SCHEMES: dict[str, Callable[[Linear | Embedding, Any], None]] = {
     "xavier-uniform": xavier_uniform,
     "xavier-normal": xavier_normal,
     "normal": normal,
@@ -69,12 +69,12 @@ STARTS: dict[str, Callable[[Linear | Embedding, Any], None]] = {
 }
 
 
-def start(module: nn.Module, config: Any, scheme: str) -> None:
+def initialize(module: nn.Module, config: Any, scheme: str) -> None:
     """Draw the parameters that `module` itself owns (called once per module of the tree)."""
     if isinstance(module, Linear | Embedding):
-        STARTS[scheme](module, config)
+        SCHEMES[scheme](module, config)
     elif isinstance(module, Coefficient):
-        init.constant_(module.weight, module.start)
+        init.constant_(module.weight, module.init)
     elif isinstance(module, LayerNorm | RMSNorm):
         init.ones_(module.weight)
         if isinstance(module, LayerNorm):
@@ -84,12 +84,12 @@ def start(module: nn.Module, config: Any, scheme: str) -> None:
 def theoretical_std(leaf: Linear | Embedding, config: Any, scheme: str) -> float:
     """The standard deviation that `scheme` gives the weight of a leaf, from the formula and not from a draw."""
     fan_out, fan_in = leaf.weight.shape
-    gain = getattr(leaf, "gain", 1.0)
+    gain = getattr(leaf, "init_gain", 1.0)
     if scheme == "normal":
         return config.initializer_range * gain
     if isinstance(leaf, Embedding) or leaf.role == "head":
         return fan_in**-0.5
-    if scheme == "fairseq" and leaf.role not in ("query", "key", "value", "out"):
+    if scheme == "fairseq" and leaf.role not in ("query", "key", "value", "attn_out"):
         return gain / math.sqrt(3 * fan_in)
     fused = 2**-0.5 if scheme != "xavier-normal" and leaf.role in ("query", "key", "value") else 1.0
     return fused * gain * math.sqrt(2 / (fan_in + fan_out))
