@@ -41,10 +41,10 @@ def test_list_json() -> None:
 def test_show_deepnorm_decoder() -> None:
     """(2 * 48)^(1/4) = 3.13017, (8 * 48)^(-1/4) = 0.225901."""
     out = called("show", "deepnorm", "layers=48")[1]
-    assert "48 layers, every sublayer: skip = 3.13017, start.value = 0.225901" in out
+    assert "48 layers, every sublayer: skip = 3.13017, init.value = 0.225901" in out
 
 
-def test_show_deepnorm_two_towers() -> None:
+def test_show_deepnorm_two_stacks() -> None:
     """The paper's constants at N = M = 100."""
     code, out, _ = called("show", "deepnorm", "encoder=100", "decoder=100", "--json")
     sites = json.loads(out)["sites"]

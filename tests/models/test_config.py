@@ -1,4 +1,4 @@
-"""Every option changes the function or the start; an unknown or contradictory one is refused and told what to type."""
+"""Every option changes the function or the init; an unknown or contradictory one is refused and told what to type."""
 
 import inspect
 from dataclasses import fields
@@ -77,9 +77,7 @@ def drawn(head: str, options: dict[str, Any]) -> nn.Module:
 @pytest.mark.parametrize(
     ("option", "value", "head", "beside"), CHANGES, ids=lambda v: str(v) if not isinstance(v, dict) else ""
 )
-def test_an_option_changes_the_function_or_the_start(
-    option: str, value: Any, head: str, beside: dict[str, Any]
-) -> None:
+def test_an_option_changes_the_function_or_the_init(option: str, value: Any, head: str, beside: dict[str, Any]) -> None:
     before, after = (drawn(head, given) for given in (beside, beside | {option: value}))
     first, second = before.state_dict(), after.state_dict()
     if {n: p.shape for n, p in first.items()} != {n: p.shape for n, p in second.items()}:
@@ -206,6 +204,5 @@ def test_defaults() -> None:
     assert given.depths("decoder") == (6, 0)
     assert config("seq2seq").depths("encoder") == (3, 2) and config("seq2seq").depths("decoder") == (2, 3)
     assert (
-        config(placement="gpt2").scheme() == "normal"
-        and config(placement="gpt2", start="fairseq").scheme() == "fairseq"
+        config(placement="gpt2").scheme() == "normal" and config(placement="gpt2", init="fairseq").scheme() == "fairseq"
     )

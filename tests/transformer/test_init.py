@@ -1,4 +1,4 @@
-"""How weights start, measured on the finished model: the framework may not have drawn them again."""
+"""Initialization, measured on the finished model: the framework may not have drawn them again."""
 
 import math
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def test_the_foil_one_wrong_gain_is_seen() -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", NAMES)
-def test_norms_and_coefficients_start_at_their_start(name: str, head: str) -> None:
+def test_norms_and_coefficients_begin_at_their_init(name: str, head: str) -> None:
     made = model(head, placement=name, random=False)
     closed = {4: math.sqrt(5 / math.log(5) - 1), 6: math.sqrt(7 / math.log(7) - 1)}  # by sublayers of the stack
     slots = {"decoder.": 6, "encoder.": 6}  # 2 layers of 3 sublayers beside 3 layers of 2
@@ -156,7 +156,7 @@ def test_placement_names_the_scheme_and_the_configuration_overrides_it(own_catal
     register("own", Placement(each=Residual(pre=Norm()), init=Init(base="normal", gain={"query": 3.0})))
     matches(model(placement="own", **SHAPE), RULES["normal"], lambda n, role: 3.0 if role == "query" else 1.0)
     matches(
-        model(placement="own", start="fairseq", **SHAPE),
+        model(placement="own", init="fairseq", **SHAPE),
         RULES["fairseq"],
         lambda n, role: 3.0 if role == "query" else 1.0,
     )
@@ -173,7 +173,7 @@ def test_loading_draws_nothing_again(head: str, tmp_path: Path) -> None:
 
 
 def test_only_what_is_missing_is_drawn(tmp_path: Path) -> None:
-    """A stack loaded under a new head: the stack as saved, the head from the start's rule."""
+    """A stack loaded under a new head: the stack as saved, the head by the scheme."""
     saved = model("masked")
     saved.save_pretrained(tmp_path)
     again = HEADS["classify"][0].from_pretrained(tmp_path, num_labels=3)
@@ -183,7 +183,7 @@ def test_only_what_is_missing_is_drawn(tmp_path: Path) -> None:
     assert not again.dense.bias.any()
 
 
-def test_equal_seeds_equal_starts() -> None:
+def test_equal_seeds_equal_init() -> None:
     def drawn(seed: int) -> dict[str, Tensor]:
         torch.manual_seed(seed)
         return IsogradForCausalLM(model().config).state_dict()
