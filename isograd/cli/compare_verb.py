@@ -162,7 +162,7 @@ def _source(name: str) -> str:
 
 def _tell(arms: list[Any], results: list[dict[str, Any]], as_json: bool) -> int:
     from isograd.cli.compare_table import print_table
-    from isograd.report.page import write_report
+    from isograd.report.runs_page import write_report
 
     failed = [r for r in results if r["outcome"] == "failed"]
     report = write_report([a.folder for a in arms], arms[0].folder.parent)

@@ -137,22 +137,24 @@ def _facts(options: argparse.Namespace, seconds: float) -> dict[str, str]:
 
 
 def _tell(content: dict[str, Any], page: Path) -> None:
-    from isograd.report import profile_tables
+    from isograd.report import profile_page
 
     console = output()
-    names, lines = profile_tables.header(), list(profile_tables.lines(content, profile_tables.MOST))
-    shown = profile_tables.fitting(lines, console.width)
+    names, lines = profile_page.HEADER, list(profile_page.lines(content, profile_page.MOST))
+    shown = profile_page.fitting(lines, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in shown:
         table.add_column(names[i], justify="left" if i < 3 else "right", no_wrap=True)
     for cells in lines:
         table.add_row(*(escape(cells[i]) for i in shown))
-    console.print(profile_tables.summary(content), markup=False)
+    console.print(profile_page.summary(content), markup=False)
     console.print()
     console.print(table)
     console.print(f"[dim]{_LEGEND}[/dim]\n")
-    for line in profile_tables.sentences(content):
-        console.print(line, markup=False)
+    for quantity, value in profile_page.overview(content).lines:
+        console.print(f"{quantity}: {value}", markup=False)
+    for name, reason in content["missing"].items():
+        console.print(f"Missing: {name}: {reason}", markup=False)
     console.print(f"\npage: {page}", markup=False, soft_wrap=True)
 
 

@@ -119,8 +119,8 @@ def _short(model: str) -> str:
 
 def _tell(arms: Sequence[Any], results: list[dict[str, Any]], as_json: bool) -> int:
     from isograd.report import tuned
-    from isograd.report.page import write_report
     from isograd.report.runs import arms_of
+    from isograd.report.runs_page import write_report
 
     folders = [arm.folder for arm in arms]
     report = write_report(folders, folders[0].parent, title=f"Fine-tuning on {arms[0].run.glue.task}")

@@ -84,8 +84,8 @@ def _write(runs: list[Path], options: argparse.Namespace) -> list[tuple[list[Pat
     Of several kinds the named reference may be in some only.
     """
     from isograd.report.folders import by_kind
-    from isograd.report.page import write_report
     from isograd.report.runs import arms_of, reference_of
+    from isograd.report.runs_page import write_report
 
     kinds, name = by_kind(runs), options.reference
     having = [kind for kind, folders in kinds.items() if name and reference_of(arms_of(folders), name)]

@@ -156,15 +156,15 @@ def _facts(seconds: float) -> dict[str, str]:
 
 
 def _tell(rows: list[dict[str, Any]], foils: list[dict[str, Any]], page: Path) -> None:
-    from isograd.report.theory_page import cells, header, summary
+    from isograd.report.theory_page import summary, verdict_table
 
     console = output()
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for index, name in enumerate(header(bool(foils))):
-        table.add_column(name, justify="left" if index < 2 else "right")
-    for row in rows:
-        *line, verdict = cells(row, foils)
-        table.add_row(*map(escape, line), f"[{'green' if row['holds'] else 'red'}]{verdict}[/]")
+    found = verdict_table(rows, foils)
+    for index, name in enumerate(found.header):
+        table.add_column(name, justify="left" if index < found.left else "right")
+    for *line, verdict in found.lines:
+        table.add_row(*map(escape, line), f"[{'green' if verdict == 'holds' else 'red'}]{verdict}[/]")
     console.print(table)
     console.print(f"\n{summary(rows, foils)} {escape(str(page))}", soft_wrap=True)
 

@@ -7,8 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from isograd.report import kept
-from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, shade, style, widen
 from isograd.report.runs import ArmFiles, Curve, at_end, at_start, towers
+from isograd.report.style import INK, Drawing, drawing, heading, label, log, shade, widen
+from isograd.report.style import look as style
 
 LEVEL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
 
@@ -98,7 +99,7 @@ def gradient_histories(arms: Sequence[ArmFiles]) -> Drawing | None:
         for layer, line in layers.items():
             part = (layer - 1) / max(1, last - 1)
             axes.plot(*line, label=_ENDS.get(part, ""), **_of_depth(part))
-        heading(axes, arm.label if len(both) == 1 else f"{arm.label}, {tower}", columns=min(beside, len(shown)))
+        heading(axes, arm.label if len(both) == 1 else f"{arm.label}, {tower}")
         label(axes, "step", "mean |gradient| of W₂" if place and place.is_first_col() else "")
     for axes in drawn.panels:
         log(axes)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from isograd.report.canvas import INK, Drawing, drawing, label, style
 from isograd.report.figures import LEVEL, over_seeds, without_peak
 from isograd.report.pace import paces, points, reached
 from isograd.report.ramps import curve_of, end_of
 from isograd.report.runs import ArmFiles
+from isograd.report.style import INK, Drawing, drawing, label
+from isograd.report.style import look as style
 
 
 def pace_curves(arms: Sequence[ArmFiles], named: str | None = None) -> Drawing | None:

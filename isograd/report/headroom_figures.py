@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from isograd.report.canvas import COLOURS, INK, Drawing, drawing, heading, label, log
 from isograd.report.headroom_words import Place, margin_said, own, places
+from isograd.report.style import COLOURS, INK, Drawing, drawing, heading, label, log
 
 Row = Mapping[str, Any]
 TRAINS, BREAKS = COLOURS[0], COLOURS[1]
@@ -37,7 +37,7 @@ def headroom_map(content: Row) -> Drawing:
     drawn = drawing(len(by_name), height=3.4, sharey=True, beside=beside)
     low, high = _limits(content)
     for axes, (name, mine) in zip(drawn.panels, by_name.items(), strict=True):
-        heading(axes, name, beside)
+        heading(axes, name)
         _panel(axes, mine, content, low, high)
     return drawn
 

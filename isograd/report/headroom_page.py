@@ -11,9 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from isograd.files import finite, write_text
 from isograd.report import headroom_words as words
-from isograd.report.canvas import save, svg
 from isograd.report.headroom_figures import headroom_map
 from isograd.report.headroom_findings import findings, lead
+from isograd.report.style import save, svg
+from isograd.report.style import settings as look
 from isograd.study.boundary import Search
 from isograd.study.labels import flat, shown
 from isograd.train.run import unread
@@ -47,6 +48,7 @@ def _try(content: Row) -> None:
         list(part(content))
 
 
+@look()
 def write_headroom(folder: Path, out: Path | None = None, title: str | None = None) -> Path:
     """Write report.html, headroom.png, headroom.svg, results.csv and results.json, from headroom.json in `folder`.
 
@@ -84,7 +86,7 @@ def write_headroom(folder: Path, out: Path | None = None, title: str | None = No
     write_text(out / "report.html", text.encode("utf-8", "replace").decode())
     write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
     write_text(out / "results.csv", _csv(results))
-    save(drawn, out / FIGURE)
+    save(drawn, out / FIGURE, ("svg", "png"))
     return out / "report.html"
 
 

@@ -1,149 +1,220 @@
-"""The page: one self-contained HTML file from the folders of runs, with results and the main figure beside it."""
+"""The one page: a headline and sections of figure and table, as a self-contained HTML file, with all of it as files.
+
+NAME.html            the page
+FIGURE.svg, .png     or what `Output` says
+tables/TABLE.csv     every table, and as .tex with the rules of booktabs
+"""
 
 import csv
 import io
-import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from isograd.files import finite, write_text
-from isograd.report import tables
-from isograd.report.canvas import save, style, svg
-from isograd.report.ramps import is_ramp
-from isograd.report.runs import ArmFiles, Row, arms_of
-from isograd.report.sections import Section, sections
-from isograd.report.words import differing, settings, subtitle
-from isograd.study.labels import flat
-
-TITLES = {"classification": "Fine-tuning", "ramp": "Up to which learning rate a training holds"}
+from isograd.report import style
+from isograd.report.style import Drawing, Look, Output
 
 
-def write_report(
-    folders: Sequence[Path],
-    out: Path,
-    title: str | None = None,
-    all_figures: bool = False,
-    reference: str | None = None,
-) -> Path:
-    """Write report.html, results.csv and results.json into `out`, from the files in `folders`, and the main figure.
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of text. "2.013 (2.001 to 2.020)" is a number and its range.
 
-    The figure, the page's first, is there as .svg and .png, for a paper or a README.
+    Attributes:
+        looks: the look of the placement of each line, shown beside its first cell; () where lines are none's.
+        verdict: the column whose words have a colour: outcomes, and what holds.
+        left: how many columns, from the left, are words.
+    """
+
+    header: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    looks: Sequence[Look] = ()
+    verdict: str = ""
+    left: int = 1
+
+    def __iter__(self) -> Any:
+        """The header, then the lines."""
+        return iter([tuple(self.header), *map(tuple, self.lines)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        name: of its files, and of its place on the page.
+        sentence: how to read what is shown.
+        figure: draws it, in the settings of the page or of a file; None from it: there is nothing to draw.
+        verdicts: what follows, by the one rule of `isograd.statistics`.
+        folded: the table is shown when asked for.
+        code: a text as it is, such as a recipe.
+    """
+
+    name: str
+    title: str
+    sentence: str = ""
+    figure: Callable[[], Drawing | None] | None = None
+    table: Table | None = None
+    verdicts: Sequence[str] = ()
+    folded: bool = False
+    code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What a page says.
+
+    Attributes:
+        headline: one sentence, which answers the page's question.
+        warnings: what a reader must not miss.
+        subtitle: what was measured on what.
+        made: of what files, and by what.
+    """
+
+    title: str
+    headline: str
+    warnings: Sequence[str] = ()
+    subtitle: str = ""
+    sections: Sequence[Section] = field(default_factory=list)
+    made: str = ""
+
+
+def write_page(page: Page, path: Path, output: Output | None = None, main_figure_only: bool = False) -> Path:
+    """Write the page to `path`, and beside it its figures and tables.
 
     Args:
-        folders: run folders, in the order of the table; seeds of one recipe are taken together.
-        title: None: what the page is about.
-        all_figures: write every figure of the page as .svg and .png.
-        reference: label or placement of the arm that others are measured against; None: the first pre-ln, or first.
-
-    Returns:
-        the path of the page.
-
-    Raises:
-        ValueError: none of the folders holds a run.
+        output: of the figures' files.
+        main_figure_only: of all figures write the first, and no tables.
     """
-    arms = arms_of(folders)
-    if not arms:
-        raise ValueError(f"no runs to report on in {', '.join(map(str, folders)) or 'no folders'}")
-    page = Environment(
-        loader=PackageLoader("isograd.report", "."), autoescape=True, undefined=StrictUndefined
-    ).get_template("page.html.j2")
-    shown = sections(arms, _entropy(arms), reference)
-    content = _content(arms, title or TITLES.get(tables.kind_of(arms), "Placements side by side"), shown)
-    kept = shown if all_figures else shown[:1]
-    text = page.render(**content, files=[one.name for one in kept])
-    write_text(out / "report.html", text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8
-    more = differing(arms)
-    results = [_result(arm, run.run, run.outcome, more) for arm in arms for run in arm.runs]
-    write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
-    write_text(out / "results.csv", as_csv(results))
-    for one in kept:
-        save(one.drawn, out / one.name)
-    return out / "report.html"
+    out, output = path.parent, output or Output()
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = [(section, _draw(section, None)) for section in page.sections]
+    shown = [(section, one) for section, one in drawn if one or section.table or section.code or section.verdicts]
+    known = [(section, one) for section, one in shown if one is not None]
+    parts = [{**vars(section), "svg": style.svg(one, section.name) if one else None} for section, one in shown]
+    written = known[:1] if main_figure_only else known
+    text = _TEMPLATES.get_template("page.html.j2").render(
+        page=page,
+        parts=parts,
+        figures=[section.name for section, _ in written],
+        formats=output.formats,
+        tables=not main_figure_only,
+    )
+    write_text(path, text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8
+    for section, one in written:
+        again = one if output.settings == style.SCREEN else _draw(section, output)
+        assert again is not None
+        with style.settings(output):
+            style.save(again, out / section.name, output.formats)
+    for section, _ in [] if main_figure_only else shown:
+        if section.table:
+            write_table(section.table, out / "tables" / section.name)
+    return path
 
 
-def _content(arms: Sequence[ArmFiles], title: str, shown: Sequence[Section]) -> dict[str, Any]:
-    text = next((run.resolved["data"] for arm in arms for run in arm.runs if run.resolved.get("data")), None)
-    entropy = _entropy(arms)
-    return {
-        "title": title,
-        "kind": tables.kind_of(arms),
-        "summary": tables.summary(arms),
-        "subtitle": subtitle(arms, text),
-        "header": [column.name for column in tables.columns(arms)],
-        "table": [_line(i, arm, cells) for i, (arm, cells) in enumerate(zip(arms, tables.rows(arms), strict=True))],
-        "entropy": "unknown here" if entropy is None else f"{entropy:.3f} here",
-        "figures": [{**vars(one), "svg": svg(one.drawn, one.name)} for one in shown],
-        "cards": list(_cards(arms)),
-        "settings": list(settings(arms, text)),
-        "runs": sum(len(a.runs) for a in arms),
-    }
+def _draw(section: Section, output: Output | None) -> Drawing | None:
+    with style.settings(output):
+        return section.figure() if section.figure else None
 
 
-def _entropy(arms: Sequence[ArmFiles]) -> float | None:
-    facts = (run.resolved.get("data") or {} for arm in arms for run in arm.runs)
-    return next((one["unigram_entropy"] for one in facts if one.get("unigram_entropy") is not None), None)
+def write_table(table: Table, path: Path) -> None:
+    """`path` as .csv and .tex."""
+    path.parent.mkdir(exist_ok=True)
+    write_text(path.with_name(f"{path.name}.csv"), csv_of([table.header, *table.lines]))
+    write_text(path.with_name(f"{path.name}.tex"), latex(table))
 
 
-def _line(index: int, arm: ArmFiles, cells: tuple[str, ...]) -> dict[str, Any]:
-    look = style(index)
-    dash = "none" if look["linestyle"] == "-" else " ".join(str(2.6 * d) for d in look["linestyle"][1])
-    worst = next((o for o in arm.outcomes if o != "finished"), "finished")
-    return {"cells": cells, "colour": look["color"], "dash": dash, "outcome": "" if is_ramp(arm) else worst}
-
-
-_CARD = ("placement", "formulas", "legend", "about", "note", "paper", "init", "parameters")
-
-
-def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:
-    seen = set()
-    for arm in arms:
-        built = arm.first.resolved
-        if any(built.get(name) is None for name in _CARD) or built["placement"] in seen:
-            continue
-        seen.add(built["placement"])
-        yield {
-            "placement": built["placement"],
-            "formulas": [line.replace("<-", "←") for line in built["formulas"].values() if line],
-            "final": (built.get("final") or "").replace("<-", "←"),
-            "legend": built["legend"],
-            "about": built["about"],
-            "note": built["note"],
-            "paper": built["paper"],
-            "init": built["init"],
-            "parameters": f"{built['parameters']:,}",
-        }
-
-
-def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
-    """A row of results.json: settings, those in which the arms differ (`more`) under their dotted keys, the outcome."""
-    model, training = run["model"], run["training"]
-    encoder = model.get("encoder_layers")
-    settings = {
-        "arm": arm.label,
-        "task": arm.task,
-        "placement": model["placement"],
-        "encoder_layers": (model["layers"] if encoder is None else encoder) if arm.task == "translation" else None,
-        "layers": None if arm.task == "classification" else model["layers"],
-        "lr": training["lr"],
-        "warmup": training["warmup"],
-        "steps": training["steps"],
-        "seed": run["seed"],
-    }
-    values = dict(flat(run))
-    known = {"model.placement", "model.layers", "training.lr", "training.warmup", "training.steps"}
-    settings |= {key: values.get(key) for key in more if key not in known}
-    return settings | {k: v for k, v in outcome.items() if k != "provenance"}
-
-
-def as_csv(results: Sequence[Row]) -> str:
-    """A table with a header; what lies deeper, such as scores by part and metric, under dotted names."""
-    results = [dict(flat(row)) for row in results]
-    names = list(dict.fromkeys(name for row in results for name in row))
+def csv_of(lines: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(results)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode("utf-8", "replace").decode()
+
+
+def csv_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A column for each key of any row, in the order in which they come."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return csv_of([names, *([finite(row.get(name)) for name in names] for row in rows)])
+
+
+_TEX = {char: f"\\{char}" for char in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+_TEX |= {"^": r"\textasciicircum{}", "→": r"$\to$", "–": "--", "β": r"$\beta$", "²": r"\textsuperscript{2}"}
+_TEX |= {"₂": r"\textsubscript{2}", "Σ": r"$\Sigma$", "≤": r"$\le$", "≥": r"$\ge$", "±": r"$\pm$", "←": r"$\gets$"}
+_TEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", "×": r"$\times$", "√": r"$\surd$"}
+
+
+def latex(table: Table) -> str:
+    """A tabular with the rules of booktabs.
+
+    >>> print(latex(Table(header=["placement", "loss"], lines=[["pre_ln", "2.01"]])), end="")
+    \\begin{tabular}{lr}
+    \\toprule
+    placement & loss \\\\
+    \\midrule
+    pre\\_ln & 2.01 \\\\
+    \\bottomrule
+    \\end{tabular}
+    """
+    columns = "l" * table.left + "r" * (len(table.header) - table.left)
+    header, *lines = (" & ".join(map(_tex, cells)) + r" \\" for cells in table)
+    body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", header, r"\midrule", *lines]
+    return "\n".join([*body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _tex(cell: str) -> str:
+    return "".join(_TEX.get(char, char) for char in " ".join(cell.split()))
+
+
+_TONES = {  # the first word that a verdict has: what it looks like
+    **dict.fromkeys(("failed", "interrupted", "stopped"), "warn"),
+    **dict.fromkeys(("diverged", "collapsed", "fails", "none", "stuck", "does not hold"), "bad"),
+    **dict.fromkeys(("undecided", "slow", "too few seeds"), "open"),
+    **dict.fromkeys(("finished", "holds", "trained", "lower", "higher", "sooner"), "good"),
+}
+
+
+def _tone(cell: str) -> str:
+    return next((tone for word, tone in _TONES.items() if word in cell), "")
+
+
+def _key(look: Look) -> Markup:
+    """The line of a placement, small."""
+    dash = "none" if look["linestyle"] == "-" else " ".join(f"{2.6 * part:g}" for part in look["linestyle"][1])
+    line = f'<line x1="0" x2="30" y1="4" y2="4" stroke="{look["color"]}" stroke-width="2.6" stroke-dasharray="{dash}"/>'
+    return Markup(f'<svg class="key" width="30" height="8" aria-hidden="true">{line}</svg>')
+
+
+def typeset(text: str) -> Markup:
+    """W_O and W_2 with subscripts, `code`; nothing else is markup.
+
+    >>> str(typeset("the gradient of W_2 <b>, `run.json`"))
+    'the gradient of W<sub>2</sub> &lt;b&gt;, <code>run.json</code>'
+    """
+    found = re.sub(r"\bW_([O12])\b", r"W<sub>\1</sub>", str(escape(text)))
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", found))
+
+
+def formula(text: str) -> Markup:
+    """One line of a placement's formula: variables in italics, subscripts and roots as such.
+
+    >>> str(formula("x <- LN(skip * x + W_O Heads(x))"))
+    '<i>x</i> ← LN(skip · <i>x</i> + <i>W</i><sub>O</sub> Heads(<i>x</i>))'
+    """
+    found = str(escape(text.replace("<-", "←").replace(" * ", " · ")))
+    found = re.sub(r"\b([A-Za-z])_([A-Za-z0-9]+)\b", r"<i>\1</i><sub>\2</sub>", found)
+    found = re.sub(r"\bsqrt\b", "√", re.sub(r"\^\(?(-?[\d/.]+)\)?", r"<sup>\1</sup>", found))
+    return Markup(re.sub(r"(?<![\w<>/&])([xfuqkv])(?![\w>;])", r"<i>\1</i>", found))
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("isograd.report", "."),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"typeset": typeset, "formula": formula, "tone": _tone, "key": _key}

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from isograd.report.canvas import INK, Drawing, heading, label, style
 from isograd.report.figures import LEVEL
 from isograd.report.runs import ArmFiles, RunFiles
+from isograd.report.style import INK, Drawing, heading, label
+from isograd.report.style import look as style
 
 _APART = 0.17  # of a row between the dots of two seeds
 _LEAST = 0.04  # of a score that a panel shows, so that a row or two of a dev set do not look like a finding
@@ -42,7 +43,7 @@ def _strip(axes: Axes, title: str, group: Sequence[tuple[int, ArmFiles]]) -> Non
         axes.axvline(line, **LEVEL, label="majority line")
     for row, (index, arm) in enumerate(group):
         _dots(axes, row, index, arm)
-    heading(axes, title, columns=1)
+    heading(axes, title)
     label(axes, "", "")
     names = ["\n".join(textwrap.wrap(_named(arm), 34)).replace("$", r"\$") for _, arm in group]
     axes.set_yticks(range(len(group)), names)

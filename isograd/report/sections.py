@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from isograd.report import figures, finding_figures, pace, ramps, score_figures, tuned
-from isograd.report.canvas import Drawing
 from isograd.report.runs import ArmFiles, losses_of, measure_of, reference_of
+from isograd.report.style import Drawing
 from isograd.report.tables import kind_of
 from isograd.statistics import caution, compare, side_by_side
 

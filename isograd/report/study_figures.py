@@ -10,11 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import offset_copy
 
-from isograd.report.canvas import INK, Drawing, drawing, heading, label, log, style
 from isograd.report.figures import LEVEL, over_seeds
 from isograd.report.runs import ArmFiles
 from isograd.report.study_arms import Design, StudyArm
 from isograd.report.study_words import axis_name
+from isograd.report.style import INK, Drawing, drawing, heading, label, log
+from isograd.report.style import look as style
 
 Group = tuple[str, list[tuple[int, StudyArm]]]  # a panel's heading; arms, each with the number of its look
 _MARKS = {"collapsed": "o", "diverged": "x", "undecided": "s"}
@@ -41,7 +42,7 @@ def against(groups: Sequence[Group], key: str, what: str, entropy: float | None 
         label(axes, axis_name(key), what if _is_first(axes) else "")
         _ticks(axes, numbers, logarithmic)
         strip = _strip(axes, arms, broken, key)
-        heading(strip if strip is not None else axes, title, columns=min(beside, len(groups)))
+        heading(axes, title, over=strip)
     _limit(drawn.panels[0], [arm for _, arms in groups for _, arm in arms])
     if entropy is not None:
         _mark_entropy(drawn.panels, entropy)
@@ -149,7 +150,7 @@ def gradient_ratios(groups: Sequence[Group], key: str) -> Drawing | None:
                 if line:
                     axes.plot(*zip(*line, strict=True), **(style(look) | how))
         axes.axhline(1.0, **LEVEL)
-        heading(axes, title, columns=min(2, len(groups)))
+        heading(axes, title)
         label(axes, axis_name(key), "gradient, first / last layer" if _is_first(axes) else "")
         numbers = sorted({arm.values[key] for _, arm in arms})
         log(axes)
@@ -199,7 +200,7 @@ def loss_panels(panels: Sequence[tuple[str, Sequence[ArmFiles]]], entropy: float
             )  # its end differs from panel to panel
             if _has_steps(arm):
                 _curves(axes, look, arm, named)
-        heading(axes, title, columns=min(2, len(known)))
+        heading(axes, title)
         label(axes, "step", "training loss (nats)" if _is_first(axes) else "")
         if entropy is not None:
             axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")

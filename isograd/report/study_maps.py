@@ -10,10 +10,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
-from isograd.report.canvas import INK, Drawing, drawing, heading, label
 from isograd.report.runs import Row
 from isograd.report.study_arms import RATE, Design, StudyArm
 from isograd.report.study_words import condition_said, shown_value
+from isograd.report.style import INK, Drawing, drawing, heading, label
 
 WARMUP = "training.warmup"
 PANELS = 12  # of one figure at most; the tables have the rest
@@ -37,7 +37,7 @@ def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing 
     drawn = drawing(len(places), height=0.8 + 0.5 * len(warmups), beside=beside)
     scale = _scale([arm for *_, mine in places for arm in mine])
     for i, (axes, (who, condition, mine)) in enumerate(zip(drawn.panels, places, strict=True)):
-        heading(axes, ", ".join([who, *([condition_said(condition)] if condition else [])]), min(beside, len(places)))
+        heading(axes, ", ".join([who, *([condition_said(condition)] if condition else [])]))
         _squares(axes, mine, design.rates, warmups, scale)
         last = i + beside >= len(places)  # no panel below
         label(axes, "learning rate" if last else "", "warm-up (steps)" if i % beside == 0 else "")

@@ -8,8 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from isograd.files import finite, write_text
-from isograd.report.canvas import save, svg
-from isograd.report.page import as_csv
+from isograd.report.runs_page import as_csv
 from isograd.report.study_arms import design_of, measure_of, study_arms, tuned
 from isograd.report.study_compared import comparisons, races, reference_among, showcase
 from isograd.report.study_files import StudyFiles, read_study
@@ -29,6 +28,8 @@ from isograd.report.study_results import arm_row, cell_row, comparison_row
 from isograd.report.study_sections import Found, Part, parts
 from isograd.report.study_tables import Table, arms_table
 from isograd.report.study_verdicts import corrected, differences
+from isograd.report.style import save, svg
+from isograd.report.style import settings as look
 
 SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 
@@ -52,6 +53,7 @@ class StudyReport:
     results: dict[str, Any]
 
 
+@look()
 def write_study_report(
     folder: Path, out: Path | None = None, title: str | None = None, reference: str | None = None
 ) -> StudyReport:
@@ -96,7 +98,7 @@ def write_study_report(
     write_text(out / "results.csv", as_csv([finite(cell_row(cell)) for cell in study.cells]))
     for part in shown:
         if part.drawn is not None:
-            save(part.drawn, out / part.name)
+            save(part.drawn, out / part.name, ("svg", "png"))
     table = arms_table(found.arms, found.design, f"median {LOSSES[found.measure].partition(' (')[0]} (nats)")
     return StudyReport(page=out / "report.html", summary=said, table=table, left_out=study.left_out, results=results)
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from isograd.report import figures, finding_figures, pace, study_figures, study_tables
-from isograd.report.canvas import Drawing
 from isograd.report.runs import Row
 from isograd.report.study_arms import RATE, Design, StudyArm, Tuned, is_number
 from isograd.report.study_compared import Compared, Group, Race, in_line
@@ -13,6 +12,7 @@ from isograd.report.study_maps import PANELS, WARMUP, outcome_map
 from isograd.report.study_tables import Table
 from isograd.report.study_verdicts import caution, compared_said
 from isograd.report.study_words import axis_name, condition_said
+from isograd.report.style import Drawing
 
 LAYERS = "model.layers"
 SHOWN = 4  # conditions whose curves are drawn; the tables have all

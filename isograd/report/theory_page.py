@@ -1,72 +1,93 @@
-"""The verdicts of the theory as files: a self-contained page, the numbers as JSON, a figure per claim."""
+"""The page of the theory's verdicts: the table of all, and a figure per claim."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from isograd.files import finite, write_text
-from isograd.report.canvas import save, svg
-from isograd.report.theory_figures import claim_figure
+from isograd.report.page import Page, Section, Table, write_page
+from isograd.report.style import INK, Drawing, drawing, label, log, look_of
 
 Row = Mapping[str, Any]
+Rows = Sequence[Row]
+_THEORY: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (2, 2)), "zorder": 4}
+_CONTROL: dict[str, Any] = {"color": INK, "linewidth": 0.9, "alpha": 0.5, "zorder": 1}
+_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
+_MARKED = 12  # points up to which each is marked
 
 
-def write_theory(
-    out: Path, claims: Sequence[Row], verdicts: Sequence[Row], foils: Sequence[Row], facts: Mapping[str, str]
-) -> Path:
-    """Write theory.html, theory.json and NAME.svg, NAME.png per claim into `out`.
+def write_theory(out: Path, claims: Rows, verdicts: Rows, controls: Rows, facts: Mapping[str, str]) -> Path:
+    """Write theory.html, theory.json, and of each claim its figure into `out`.
 
     Args:
         claims: what is claimed, as `isograd.theory` prints it.
         verdicts: a row per case, with its curve and the lines of the theory.
-        foils: rows of the same kind, where foils were measured.
+        controls: rows of the same kind, where negative controls were measured.
         facts: name -> value, about the machine and the versions.
 
     Returns:
         the path of the page.
     """
     out.mkdir(parents=True, exist_ok=True)
-    parts = []
-    for claim in claims:
-        name = claim["name"]
-        own = [row for row in verdicts if row["claim"] == name]
-        drawn = claim_figure(claim, own, [row for row in foils if row["claim"] == name])
-        parts.append({**claim, "svg": svg(drawn, name)})
-        save(drawn, out / name)
-    page = Environment(
-        loader=PackageLoader("isograd.report", "."), autoescape=True, undefined=StrictUndefined
-    ).get_template("theory.html.j2")
-    text = page.render(
-        claims=parts,
-        header=header(bool(foils)),
-        table=[(row["holds"], row["claim"], cells(row, foils)) for row in verdicts],
-        summary=summary(verdicts, foils),
-        facts=facts,
-    )
-    content = {"verdicts": verdicts, "foils": foils, "claims": claims, "facts": facts}
+    content = {"verdicts": verdicts, "foils": controls, "claims": claims, "facts": facts}
     write_text(out / "theory.json", json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
-    write_text(out / "theory.html", text)
-    return out / "theory.html"
+    page = Page(
+        title="Theory, measured",
+        headline=summary(verdicts, controls),
+        subtitle="These are statements about the initialization; none says that a run will train.",
+        sections=[
+            Section(name="verdicts", title="Verdicts", sentence=_VERDICTS, table=verdict_table(verdicts, controls)),
+            *(_claim(claim, verdicts, controls) for claim in claims),
+        ],
+        made=f"Made by `isograd theory`: {', '.join(f'{name} {value}' for name, value in facts.items())}."
+        " The numbers are in `theory.json`.",
+    )
+    return write_page(page, out / "theory.html")
 
 
-def header(with_foils: bool) -> list[str]:
-    return ["claim", "placement", "predicted", "measured", "tolerance", *(["foil"] if with_foils else []), "verdict"]
+_VERDICTS = (
+    "A verdict holds when the measured number, with its interval where it has one, lies in its tolerance. Predicted: by"
+    " the paper, or measured before where the paper gives no number. A negative control is another network, measured in"
+    " the same way, which the claim must refuse."
+)
 
 
-def cells(row: Row, foils: Sequence[Row]) -> list[str]:
-    """A line of the table; with foils also what the foil of this case measures."""
-    own = [foil for foil in foils if (foil["claim"], foil["placement"]) == (row["claim"], row["placement"])]
-    said = [f"{foil['subject']}: {number(foil['measured'])}{' (passes)' if foil['holds'] else ''}" for foil in own]
+def summary(verdicts: Rows, controls: Rows) -> str:
+    """How many hold."""
+    said = f"{sum(row['holds'] for row in verdicts)} of {len(verdicts)} verdicts hold"
+    if controls:
+        said += f", and {sum(not row['holds'] for row in controls)} of {len(controls)} negative controls are refused"
+    return f"{said}."
+
+
+def verdict_table(verdicts: Rows, controls: Rows) -> Table:
+    """A line per case, with what its negative control measures where these are known."""
+    beside = ["negative control"] if controls else []
+    return Table(
+        header=["claim", "placement", "predicted", "measured", "tolerance", *beside, "verdict"],
+        lines=[_cells(row, controls) for row in verdicts],
+        verdict="verdict",
+        left=2,
+    )
+
+
+def _cells(row: Row, controls: Rows) -> list[str]:
+    own = [one for one in controls if (one["claim"], one["placement"]) == (row["claim"], row["placement"])]
+    said = [f"{one['subject']}: {number(one['measured'])}{' (passes)' if one['holds'] else ''}" for one in own]
+    predicted = row["predicted"] if isinstance(row["predicted"], list | tuple) else [row["predicted"]]
     return [
         row["claim"],
         row["placement"],
-        " to ".join(map(number, row["predicted"])) if _is_pair(row["predicted"]) else number(row["predicted"]),
+        " to ".join(map(number, predicted)),
         number(row["measured"]) + (f" ({interval(*row['interval'])})" if row.get("interval") else ""),
         interval(*row["tolerance"]),
-        *(["".join(said)] if foils else []),
+        *(["".join(said)] if controls else []),
         "holds" if row["holds"] else "fails",
     ]
 
@@ -85,15 +106,78 @@ def number(value: float | None) -> str:
     return f"{value:.2g}" if 0 < abs(value) < 5e-4 else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-def summary(verdicts: Sequence[Row], foils: Sequence[Row]) -> str:
-    """How many hold, in a sentence or two."""
-    holding = sum(row["holds"] for row in verdicts)
-    said = f"{holding} of {len(verdicts)} verdicts hold."
-    if foils:
-        refused = sum(not row["holds"] for row in foils)
-        said += f" {refused} of {len(foils)} foils are refused, as they must be."
-    return said
+def _claim(claim: Row, verdicts: Rows, controls: Rows) -> Section:
+    own, refused = ([row for row in rows if row["claim"] == claim["name"]] for rows in (verdicts, controls))
+    said = f"{claim['statement']} Measured: {claim['number']}. Setting: {claim['how']}. {claim['source']}."
+    title = f"{claim['title'][0].upper()}{claim['title'][1:]}"
+    return Section(name=claim["name"], title=title, sentence=said, figure=_drawer(claim, own, refused))
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple)
+def _drawer(claim: Row, own: Rows, refused: Rows) -> Callable[[], Drawing]:
+    return lambda: claim_figure(claim, own, refused)
+
+
+def claim_figure(claim: Row, verdicts: Rows, controls: Rows = ()) -> Drawing:
+    """One claim: a line per placement, the mean over seeds, and a band from the lowest to the highest."""
+    drawn = drawing(1, height=3.9)
+    (axes,) = drawn.panels
+    for row in verdicts:
+        _measured(axes, row)
+    for row, marker in zip(_once(controls, {row["subject"] for row in verdicts}), cycle("x+1|"), strict=False):
+        curve = row["curve"]
+        axes.plot(curve["x"], curve["y"], label=f"control: {row['subject']}", **_CONTROL, **_mark(curve, marker))
+    for row in verdicts:
+        for line in row["lines"]:
+            axes.plot(line["x"], line["y"], label=line["label"], **_THEORY)
+    about = claim["axes"]
+    label(axes, about["x"], about["y"])
+    if about["log_y"]:
+        log(axes)
+    else:
+        _near(axes, verdicts)
+    if about["log_x"]:
+        _log_x(axes)
+    return drawn
+
+
+def _measured(axes: Axes, row: Row) -> None:
+    curve, placement = row["curve"], row["placement"]
+    look = look_of(row["subject"] if placement == "any" else placement)
+    named = row["subject"] if placement == "any" else placement
+    axes.plot(curve["x"], curve["y"], label=named, zorder=3, **look, **_mark(curve, "o"))
+    if curve["low"] and row["seeds"] > 1:
+        axes.fill_between(curve["x"], curve["low"], curve["high"], color=look["color"], alpha=0.14, linewidth=0)
+
+
+def _mark(curve: Row, marker: str) -> dict[str, Any]:
+    few = len(curve["x"]) <= _MARKED
+    return {"marker": marker, "markersize": 2.2 * mpl.rcParams["lines.linewidth"]} if few else {}
+
+
+def _near(axes: Axes, verdicts: Rows) -> None:
+    """Show what was measured and its tolerance; a negative control may leave the panel."""
+    shown = [y for row in verdicts for name in ("y", "low", "high") for y in row["curve"][name]]
+    for row in verdicts:
+        low, high = row["tolerance"]
+        axes.axhspan(low, high, color=INK, alpha=0.06, linewidth=0, label="tolerance of the mean")
+        shown += [low, high]
+    axes.set_ylim(min(shown) - 0.1, max(shown) + 0.1)
+
+
+def _once(controls: Rows, shown: set[str]) -> Iterator[Row]:
+    """Each negative control that has no line of its own yet."""
+    seen = set(shown)
+    for row in controls:
+        if row["subject"] not in seen:
+            seen.add(row["subject"])
+            yield row
+
+
+def _log_x(axes: Axes) -> None:
+    """A logarithmic axis with plain numbers at the depths that are looked at."""
+    low, high = axes.dataLim.intervalx
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if low <= tick <= high]))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from isograd.report import figures, kept
-from isograd.report.page import write_report
 from isograd.report.runs import arms_of
+from isograd.report.runs_page import write_report
 from isograd.report.tables import columns, rows, summary
 from tests.report.test_page import checked
 from tests.report.written import curve, put, written

@@ -9,8 +9,8 @@ import pytest
 
 from isograd.report import finding_figures, pace
 from isograd.report.folders import find_runs
-from isograd.report.page import write_report
 from isograd.report.runs import ArmFiles, arms_of, reference_of
+from isograd.report.runs_page import write_report
 from isograd.report.sections import findings
 from tests.report.test_page import checked
 from tests.report.written import curve, written

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from isograd.report import figures
-from isograd.report.canvas import shade
 from isograd.report.folders import find_runs
-from isograd.report.page import write_report
 from isograd.report.runs import ArmFiles, arms_of, at_end, at_start, towers
+from isograd.report.runs_page import write_report
+from isograd.report.style import shade
 from isograd.report.tables import columns, rows
 from tests.report.test_page import checked, edit
 from tests.study.arms import called, compare_command, lines, read, runs

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from isograd.diagnose import profile
-from isograd.report import profile_figures, profile_tables
-from isograd.report.profile_page import plain, write_profile
+from isograd.report import profile_page
+from isograd.report.profile_page import draw, plain, write_profile
 from tests import build
 from tests.report.test_page import checked
 
@@ -41,31 +41,31 @@ def deepened(found: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layers", [2, 18, 19, 48, 100])
-def test_a_tower_of_any_depth_fits_a_terminal(causal: dict[str, Any], layers: int) -> None:
+def test_a_stack_of_any_depth_fits_a_terminal(causal: dict[str, Any], layers: int) -> None:
     """Each layer is in one line of each kind, first and last alone; fewer lines than the table of all."""
     deep = deepened(causal, layers)
-    cells = list(profile_tables.lines(deep, profile_tables.MOST))
-    assert len(cells) <= 36 and {len(line) for line in cells} == {len(profile_tables.header())}
+    cells = list(profile_page.lines(deep, profile_page.MOST))
+    assert len(cells) <= 36 and {len(line) for line in cells} == {len(profile_page.HEADER)}
     for kind in ("attn", "ffn"):
         spans = [line[0].split("–") for line in cells if line[1] == kind]
         covered = [layer for span in spans for layer in range(int(span[0]), int(span[-1]) + 1)]
         assert covered == list(range(1, layers + 1))
         assert spans[0] == ["1"] and spans[-1] == [str(layers)]
-    assert len(list(profile_tables.lines(deep))) == 2 * layers == len(list(profile_tables.whole(deep)))
+    assert len(list(profile_page.lines(deep))) == 2 * layers == len(profile_page.every_sublayer(deep).lines)
 
 
 @pytest.mark.parametrize("width", [200, 100, 80, 64])
 def test_columns_that_there_is_room_for(pair: dict[str, Any], width: int) -> None:
-    cells, names = list(profile_tables.lines(pair)), profile_tables.header()
-    shown = profile_tables.fitting(cells, width)
+    cells, names = list(profile_page.lines(pair)), profile_page.HEADER
+    shown = profile_page.fitting(cells, width)
     lines = ["  ".join(max((line[i] for line in [names, *cells]), key=len) for i in shown)]
     assert len(lines[0]) <= width and {0, 1, names.index("stream RMS"), names.index("β²")} <= set(shown)
     assert (len(shown) == len(names)) == (width == 200)
 
 
 def test_what_stands_for_several_layers(causal: dict[str, Any]) -> None:
-    cells = list(profile_tables.lines(deepened(causal, 48), profile_tables.MOST))
-    names = profile_tables.header()
+    cells = list(profile_page.lines(deepened(causal, 48), profile_page.MOST))
+    names = profile_page.HEADER
     for line in cells:
         if "–" in line[0] and line[1] == "attn":
             first, last = map(int, line[0].split("–"))
@@ -73,23 +73,22 @@ def test_what_stands_for_several_layers(causal: dict[str, Any]) -> None:
             assert line[names.index("max logit")] == f"{last:.3g}"
 
 
-def test_sentences(causal: dict[str, Any], pair: dict[str, Any]) -> None:
-    said = list(profile_tables.sentences(causal))
-    assert said[0].startswith(f"Loss {causal['loss']:.3g} (of the next token); ln 41 = {math.log(41):.3f}")
-    assert len([line for line in profile_tables.sentences(pair) if "Gradient of W₂" in line]) == 2
-    assert profile_tables.summary(pair).endswith("Encoder: 3 layers of post-ln; decoder: 2 layers of post-ln.")
-    without = causal | {"loss": None, "missing": {"gradients": "RuntimeError: cut"}}
-    assert list(profile_tables.sentences(without))[-1] == "Missing: gradients: RuntimeError: cut"
-    assert not any("Loss" in line for line in profile_tables.sentences(without))
+def test_the_overview(causal: dict[str, Any], pair: dict[str, Any]) -> None:
+    found = dict(profile_page.overview(causal).lines)
+    assert found["loss of the next token"] == f"{causal['loss']:.3g}"
+    assert found["ln 41: loss of a uniform guess"] == f"{math.log(41):.3f}"
+    assert len([name for name, _ in profile_page.overview(pair).lines if "first/last layer" in name]) == 2
+    assert profile_page.summary(pair).endswith("Encoder: 3 layers of post-ln; decoder: 2 layers of post-ln.")
+    assert not any(name.startswith("loss") for name, _ in profile_page.overview(causal | {"loss": None}).lines)
 
 
 @pytest.mark.parametrize(("value", "said"), [(None, "n/a"), (math.nan, "n/a"), (0.012345, "0.0123"), (1234.5, "1,234")])
 def test_numbers(value: float | None, said: str) -> None:
-    assert profile_tables.number(value) == said
+    assert profile_page.number(value) == said
 
 
 def test_curves_are_the_rows(pair: dict[str, Any]) -> None:
-    drawn = profile_figures.gradients(pair)
+    drawn = draw(pair, "gradients")
     assert drawn is not None
     encoder, _, decoder, _ = drawn.panels
     for axes, tower in ((encoder, "encoder"), (decoder, "decoder")):
@@ -106,7 +105,7 @@ def test_noise_is_no_finding(causal: dict[str, Any]) -> None:
 
     def span(factor: float) -> float:
         rows = [row | {"gradient_norm": factor ** (i / 3)} for i, row in enumerate(causal["rows"])]
-        drawn = profile_figures.gradients(causal | {"rows": rows})
+        drawn = draw(causal | {"rows": rows}, "gradients")
         assert drawn is not None
         low, high = drawn.panels[1].get_ylim()
         return high / low
@@ -116,7 +115,7 @@ def test_noise_is_no_finding(causal: dict[str, Any]) -> None:
 
 def test_no_numbers_no_figure(causal: dict[str, Any]) -> None:
     empty = causal | {"rows": [row | {"amplification": None} for row in causal["rows"]]}
-    assert profile_figures.amplified(empty) is None and profile_figures.amplified(causal) is not None
+    assert draw(empty, "amplification") is None and draw(causal, "amplification") is not None
 
 
 def test_the_page_stands_alone(pair: dict[str, Any], tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from isograd.outcome import lr_reached
 from isograd.report import finding_figures, ramps
 from isograd.report.folders import find_runs
-from isograd.report.page import write_report
 from isograd.report.runs import ArmFiles, arms_of, read_run
+from isograd.report.runs_page import write_report
 from isograd.report.tables import columns, rows
 from tests.report.test_page import checked
 from tests.report.written import ENTROPY, ramp, written

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.axes import Axes
 
 from isograd.report import score_figures
-from isograd.report.canvas import style
 from isograd.report.folders import find_runs
 from isograd.report.runs import ArmFiles, arms_of
+from isograd.report.style import look as style
 from tests.report.written import written
 
 SCORES = {False: [0.72, 0.70, 0.684, 0.71, 0.74], True: [0.684, 0.66, 0.69, 0.70, 0.684]}

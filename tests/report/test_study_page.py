@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from isograd.report.canvas import svg
 from isograd.report.study_arms import design_of, study_arms, tuned
 from isograd.report.study_compared import in_line, showcase
 from isograd.report.study_files import read_study
@@ -20,6 +19,7 @@ from isograd.report.study_page import StudyReport, found_in, write_study_report
 from isograd.report.study_sections import parts
 from isograd.report.study_tables import arms_table, compared_table, rates_table
 from isograd.report.study_verdicts import differences
+from isograd.report.style import svg
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked
 from tests.report.written import ENTROPY

@@ -15,8 +15,8 @@ import pytest
 
 from isograd.cli.compare_table import print_table
 from isograd.report import figures
-from isograd.report.page import write_report
 from isograd.report.runs import ArmFiles, arms_of, at_end, at_start
+from isograd.report.runs_page import write_report
 from isograd.report.tables import columns, rows, summary
 from isograd.study.compare import compare, plan_arms
 from tests.report.test_page import checked, edit

@@ -1,0 +1,272 @@
+"""How every figure looks: one colour and dash per placement, one set of matplotlib settings, on a page and in a paper.
+
+On a page ink is `currentColor` and the ground is clear, so that a figure takes the page's colours. Files are dark on
+white. Text stays text in SVG and PDF. The colours are safe for colour-blind readers (Okabe and Ito, without yellow).
+"""
+
+import io
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterSciNotation
+
+from isograd.files import write_bytes
+from isograd.placement import CATALOGUE
+
+Look = dict[str, Any]  # colour and dash of a line, as matplotlib takes them
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+MANY = len(COLOURS) * len(DASHES)  # looks that differ: 7 and 4 have no divisor in common
+_FIRST = ("post-ln", "pre-ln", "normformer", "admin", "deepnorm", "gpt2", "qk-norm")  # a colour of its own each
+_ORDER = (*_FIRST, *(name for name in CATALOGUE if name not in _FIRST))
+# by depth, from first to last: blue to orange, through a grey that is as far from a white page as from a dark one
+DEPTH = LinearSegmentedColormap.from_list("depth", ("#1673c4", "#8b9097", "#e08300"))
+INK = "#0a0b0c"  # stands for currentColor in the SVG of a page
+LEVEL: Look = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
+
+SCREEN: dict[str, Any] = {
+    "figure.figsize": (8.4, 3.6),
+    "font.size": 9.0,
+    "font.family": "sans-serif",
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    "grid.color": INK,
+}
+_SMALLER = {"font.size": 7.5, "axes.titlesize": 8.0, "axes.labelsize": 8.0, "xtick.labelsize": 7.0}
+_SMALLER |= {"ytick.labelsize": 7.0, "legend.fontsize": 7.0, "lines.linewidth": 1.2}
+WIDTHS = {"screen": 8.4, "paper": 3.25}  # inches; 3.25: a column of most proceedings
+FORMATS = ("svg", "png", "pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How figures are written as files.
+
+    Attributes:
+        formats: among "svg", "png" and "pdf".
+        style: "screen", or "paper": smaller letters, thinner lines.
+        width: inches; None: of the style, 8.4 or 3.25. A narrow figure has its panels below each other.
+    """
+
+    formats: Sequence[str] = ("svg", "png")
+    style: str = "screen"
+    width: float | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What matplotlib is told."""
+        size = (self.width or WIDTHS[self.style], SCREEN["figure.figsize"][1])
+        return SCREEN | (_SMALLER if self.style == "paper" else {}) | {"figure.figsize": size}
+
+
+@contextmanager
+def settings(output: Output | None = None) -> Iterator[None]:
+    """Figures made here look so; None: as on a page."""
+    with mpl.rc_context(SCREEN if output is None else output.settings):  # type: ignore[arg-type]
+        yield
+
+
+def look(index: int) -> Look:
+    """The index-th colour and dash; `MANY` differ."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
+
+
+def look_of(placement: str) -> Look:
+    """The look of a placement, in every figure of every page; one that is in no catalogue has that of its name."""
+    return look(_index(placement))
+
+
+def looks(placements: Iterable[str]) -> list[Look]:
+    """Of arms, by their placements: another arm of a placement has its colour in another dash, where one is free."""
+    wanted = [_index(name) for name in placements]
+    taken = set(wanted)
+    found: list[Look] = []
+    used: set[int] = set()
+    for own in wanted:
+        same = [own + len(COLOURS) * step for step in range(len(DASHES))]
+        others = (i % MANY for i in (*same[1:], *range(own + 1, own + MANY)))
+        i = own if own not in used else next((i for i in others if i not in taken | used), own)
+        used.add(i)
+        found.append(look(i))
+    return found
+
+
+def _index(placement: str) -> int:
+    return _ORDER.index(placement) if placement in _ORDER else crc32(placement.encode("utf-8", "replace")) % MANY
+
+
+def shade(part: float) -> str:
+    """The colour of a layer at this part of the depth, from 0 to 1."""
+    return to_hex(DEPTH(float(part)))  # an int would be taken for a place in a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure and the panels whose lines its legend names."""
+
+    figure: Figure
+    panels: list[Axes]
+
+
+def drawing(panels: int, height: float, sharey: bool = False, beside: int = 2, rows: bool = False) -> Drawing:
+    """Empty panels, at most `beside` of them beside each other, each row `height` inches high.
+
+    Args:
+        rows: the height is that of rows of text, and no narrow figure makes it lower.
+    """
+    width = mpl.rcParams["figure.figsize"][0]
+    columns = max(1, min(panels, beside, int(width / 2.6)))
+    if not rows and width < WIDTHS["screen"]:
+        height = min(height, 0.8 * width / columns)
+    lines = -(-panels // columns)
+    figure = Figure(figsize=(width, height * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False, sharey=sharey).flatten()
+    for axes in grid[panels:]:
+        axes.set_axis_off()
+    return Drawing(figure=figure, panels=list(grid[:panels]))
+
+
+def is_first(axes: Axes) -> bool:
+    """Whether a panel stands at the left."""
+    place = axes.get_subplotspec()
+    return place is None or place.is_first_col()
+
+
+def heading(axes: Axes, title: str, over: Axes | None = None) -> None:
+    """A panel's title, in as many lines as it takes. A name is no formula.
+
+    Args:
+        over: what it stands above, where that is not the panel itself.
+    """
+    place = axes.get_subplotspec()
+    columns = place.get_gridspec().ncols if place else 1
+    width = axes.get_figure(root=True).get_figwidth() / columns  # type: ignore[union-attr]
+    lines = textwrap.wrap(title, int(115 * width / mpl.rcParams["font.size"])) or [""]
+    (over or axes).set_title(plain("\n".join(lines)))
+
+
+def label(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def plain(name: str) -> str:
+    """A name is no formula."""
+    return name.replace("$", r"\$")
+
+
+def log(axes: Axes) -> None:
+    """A logarithmic axis where there is anything to show on it."""
+    if any(y > 0 for line in axes.lines for y in np.asarray(line.get_ydata())):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_Plain())
+        axes.yaxis.set_minor_formatter(_Plain(minor_thresholds=(1.5, 0.5)))
+
+
+class _Plain(LogFormatterSciNotation):
+    """0.1, 1 and 20 as they are; powers of ten where the axis goes far away from 1."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        written = super().__call__(x, pos)
+        low, high = self.axis.get_view_interval()  # type: ignore[union-attr]  # it is an axis' formatter
+        return f"{x:g}" if written and low > 9e-4 and high < 1e4 else written
+
+
+def widen(axes: Axes, least: float) -> None:
+    """Show at least this span, so that noise around 1 does not look like a finding."""
+    low, high = axes.get_ylim()
+    if high - low < least:
+        axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
+
+
+def near(axes: Axes, values: Sequence[float], peak: float = 1.0) -> None:
+    """Cut off what lies beyond these values, so that the part where arms differ fills the panel.
+
+    Args:
+        peak: the share of the values, from below, that must be in sight.
+    """
+    if values:
+        low, high = min(values), sorted(values)[int(peak * (len(values) - 1))]
+        if high > low:
+            axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
+
+
+def entropy_line(axes: Axes, entropy: float) -> None:
+    """What a model reaches that knows only how often each token occurs."""
+    axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
+
+
+def svg(drawn: Drawing, salt: str) -> str:
+    """For a page: clear ground, the page's ink and font.
+
+    Args:
+        salt: sets the ids of this figure apart from those of the others on the page.
+    """
+    _legend(drawn)
+    drawn.figure.patch.set_alpha(0)
+    text = _saved(drawn.figure, "svg", salt).decode()
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # 0.01 pt
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", text)  # ids are one per page, not one per figure
+    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor")
+
+
+def save(drawn: Drawing, path: Path, formats: Sequence[str]) -> None:
+    """Dark ink on white: `path` with each format as its ending."""
+    _legend(drawn)
+    drawn.figure.patch.set(alpha=1, facecolor="white")
+    for form in formats:
+        write_bytes(path.with_name(f"{path.name}.{form}"), _saved(drawn.figure, form, path.name))
+
+
+def _saved(figure: Figure, form: str, salt: str) -> bytes:
+    image, nothing = io.BytesIO(), {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",)}
+    facts: dict[str, Any] = dict.fromkeys(nothing.get(form, ("Creator", "Producer", "CreationDate")))
+    with mpl.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(image, format=form, dpi=160 if form == "png" else "figure", metadata=facts)
+    return image.getvalue()
+
+
+def _legend(drawn: Drawing) -> None:
+    """One legend below all panels, as many columns as the longest label leaves room for."""
+    if drawn.figure.legends:  # drawn before, for the page or for a file
+        return
+    entries: dict[str, Any] = {}
+    for axes in drawn.panels:
+        entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    if not entries:
+        return
+    size = mpl.rcParams["font.size"]
+    room = int(drawn.figure.get_figwidth() * 140 / size) // (max(map(len, entries)) + 9)
+    beside = max(1, min(3, len(entries), room))
+    lines = -(-len(entries) // beside)
+    drawn.figure.set_figheight(drawn.figure.get_figheight() + 0.02 * size * max(0, lines - 2))  # panels keep theirs
+    names = [plain(entry) for entry in entries]
+    drawn.figure.legend(entries.values(), names, loc="outside lower center", ncols=beside, handlelength=3.2)
