@@ -18,6 +18,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -186,12 +187,30 @@ class _Worker:
             self.process.join()
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = _context() if self.gpu is None else mp.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, *self.life))
         with _deaf_to_interrupts(), _seeing(self.gpu):
+            self.process = context.Process(target=_work, args=(theirs, dict(os.environ), *self.life))
             self.process.start()
         theirs.close()
+
+
+_server_of: int | None = None  # the process whose workers a server forks
+
+
+def _context() -> BaseContext:
+    """How workers start: forked by a server that has imported what trains, once and not 5 s in each.
+
+    Spawned where that cannot be: another system than Linux; a machine with GPUs, whose driver a fork may not share; a
+    process that was itself forked from the owner of the server.
+    """
+    global _server_of
+    if sys.platform != "linux" or visible_gpus() or _server_of not in (None, os.getpid()):
+        return mp.get_context("spawn")
+    _server_of = os.getpid()
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["isograd.study.workers"])
+    return context
 
 
 def _lost(job: Job, code: int | None) -> dict[str, Any]:
@@ -228,8 +247,10 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _work(pipe: Connection, threads: int, share: set[int] | None, strict: bool) -> None:
+def _work(pipe: Connection, environ: dict[str, str], threads: int, share: set[int] | None, strict: bool) -> None:
     """A worker's life: job after job, until the other side has gone."""
+    os.environ.clear()  # a server's is that of its first worker
+    os.environ.update(environ)
     if share is not None:
         os.sched_setaffinity(0, share)
     prepare(threads)
