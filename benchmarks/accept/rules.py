@@ -319,7 +319,7 @@ def grid(placements: Sequence[str], **settings: Sequence[Any]) -> Iterator[tuple
 
 
 def warned(jobs: Sequence[str]) -> Rule:
-    """The early warning was raised in every run that collapsed and in none that finished; undecided ones are counted."""
+    """The early warning was raised in every run that collapsed and in none that finished; the undecided are counted."""
 
     def rule(folders: Folders) -> Measured:
         raised: dict[str, list[bool]] = {"collapsed": [], "finished": [], "undecided": []}

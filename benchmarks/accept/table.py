@@ -132,7 +132,10 @@ _DEEP_WARM = (
     "With 100 steps of warm-up Post-LN still learns nothing there in 3 of 3 runs, and the four others train in 3 of 3"
     " each."
 )
-_WARNING = "The early warning was raised in all 7 of these 48 runs that collapsed and in none that finished (one is undecided): watch."
+_WARNING = (
+    "The early warning was raised in all 7 of these 48 runs that collapsed and in none that finished (one is undecided):"
+    " watch."
+)
 _CAPTIONS = (
     "On captions (Multi30k) ADMIN and DeepNorm learn nothing at 36 layers without warm-up, in 3 of 3 runs each:"
     " compare."

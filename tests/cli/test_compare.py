@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -108,9 +109,13 @@ def test_again_and_one_process(told: tuple[Path, dict[str, Any]], text: Path) ->
     code, stdout, stderr = called(*command)
     assert code == 0 and json.loads(stdout) == content and len(stderr.splitlines()) == 12
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*.json*")} == before
-    alone = out.parent / "alone"
-    assert called(*compare_command(text, alone, "--jobs", "1", "--seeds", "0", "1"))[0] == 0
-    same_numbers(alone, out)
+    alone, beside = out.parent / "alone", out.parent / "beside"
+    assert (
+        called(*compare_command(text, alone, "--jobs", "1", "--seeds", "1", "--placements", "post-ln", "admin"))[0] == 0
+    )
+    for folder in runs(alone):
+        shutil.copytree(out / folder.name, beside / folder.name)
+    same_numbers(alone, beside)
 
 
 def test_the_table(told: tuple[Path, dict[str, Any]], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,7 @@ def test_checkpointing_keeps_every_bit(name: str, head: str, reentrant: bool) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")  # torch's own tracer
-@pytest.mark.parametrize("name", ["normformer-resscale", "admin", "deepnorm"])
-@pytest.mark.parametrize("head", LANGUAGE)
+@crossed("name, head", ["normformer-resscale", "admin", "deepnorm"], LANGUAGE)
 def test_compiled_without_a_graph_break(head: str, name: str) -> None:
     torch.compiler.reset()
     network = model(head, placement=name, dtype=torch.float64).train()

@@ -160,6 +160,7 @@ def test_stopped_after_any_training(searched: Searched, tmp_path: Path) -> None:
     assert (tmp_path / "out/ledger.jsonl").read_text() == (folder / "ledger.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_killed_from_outside(searched: Searched, text: Path, tmp_path: Path) -> None:
     """kill -9 of the command in its third run, workers and all."""
     plan, folder, content = searched

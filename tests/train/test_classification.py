@@ -224,7 +224,7 @@ def test_which_weights_are_scored(select: str, masked: str, tmp_path: Path) -> N
     assert got["scores"]["test"]["accuracy"] == pytest.approx((logits.argmax(1) == true).float().mean().item())
 
 
-@pytest.mark.parametrize("placement", ["pre-ln", "admin"])
+@pytest.mark.parametrize("placement", [pytest.param("pre-ln", marks=pytest.mark.slow), "admin"])
 def test_killed_in_mid_epoch_it_goes_on_to_the_same_bits(placement: str, tmp_path: Path) -> None:
     """kill -9 after the seventh update of ten, with dropout; then the same call again."""
     model = pretrained(tmp_path / "pretrained", placement=placement, **_calibration(placement))
@@ -365,6 +365,7 @@ def test_warmup_in_updates(masked: str) -> None:
     assert load_task(tuned(masked, glue={"warmup": 0.35})).run.training.warmup == 3  # of ten
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_does(masked: str, tmp_path: Path) -> None:
     """DDP and FSDP2: losses, and the scores of dev and test."""
     shape = {"accumulation": 2, "epochs": 1}

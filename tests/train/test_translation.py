@@ -168,7 +168,7 @@ def test_auto_keeps_what_is_best_on_validation(kind: str, tmp_path: Path) -> Non
         assert asked["candidates"] == candidates  # so that a report can say that it is the worse one
 
 
-@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("every", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_killed_while_it_chooses(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the average in the model, and a checkpoint of the last step (every third) or of one before it."""
     run = small_translation(training={"select": "auto", "average": 2, "checkpoint_every": every})
@@ -216,7 +216,14 @@ def test_patience_stops(tmp_path: Path) -> None:
     assert all(since_best(rows[:n]) < 2 for n in range(1, len(rows)))
 
 
-@pytest.mark.parametrize(("every", "cause"), [(1, "patience"), (0, "patience"), (1, "divergence")])
+@pytest.mark.parametrize(
+    ("every", "cause"),
+    [
+        (1, "patience"),
+        pytest.param(0, "patience", marks=pytest.mark.slow),
+        pytest.param(1, "divergence", marks=pytest.mark.slow),
+    ],
+)
 def test_no_checkpoint_is_of_a_stop(every: int, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after the stop and before the outcome, a training stops there again; its last steps are in the log."""
     hasty = {"lr": 5.0, "steps": 60, "valid_every": 1, "clip": 1.0, "patience": 2}
@@ -244,7 +251,7 @@ def losses_at(folder: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in read_rows(folder / "validation.jsonl")]
 
 
-@pytest.mark.parametrize("select", ["last", "average", "auto"])
+@pytest.mark.parametrize("select", [*(pytest.param(s, marks=pytest.mark.slow) for s in ("last", "average")), "auto"])
 def test_killed_in_mid_epoch_it_goes_on_to_the_same_bits(select: str, tmp_path: Path) -> None:
     """kill -9 after the fifth update, between two checkpoints of an epoch; then the same call again."""
     run = small_translation(training={"steps": 12, "select": select, "average": 3, "tokens": 150})
