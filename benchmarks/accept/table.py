@@ -133,8 +133,8 @@ _DEEP_WARM = (
     " each."
 )
 _WARNING = (
-    "The early warning was raised in all 7 of these 48 runs that collapsed and in none that finished (one is undecided):"
-    " watch."
+    "The early warning was raised in all 7 of these 48 runs that collapsed and in none that finished (one is"
+    " undecided): watch."
 )
 _CAPTIONS = (
     "On captions (Multi30k) ADMIN and DeepNorm learn nothing at 36 layers without warm-up, in 3 of 3 runs each:"
