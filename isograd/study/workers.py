@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 import torch
@@ -198,7 +198,7 @@ class _Worker:
 _server_of: int | None = None  # the process whose workers a server forks
 
 
-def _context() -> BaseContext:
+def _context() -> ForkServerContext | SpawnContext:
     """How workers start: forked by a server that has imported what trains, once and not 5 s in each.
 
     Spawned where that cannot be: another system than Linux; a machine with GPUs, whose driver a fork may not share; a
