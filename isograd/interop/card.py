@@ -14,6 +14,7 @@ from isograd.models import IsogradConfig
 from isograd.placement.text import final_formula, formulas, legend
 
 CARD = "README.md"
+_HERE = 'FOLDER = "."  # where this card lies, or the name on the hub\n'
 _TAGS: Mapping[Kind, str] = {
     "causal": "text-generation",
     "masked": "fill-mask",
@@ -57,7 +58,9 @@ class Card:
             _front(self),
             f"# {_title(self)}",
             f"{KINDS[self.kind][0].upper()}{KINDS[self.kind][1:]}, trained with isograd, as `{self.form}`.",
-            f"```python\n{self.use.strip()}\n```",
+            f"```python\n{_HERE}{self.use.strip()}\n```"
+            if "FOLDER" in self.use
+            else f"```python\n{self.use.strip()}\n```",
             "\n".join(f"- {note}" for note in self.notes),
             "## Model",
             _table(_model(self)),
@@ -102,10 +105,13 @@ def _model(card: Card) -> list[tuple[str, str]]:
     config = card.config
     placement = config.entry()
     rows = [("placement", f"{config.placement}: {placement.about}" if placement.about else config.placement)]
-    rows += [(kind, f"`{line}`") for kind, line in formulas(placement, cross=config.is_encoder_decoder).items()]
+    rows += [
+        (kind, f"`{line}`")
+        for kind, line in formulas(placement, cross=config.is_encoder_decoder, layers=config.num_hidden_layers).items()
+    ]
     if final := final_formula(placement):
         rows.append(("after the last layer", f"`{final}`"))
-    if symbols := legend(placement):
+    if symbols := legend(placement, config.num_hidden_layers):
         rows.append(("where", "; ".join(symbols)))
     if config.encoder_options:
         rows.append(("its encoder", ", ".join(f"{k}={v}" for k, v in config.encoder_options.items())))

@@ -42,7 +42,7 @@ def _folded(config: IsogradConfig, towers: list[Stack]) -> str:
         entry = get(name)
         if _is_plain(entry, every) and _norms(entry, every, config.norm) == wanted:
             return name
-    left = formulas(_without_coefficients(placement), cross=config.is_encoder_decoder)
+    left = formulas(_without_coefficients(placement), cross=config.is_encoder_decoder, layers=config.num_hidden_layers)
     raise FoldError(
         f"placement {config.placement!r} without its coefficients is {'; '.join(left.values())}, which the catalogue"
         " does not have: register an entry with these norms to fold into it"
@@ -87,6 +87,8 @@ def _norms(placement: Placement, every: list[Site], kind: str) -> list[object]:
 
 def _without_coefficients(placement: Placement) -> Placement:
     each = placement.each
+    if callable(each):
+        return replace(placement, each=lambda site: _plain(placement.of(site)), calibrate=None)
     if isinstance(each, Residual):
         return replace(placement, each=_plain(each), calibrate=None)
     cross = None if each.cross is None else _plain(each.cross)

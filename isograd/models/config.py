@@ -8,7 +8,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from isograd.errors import UnknownPlacement
 from isograd.placement import Placement, Stack, get
+from isograd.placement.stored import restored, stored
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.init import SCHEMES
 from isograd.transformer.norms import NORMS
@@ -69,7 +71,7 @@ class IsogradConfig(PretrainedConfig):
     """Shape, placement and init of a model. `encoder_layers` makes it an encoder-decoder.
 
     Args:
-        placement: a name in the catalogue.
+        placement: a name in the catalogue, or whatever it was called where `formula` comes from.
         vocab_size: rows of the (decoder's) token table.
         hidden_size: the width d.
         num_hidden_layers: layers of the stack; of the decoder in an encoder-decoder.
@@ -106,6 +108,8 @@ class IsogradConfig(PretrainedConfig):
         output_size: width of what a decoder's head reads, after a projection behind the final norm. None likewise.
         classifier_dropout: dropout in the classification head; None takes `hidden_dropout`.
         loss_chunk: rows of logits that exist at one time while the loss is formed.
+        formula: the placement itself, resolved, a part per stack, as `isograd.placement.stored` writes it into
+            config.json; None takes the catalogue's.
         calibration: what a calibration left ("method", "encoder", "decoder"); set by `calibrate`, never by hand.
 
     Raises:
@@ -152,6 +156,7 @@ class IsogradConfig(PretrainedConfig):
         head_bias: bool = False,
         classifier_dropout: float | None = None,
         loss_chunk: int = 512,
+        formula: dict[Stack, Any] | None = None,
         calibration: dict[str, Any] | None = None,
         pad_token_id: int | None = None,
         bos_token_id: int | None = None,
@@ -194,6 +199,7 @@ class IsogradConfig(PretrainedConfig):
         self.head_bias = head_bias
         self.classifier_dropout = classifier_dropout
         self.loss_chunk = loss_chunk
+        self.formula = formula
         self.calibration = calibration
         self.use_cache = use_cache
         self.tie_word_embeddings = tie_word_embeddings
@@ -205,10 +211,44 @@ class IsogradConfig(PretrainedConfig):
         kwargs["is_encoder_decoder"] = encoder_layers is not None
         super().__init__(**kwargs)
         self._check()
+        if self.formula is not None:
+            self.formula = None if self._from_catalogue() == formula else formula
 
     def entry(self) -> Placement:
-        """The catalogue's entry of this configuration; of a decoder that differs from its encoder, the decoder's."""
-        return get(self.placement)
+        """The placement of this configuration; of a decoder that differs from its encoder, the decoder's.
+
+        The formula in the configuration is the truth, and the catalogue the default.
+        """
+        parts: dict[Stack, Any] = {
+            stack: part for stack, part in (self.formula or {}).items() if part["name"] == self.placement
+        }
+        return restored(parts) if parts else get(self.placement)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json holds: with the placement itself, so that a model loads without the catalogue's entry."""
+        return super().to_diff_dict() | {"formula": self._stored_formula()}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers; what was called `start` before is read as `init`."""
+        before = {"start": "init"}
+        return super().from_dict({before.get(name, name): value for name, value in config_dict.items()}, **kwargs)
+
+    def _from_catalogue(self) -> dict[str, Any] | None:
+        """The formula that the catalogue gives, None where it has no such entry."""
+        plain = copy.deepcopy(self)
+        plain.formula = None
+        try:
+            return plain._stored_formula()
+        except UnknownPlacement:
+            return None
+
+    def _stored_formula(self) -> dict[str, Any]:
+        own = {stack: self.of(stack) for stack in self.stacks()}
+        return {
+            stack: stored(config.placement, config.entry(), config.depths(stack)[0], stack, config.depths(stack)[1])
+            for stack, config in own.items()
+        }
 
     def of(self, stack: Stack) -> "IsogradConfig":
         """What one stack is built from: this configuration, or a copy in which an encoder has its own options."""

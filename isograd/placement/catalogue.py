@@ -156,7 +156,7 @@ def get(name: str) -> Placement:
 def register(name: str, placement: Placement, *, overwrite: bool = False) -> Placement:
     """Add a placement to the catalogue, for this process.
 
-    A model saved with it loads again wherever the same `register` call has run.
+    A model saved with it carries the placement itself, and loads where nobody has registered it.
 
     Raises:
         ValueError: the name is taken (pass `overwrite=True` to replace it).

@@ -133,7 +133,7 @@ class Placement:
     """An entry of the catalogue: norms, coefficients, init.
 
     Args:
-        each: the residual of every sublayer, or one per kind.
+        each: the residual of every sublayer, or one per kind, or a rule from a site to either.
         final: norm after the last layer of each stack.
         init: how the weights are initialized.
         calibrate: name of a calibration that must run before the first training step ("admin").
@@ -142,7 +142,7 @@ class Placement:
         note: what a user should know before choosing it.
     """
 
-    each: Residual | ByKind
+    each: "Residual | ByKind | Rule"
     final: Norm | None = None
     init: Init = Init()
     calibrate: Literal["admin"] | None = None
@@ -151,30 +151,45 @@ class Placement:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.of("ffn").head_scale is not None:
+        if not callable(self.each):
+            kinds: tuple[Kind, ...] = ("attn", "cross", "ffn")
+            self._check({kind: _of(self.each, kind) for kind in kinds})
+
+    def of(self, site: Site) -> Residual:
+        """The residual at a site, laws unresolved."""
+        if not callable(self.each):
+            return _of(self.each, site.kind)
+        residual = _of(self.each(site), site.kind)
+        self._check({site.kind: residual})
+        return residual
+
+    def at(self, site: Site) -> Residual:
+        """The residual at a site, laws resolved to numbers."""
+        return self.of(site).at(site)
+
+    def _check(self, residuals: Mapping[Kind, Residual]) -> None:
+        if "ffn" in residuals and residuals["ffn"].head_scale is not None:
             raise ValueError(
                 "a feed-forward has no heads: put HeadScale on the attention, by ByKind(attn=..., ffn=...)"
             )
-        if self.of("ffn").projections is not None:
+        if "ffn" in residuals and residuals["ffn"].projections is not None:
             raise ValueError(
                 "a feed-forward has no queries, keys and values: put ProjectionNorm on the attention, by"
                 " ByKind(attn=..., ffn=...)"
             )
-        kinds: tuple[Kind, ...] = ("attn", "cross", "ffn")
-        fixed = [kind for kind in kinds if not isinstance(self.of(kind).skip, Learned)]
+        fixed = [kind for kind, residual in residuals.items() if not isinstance(residual.skip, Learned)]
         if self.calibrate and fixed:
             raise ValueError(
                 f"calibrate={self.calibrate!r} sets learned skips, but this placement's skip is not Learned"
                 f" at {', '.join(fixed)}"
             )
 
-    def of(self, kind: Kind) -> Residual:
-        """The residual of one kind of sublayer, laws unresolved."""
-        return self.each.of(kind) if isinstance(self.each, ByKind) else self.each
 
-    def at(self, site: Site) -> Residual:
-        """The residual at a site, laws resolved to numbers."""
-        return self.of(site.kind).at(site)
+Rule = Callable[[Site], Residual | ByKind]
+
+
+def _of(each: Residual | ByKind, kind: Kind) -> Residual:
+    return each.of(kind) if isinstance(each, ByKind) else each
 
 
 def _resolved(c: Coefficient, site: Site) -> float | Learned:

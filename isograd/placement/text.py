@@ -1,5 +1,7 @@
 """A placement as text: its formula line by line, and its numbers at a given shape."""
 
+from itertools import groupby
+
 from isograd.placement.formula import Coefficient, Learned, Norm, Placement, ProjectionNorm, Residual
 from isograd.placement.laws import Kind, Site, Stack, sites
 
@@ -25,10 +27,21 @@ def formula(residual: Residual, kind: Kind) -> str:
     return f"x <- {_norm(_times('skip', residual.skip, 'x') + ' + ' + branch, residual.post)}"
 
 
-def formulas(placement: Placement, *, cross: bool = False) -> dict[Kind, str]:
-    """Kind -> formula, cross-attention only where asked."""
-    kinds: tuple[Kind, ...] = ("attn", "cross", "ffn") if cross else ("attn", "ffn")
-    return {kind: formula(placement.of(kind), kind) for kind in kinds}
+def formulas(placement: Placement, *, cross: bool = False, layers: int = 12) -> dict[str, str]:
+    """Kind -> formula, cross-attention only where asked; of a rule "attn, layers 1 to 3" and so on.
+
+    >>> mixed = lambda site: Residual(post=Norm()) if site.layer < 4 else Residual(pre=Norm())
+    >>> [*formulas(Placement(each=mixed))]
+    ['attn, layers 1 to 3', 'attn, layers 4 to 12', 'ffn, layers 1 to 3', 'ffn, layers 4 to 12']
+    """
+    found: dict[str, str] = {}
+    every = sites(layers, "decoder", layers if cross else 0)
+    for kind in dict.fromkeys(site.kind for site in every):
+        of_kind = [(site.layer, formula(placement.of(site), kind)) for site in every if site.kind == kind]
+        for line, group in groupby(of_kind, key=lambda one: one[1]):
+            first, *_, last = [layer for layer, _ in group] * 2
+            found[kind if last - first + 1 == layers else f"{kind}, layers {first} to {last}"] = line
+    return found
 
 
 def final_formula(placement: Placement) -> str | None:
@@ -41,10 +54,9 @@ def numbers(placement: Placement, layers: int, stack: Stack = "decoder", other: 
     return [_row(placement, site) for site in sites(layers, stack, other)]
 
 
-def legend(placement: Placement) -> list[str]:
+def legend(placement: Placement, layers: int = 12) -> list[str]:
     """What the symbols in the formulas stand for, in this placement."""
-    kinds: tuple[Kind, ...] = ("attn", "cross", "ffn")
-    every = [placement.of(kind) for kind in kinds]
+    every = list(dict.fromkeys(placement.of(site) for site in sites(layers, "decoder", layers)))
     lines = []
     for name in ("skip", "scale"):
         learned = [c for c in (getattr(r, name) for r in every) if isinstance(c, Learned)]
@@ -100,7 +112,7 @@ def _normed(norms: ProjectionNorm) -> str:
 
 
 def _law(value: object) -> str:
-    doc = getattr(value, "__doc__", None) if callable(value) else None
+    doc = (getattr(value, "__doc__", None) or "a number per site") if callable(value) else None
     return doc.strip().splitlines()[0].rstrip(".") if doc else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -202,7 +202,7 @@ def _layers(run: Run, config: IsogradConfig) -> list[int]:
     for tower in config.stacks():
         for site in sites(config.depths(tower)[0], tower, config.depths(tower)[1]):
             place = tower, site.layer
-            found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().of(site.kind), site)
+            found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().of(site), site)
     return list(found.values())
 
 

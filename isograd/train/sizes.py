@@ -130,7 +130,7 @@ def _tower(config: IsogradConfig, tower: Stack) -> Counter[Part]:
 
 
 def _sublayer(config: IsogradConfig, entry: Placement, site: Site) -> dict[Part, int]:
-    small = _norms_and_coefficients(config, entry.of(site.kind), site)
+    small = _norms_and_coefficients(config, entry.of(site), site)
     if site.kind == "ffn":
         return {"feed-forward": feedforward_matrices(config), "norms and coefficients": small}
     return {"attention": attention_matrices(config), "norms and coefficients": small}

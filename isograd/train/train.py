@@ -290,8 +290,8 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
     sites = [row for tower, layers, other in towers for row in numbers(entry, layers, tower, other)]
     return {
         "placement": task.run.model.placement,
-        "formulas": formulas(entry),
-        "legend": legend(entry),
+        "formulas": formulas(entry, layers=config.num_hidden_layers),
+        "legend": legend(entry, config.num_hidden_layers),
         "final": final_formula(entry),
         "about": entry.about,
         "paper": entry.paper,

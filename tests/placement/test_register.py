@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from isograd.errors import UnknownPlacement
-from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE, ByKind, HeadScale, Init, Learned, Norm, Placement, Residual, get, register
 from tests.build import HEADS, config, labelled, model
 
@@ -71,14 +70,6 @@ def test_a_far_name_lists_all() -> None:
         get("zzz")
     assert all(name in str(info.value) for name in CATALOGUE)
     assert str(info.value).startswith("unknown")  # not KeyError's quoted repr
-
-
-def test_a_model_of_an_unregistered_placement_says_so(own_catalogue: None, tmp_path: Path) -> None:
-    register("own", OWN)
-    model(placement="own").save_pretrained(tmp_path)
-    del CATALOGUE["own"]
-    with pytest.raises(UnknownPlacement, match="unknown placement 'own'"):
-        IsogradForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_feed_forward_has_no_heads() -> None:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from isograd.data import PackedSequences
 from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
-from isograd.placement import CATALOGUE
+from isograd.placement import CATALOGUE, sites
 from isograd.train.language import LanguageModelling, load_corpus_of
 from isograd.train.optim import schedule_of
 from isograd.train.train import train
@@ -49,7 +49,7 @@ def test_both_sets_of_every_placement(placement: str, norm: str, tmp_path: Path)
     assert len(grouped) == len(name_of)
     decayed, kept = ({n for n, d in grouped if d == value} for value in (DECAY, 0.0))
     assert (decayed, kept) == expected_sets(list(name_of.values()))
-    if CATALOGUE[placement].of("ffn").post or CATALOGUE[placement].of("ffn").pre:
+    if CATALOGUE[placement].of(sites(1)[1]).post or CATALOGUE[placement].of(sites(1)[1]).pre:
         assert any(".ffn.p" in n for n in kept)
 
 

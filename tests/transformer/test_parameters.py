@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isograd.placement import ByKind, HeadScale, Norm, Placement, Residual, get, register
+from isograd.placement import ByKind, HeadScale, Norm, Placement, Residual, get, register, sites
 from isograd.transformer.parameters import MATRICES, decayed, roles
 from tests.build import HEADS, NAMES, TINY, close, config, labelled, model, randomised, tokens
 
@@ -165,4 +165,4 @@ def test_a_norm_before_the_last_projection_of_attention(own_catalogue: None) -> 
     h = torch.randn(2, 3, COUNT, WIDTH // COUNT)
     expected = attention.out(attention.mid((h * attention.heads.weight.view(1, 1, COUNT, 1)).reshape(2, 3, WIDTH)))
     close(attention._project(h), expected, 0)
-    assert config(placement="mid").entry().of("cross").mid == Norm()
+    assert config(placement="mid").entry().of(sites(1, other=1)[1]).mid == Norm()

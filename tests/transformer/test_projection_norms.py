@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from isograd.placement import ByKind, Norm, Placement, ProjectionNorm, Residual, register
+from isograd.placement import ByKind, Norm, Placement, ProjectionNorm, Residual, register, sites
 from isograd.transformer.parameters import decayed
 from tests.build import HEADS, close, config, inputs, labelled, model, randomised, tokens
 from tests.models.test_oracles import SHAPE, attention, copy, finished
@@ -168,4 +168,4 @@ def test_what_else_is_refused() -> None:
     for each in (Residual(projections=norms), ByKind(attn=Residual(), ffn=Residual(projections=norms))):
         with pytest.raises(ValueError, match="a feed-forward has no queries, keys and values"):
             Placement(each=each)
-    assert config(placement="qk-norm").entry().of("cross").projections is not None
+    assert config(placement="qk-norm").entry().of(sites(1, other=1)[1]).projections is not None

@@ -1,0 +1,114 @@
+"""A placement as config.json has it: the residual and the init gains of every site, laws resolved to numbers.
+
+    {"name": "mine", "final": {"kind": "model"}, "init": null, "calibrate": null, "sublayers": [
+        {"kind": "attn", "layers": [1, 3], "pre": {"kind": "model"}, "scale": 0.5, "init": {"attn_out": 0.25}}, ...]}
+
+Layers in a row that agree are one entry; what has its default value is left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from itertools import groupby
+from typing import Any
+
+from isograd.placement.formula import ByKind, HeadScale, Init, Learned, Norm, Placement, ProjectionNorm, Residual, Role
+from isograd.placement.laws import Kind, Site, Stack, sites
+
+
+def stored(name: str, placement: Placement, layers: int, stack: Stack, other: int) -> dict[str, Any]:
+    """One stack of a placement as plain data for JSON."""
+    every = sites(layers, stack, other)
+    kinds = dict.fromkeys(site.kind for site in every)
+    return {
+        "name": name,
+        "final": _plain(placement.final),
+        "init": placement.init.base,
+        "calibrate": placement.calibrate,
+        "sublayers": [entry for kind in kinds for entry in _grouped(placement, [s for s in every if s.kind == kind])],
+    }
+
+
+def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
+    """The placement whose stacks were `stored`.
+
+    Raises:
+        ValueError: a field that a residual does not have, or a value that it does not take.
+    """
+    first = next(iter(parts.values()))
+    try:
+        table = {
+            (stack, entry["kind"], layer): (_residual(entry), entry.get("init", {}))
+            for stack, part in parts.items()
+            for entry in part["sublayers"]
+            for layer in range(entry["layers"][0], entry["layers"][1] + 1)
+        }
+        final = Norm(**first["final"]) if first["final"] else None
+        base, calibrate, name = first["init"], first["calibrate"], first["name"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the formula in this configuration cannot be read ({error!r})") from error
+
+    def found(site: Site) -> tuple[Residual, Mapping[Role, float]]:
+        stack = site.stack if site.stack in parts else next(iter(parts))
+        kind = "attn" if site.kind == "cross" and (stack, "cross", 1) not in table else site.kind
+        if (stack, kind, site.layer) not in table:
+            raise ValueError(
+                f"the formula in this configuration has no {kind} in layer {site.layer} of the {stack}: it is"
+                f" {name!r} at another depth; formula=None takes {name!r} from the catalogue"
+            )
+        return table[stack, kind, site.layer]
+
+    roles: dict[Role, None] = {role: None for _, gains in table.values() for role in gains}
+    gain = {role: lambda site, role=role: found(site)[1].get(role, 1.0) for role in roles}
+    return Placement(
+        each=_by_kind(table) or (lambda site: found(site)[0]),
+        final=final,
+        init=Init(base=base, gain=gain),
+        calibrate=calibrate,
+    )
+
+
+def _grouped(placement: Placement, every: list[Site]) -> list[dict[str, Any]]:
+    """Sites of one kind."""
+
+    def content(site: Site) -> dict[str, Any]:
+        residual, gains = placement.at(site), placement.init.at(site)
+        gains = {role: gain for role, gain in gains.items() if (site.kind == "ffn") == (role in ("ffn_in", "ffn_out"))}
+        changed = {f.name: getattr(residual, f.name) for f in fields(Residual)}
+        plain = {name: _plain(value) for name, value in changed.items() if value != getattr(Residual, name)}
+        return {**plain, "init": gains} if gains else plain
+
+    found = []
+    for same, group in groupby(every, key=content):
+        layers = [site.layer for site in group]
+        found.append({"kind": every[0].kind, "layers": [layers[0], layers[-1]], **same})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(value).items()}
+
+
+def _residual(entry: Mapping[str, Any]) -> Residual:
+    values = {name: value for name, value in entry.items() if name not in ("kind", "layers", "init")}
+    for name, value in values.items():
+        if name in ("pre", "mid", "out", "post"):
+            values[name] = Norm(**value)
+        elif name == "head_scale":
+            values[name] = HeadScale(**value)
+        elif name == "projections":
+            values[name] = ProjectionNorm(of=tuple(value["of"]), over=value["over"], norm=Norm(**value["norm"]))
+        elif isinstance(value, Mapping):
+            values[name] = Learned(**value)
+    return Residual(**values)
+
+
+def _by_kind(table: Mapping[tuple[Stack, Kind, int], tuple[Residual, Any]]) -> ByKind | None:
+    """The residuals by kind, where all sites of a kind agree."""
+    kinds: dict[Kind, list[Residual]] = {}
+    for (_, kind, _), (residual, _) in table.items():
+        kinds.setdefault(kind, []).append(residual)
+    if any(one != of[0] for of in kinds.values() for one in of):
+        return None
+    return ByKind(**{kind: of[0] for kind, of in kinds.items()})
