@@ -58,9 +58,7 @@ class Card:
             _front(self),
             f"# {_title(self)}",
             f"{KINDS[self.kind][0].upper()}{KINDS[self.kind][1:]}, trained with isograd, as `{self.form}`.",
-            f"```python\n{_HERE}{self.use.strip()}\n```"
-            if "FOLDER" in self.use
-            else f"```python\n{self.use.strip()}\n```",
+            f"```python\n{_HERE * ('FOLDER' in self.use)}{self.use.strip()}\n```",
             "\n".join(f"- {note}" for note in self.notes),
             "## Model",
             _table(_model(self)),
