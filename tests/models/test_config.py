@@ -66,7 +66,15 @@ IN_TRAINING = [
     ("classifier_dropout", "classify"),
 ]
 # no function of the network: how it is run, what generation does, what a calibration has left
-ELSEWHERE = {"loss_chunk", "use_cache", "formula", "calibration", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
+ELSEWHERE = {
+    "loss_chunk",
+    "use_cache",
+    "formula",
+    "calibration",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+}
 
 
 def drawn(head: str, options: dict[str, Any]) -> nn.Module:
