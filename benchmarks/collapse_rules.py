@@ -28,7 +28,7 @@ from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.lint.collapse import COLLAPSES, Stack
 from isograd.outcome import VANISHED, judge
 from isograd.statistics import wilson
-from isograd.trace.structure import Function
+from isograd.trace.anatomy import Function
 
 HELD_LAYERS, HELD_WIDTH = (9, 18, 36), 64
 FUNCTIONS: tuple[Function, ...] = ("post-ln", "admin", "deepnorm")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from isograd.placement import Placement, get, register
 
 if TYPE_CHECKING:
+    from isograd.diagnose.watch import watch
     from isograd.diagnose.watch.callback import WatchCallback
-    from isograd.diagnose.watch.steps import watch
     from isograd.lint import check
     from isograd.models import (
         IsogradConfig,
@@ -32,7 +32,7 @@ _ROOMS = {
     "WatchCallback": "isograd.diagnose.watch.callback",
     "calibrate": "isograd.train.calibrate",
     "check": "isograd.lint",
-    "watch": "isograd.diagnose.watch.steps",
+    "watch": "isograd.diagnose.watch",
 }
 
 __all__ = [

@@ -106,7 +106,7 @@ def _of_text(model: "nn.Module", options: argparse.Namespace) -> tuple[Any, "Ten
     """Inputs and labels of the text; random tokens, which is said, where the model has no tokenizer for it."""
     from isograd.data.text import read
     from isograd.errors import DataError, InputsError
-    from isograd.trace.text_inputs import text_inputs
+    from isograd.trace.inputs import text_inputs
 
     try:
         documents = read(str(options.text))

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 from isograd.diagnose.watch.probe import Probe, Row
 
 if TYPE_CHECKING:
-    from isograd.diagnose.depth_profile.profile import profile
-    from isograd.diagnose.depth_profile.results import Profile
+    from isograd.diagnose.depth_profile import Profile, profile
 
 __all__ = ["Probe", "Profile", "Row", "profile"]
 
@@ -14,7 +13,7 @@ __all__ = ["Probe", "Profile", "Row", "profile"]
 def __getattr__(name: str) -> Any:
     """The depth profile loads transformers, which watching a bare loop does not need."""
     if name in ("Profile", "profile"):
-        from isograd.diagnose.depth_profile import profile
+        from isograd.diagnose import depth_profile
 
-        return getattr(profile, name)
+        return getattr(depth_profile, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ def variance(x: Tensor) -> Tensor:
 
 
 def terms(combine: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The two terms of a sum, skip * x and gain * u."""
+    """The two terms of a sum, skip * x and scale * u."""
     if isinstance(combine, LearnedAdd):
         return combine.skip(x), combine.scale(u)
     if isinstance(combine, ScaledAdd):

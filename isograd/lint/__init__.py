@@ -1,4 +1,4 @@
-"""A linter for Transformers: what is wired or started otherwise than it seems."""
+"""A linter for Transformers: finds wiring and initialization bugs."""
 
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings

@@ -11,38 +11,37 @@ from typing import Any
 
 from torch import nn
 
-from isograd.lint import collapse, init_schemes, initialization, leaks, options, wiring
-from isograd.lint.checked_model import Subject
+from isograd.lint import collapse, initialization, leaks, options, wiring
+from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Findings
-from isograd.trace.anatomy import Anatomy, anatomy
+from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import as_inputs, guess_inputs
-from isograd.trace.structure import FoundSublayer
+from isograd.trace.sublayers import TracedSublayer
 
-RULES: dict[str, tuple[str, Callable[[Subject], Iterator[Finding]]]] = {
-    # what is looked at: the codes that it may say, the rule
-    "values": ("not-finite", wiring.finite),
-    "final norm": ("final-norm-missing final-norm-doubled", wiring.final_norm),
-    "placements": ("placement-mixed", wiring.mixed),
-    "probes": ("placement-unsure", wiring.unsure),
-    "head scales": ("head-scale-after-out", wiring.head_scale),
-    "constants": ("deepnorm-swapped", wiring.swapped),
-    "skips": ("skips-flat", wiring.flat_skips),
-    "parameters": ("parameter-unread", wiring.unread),
-    "depth": ("collapse-predicted", collapse.collapse),
-    "copies": ("layers-identical", initialization.identical),
-    "starts": ("start-std", init_schemes.stds),
-    "value start": ("value-start", init_schemes.value_start),
-    "embedding": ("embedding-untied embedding-std", initialization.embedding),
-    "first loss": ("initial-loss", initialization.first_loss),
-    "norms": ("norm-eps", initialization.norms),
-    "precision": ("norm-dtype", initialization.precision),
-    "future": ("future-leaks", leaks.future),
-    "padding": ("padding-leaks", leaks.padding),
-    "source": ("encoder-unread", leaks.source),
-    "weight decay": ("gains-decayed", options.decay),
-    "options": ("option-inert", options.inert),
+RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes that a rule may report: the rule
+    "not-finite": wiring.finite,
+    "final-norm-missing final-norm-doubled": wiring.final_norm,
+    "placement-mixed": wiring.mixed,
+    "placement-unsure": wiring.unsure,
+    "head-scale-after-out": wiring.head_scale,
+    "deepnorm-swapped": wiring.swapped,
+    "skips-flat": wiring.flat_skips,
+    "parameter-unread": wiring.unread,
+    "collapse-predicted": collapse.collapse,
+    "layers-identical": initialization.identical,
+    "start-std": initialization.stds,
+    "value-start": initialization.value_start,
+    "embedding-untied embedding-std": initialization.embedding,
+    "initial-loss": initialization.first_loss,
+    "norm-eps": initialization.norms,
+    "norm-dtype": initialization.precision,
+    "future-leaks": leaks.future,
+    "padding-leaks": leaks.padding,
+    "encoder-unread": leaks.source,
+    "gains-decayed": options.decay,
+    "option-inert": options.inert,
 }
-CODES = frozenset(code for codes, _ in RULES.values() for code in codes.split()) | {"not-found"}
+CODES = frozenset(code for codes in RULES for code in codes.split()) | {"not-found"}
 GRAVITY = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -55,7 +54,7 @@ def check(
     ignore: Iterable[str] = (),
     name: str | None = None,
 ) -> Findings:
-    """Look for faults of wiring and start in a Transformer, in seconds and without training it.
+    """Look for wiring and initialization bugs in a Transformer, in seconds and without training it.
 
     The model is copied, and never changed.
 
@@ -72,26 +71,26 @@ def check(
     """
     ignored = known_codes(ignore)
     inputs = guess_inputs(model) if batch is None else as_inputs(batch)
-    found = anatomy(model, inputs)
-    subject = Subject(model, inputs, found, lr, warmup)
-    said: list[Finding] = []
+    anatomy = find_anatomy(model, inputs)
+    checked = CheckedModel(model, inputs, anatomy, lr, warmup)
+    found: list[Finding] = []
     missed: list[str] = []
-    for what, (codes, rule) in RULES.items():
+    for codes, rule in RULES.items():
         if ignored.issuperset(codes.split()):
             continue
         try:
-            said += rule(subject)
-            subject.said.update(finding.code for finding in said)
-        except Exception as error:  # one rule that cannot look at an unusual model leaves the others their say
-            missed.append(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
-    if not found.towers:
-        said.append(_nothing_found(found))
-    said = [finding for finding in dict.fromkeys(said) if finding.code not in ignored]
+            found += rule(checked)
+            checked.reported.update(finding.code for finding in found)
+        except Exception as error:  # one rule that cannot look at an unusual model does not stop the others
+            missed.append(f"{codes}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
+    if not anatomy.stacks:
+        found.append(_nothing_found(anatomy))
+    found = [finding for finding in dict.fromkeys(found) if finding.code not in ignored]
     return Findings(
         model=name or type(model).__name__,
-        placements=found.placements,
-        formulas={s.address: formula(s) for s in found.sublayers},
-        findings=tuple(sorted(said, key=lambda f: GRAVITY[f.severity])),
+        placements=anatomy.placements,
+        formulas={s.address: formula(s) for s in anatomy.sublayers},
+        findings=tuple(sorted(found, key=lambda f: GRAVITY[f.severity])),
         missed=tuple(missed),
     )
 
@@ -110,15 +109,15 @@ def known_codes(codes: Iterable[str]) -> frozenset[str]:
     return frozenset(codes)
 
 
-def formula(sublayer: FoundSublayer) -> str:
-    """As in `isograd show`: post(skip x + gain out(f(pre(x))))."""
+def formula(sublayer: TracedSublayer) -> str:
+    """As in `isograd show`: post(skip x + scale out(f(pre(x))))."""
     inner = "pre(x)" if "pre" in sublayer.norms else "x"
     branch = f"{sublayer.kind}({inner})"
     if "mid" in sublayer.norms:
         branch = f"{sublayer.kind}[mid]({inner})"
     if "out" in sublayer.norms:
         branch = f"out({branch})"
-    total = f"{_times(sublayer.skip, 'skip')}x + {_times(sublayer.gain, 'gain')}{branch}"
+    total = f"{_times(sublayer.skip, 'skip')}x + {_times(sublayer.scale, 'scale')}{branch}"
     return f"post({total})" if "post" in sublayer.norms else total
 
 
@@ -128,15 +127,15 @@ def _times(coefficient: Any, name: str) -> str:
     return "" if not abs(coefficient.value - 1) >= 1e-3 else f"{coefficient.value:.3g} "
 
 
-def _nothing_found(found: Anatomy) -> Finding:
-    operations = len(found.trace.operations)
+def _nothing_found(anatomy: Anatomy) -> Finding:
+    operations = len(anatomy.trace.operations)
     return Finding(
         code="not-found",
         severity="warning",
         address="",
         measured=float(operations),
-        message=f"no sum of a stream with a branch that was computed from it, in {operations} operations",
+        message=f"no residual sum in {operations} operations: no activation is added to what matrices made of it",
         remedy="is it a Transformer? If so, give --batch: the inputs may not run through its layers"
-        if any(found.flow.is_product(operation) for operation in found.trace.operations)
-        else "no weight that multiplies is seen: check a quantised model before it is quantised",
+        if any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
+        else "no product with a weight was found: check a quantized model before it is quantized",
     )

@@ -2,7 +2,7 @@
 
     p = 1 / (1 + exp(-z)),   z = a + b ln(layers / 12) + c ln(LR / 1e-3) + d ln(width / 64) + e ln(1 + warm-up / 10)
 
-with a, b and d by what the sums compute (Post-LN, ADMIN, DeepNorm; `isograd.trace.structure.function_of`). Fitted on
+with a, b and d by what the sums compute (Post-LN, ADMIN, DeepNorm; `isograd.trace.anatomy.function_of`). Fitted on
 one part of the runs of benchmarks/collapse_grid.py and tested on depths and a width that were not in it
 (docs/check/collapse-predicted.md). It speaks of Adam and of the first few hundred steps, and predicts nothing where the
 branches begin with another share of the stream than those of the grid: with N(0, 0.02^2) Post-LN tolerates more.
@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from isograd.lint.checked_model import Subject
+from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Severity
-from isograd.trace.structure import FoundSublayer, FoundTower, Function
+from isograd.trace.anatomy import Function, TracedStack
+from isograd.trace.sublayers import TracedSublayer
 
 INTERCEPT: dict[Function, float] = {"post-ln": 1.20, "admin": -2.79, "deepnorm": -1.44}
 LAYERS: dict[Function, float] = {"post-ln": 6.50, "admin": 2.81, "deepnorm": 0.25}
@@ -86,34 +87,34 @@ class Stack:
         ]
 
 
-def collapse(subject: Subject) -> Iterator[Finding]:
+def collapse(checked: CheckedModel) -> Iterator[Finding]:
     """A stack under post norms at a rate at which such stacks collapse; an info where that was not measured."""
-    for tower in subject.anatomy.towers:
-        if tower.function is None or not subject.at_start:
+    for traced in checked.anatomy.stacks:
+        if traced.function is None or not checked.at_init:
             continue
-        stack = _stack(subject, tower)
-        outside = stack.outside() + (["more than one stack"] if len(subject.anatomy.towers) > 1 else [])
-        said = (
+        stack = _stack(checked, traced)
+        outside = stack.outside() + (["more than one stack"] if len(checked.anatomy.stacks) > 1 else [])
+        verdict = (
             _of_depth(stack, outside)
-            if subject.lr is None
-            else _at_rate(stack, subject.lr, subject.warmup or 0, outside)
+            if checked.lr is None
+            else _at_rate(stack, checked.lr, checked.warmup or 0, outside)
         )
-        if said is not None:
-            severity, measured, message = said
+        if verdict is not None:
+            severity, measured, message = verdict
             yield Finding(
                 code="collapse-predicted",
                 severity=severity,
-                address=tower.sublayers[0].address,
+                address=traced.sublayers[0].address,
                 measured=measured,
                 message=message,
-                remedy=_remedy(stack, subject.lr, outside),
+                remedy=_remedy(stack, checked.lr, outside),
             )
 
 
-Said = tuple[Severity, float, str]
+Verdict = tuple[Severity, float, str]
 
 
-def _at_rate(stack: Stack, lr: float, warmup: int, outside: list[str]) -> Said | None:
+def _at_rate(stack: Stack, lr: float, warmup: int, outside: list[str]) -> Verdict | None:
     """At the rate and the warm-up that are to come."""
     risk = stack.risk(lr, warmup)
     how = f"{stack.name} at LR {lr:g} with {f'{warmup} steps of warm-up' if warmup else 'no warm-up'}"
@@ -129,7 +130,7 @@ def _at_rate(stack: Stack, lr: float, warmup: int, outside: list[str]) -> Said |
     )
 
 
-def _of_depth(stack: Stack, outside: list[str]) -> Said | None:
+def _of_depth(stack: Stack, outside: list[str]) -> Verdict | None:
     """Without a rate: where a usual one would collapse even after a warm-up."""
     highest = stack.highest_rate(warmup=100)
     if outside or highest >= USUAL:
@@ -150,18 +151,18 @@ def _remedy(stack: Stack, lr: float | None, outside: list[str]) -> str:
     return f"{norm}, or take a learning rate below {stack.limit(100)} with 100 steps of warm-up"
 
 
-def _stack(subject: Subject, tower: FoundTower) -> Stack:
-    assert tower.function is not None
+def _stack(checked: CheckedModel, traced: TracedStack) -> Stack:
+    assert traced.function is not None
     return Stack(
-        function=tower.function,
-        layers=len(tower.sublayers) / 2,
-        width=subject.trace[tower.start].shape[-1],
-        share=median(_share(subject, sublayer) for sublayer in tower.sublayers),
+        function=traced.function,
+        layers=len(traced.sublayers) / 2,
+        width=checked.trace[traced.first].shape[-1],
+        share=median(_share(checked, sublayer) for sublayer in traced.sublayers),
     )
 
 
-def _share(subject: Subject, sublayer: FoundSublayer) -> float:
-    """Var[gain u] / (Var[skip x] + Var[gain u])."""
-    x, u = (subject.trace[value].double().var().item() for value in (sublayer.read, sublayer.branch))
-    stream, branch = sublayer.skip.value**2 * x, sublayer.gain.value**2 * u
+def _share(checked: CheckedModel, sublayer: TracedSublayer) -> float:
+    """Var[scale u] / (Var[skip x] + Var[scale u])."""
+    x, u = (checked.trace[value].double().var().item() for value in (sublayer.read, sublayer.branch))
+    stream, branch = sublayer.skip.value**2 * x, sublayer.scale.value**2 * u
     return branch / ((stream + branch) or 1.0)

@@ -1,4 +1,4 @@
-"""What a linter says: findings, and all of them together."""
+"""Findings of the linter, and all of them together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All findings about a model, the gravest first, and the placement of every sublayer.
+    """All findings about a model, the most severe first, and the placement of every sublayer.
 
     Attributes:
         model: the name of its class, or what the user called it.
         placements: address -> placement.
         formulas: address -> the sublayer as a formula.
         findings: see `Finding`.
-        missed: what could not be looked at, and why.
+        missed: what could not be checked, and why.
     """
 
     model: str

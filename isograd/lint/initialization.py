@@ -1,30 +1,41 @@
-"""Rules about how parameters begin. They are silent about a trained model, whose gains have moved."""
+"""Rules about how parameters begin. They are silent about a trained model, whose norm weights have moved."""
 
 import math
 from collections.abc import Iterator
+from statistics import median
 
 import torch
+from torch import Tensor
 
-from isograd.lint.checked_model import Subject
+from isograd.lint.checked_model import CheckedModel, xavier
 from isograd.lint.findings import Finding
+from isograd.trace.anatomy import TracedStack
+from isograd.trace.attention import query_key_value
 from isograd.trace.dataflow import NORMS, bare
 from isograd.trace.record import record
-from isograd.trace.structure import FoundSublayer
+from isograd.trace.sublayers import TracedSublayer
 
-LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learnt
+LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
 OFF = 1.5  # times ln V
+FAR = 1.25  # times off, above or below, that no sample of a matrix explains
+_SCHEMES = {
+    "normal": "N(0, initializer_range^2)",
+    "xavier": "Xavier's 2 / (fan_in + fan_out)",
+    "torch": "torch's U(+-1/sqrt(fan_in))",
+    "lecun": "1 / fan_in",
+}
 
 
-def identical(subject: Subject) -> Iterator[Finding]:
-    """Layers that begin as copies of one another."""
-    for tower in subject.anatomy.towers:
-        groups: dict[tuple[str, ...], list[FoundSublayer]] = {}
-        for sublayer in tower.sublayers:
+def identical(checked: CheckedModel) -> Iterator[Finding]:
+    """Layers that are initialized as copies of one another."""
+    for stack in checked.anatomy.stacks:
+        groups: dict[tuple[str, ...], list[TracedSublayer]] = {}
+        for sublayer in stack.sublayers:
             if sublayer.last is not None:
-                weight = subject.parameters[sublayer.last]
+                weight = checked.parameters[sublayer.last]
                 key = (sublayer.kind, str(tuple(weight.shape)), *map(repr, weight.flatten()[:64].tolist()))
                 groups.setdefault(key, []).append(sublayer)
-        copies = [group for group in groups.values() if _copied(subject, group)]
+        copies = [group for group in groups.values() if _copied(checked, group)]
         if copies:
             many = max(copies, key=len)
             yield Finding(
@@ -32,69 +43,70 @@ def identical(subject: Subject) -> Iterator[Finding]:
                 severity="warning",
                 address=many[1].address,
                 measured=float(len(many)),
-                message=f"{len(many)} layers of the {tower.name} begin with the same weights, as copies of one do",
-                remedy="draw each layer's weights anew (copy.deepcopy and torch's TransformerEncoder copy them)",
+                message=f"{len(many)} layers of the {stack.name} have the same initial weights, as copies do",
+                remedy="initialize each layer by itself (copy.deepcopy and torch's TransformerEncoder copy them)",
             )
 
 
-def embedding(subject: Subject) -> Iterator[Finding]:
+def embedding(checked: CheckedModel) -> Iterator[Finding]:
     """A head that is not tied though the configuration says so; a tied table as large as an untied one may be."""
-    said = getattr(subject.config, "tie_word_embeddings", False) is True
-    if (head := subject.head) is not None and head not in subject.tables:
-        own = subject.parameters[head]
-        alike = [t for n in subject.token_tables if (t := subject.parameters[n]).shape == own.shape]
+    declared = getattr(checked.config, "tie_word_embeddings", False) is True
+    head = checked.head
+    if head is not None and head not in checked.tables:
+        own = checked.parameters[head]
+        alike = [
+            t for n, by_ids in checked.tables.items() if by_ids and (t := checked.parameters[n]).shape == own.shape
+        ]
         copied = any(torch.equal(own, table) for table in alike)
-        if (said and alike) or copied:
+        if (declared and alike) or copied:
             yield Finding(
                 code="embedding-untied",
                 severity="error",
                 address=head,
                 measured=min((own - table).abs().max().item() for table in alike),
-                message="the head begins as a copy of the token table, and they are two tensors"
+                message="the head is initialized as a copy of the token table, but they are two tensors"
                 if copied
                 else "the configuration ties the head to the token table, but they are two tensors",
                 remedy="call model.tie_weights() after replacing either, or set tie_word_embeddings=False",
             )
-    tied = subject.head is not None and subject.head in subject.tables
-    if tied and subject.at_start and (loud := _loudness(subject)) is not None and loud > LOUD:
-        assert subject.head is not None
+    elif head is not None and checked.at_init and (loud := _loudness(checked)) is not None and loud > LOUD:
         yield Finding(
             code="embedding-std",
             severity="error",
-            address=subject.head,
-            measured=subject.std(subject.head),
-            message=f"the tied token table starts with a standard deviation of {subject.std(subject.head):.3g}, and the"
-            f" logits with {loud:.3g}: the first loss is {_first_loss(subject):.3g} nats",
-            remedy="draw a tied table with N(0, 1/d), or 0.02, and scale it on the way in (nn.Embedding draws N(0, 1))",
+            address=head,
+            measured=checked.std(head),
+            message=f"the tied token table has a standard deviation of {checked.std(head):.3g} at init, and the"
+            f" logits one of {loud:.3g}: the initial loss is {_first_loss(checked):.3g} nats",
+            remedy="initialize a tied table with std 1/sqrt(d) or 0.02 (nn.Embedding: 1), and scale its vectors",
         )
 
 
-def first_loss(subject: Subject) -> Iterator[Finding]:
-    """A first loss far from that of guessing, ln V."""
-    if subject.logits is None or not subject.at_start or "embedding-std" in subject.said:
+def first_loss(checked: CheckedModel) -> Iterator[Finding]:
+    """An initial loss far from that of equal probabilities, ln V."""
+    if checked.logits is None or not checked.at_init or "embedding-std" in checked.reported:
         return
-    classes = subject.trace[subject.logits].shape[-1]
-    loss = _first_loss(subject)
+    classes = checked.trace[checked.logits].shape[-1]
+    loss = _first_loss(checked)
     if classes > 1 and loss > OFF * math.log(classes):
         yield Finding(
             code="initial-loss",
             severity="warning",
-            address=subject.head or "logits",
+            address=checked.head or "logits",
             measured=loss,
-            message=f"the first loss is {loss:.3g} nats, where guessing among {classes} has ln {classes} ="
+            message=f"the initial loss is {loss:.3g} nats; equal probabilities of {classes} classes give ln {classes} ="
             f" {math.log(classes):.3g}",
-            remedy="start the head smaller, or norm what it reads",
+            remedy="reduce the LM head's init, or normalize its input",
         )
 
 
-def norms(subject: Subject) -> Iterator[Finding]:
+def norms(checked: CheckedModel) -> Iterator[Finding]:
     """A norm's eps that is no small number, or that the norm's own precision rounds to nothing."""
-    for norm in subject.flow.norms.values():
-        gain = subject.parameters.get(norm.gain or "")
-        half = gain is not None and gain.dtype == torch.float16
+    for norm in checked.dataflow.norms.values():
+        weight = checked.parameters.get(norm.weight or "")
+        half = weight is not None and weight.dtype == torch.float16
         if norm.eps is None or (norm.eps <= 1e-3 and not (half and norm.eps < 2**-25)):
             continue
-        what = "float16 rounds it to 0" if half and norm.eps < 2**-25 else "it flattens what has a small variance"
+        what = "float16 rounds it to 0" if half and norm.eps < 2**-25 else "it flattens activations of small variance"
         yield Finding(
             code="norm-eps",
             severity="warning",
@@ -106,13 +118,17 @@ def norms(subject: Subject) -> Iterator[Finding]:
         return
 
 
-def precision(subject: Subject) -> Iterator[Finding]:
-    """Hand-written norms that take their mean square in half precision; torch's own kernels do not."""
+def precision(checked: CheckedModel) -> Iterator[Finding]:
+    """Hand-written norms that compute their mean square in half precision; torch's own kernels do not."""
     half = (torch.float16, torch.bfloat16)
-    if not any(p.dtype in half for p in subject.parameters.values()):
+    if not any(p.dtype in half for p in checked.parameters.values()):
         return
-    written = {n.address for n in subject.flow.norms.values() if bare(subject.maker(n.result)) not in NORMS}
-    trace = record(subject.model, subject.inputs, in_half=True)
+    written = {
+        n.address
+        for n in checked.dataflow.norms.values()
+        if (o := checked.trace.made_by(n.result)) and bare(o) not in NORMS
+    }
+    trace = record(checked.model, checked.inputs, in_half=True)
     for operation in trace.operations:
         means = bare(operation) in ("mean", "var", "rsqrt", "linalg_vector_norm")
         if means and operation.module in written and trace[operation.makes[0]].dtype in half:
@@ -122,31 +138,178 @@ def precision(subject: Subject) -> Iterator[Finding]:
                 severity="warning",
                 address=operation.module,
                 measured=float(bits),
-                message=f"this norm takes its {operation.name} in {bits} bits"
+                message=f"this norm computes its {operation.name} in {bits} bits"
                 f" ({str(trace[operation.makes[0]].dtype).removeprefix('torch.')})",
-                remedy="cast to float32 before the mean square and back behind it, as Llama's RMSNorm does, or call"
+                remedy="cast to float32 before the mean square and back after it, as Llama's RMSNorm does, or call"
                 " torch.nn.functional.rms_norm",
             )
             return
 
 
-def _copied(subject: Subject, group: list[FoundSublayer]) -> bool:
+def stds(checked: CheckedModel) -> Iterator[Finding]:
+    """Weights of one role whose standard deviation is off the scheme that the others follow."""
+    if not checked.at_init:
+        return
+    for stack in checked.anatomy.stacks:
+        roles = _by_role(checked, stack)
+        schemes = {name: [_fits(checked, stack, role, roles[role], name) for role in roles] for name in _SCHEMES}
+        name, fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
+        odd = [(role, fit) for role, fit in zip(roles, fits, strict=True) if fit is not None]
+        yield from (found for names in roles.values() if (found := _one_off(checked, names)) is not None)
+        if len(roles) < 3 or len(odd) * 2 > len(roles) or "deepnorm-swapped" in checked.reported:
+            continue
+        for role, ratio in odd:
+            yield Finding(
+                code="start-std",
+                severity="warning",
+                address=roles[role][0],
+                measured=ratio,
+                message=f"{role} weights of the {stack.name} have {ratio:.3g} times the standard deviation that"
+                f" {_SCHEMES[name]}, which the others follow, gives",
+                remedy="use one init scheme for all roles; scale only W_O and W_2 with depth",
+            )
+
+
+def value_start(checked: CheckedModel) -> Iterator[Finding]:
+    """DeepNorm scales the init of W_V, W_O, W_1 and W_2; in a fused W_QKV the third part is easily forgotten."""
+    if not checked.at_init:
+        return
+    for stack in checked.anatomy.stacks:
+        layers = [s for s in stack.sublayers if s.placement == "deepnorm" and s.skip.value > 1 and s.attention]
+        found = [(s, pair) for s in layers if (pair := _value_and_out(checked, s)) is not None]
+        if not found:
+            continue
+        value, out = (median(pair[i] for _, pair in found) for i in (0, 1))
+        if out < 0.9 and value > FAR * out:
+            sublayer = found[0][0]
+            yield Finding(
+                code="value-start",
+                severity="error",
+                address=_value_matrix(sublayer) or sublayer.address,
+                measured=value / out,
+                message=f"W_V has {value:.3g} of Xavier's standard deviation and W_O {out:.3g}:"
+                " DeepNorm's beta was not applied to the value part",
+                remedy="scale the rows of W_V in the fused matrix, too (beta for V, O, 1 and 2; 1 for Q and K)",
+            )
+
+
+def _copied(checked: CheckedModel, group: list[TracedSublayer]) -> bool:
     names = {s.last for s in group if s.last}
-    weights = [subject.parameters[name] for name in names]
+    weights = [checked.parameters[name] for name in names]
     first = weights[0]
     return (
         len(weights) > 1 and first.numel() > 1 and bool(first.std() > 0) and all(torch.equal(first, w) for w in weights)
     )
 
 
-def _loudness(subject: Subject) -> float | None:
-    if subject.logits is None:
+def _loudness(checked: CheckedModel) -> float | None:
+    if checked.logits is None:
         return None
-    return subject.trace[subject.logits].double().std(dim=-1).mean().item()
+    return checked.trace[checked.logits].double().std(dim=-1).mean().item()
 
 
-def _first_loss(subject: Subject) -> float:
+def _first_loss(checked: CheckedModel) -> float:
     """Cross-entropy of the logits against labels drawn evenly: logsumexp - mean."""
-    assert subject.logits is not None
-    logits = subject.trace[subject.logits].double()
+    assert checked.logits is not None
+    logits = checked.trace[checked.logits].double()
     return (logits.logsumexp(-1) - logits.mean(-1)).mean().item()
+
+
+def _expected(checked: CheckedModel, name: str, scheme: str) -> float:
+    weight = checked.parameters[name]
+    fan_out, fan_in = weight.shape[0], weight[0].numel()
+    if scheme == "normal":
+        return float(
+            getattr(checked.config, "initializer_range", None) or getattr(checked.config, "init_std", None) or 0.02
+        )
+    if scheme == "xavier":
+        return math.sqrt(2 / (fan_in + fan_out))
+    return 1 / math.sqrt(3 * fan_in) if scheme == "torch" else 1 / math.sqrt(fan_in)
+
+
+def _fits(checked: CheckedModel, stack: TracedStack, role: str, names: list[str], scheme: str) -> float | None:
+    """None where weights follow a scheme, plain, scaled with depth, or fused; else how many times off they are."""
+    ratio = median(checked.std(n) / _expected(checked, n, scheme) for n in names)
+    layers, sublayers = stack.layers, len(stack.sublayers)
+    folded = 1 / math.sqrt(_head_size(checked, stack)) if role.endswith("query") else 1.0  # T5's 1/sqrt(d/heads)
+    known = (
+        1.0,
+        folded,
+        2**-0.5,  # Xavier of a fused matrix, drawn apart
+        2**0.5,
+        (2 * layers) ** -0.5,  # GPT-2's W_O and W_2
+        layers**-0.5,
+        sublayers**-0.5,
+        (8 * layers) ** -0.25,  # DeepNorm's beta
+        (12 * layers) ** -0.25,
+        0.87 * layers ** (-5 / 16),
+        1.5**0.5,  # torch's MultiheadAttention draws its fused matrix by Xavier, all else as nn.Linear does
+    )
+    near = any(abs(math.log(max(ratio, 1e-9) / k)) < math.log(1.12) for k in known)
+    return None if near or ratio == 0 else ratio
+
+
+def _one_off(checked: CheckedModel, names: list[str]) -> Finding | None:
+    """A weight of another size than its like in all other layers, where those agree."""
+    stds = {name: checked.std(name) for name in names}
+    usual = median(stds.values())
+    odd = [name for name, std in stds.items() if usual and not 1 / FAR < std / usual < FAR]
+    if len(odd) != 1 or len(names) < 4:
+        return None
+    return Finding(
+        code="start-std",
+        severity="warning",
+        address=odd[0],
+        measured=stds[odd[0]] / usual,
+        message=f"this weight has {stds[odd[0]] / usual:.3g} times the standard deviation of the same one"
+        f" in the other {len(names) - 1} layers",
+        remedy="initialize all layers alike, or by one law of depth",
+    )
+
+
+def _head_size(checked: CheckedModel, stack: TracedStack) -> int:
+    attention = next((s.attention for s in stack.sublayers if s.attention is not None), None)
+    attended = query_key_value(checked.dataflow, attention) if attention is not None else None
+    return checked.trace[attended[0]].shape[-1] if attended is not None else 1
+
+
+def _by_role(checked: CheckedModel, stack: TracedStack) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for sublayer in stack.sublayers:
+        for name, role in sublayer.roles.items():
+            if checked.parameters[name].ndim == 2:
+                found.setdefault(f"{sublayer.kind} {role}", []).append(name)
+    return found
+
+
+def _value_matrix(sublayer: TracedSublayer) -> str | None:
+    return next((name for name, role in sublayer.roles.items() if "value" in role.split("+")), None)
+
+
+def _value_and_out(checked: CheckedModel, sublayer: TracedSublayer) -> tuple[float, float] | None:
+    """Standard deviation over Xavier's, of W_V (of its part in a fused matrix) and of W_O."""
+    name = _value_matrix(sublayer)
+    if name is None or sublayer.last is None:
+        return None
+    weight, out = checked.parameters[name].float(), checked.parameters[sublayer.last].float()
+    width = min(weight.shape)
+    if "+" in sublayer.roles[name]:
+        weight = _value_rows(checked, sublayer, weight)
+    part = weight.std(unbiased=False).item() / xavier(torch.empty(width, width))
+    return part, out.std(unbiased=False).item() / xavier(out)
+
+
+def _value_rows(checked: CheckedModel, sublayer: TracedSublayer, weight: Tensor) -> Tensor:
+    """The part of a fused matrix that makes the values: its outputs are numbered, and those that arrive read off."""
+    trace, dataflow = checked.trace, checked.dataflow
+    assert sublayer.attention is not None
+    attended = query_key_value(dataflow, sublayer.attention)
+    assert attended is not None
+    made = next(
+        o for o in reversed(trace.operations) if dataflow.is_product(o) and o.makes[0] in trace.above([attended[2]])
+    )
+    channels = trace[made.makes[0]].shape[-1]
+    numbered = torch.arange(channels, dtype=trace[made.makes[0]].dtype).expand(trace[made.makes[0]].shape).clone()
+    arrived = trace.replay({made.makes[0]: numbered}, [attended[2]])[0]
+    rows = torch.unique(arrived.round().long().clamp(0, channels - 1))
+    return weight[rows] if weight.shape[0] == channels else weight[:, rows]

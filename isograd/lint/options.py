@@ -10,21 +10,21 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
-from isograd.lint.checked_model import Subject, first_tensor
+from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.models import IsogradPreTrainedModel
-from isograd.trace.record import arguments
+from isograd.trace.record import answer, arguments
 
 SWITCHES = re.compile(r"norm|prenorm|rezero|layer_?scale|head_?scale|residual_scal|resid_scal|scale_")
-SMALL = 50_000_000  # parameters up to which a model is built again to try a switch
+LARGEST = 50_000_000  # parameters up to which a model is built again to try a switch
 
 
-def decay(subject: Subject) -> Iterator[Finding]:
-    """Gains and coefficients that the weight decay of transformers' Trainer would pull to zero."""
-    model = subject.model
+def decay(checked: CheckedModel) -> Iterator[Finding]:
+    """Norm weights and coefficients that the weight decay of transformers' Trainer would pull to zero."""
+    model = checked.model
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of the Trainer
-    wrong = [name for name in (*subject.gains, *subject.coefficients) if name in decayed]
-    wrong.sort(key=list(subject.parameters).index)
+    wrong = [name for name in (*checked.norm_weights, *checked.coefficients) if name in decayed]
+    wrong.sort(key=list(checked.parameters).index)
     if wrong:
         own = isinstance(model, IsogradPreTrainedModel)
         trained_so = isinstance(model, PreTrainedModel) and not own
@@ -34,32 +34,32 @@ def decay(subject: Subject) -> Iterator[Finding]:
             severity="warning" if trained_so else "info",
             address=wrong[0],
             measured=float(len(wrong)),
-            message=f"transformers' Trainer would decay this gain or coefficient{many}: it decides by names",
+            message=f"transformers' Trainer would decay this norm weight or coefficient{many}: it decides by name",
             remedy="isograd train decides by role; elsewhere pass the optimizer two groups, matrices and the rest"
             if own
             else "pass the optimizer two groups, matrices with decay and the rest without",
         )
 
 
-def inert(subject: Subject) -> Iterator[Finding]:
+def inert(checked: CheckedModel) -> Iterator[Finding]:
     """Switches of the configuration that change nothing: the model is built again with each of them turned."""
-    model = subject.model
-    if not isinstance(model, PreTrainedModel) or sum(p.numel() for p in model.parameters()) > SMALL:
+    model = checked.model
+    if not isinstance(model, PreTrainedModel) or sum(p.numel() for p in model.parameters()) > LARGEST:
         return
     for name, value in sorted(vars(model.config).items()):
         tried = isinstance(value, bool) and SWITCHES.search(name) and name[0] != "_" and "fp32" not in name
-        if tried and not _matters(subject, model, name, not value):
+        if tried and not _matters(checked, model, name, not value):
             yield Finding(
                 code="option-inert",
                 severity="warning" if value or getattr(type(model.config)(), name, value) != value else "info",
                 address=f"config.{name}",
                 measured=float(value),
                 message=f"{name}={value} and {name}={not value} make the same model: nothing reads this option",
-                remedy="do not count on it: build what it promises, or drop it from the configuration",
+                remedy="do not rely on it: implement what it promises, or drop it from the configuration",
             )
 
 
-def _matters(subject: Subject, model: PreTrainedModel, name: str, value: bool) -> bool:
+def _matters(checked: CheckedModel, model: PreTrainedModel, name: str, value: bool) -> bool:
     """Whether the model of the other configuration has other parameters, or with the same ones gives other outputs."""
     config = copy.deepcopy(model.config)
     level = logging.getLogger("transformers").level
@@ -70,8 +70,8 @@ def _matters(subject: Subject, model: PreTrainedModel, name: str, value: bool) -
             other: Any = type(model)(config)
         if _shapes(other) != _shapes(model):
             return True
-        other.load_state_dict(subject.twin.state_dict())
-        return not _same(subject.twin, other.float().eval(), subject.inputs)
+        other.load_state_dict(checked.twin.state_dict())
+        return not _same(checked.twin, other.float().eval(), checked.inputs)
     except Exception:  # a switch that cannot be turned is one that something reads
         return True
     finally:
@@ -81,7 +81,7 @@ def _matters(subject: Subject, model: PreTrainedModel, name: str, value: bool) -
 @torch.no_grad()
 def _same(model: nn.Module, other: nn.Module, inputs: Any) -> bool:
     args, kwargs = arguments(inputs)
-    a, b = (first_tensor(m(*args, **kwargs)) for m in (model, other))
+    a, b = (answer(m(*args, **kwargs)) for m in (model, other))
     return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b)
 
 

@@ -4,17 +4,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from isograd.lint.checked_model import Subject
+from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.trace.structure import SMALL, FoundSublayer, FoundTower
+from isograd.trace.anatomy import SMALL, TracedStack
+from isograd.trace.sublayers import TracedSublayer
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
 PROFILED = 12  # sublayers from which on a good profile's skips have grown
 
 
-def finite(subject: Subject) -> Iterator[Finding]:
+def finite(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that are no numbers: nothing else that is measured says anything."""
-    bad = {n: many for n, p in subject.parameters.items() if (many := int((~p.isfinite()).sum()))}
+    bad = {n: many for n, p in checked.parameters.items() if (many := int((~p.isfinite()).sum()))}
     if bad:
         others = f", and {len(bad) - 1} more parameters" if len(bad) > 1 else ""
         yield Finding(
@@ -27,42 +28,42 @@ def finite(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def final_norm(subject: Subject) -> Iterator[Finding]:
-    """A stack whose last sum meets the head bare, or through two norms in a row."""
-    for tower in subject.anatomy.towers:
-        last = tower.sublayers[-1]
-        if _goes_on(subject, tower):
+def final_norm(checked: CheckedModel) -> Iterator[Finding]:
+    """A stack whose last sum reaches the head without a norm, or through two norms in a row."""
+    for stack in checked.anatomy.stacks:
+        last = stack.sublayers[-1]
+        if _goes_on(checked, stack):
             continue
-        normed = [s for s in tower.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
-        bare = not tower.final and "post" not in last.norms and len(normed) * 2 > len(tower.sublayers)
-        if bare and _bare(subject, last.total):
-            rms = subject.trace[last.total].double().square().mean().sqrt().item()
+        normed = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
+        bare = not stack.final and "post" not in last.norms and len(normed) * 2 > len(stack.sublayers)
+        if bare and _bare(checked, last.total):
+            rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
                 code="final-norm-missing",
                 severity="error",
                 address=last.address,
                 measured=rms,
-                message=f"the sum behind the last of {tower.layers} {last.placement} layers is read without a norm"
+                message=f"the sum after the last of {stack.layers} {last.placement} layers is read without a norm"
                 f" (its RMS is {rms:.3g}, and grows with depth)",
-                remedy="put a norm behind the last layer, as TransformerEncoder(..., norm=LayerNorm(d)) does",
+                remedy="put a norm after the last layer, as TransformerEncoder(..., norm=LayerNorm(d)) does",
             )
-        doubled = tower.final if "post" in last.norms else tower.final[1:]
+        doubled = stack.final if "post" in last.norms else stack.final[1:]
         if doubled:
             yield Finding(
                 code="final-norm-doubled",
                 severity="warning",
                 address=doubled[0].address,
                 measured=float(len(doubled) + 1),
-                message=f"what the last {last.placement} layer gives is normed already, and is normed again",
-                remedy="leave the final norm out: a Post-LN layer ends in one",
+                message=f"the output of the last {last.placement} layer is normalized twice",
+                remedy="remove the final norm: a Post-LN layer ends in one",
             )
 
 
-def mixed(subject: Subject) -> Iterator[Finding]:
-    """Sublayers of one kind and tower whose placement is not that of most."""
-    for tower in subject.anatomy.towers:
-        for kind in dict.fromkeys(s.kind for s in tower.sublayers):
-            peers = [s for s in tower.sublayers if s.kind == kind]
+def mixed(checked: CheckedModel) -> Iterator[Finding]:
+    """Sublayers of one kind and stack whose placement is not that of most."""
+    for stack in checked.anatomy.stacks:
+        for kind in dict.fromkeys(s.kind for s in stack.sublayers):
+            peers = [s for s in stack.sublayers if s.kind == kind]
             counts = Counter(s.placement for s in peers)
             usual = counts.most_common(1)[0][0]
             odd = [s for s in peers if s.placement != usual]
@@ -73,48 +74,48 @@ def mixed(subject: Subject) -> Iterator[Finding]:
                     severity="warning",
                     address=odd[0].address,
                     measured=float(len(odd)),
-                    message=f"{len(odd)} of {len(peers)} {kind} sublayers of the {tower.name} are {others}, the others"
+                    message=f"{len(odd)} of {len(peers)} {kind} sublayers of the {stack.name} are {others}, the others"
                     f" {usual}: layers {_listed(odd)}",
                     remedy=f"make them {usual}, unless layers are mixed on purpose (as in Mix-LN)",
                 )
 
 
-def unsure(subject: Subject) -> Iterator[Finding]:
+def unsure(checked: CheckedModel) -> Iterator[Finding]:
     """Sublayers of which scaling shows something else than the walk through the operations."""
-    found = [s for s in subject.anatomy.sublayers if not s.sure]
-    if found and "not-finite" not in subject.said:
+    found = [s for s in checked.anatomy.sublayers if not s.sure]
+    if found and "not-finite" not in checked.reported:
         yield Finding(
             code="placement-unsure",
             severity="info",
             address=found[0].address,
             measured=float(len(found)),
-            message=f"norms were found as {found[0].placement}, but scaling its input or its sum does not agree"
+            message=f"norms were found as {found[0].placement}, but scaling its input or its sum does not confirm it"
             f" ({_many(len(found))})",
             remedy="look at this sublayer: something between the norm and the branch depends on the scale",
         )
 
 
-def head_scale(subject: Subject) -> Iterator[Finding]:
-    """HeadScale behind W_O scales slices of the output, which belong to no head."""
-    found = [(s, name) for s in subject.anatomy.sublayers for name in subject.head_scales(s)]
+def head_scale(checked: CheckedModel) -> Iterator[Finding]:
+    """HeadScale after W_O scales slices of the output, which belong to no head."""
+    found = [(s, name) for s in checked.anatomy.sublayers for name in checked.head_scales(s)]
     if found:
         sublayer, name = found[0]
-        heads = subject.heads(sublayer)
+        heads = checked.heads(sublayer)
         yield Finding(
             code="head-scale-after-out",
             severity="warning",
             address=name,
             measured=float(heads),
-            message=f"{heads} head scales multiply slices of what W_O wrote, where heads are mixed already"
+            message=f"{heads} head scales multiply slices of W_O's output, where heads are mixed already"
             f" ({_many(len(found))})",
-            remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it behind)",
+            remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it after)",
         )
 
 
-def swapped(subject: Subject) -> Iterator[Finding]:
-    """A Post-LN sum with a constant skip below its gain: DeepNorm's alpha is above 1, its beta below."""
-    constant = [s for s in subject.anatomy.sublayers if not s.skip.learned and not s.gain.learned and s.gain.value]
-    posts = [(s, s.skip.value / s.gain.value) for s in constant if "post" in s.norms and s.skip.even]
+def swapped(checked: CheckedModel) -> Iterator[Finding]:
+    """A Post-LN sum with a constant skip below its scale: DeepNorm's alpha is above 1, its beta below."""
+    constant = [s for s in checked.anatomy.sublayers if not s.skip.learned and not s.scale.learned and s.scale.value]
+    posts = [(s, s.weight_ratio) for s in constant if "post" in s.norms and s.skip.even]
     found = [(sublayer, ratio) for sublayer, ratio in posts if ratio < 1 - 1e-3]
     if found:
         sublayer, ratio = found[0]
@@ -124,26 +125,26 @@ def swapped(subject: Subject) -> Iterator[Finding]:
             address=sublayer.address,
             measured=ratio,
             message=f"the shortcut counts {ratio:.3g} times as much as the branch ({_many(len(found))}): DeepNorm's"
-            " alpha is above 1, and beta, below 1, scales the start of the branch's weights",
-            remedy="exchange alpha and beta (L layers, one tower: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
+            " alpha is above 1, and beta, below 1, scales the init of the branch's weights",
+            remedy="exchange alpha and beta (L layers, one stack: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
         )
 
 
-def flat_skips(subject: Subject) -> Iterator[Finding]:
+def flat_skips(checked: CheckedModel) -> Iterator[Finding]:
     """Trained skips under a post norm that do what Post-LN does: ADMIN before its calibration, or after a poor one.
 
     In a shallow stack no profile's skips grow by much; there only skips that are all the same are reported.
     """
-    for tower in subject.anatomy.towers:
-        trained = [s for s in tower.sublayers if s.placement in POST and s.skip.learned]
-        if not trained or tower.function != "post-ln" or not subject.at_start:
+    for stack in checked.anatomy.stacks:
+        trained = [s for s in stack.sublayers if s.placement in POST and s.skip.learned]
+        if not trained or stack.function != "post-ln" or not checked.at_init:
             continue
-        skips = [s.skip.value / (s.gain.value or 1.0) for s in trained]
-        rms = subject.trace[tower.start].double().square().mean().sqrt().item()
+        skips = [s.weight_ratio for s in trained]
+        rms = checked.trace[stack.first].double().square().mean().sqrt().item()
         found = f"the trained skips of {len(skips)} sublayers"
         remedy = "calibrate before the first step: isograd.calibrate(model, batch), or a profile of your own"
         if max(skips) - min(skips) < 1e-3:
-            found += f" are all {skips[0]:.3g}, as before a calibration"
+            found += f" are all {skips[0]:.3g}, as before calibration"
         elif len(skips) < PROFILED:
             continue
         else:
@@ -161,24 +162,24 @@ def flat_skips(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def unread(subject: Subject) -> Iterator[Finding]:
-    """Gains and coefficients that no operation read, those whose names differ by numbers only as one.
+def unread(checked: CheckedModel) -> Iterator[Finding]:
+    """Norm weights and coefficients that no operation reads, those whose names differ by numbers only as one.
 
     Vectors of tokens that these inputs do not hold (a mask's) are none, nor are biases of matrices that are unread
     themselves: such a module waits for another call.
     """
-    trace = subject.trace
+    trace = checked.trace
     routed = any(o.name == "topk" for o in trace.operations)  # experts that no token was sent to are read another time
     alike: dict[str, list[str]] = {}
     for value, name in trace.names.items():
         tensor = trace[value]
-        unused = any(word in name for word in ("token", "mask")) or _in_unread_module(subject, name)
-        if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(subject, name)):
+        unused = any(word in name for word in ("token", "mask")) or _in_unread_module(checked, name)
+        if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(checked, name)):
             continue
         if tensor.squeeze().ndim <= 1:
             alike.setdefault(re.sub(r"\d+", "*", name), []).append(name)
     for names in alike.values():
-        entries = subject.parameters[names[0]].numel()
+        entries = checked.parameters[names[0]].numel()
         others = f", nor {len(names) - 1} more of this name in other layers" if len(names) > 1 else ""
         yield Finding(
             code="parameter-unread",
@@ -190,45 +191,45 @@ def unread(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _goes_on(subject: Subject, tower: FoundTower) -> bool:
+def _goes_on(checked: CheckedModel, stack: TracedStack) -> bool:
     """Whether another stack begins with what this one gives (a stage), other than by cross-attention."""
-    below = subject.trace.below([tower.sublayers[-1].total])
-    return any(other is not tower and other.start in below for other in subject.anatomy.towers)
+    below = checked.trace.below([stack.sublayers[-1].total])
+    return any(other is not stack and other.first in below for other in checked.anatomy.stacks)
 
 
-def _bare(subject: Subject, value: int) -> bool:
+def _bare(checked: CheckedModel, value: int) -> bool:
     """Whether a product with weights, or the output, reads a value with no norm between."""
-    outputs = set(subject.trace.outputs.values())
+    outputs = set(checked.trace.outputs.values())
     todo, seen = [value], {value}
     while todo:
         at = todo.pop()
         if at in outputs:
             return True
-        for operation in subject.trace.read_by(at):
-            if subject.flow.is_product(operation):
+        for operation in checked.trace.read_by(at):
+            if checked.dataflow.is_product(operation):
                 return True
-            new = [m for m in operation.makes if m not in seen and m not in subject.flow.norms]
+            new = [m for m in operation.makes if m not in seen and m not in checked.dataflow.norms]
             seen.update(new)
             todo += new
     return False
 
 
-def _in_unread_module(subject: Subject, name: str) -> bool:
+def _in_unread_module(checked: CheckedModel, name: str) -> bool:
     owner = name.rpartition(".")[0]
-    values = {n: v for v, n in subject.trace.names.items()}
-    beside = [n for n in values if n.rpartition(".")[0] == owner and subject.trace[values[n]].ndim >= 2]
-    return any(not subject.trace.readers.get(values[n]) for n in beside)
+    values = {n: v for v, n in checked.trace.names.items()}
+    beside = [n for n in values if n.rpartition(".")[0] == owner and checked.trace[values[n]].ndim >= 2]
+    return any(not checked.trace.readers.get(values[n]) for n in beside)
 
 
-def _has_twins(subject: Subject, name: str) -> bool:
+def _has_twins(checked: CheckedModel, name: str) -> bool:
     """Whether the same parameter of a sister module, in a list, was read."""
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():
-            for value, other in subject.trace.names.items():
+            for value, other in checked.trace.names.items():
                 alike = other.split(".")
                 same = len(alike) == len(parts) and alike[:i] == parts[:i] and alike[i + 1 :] == parts[i + 1 :]
-                if same and alike[i] != part and subject.trace.readers.get(value):
+                if same and alike[i] != part and checked.trace.readers.get(value):
                     return True
     return False
 
@@ -237,6 +238,6 @@ def _many(sublayers: int) -> str:
     return "1 sublayer" if sublayers == 1 else f"{sublayers} sublayers"
 
 
-def _listed(sublayers: list[FoundSublayer]) -> str:
+def _listed(sublayers: list[TracedSublayer]) -> str:
     layers = [str(s.layer) for s in sublayers]
     return ", ".join(layers if len(layers) <= 8 else [*layers[:7], "..."])

@@ -95,9 +95,9 @@ def lines(profile: Row, most: int | None = None) -> Iterator[tuple[str, ...]]:
     The first and the last layer stay alone. Of several layers: the median; of what sums up the last; of what is
     largest the largest.
     """
-    for stack in profile["towers"]:
-        rows = [row for row in profile["rows"] if row["tower"] == stack["name"]]
-        named = f"{stack['name']} " if len(profile["towers"]) > 1 else ""
+    for stack in profile["stacks"]:
+        rows = [row for row in profile["rows"] if row["stack"] == stack["name"]]
+        named = f"{stack['name']} " if len(profile["stacks"]) > 1 else ""
         for layers in _spans(stack["layers"], len(rows), most):
             inside = [row for row in rows if row["layer"] in layers]
             for kind in dict.fromkeys((row["kind"], row["placement"]) for row in inside):
@@ -155,7 +155,7 @@ def summary(profile: Row) -> str:
     stacks = "; ".join(
         f"{stack['name']}: {_count(stack['layers'], 'layer')} of {_placements(stack['placements'])}"
         + (f", {_count(stack['final_norms'], 'final norm')}" if stack["final_norms"] else "")
-        for stack in profile["towers"]
+        for stack in profile["stacks"]
     )
     size = profile["parameters"]
     millions = f"{size / 1e6:,.1f} M" if size >= 1e6 else f"{size:,}"
@@ -354,7 +354,7 @@ def _section(profile: Row, chart: Chart) -> Section:
 def draw(profile: Row, name: str) -> Drawing | None:
     """The chart of this name; None where nothing is known of any of its quantities."""
     chart = next(one for one in CHARTS if one.name == name)
-    stacks = [stack["name"] for stack in profile["towers"]]
+    stacks = [stack["name"] for stack in profile["stacks"]]
     hidden = _redundant(profile)
     known = {name for name in chart.panels if any(row[name] is not None for row in profile["rows"])} - {hidden}
     shown = {name: said for name, said in chart.panels.items() if name in known}
@@ -399,7 +399,7 @@ def _widen_log(axes: Axes, least: float) -> None:
 
 def _expected(axes: Axes, profile: Row, own: Row, stack: str, name: str) -> None:
     """The theory's lines beside what was measured."""
-    expected = [line for line in profile["expected"] if (line["tower"], line["quantity"]) == (stack, name)]
+    expected = [line for line in profile["expected"] if (line["stack"], line["quantity"]) == (stack, name)]
     at = own["at" if name in _ALONG else "layers"]
     for look, line in zip(_DASHED, expected, strict=False):
         axes.plot([at[i] for i in line["index"]], line["value"], label=line["label"], **look)
@@ -407,7 +407,7 @@ def _expected(axes: Axes, profile: Row, own: Row, stack: str, name: str) -> None
 
 def _of(profile: Row, stack: str) -> dict[str, Any]:
     """The rows of a stack, by kind too, the look of its placement, and where each stands: layer 1 lies from 0 to 1."""
-    rows = [row for row in profile["rows"] if row["tower"] == stack]
+    rows = [row for row in profile["rows"] if row["stack"] == stack]
     kinds: dict[str, list[Row]] = {}
     counts: dict[int, int] = {}
     for row in rows:

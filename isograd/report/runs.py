@@ -35,7 +35,7 @@ class RunFiles:
         """The rows of quantities by kind and tower; None for what a row does not name."""
         places: dict[tuple[str | None, str | None], list[Row]] = {}
         for row in self.quantities:
-            places.setdefault((row.get("kind"), row.get("tower")), []).append(row)
+            places.setdefault((row.get("kind"), row.get("stack")), []).append(row)
         return places
 
 

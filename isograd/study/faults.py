@@ -12,7 +12,7 @@ from isograd.study.labels import flat
 from isograd.train.sections import Kept, Task
 
 FILES = ("run.json", "resolved.json", "outcome.json", "metrics.jsonl", "quantities.jsonl", "validation.jsonl")
-WORDS = ("address", "tower", "kind")  # of a row of quantities
+WORDS = ("address", "stack", "kind")  # of a row of quantities
 
 
 def fault(folder: Path, rows: bool = True) -> str | None:

@@ -1,48 +1,275 @@
-"""The sublayers of any Transformer and the placement of each, inferred from one forward pass.
+"""The stacks of any Transformer and the placement of each sublayer, inferred from one forward pass.
 
-A sublayer is a sum  s = skip * x + gain * u  in which u was computed from x with the help of weights. Its norms are
-those that a walk crosses between x and the first product (pre), behind the last product (out), before it (mid), and on
-the sum (post); each of pre, out and post is then proved by scaling: what stands behind a norm does not move.
+What the walk through the operations says of pre, out and post is then proved by scaling: what stands after a norm does
+not move.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 from torch import nn
 
-from isograd.trace.dataflow import Flow
+from isograd.trace.dataflow import SCALING, Dataflow, TracedNorm, bare
 from isograd.trace.record import Trace, record
-from isograd.trace.stacks import streams
-from isograd.trace.structure import FoundSublayer, FoundTower
-from isograd.trace.sublayers import Sums
+from isograd.trace.sublayers import TracedSublayer, find_sublayers, placement_of
+
+Function = Literal["post-ln", "admin", "deepnorm"]
+SMALL = 0.7  # skip on a stream of variance 1, or RMS of an embedding, below which a branch replaces what came before
+
+
+@dataclass(kw_only=True, eq=False)
+class TracedStack:
+    """Sublayers along one residual stream.
+
+    Attributes:
+        name: "encoder" or "decoder", with a number where there are several.
+        first: the value that the first sublayer reads.
+        time: the axis of positions in the stream, where one was found.
+        final: the norms that the last sum goes through before anything else reads it.
+        function: what sums under a post norm compute; see `function_of`.
+    """
+
+    name: str
+    sublayers: list[TracedSublayer]
+    first: int
+    time: int | None = None
+    final: list[TracedNorm] = field(default_factory=list)
+    function: Function | None = None
+
+    @property
+    def layers(self) -> int:
+        return self.sublayers[-1].layer
+
+    @property
+    def cross(self) -> bool:
+        return any(sublayer.kind == "cross" for sublayer in self.sublayers)
 
 
 @dataclass(kw_only=True, eq=False)
 class Anatomy:
-    """What was found in a model. `towers` is empty where no sublayer was."""
+    """What was found in a model. `stacks` is empty where no sublayer was."""
 
-    trace: Trace
-    flow: Flow
-    towers: list[FoundTower]
-    sums: Sums
+    dataflow: Dataflow
+    stacks: list[TracedStack]
 
     @property
-    def sublayers(self) -> list[FoundSublayer]:
-        return [sublayer for tower in self.towers for sublayer in tower.sublayers]
-
-    def attended(self, sublayer: FoundSublayer) -> tuple[int, int, int] | None:
-        """The values of query, key and value that a sublayer's attention reads; None where it has none."""
-        return self.sums.attended(sublayer.attention) if sublayer.attention is not None else None
+    def trace(self) -> Trace:
+        return self.dataflow.trace
 
     @cached_property
+    def sublayers(self) -> list[TracedSublayer]:
+        """Stack by stack."""
+        return [sublayer for stack in self.stacks for sublayer in stack.sublayers]
+
+    @property
     def placements(self) -> dict[str, str]:
         return {sublayer.address: sublayer.placement for sublayer in self.sublayers}
 
 
-def anatomy(model: nn.Module, inputs: Any) -> Anatomy:
+def find_anatomy(model: nn.Module, inputs: Any) -> Anatomy:
     """Run `model` once on `inputs` and find its sublayers; see `isograd.trace.record.record` for what it runs on."""
-    trace = record(model, inputs)
-    flow = Flow(trace)
-    sums = Sums(flow)
-    return Anatomy(trace=trace, flow=flow, towers=streams(flow, sums.sublayers()), sums=sums)
+    dataflow = Dataflow(record(model, inputs))
+    stacks = _stacks(find_sublayers(dataflow), dataflow)
+    for stack in stacks:
+        _set_ends(dataflow, stack)
+        for sublayer, after in zip(stack.sublayers, [*stack.sublayers[1:], None], strict=True):
+            _probe(dataflow, sublayer, after)
+            sublayer.placement = placement_of(sublayer.norms)
+        _set_first(dataflow, stack)
+        _count(dataflow, stack)
+        _set_families(stack)
+    _name_stacks(dataflow, stacks)
+    _set_addresses([sublayer for stack in stacks for sublayer in stack.sublayers])
+    return Anatomy(dataflow=dataflow, stacks=stacks)
+
+
+def function_of(ratios: Sequence[float]) -> Function:
+    """What the sums under a post norm compute, whatever their coefficients are called: r_i = skip_i / scale_i weighs
+    the stream, which a post norm has brought to one size, against branch i of N.
+
+    "post-ln": in the last quarter r is below two thirds of DeepNorm's N^(1/4), or 1.05, as in an ADMIN that was never
+    calibrated; or some r after the first is below `SMALL`, as after a calibration on an embedding that is too small.
+    Otherwise "deepnorm" where r is one number, and "admin" where it grows.
+    """
+    last = median(ratios[-max(1, len(ratios) // 4) :])
+    if last < max(1.05, len(ratios) ** 0.25 * 2 / 3) or min(ratios[1:], default=1.0) < SMALL:
+        return "post-ln"
+    return "deepnorm" if max(ratios) < 1.01 * min(ratios) else "admin"
+
+
+def _stacks(sublayers: list[TracedSublayer], dataflow: Dataflow) -> list[TracedStack]:
+    """A sublayer joins the stream whose last sum it reads, through norms or bare."""
+    stacks: list[TracedStack] = []
+    for sublayer in sublayers:
+        origin, crossed = dataflow.back(sublayer.read)
+        home = next((s for s in stacks if _joins(s.sublayers[-1], sublayer, origin)), None)
+        if home is None:
+            stacks.append(TracedStack(name="", sublayers=[sublayer], first=sublayer.read))
+            continue
+        last = home.sublayers[-1]
+        if crossed and last.total != sublayer.total and last.read != sublayer.read:
+            for before in (s for s in home.sublayers if s.total == last.total):
+                before.norms["post"] = crossed
+        home.sublayers.append(sublayer)
+    return stacks
+
+
+def _joins(last: TracedSublayer, sublayer: TracedSublayer, origin: int) -> bool:
+    return origin == last.total or last.total == sublayer.total or last.read == sublayer.read
+
+
+def _set_first(dataflow: Dataflow, stack: TracedStack) -> None:
+    """A first sublayer without a pre of its own, after a normalized embedding, is no other placement (ModernBERT)."""
+    first, *others = stack.sublayers
+    peers = {s.placement for s in others if s.kind == first.kind}
+    if first.placement == "none" and peers == {"pre-ln"} and dataflow.root(first.read) in dataflow.norms:
+        first.placement = "pre-ln"
+
+
+def _set_ends(dataflow: Dataflow, stack: TracedStack) -> None:
+    """The norms after the last sum: the first of them is its post where the sums before it have one."""
+    last = stack.sublayers[-1]
+    crossed, value = [], last.total
+    while (norm := _only_norm(dataflow, value)) is not None:
+        crossed.append(norm)
+        value = norm.result
+    others = [s for s in stack.sublayers if s.total != last.total]
+    posts = [s for s in others if "post" in s.norms]
+    if (crossed and posts and len(posts) * 2 >= len(others)) or (crossed and not others and "pre" not in last.norms):
+        last.norms["post"] = crossed[:1]
+        crossed = crossed[1:]
+    stack.final = crossed
+
+
+def _only_norm(dataflow: Dataflow, value: int) -> TracedNorm | None:
+    """A norm that reads a value, itself or its layout, scale and shift; None where there is none."""
+    todo, found = [value], None
+    outputs = set(dataflow.trace.outputs.values())
+    while todo:
+        at = todo.pop()
+        norm = next((n for n in dataflow.norms.values() if n.origin == at), None)
+        if norm is not None:
+            found = norm
+            continue
+        for operation in dataflow.trace.read_by(at):
+            made = operation.makes[0] if operation.makes else None
+            if made is not None and dataflow.through(made) == at and made not in outputs:
+                todo.append(made)
+    return found
+
+
+def _probe(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer | None) -> None:
+    """Scale what goes in and what comes out, and compare with where the walk found norms."""
+    speaks = bool(dataflow.trace[sublayer.branch].any())  # a branch of zeros stays, whatever it reads
+    pre = dataflow.unchanged(sublayer.read, sublayer.branch)
+    if speaks and ("pre" in sublayer.norms) != pre and "out" not in sublayer.norms and not sublayer.norms.get("mid"):
+        sublayer.sure = False
+    if after is not None and after.total != sublayer.total:
+        post = dataflow.unchanged(sublayer.total, after.read)
+        sublayer.sure &= post == ("post" in sublayer.norms)
+
+
+def _count(dataflow: Dataflow, stack: TracedStack) -> None:
+    """Places and layers, which end where a kind comes again; the stream after each sublayer, and its axis of time."""
+    first = next((s for s in stack.sublayers if s.kind in ("attn", "mix")), None)
+    stack.time = dataflow.time_axis(first.read, first.total) if first else None
+    layer, kinds = 1, set[str]()
+    for index, sublayer in enumerate(stack.sublayers, start=1):
+        if sublayer.kind in kinds:
+            layer, kinds = layer + 1, set()
+        kinds.add(sublayer.kind)
+        sublayer.layer, sublayer.index = layer, index
+        after = next((s for s in stack.sublayers[index:] if s.total != sublayer.total), None)
+        sublayer.stream = _stream(dataflow, sublayer, after)
+
+
+def _stream(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer | None) -> int:
+    """After a sublayer: with a post norm what the next one reads, or the norm with its weight and bias."""
+    posts = sublayer.norms.get("post")
+    if not posts:
+        return sublayer.total
+    value, trace = posts[-1].result, dataflow.trace
+    if after is not None and after.read in trace.below([value]):
+        return after.read
+    while len(readers := trace.read_by(value)) == 1 and bare(readers[0]) in SCALING | {"to", "_to_copy"}:
+        if len(dataflow.data(readers[0])) != 1 or (bare(readers[0]) in SCALING and not dataflow.weights(readers[0])):
+            break
+        value = readers[0].makes[0]
+    return value
+
+
+def _set_families(stack: TracedStack) -> None:
+    """Placements that take more than a sublayer's own norms."""
+    by_kind = {s.kind: s.placement for s in stack.sublayers}
+    normformer = by_kind.get("attn") == "sandwich" and by_kind.get("ffn") == "sub-ln"
+    ratios = [s.weight_ratio for s in stack.sublayers if "post" in s.norms and "pre" not in s.norms]
+    stack.function = function_of(ratios) if ratios else None
+    for sublayer in stack.sublayers:
+        name, skip, scale = sublayer.placement, sublayer.skip, sublayer.scale
+        if normformer and name in ("sandwich", "sub-ln"):
+            sublayer.placement = "normformer"
+        elif name == "post-ln" and skip.learned:
+            sublayer.placement = "post-ln" if stack.function == "post-ln" else "admin"
+        elif name == "post-ln" and skip.even and abs(sublayer.weight_ratio - 1) > 1e-3:
+            sublayer.placement = "deepnorm"
+        elif name in ("pre-ln", "none") and scale.learned:
+            sublayer.placement = "layerscale" if name == "pre-ln" else "rezero"
+
+
+def _name_stacks(dataflow: Dataflow, stacks: list[TracedStack]) -> None:
+    """A stack with cross-attention decodes; one whose end it reads encodes; else what the attention sees decides."""
+    counts: dict[str, int] = {}
+    for stack in stacks:
+        name = "decoder" if stack.cross or (len(stacks) == 1 and _looks_back_only(dataflow, stack)) else "encoder"
+        counts[name] = counts.get(name, 0) + 1
+        stack.name = name if counts[name] == 1 else f"{name}{counts[name]}"
+        for sublayer in stack.sublayers:
+            sublayer.stack = stack.name
+
+
+def _looks_back_only(dataflow: Dataflow, stack: TracedStack) -> bool:
+    """Whether the first attention's result stays everywhere else when x moves at the last position."""
+    sublayer = next((s for s in stack.sublayers if s.kind == "attn"), None)
+    if sublayer is None or stack.time is None:
+        return False
+    moved = dataflow.moved_at(sublayer.read, sublayer.total, stack.time, -1)
+    return moved is not None and not moved[:-1].any()
+
+
+def _set_addresses(every: list[TracedSublayer]) -> None:
+    """The module that holds a branch alone, else that of its last projection."""
+    common = [_common(list(s.roles) or list(s.parameters)) for s in every]
+    used: dict[str, int] = {}
+    for at, sublayer in enumerate(every):
+        posts = [n.weight for n in sublayer.norms.get("post", []) if n.weight]
+        others = {other for i, other in enumerate(common) if i != at and other != common[at]}
+        candidates = [_common([*sublayer.parameters, *posts]), common[at]]
+        last = sublayer.last.rpartition(".")[0] or sublayer.last if sublayer.last else common[at]
+        alone = (a for a in candidates if a and not any(_holds(a, other) for other in others))
+        address = next(alone, last) if common.count(common[at]) == 1 or not _beside(every, at) else last
+        used[address] = used.get(address, 0) + 1
+        sublayer.address = address if used[address] == 1 else f"{address}#{used[address]}"
+
+
+def _beside(every: list[TracedSublayer], at: int) -> bool:
+    """Whether another sublayer of the same layer has its weights in the same module; else a module is run again."""
+    own = every[at]
+    return any(
+        s is not own and _common(list(s.roles)) == _common(list(own.roles)) and set(s.roles) != set(own.roles)
+        for s in every
+    )
+
+
+def _holds(address: str, other: str) -> bool:
+    return address == "" or other == address or other.startswith(f"{address}.")
+
+
+def _common(names: list[str]) -> str:
+    """The longest address that all parameters lie below."""
+    parts = [name.split(".")[:-1] for name in names]
+    shared = [level[0] for level in zip(*parts, strict=False)]
+    differ = next((i for i, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), len(shared))
+    return ".".join(shared[:differ])

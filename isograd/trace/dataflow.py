@@ -1,92 +1,68 @@
-"""What flows through a recorded forward pass: activations, their norms, the products with weights.
+"""What a recorded forward pass does to its activations: norms, products with weights, which position moves which.
 
 Found from the operations and from replays, not from the names of modules: a norm is what stays the same when its input
 is scaled.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from isograd.trace.record import Operation, Trace
-from isograd.trace.structure import FoundNorm
 
 NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "fused_rms_norm"))
-LAYOUT = frozenset(
-    (
-        "view",
-        "reshape",
-        "_reshape_alias",
-        "transpose",
-        "permute",
-        "contiguous",
-        "clone",
-        "to",
-        "_to_copy",
-        "alias",
-        "detach",
-        "dropout",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "unflatten",
-        "lift_fresh",
-        "type_as",
-        "native_dropout",
-        "feature_dropout",
-        "slice",
-        "select",
-        "roll",
-        "pad",
-        "constant_pad_nd",
-        "movedim",
-        "t",
-        "numpy_T",
-        "swapaxes",
-        "expand_as",
-        "chunk",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "tensor_split",
-        "index_select",
-        "alpha_dropout",
-    )
-)
+LAYOUT = frozenset((
+    "view", "reshape", "_reshape_alias", "transpose", "permute", "contiguous", "clone", "to", "_to_copy", "alias",
+    "detach", "dropout", "expand", "unsqueeze", "squeeze", "flatten", "unflatten", "lift_fresh", "type_as",
+    "native_dropout", "feature_dropout", "slice", "select", "roll", "pad", "constant_pad_nd", "movedim", "t",
+    "numpy_T", "swapaxes", "expand_as", "chunk", "split", "split_with_sizes", "unbind", "tensor_split",
+    "index_select", "alpha_dropout",
+))  # fmt: skip
 SCALING = frozenset(("mul", "div", "add", "sub", "rsub", "neg", "addcmul", "true_divide", "multiply", "subtract"))
 SUMS = frozenset(("add", "addcmul", "sub", "lerp", "rsub"))
-PRODUCTS = frozenset(
-    (
-        "linear",
-        "addmm",
-        "mm",
-        "matmul",
-        "bmm",
-        "baddbmm",
-        "einsum",
-        "conv1d",
-        "conv2d",
-        "convolution",
-        "tensordot",
-        "_grouped_mm",
-        "_scaled_mm",
-    )
-)
+PRODUCTS = frozenset((
+    "linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "convolution", "tensordot",
+    "_grouped_mm", "_scaled_mm",
+))  # fmt: skip
 DEFAULT_EPS = {"layer_norm": 1e-5}  # of torch.nn.functional, where the caller gave none
 FAR = 1000.0  # scales at which the eps of a norm no longer counts
 SAME = 1e-3  # relative difference of two activations in float32 that count as equal
+ROUNDING = 1e-6  # of the largest entry: what another order of sums may do
 
 
-class Flow:
-    """A trace with the answers to the questions that are asked of it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TracedNorm:
+    """A normalization: scaling `origin` leaves `result` unchanged.
+
+    Attributes:
+        address: of the module in which it was computed.
+        weight, bias: names of the parameters that multiply it and are added, where there are such.
+        eps: None where it could not be read from the operations.
+    """
+
+    origin: int
+    result: int
+    address: str
+    weight: str | None
+    bias: str | None
+    eps: float | None
+
+
+class Dataflow:
+    """A trace with the answers to the questions that are asked of it.
+
+    Attributes:
+        norms: by their results.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.norms: dict[int, FoundNorm] = {}  # by their results
+        self.norms: dict[int, TracedNorm] = {}
         self._steps: dict[int, int | None] = {}
+        self._above: dict[int, set[int]] = {}
         self.norms = {norm.result: norm for norm in self._find_norms()}
         self._steps.clear()  # a walk stops at norms, which were not known before
 
@@ -124,6 +100,12 @@ class Flow:
             value = made.reads[0]
         return self.trace.names[value]
 
+    def above(self, value: int) -> set[int]:
+        """The value, and all that it was computed from."""
+        if value not in self._above:
+            self._above[value] = self.trace.above([value])
+        return self._above[value]
+
     def through(self, value: int) -> int | None:
         """One step back where the maker only lays out, scales or shifts by what is not activation; else None."""
         if value not in self._steps:
@@ -154,16 +136,19 @@ class Flow:
             value = before
         return value
 
-    def back(self, value: int) -> tuple[int, list[FoundNorm]]:
-        """Back through layout, scale, shift and norms: where that ends, and the norms that were crossed."""
-        crossed: list[FoundNorm] = []
-        while True:
-            value = self.root(value)
-            norm = self.norms.get(value)
-            if norm is None:
-                return value, crossed
-            crossed.append(norm)
-            value = norm.origin
+    def back(self, value: int, until: int | None = None) -> tuple[int, list[TracedNorm]]:
+        """Back through layout, scale, shift and norms, to `until` at most: where that ends, and the norms crossed."""
+        crossed: list[TracedNorm] = []
+        while value != until:
+            before = self.through(value)
+            if before is None:
+                norm = self.norms.get(value)
+                if norm is None:
+                    break
+                crossed.append(norm)
+                before = norm.origin
+            value = before
+        return value, crossed
 
     def chain(self, value: int) -> Iterator[Operation]:
         """The operations that `root` walks through."""
@@ -188,7 +173,26 @@ class Flow:
         near, far = (trace.replay({at: unit * c} | (pinned or {}), [wanted])[0] for c in (FAR / 10, FAR))
         return different(near, far) < SAME
 
-    def _find_norms(self) -> Iterator[FoundNorm]:
+    def time_axis(self, read: int, total: int) -> int | None:
+        """The axis of x along which what stands at the first place moves the result at others; None: none does."""
+        for axis in (1, 0):
+            moved = self.moved_at(read, total, axis, 0)
+            if moved is not None and moved[1:].any():
+                return axis
+        return None
+
+    def moved_at(self, read: int, total: int, axis: int, place: int) -> Tensor | None:
+        """Along an axis, where the result moves if x is another one at one place. None: shapes do not correspond."""
+        x, result = self.trace[read], self.trace[total]
+        if x.ndim < 2 + (axis == 1) or result.shape != x.shape or x.shape[axis] < 2:
+            return None
+        other = x.clone()
+        part = other.select(axis, place)
+        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std())
+        gap = (self.trace.replay({read: other}, [total])[0] - result).abs().transpose(0, axis).flatten(1).amax(1)
+        return gap > ROUNDING * result.abs().max()
+
+    def _find_norms(self) -> Iterator[TracedNorm]:
         for operation in self.trace.operations:
             if bare(operation) in NORMS and operation.reads[0] in self.live:
                 yield self._norm(operation.reads[0], operation.makes[0], operation)
@@ -206,9 +210,9 @@ class Flow:
         number, row = by_width[0], by_width[1]
         if self._row(number) != 1 or self._row(row) == 1:
             return None
-        above = self.trace.above([number])
+        above = self.above(number)
         origin: int | None = row
-        while origin is not None and origin not in above:  # a gain stands in front of the division
+        while origin is not None and origin not in above:  # a weight stands in front of the division
             origin = self._uncentred(origin) or self.through(origin)
         return None if origin is None else self._casts(self._uncentred(self._casts(origin)) or origin)
 
@@ -231,57 +235,46 @@ class Flow:
             value = made.reads[0]
         return value
 
-    def _norm(self, origin: int, result: int, operation: Operation) -> FoundNorm:
-        trace = self.trace
-        gain, offset, eps = None, None, None
+    def _norm(self, origin: int, result: int, operation: Operation) -> TracedNorm:
         if bare(operation) in NORMS:
             names = [self.parameter(v) for v in operation.reads[1:]]
-            gain, offset = (*names, None, None)[:2] if any(names) else self._affine(result)
+            weight, bias = (*names, None, None)[:2] if any(names) else self._affine(result)
             numbers = [a for a in operation.args if isinstance(a, float)]
             eps = numbers[-1] if numbers else DEFAULT_EPS.get(bare(operation))
         else:
-            gain, offset = self._affine(result)
-            gain = gain or self._gain_in_front(origin, result)
+            weight, bias = self._affine(result)
+            weight = weight or self._weight_in_front(origin, result)
             eps = self._eps(origin, result)
-        shift = trace.replay({origin: FAR * trace[origin] + FAR}, [result])[0]
-        plain = trace.replay({origin: FAR * trace[origin]}, [result])[0]
-        return FoundNorm(
-            origin=origin,
-            result=result,
-            address=operation.module,
-            gain=gain,
-            offset=offset,
-            eps=eps,
-            centred=different(shift, plain) < SAME,
-            dtype=trace[result].dtype,
-        )
+        return TracedNorm(origin=origin, result=result, address=operation.module, weight=weight, bias=bias, eps=eps)
 
     def _affine(self, result: int) -> tuple[str | None, str | None]:
-        """Names of the gain and the offset that follow a hand-written norm."""
-        gain = offset = None
+        """Names of the weight and the bias that follow a hand-written norm."""
+        weight = bias = None
         while len(readers := self.trace.read_by(result)) == 1 and bare(readers[0]) in SCALING | LAYOUT:
             names = self.weights(readers[0])
             if names and bare(readers[0]) in ("mul", "addcmul"):
-                gain = gain or names[0]
+                weight = weight or names[0]
             elif names and bare(readers[0]) == "add":
-                offset = offset or names[0]
+                bias = bias or names[0]
             elif names or len(self.data(readers[0])) != 1:
                 break
             result = readers[0].makes[0]
-        return gain, offset
+        return weight, bias
 
-    def _gain_in_front(self, origin: int, result: int) -> str | None:
-        """The name of a gain that multiplies before the division."""
-        between = self.trace.below([origin]) & self.trace.above([result])
-        made = [o for o in self.trace.operations if not between.isdisjoint(o.makes) and bare(o) in ("mul", "addcmul")]
+    def between(self, start: int, end: int) -> list[Operation]:
+        """The operations by which `end` was computed from `start`."""
+        inside = (self.trace.below([start]) & self.above(end)) - {start}
+        return [o for o in self.trace.operations if not inside.isdisjoint(o.makes)]
+
+    def _weight_in_front(self, origin: int, result: int) -> str | None:
+        """The name of a norm weight that multiplies before the division."""
+        made = [o for o in self.between(origin, result) if bare(o) in ("mul", "addcmul")]
         return next((name for o in made for name in self.weights(o)), None)
 
     def _eps(self, origin: int, result: int) -> float | None:
         """The small number added between the origin of a hand-written norm and its result."""
-        between = self.trace.below([origin]) & self.trace.above([result])
-        for operation in self.trace.operations:
-            made = operation.makes[0] if operation.makes else None
-            if bare(operation) in ("add", "clamp_min", "clamp") and made in between and self._row(made) == 1:
+        for operation in self.between(origin, result):
+            if bare(operation) in ("add", "clamp_min", "clamp") and self._row(operation.makes[0]) == 1:
                 small = [a for a in operation.args[1:] if isinstance(a, float) and a >= 0]
                 if small:
                     return small[0]

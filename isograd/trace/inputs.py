@@ -1,38 +1,46 @@
-"""Example inputs for one forward pass of a model, guessed from its configuration, its kind or its first layers.
+"""Inputs for one forward pass of a model: given, guessed from its kind or its first layers, or a text's tokens.
 
-Ids are random and never special (padding, beginning, end), two sequences of sixteen; a guess is believed when the model
+Ids are random and never special (padding, beginning, end), two sequences of sixteen; a guess is taken once the model
 has run on it. A generator of its own draws them, so that the same model gets the same inputs each time.
 """
 
 import inspect
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from isograd.data.text import first_line
 from isograd.errors import InputsError
-from isograd.trace.pretrained_inputs import of_pretrained
+from isograd.trace.pretrained_inputs import BATCH, floats, of_pretrained
+from isograd.trace.record import arguments, fitted
 
 Inputs = dict[str, Any] | tuple[Any, ...]
 
-_BATCH = 2
 _LENGTHS = (16, 8, 4)
 _WIDTHS = 4  # different widths of Linear layers that are tried
 _SIDES = (224, 64, 32, 16)
+_TEXT_LENGTHS = (128, 64, 32, 16, 8)
+_TEXTS = 4
+_MASKED = 0.15  # of the tokens that a masked model reads
+IGNORED = -100  # a label that no loss counts
 
 
 def guess_inputs(model: nn.Module) -> Inputs:
-    """Inputs that `model` runs on: a dict of keywords, or a tuple of what stands in order.
+    """Inputs that `model` runs on, where its parameters are: a dict of keywords, or a tuple of what stands in order.
 
     Raises:
         InputsError: none of the guesses runs.
     """
     reason = "it has no Embedding, Linear or Conv2d to tell from"
-    for inputs in _candidates(model):
+    device = next((t.device for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), "cpu")
+    for guess in _guesses(model):
+        inputs: Inputs = fitted(model, guess, device)
         try:
             run(model, inputs)
         except Exception as error:  # whatever a model raises on inputs that are not for it
@@ -49,43 +57,17 @@ def as_inputs(value: Any) -> Inputs:
     """What a --batch callable returned, as keywords (of a mapping) or in order (of a tensor, a tuple, a list).
 
     Raises:
-        InputsError: something else, or no tensor in it.
+        InputsError: something else, no tensor in it, or an empty one.
     """
-    inputs: Inputs
-    if isinstance(value, Tensor):
-        _check_filled(value)
-        return (value,)
-    if isinstance(value, Mapping):
-        inputs = {str(name): part for name, part in value.items()}
-    elif isinstance(value, tuple | list):
-        inputs = tuple(value)
-    else:
+    if not isinstance(value, Tensor | Mapping | tuple | list):
         raise InputsError(f"expected a tensor, a tuple or a dict of what forward takes; got {type(value).__name__}")
-    tensors = [part for part in tree_leaves(inputs) if isinstance(part, Tensor)]
+    args, kwargs = arguments(value)
+    tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
     if not tensors:
         raise InputsError("there is no tensor in what the batch's callable returned")
-    _check_filled(tensors[0])
-    return inputs
-
-
-def _check_filled(tensor: Tensor) -> None:
-    if not tensor.numel():
-        raise InputsError(f"the batch is empty: its first tensor has the shape {tuple(tensor.shape)}")
-
-
-def with_labels(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with `labels`, where forward takes them and they can be had; else the inputs as they are.
-
-    Labels are drawn anew: those equal to the ids that the model reads would be given away by a tied head.
-    """
-    parameters = inspect.signature(model.forward).parameters
-    if "labels" not in parameters:
-        return inputs
-    named = inputs if isinstance(inputs, dict) else dict(zip(parameters, inputs, strict=False))
-    logits = getattr(run(model, inputs), "logits", None)
-    if "labels" in named or not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
-        return inputs
-    return {**named, "labels": _labels(logits)}
+    if not tensors[0].numel():
+        raise InputsError(f"the batch is empty: its first tensor has the shape {tuple(tensors[0].shape)}")
+    return {str(name): part for name, part in kwargs.items()} if isinstance(value, Mapping) else args
 
 
 def run(model: nn.Module, inputs: Inputs) -> Any:
@@ -100,30 +82,39 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
             module.training = training
 
 
-def _labels(logits: Tensor) -> Tensor:
-    """Classes of every row of logits; of one class, values."""
-    draw = torch.Generator().manual_seed(1)
-    *rows, classes = logits.shape
-    if classes == 1:
-        return torch.randn(rows, generator=draw).to(logits)
-    return torch.randint(classes, rows, generator=draw).to(logits.device)
+def text_inputs(model: nn.Module, name: str, text: str, seed: int = 0) -> tuple[Inputs, Tensor | None]:
+    """The beginning of a text in up to four sequences of up to 128 tokens, and labels where the model fills in masks.
 
+    A decoder beside an encoder reads the text after the encoder's.
 
-def _candidates(model: nn.Module) -> Iterator[Inputs]:
-    """Guesses, the best ones first, where the model's parameters are."""
-    device, dtype = _place(model)
-    for inputs in _guesses(model):
-        if isinstance(inputs, dict):
-            yield {name: _moved(part, device, dtype) for name, part in inputs.items()}
-        else:
-            yield tuple(_moved(part, device, dtype) for part in inputs)
+    Args:
+        name: of the folder, or on the hub, where the tokenizer is.
+
+    Raises:
+        InputsError: no tokenizer, a model that reads no ids, or a text too short; in one line.
+    """
+    tokenizer = _tokenizer(name)
+    guessed = guess_inputs(model)
+    names = [n for n in guessed if n.endswith("input_ids")] if isinstance(guessed, dict) else []
+    if not isinstance(guessed, dict) or not names:
+        raise InputsError(f"{type(model).__name__} takes no input_ids")
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    for length in _TEXT_LENGTHS:
+        rows = min(_TEXTS, len(ids) // (length * len(names)))
+        if not rows:
+            continue
+        cut = ids[: rows * length * len(names)].view(len(names), rows, length)
+        inputs = {n: p for n, p in guessed.items() if "mask" not in n} | dict(zip(names, cut, strict=True))
+        inputs |= {n: torch.ones_like(cut[0]) for n in guessed if n == "attention_mask"}
+        if _runs(model, inputs):
+            return _masked(model, inputs, tokenizer, seed)
+    raise InputsError(f"the text has {len(ids)} tokens, or the model runs on none of {_TEXT_LENGTHS} at a time")
 
 
 def _guesses(model: nn.Module) -> Iterator[Inputs]:
     if isinstance(model, PreTrainedModel):
         yield from of_pretrained(model)
     yield from _of_torch(model)
-    yield from _of_x_transformers(model)
     yield from _of_timm(model)
     yield from _of_layers(model)
 
@@ -141,7 +132,7 @@ def _of_torch(model: nn.Module) -> Iterator[Inputs]:
     else:
         return
     source, target = (
-        _floats(*((_BATCH, length) if in_front else (length, _BATCH)), width, seed=length) for length in (16, 12)
+        floats(*((BATCH, length) if in_front else (length, BATCH)), width, seed=length) for length in (16, 12)
     )
     causal = nn.Transformer.generate_square_subsequent_mask(12)
     if isinstance(model, nn.Transformer):
@@ -152,17 +143,6 @@ def _of_torch(model: nn.Module) -> Iterator[Inputs]:
         yield (source,)
 
 
-def _of_x_transformers(model: nn.Module) -> Iterator[Inputs]:
-    """x-transformers: ids for a wrapper, vectors of the width for bare attention layers."""
-    if not type(model).__module__.startswith("x_transformers"):
-        return
-    for length in _LENGTHS:
-        if isinstance(tokens := getattr(model, "num_tokens", None), int):
-            yield (_ids(tokens, length),)
-        if isinstance(width := getattr(model, "dim", None), int):
-            yield (_floats(_BATCH, length, width),)
-
-
 def _of_timm(model: nn.Module) -> Iterator[Inputs]:
     """timm: the size that the patches are cut for, else the one that the configuration names."""
     patches: Any = getattr(model, "patch_embed", None)
@@ -171,7 +151,7 @@ def _of_timm(model: nn.Module) -> Iterator[Inputs]:
     sides = getattr(patches, "img_size", None) or (size[-2:] if size else None)
     if sides is not None:
         channels = getattr(getattr(patches, "proj", None), "in_channels", size[0] if size else 3)
-        yield (_floats(_BATCH, channels, *sides),)
+        yield (floats(BATCH, channels, *sides),)
 
 
 def _of_layers(model: nn.Module) -> Iterator[Inputs]:
@@ -187,11 +167,11 @@ def _of_layers(model: nn.Module) -> Iterator[Inputs]:
         for rows in dict.fromkeys(tables):
             yield _filled(names, [_ids(rows, length, seed=i) for i in range(len(names))])
     for width in widths:
-        yield _filled(names, [_floats(_BATCH, _LENGTHS[0], width, seed=i) for i in range(len(names))])
-        yield _filled(names, [_floats(_BATCH, width, seed=i) for i in range(len(names))])
+        yield _filled(names, [floats(BATCH, _LENGTHS[0], width, seed=i) for i in range(len(names))])
+        yield _filled(names, [floats(BATCH, width, seed=i) for i in range(len(names))])
     for channels in images:
         for side in _SIDES:
-            yield _filled(names, [_floats(_BATCH, channels, side, side, seed=i) for i in range(len(names))])
+            yield _filled(names, [floats(BATCH, channels, side, side, seed=i) for i in range(len(names))])
 
 
 def _arguments(model: nn.Module) -> list[str]:
@@ -212,19 +192,35 @@ def _filled(names: list[str], parts: list[Tensor]) -> tuple[Tensor, ...]:
 def _ids(rows: int, length: int, seed: int = 0) -> Tensor:
     """Ids of a table whose first four rows, where special ones use to stand, are left out."""
     draw = torch.Generator().manual_seed(seed)
-    return torch.randint(min(4, rows - 1), rows, (_BATCH, length), generator=draw)
+    return torch.randint(min(4, rows - 1), rows, (BATCH, length), generator=draw)
 
 
-def _floats(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def _tokenizer(name: str) -> Any:
+    """From the folder, that of a run too, or from the hub."""
+    path = Path(name)
+    own = [f for f in (path, path / "model") if any(f.glob("tokenizer*")) or any(f.glob("*vocab*"))]
+    if not own and (path.exists() or ":" in name):
+        raise InputsError(f"{name} has no tokenizer")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(own[0]) if own else name)
+    except Exception as error:  # of the hub, of JSON, of the tokenizers library
+        raise InputsError(f"{name}: no tokenizer that can be read ({first_line(error)})") from error
 
 
-def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    floating = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
-    return (floating[0].device, floating[0].dtype) if floating else (torch.device("cpu"), torch.float32)
+def _runs(model: nn.Module, inputs: dict[str, Any]) -> bool:
+    try:
+        run(model, inputs)
+    except Exception:  # too long for its positions, ids that it does not have
+        return False
+    return True
 
 
-def _moved(part: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    if not isinstance(part, Tensor):
-        return part
-    return part.to(device, dtype) if part.is_floating_point() else part.to(device)
+def _masked(model: nn.Module, inputs: dict[str, Any], tokenizer: Any, seed: int) -> tuple[Inputs, Tensor | None]:
+    """Of a masked model some tokens replaced by <mask>, which are its labels."""
+    if not type(model).__name__.endswith("ForMaskedLM") or tokenizer.mask_token_id is None:
+        return inputs, None
+    ids = inputs["input_ids"]
+    chosen = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < _MASKED
+    chosen[0, 0] = True
+    masked = inputs | {"input_ids": ids.masked_fill(chosen, tokenizer.mask_token_id)}
+    return masked, ids.masked_fill(~chosen, IGNORED)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import transformers
@@ -36,9 +35,9 @@ def load_model(text: str) -> nn.Module:
     """The model that `text` names.
 
     Args:
-        text: the folder of a Hugging Face checkpoint or of an isograd run (a folder with a configuration and no
-            weights gives the model at its start); a name on the hub; or `package.module:name`, a model or a callable
-            without arguments that returns one, found from the working directory too.
+        text: the folder of a Hugging Face checkpoint or of an isograd run (a configuration without weights gives the
+            model at initialization); a name on the hub; or `package.module:name`, a model or a callable without
+            arguments that returns one, found from the working directory too.
 
     Raises:
         ModelError: there is no such model, or it cannot be built.
@@ -49,7 +48,7 @@ def load_model(text: str) -> nn.Module:
         return _of_callable(text)
     if not _HUB.fullmatch(text) or text.startswith("."):
         raise ModelError(f"{text}: no such folder")
-    return _of_hub(text)
+    return _built(text, True, f"{text}: no such folder here, and on the hub it cannot be loaded")
 
 
 def load_callable(text: str) -> Callable[[], Any]:
@@ -71,7 +70,7 @@ def load_callable(text: str) -> Callable[[], Any]:
             try:
                 return thing()
             except Exception as error:  # a user's code raises what it likes
-                raise ModelError(f"{text} raised {_said(error)}") from error
+                raise ModelError(f"{text} raised {_described(error)}") from error
 
     return call
 
@@ -79,7 +78,8 @@ def load_callable(text: str) -> Callable[[], Any]:
 def _of_callable(text: str) -> nn.Module:
     made = load_callable(text)()
     if not isinstance(made, nn.Module):
-        raise ModelError(f"{text} gives {_article(type(made).__name__)}; expected an nn.Module")
+        kind = type(made).__name__
+        raise ModelError(f"{text} gives {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}; expected an nn.Module")
     return made
 
 
@@ -87,61 +87,41 @@ def _of_folder(path: Path) -> nn.Module:
     for folder in (path, path / "model"):  # a checkpoint, or the folder of a run of isograd
         if (folder / "config.json").is_file():
             has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
-            with _told(str(path), "the model cannot be loaded"):
-                return _pretrained(str(folder)) if has_weights else _at_start(_config(str(folder)))
+            return _built(str(folder), has_weights, f"{path}: the model cannot be loaded")
     raise ModelError(
         f"{path}: no config.json here or in model/; name the folder of a model, or of a run that has ended"
     )
 
 
-def _of_hub(name: str) -> nn.Module:
-    with _told(name, "no such folder here, and on the hub it cannot be loaded"):
-        return _pretrained(name)
-
-
-def _pretrained(name: str) -> nn.Module:
-    model, info = _class(_config(name)).from_pretrained(name, output_loading_info=True)
-    if info["missing_keys"]:
-        raise ValueError(f"weights are missing, such as {min(info['missing_keys'])}")
-    assert isinstance(model, nn.Module)
-    return model
-
-
-def _at_start(config: PretrainedConfig) -> nn.Module:
-    kind = _class(config)
-    model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-    assert isinstance(model, nn.Module)
-    return model.eval()
-
-
-def _config(name: str) -> PretrainedConfig:
-    return AutoConfig.from_pretrained(name)
+def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
+    """With its weights, or at initialization. Any error is one line: the hub, JSON and models raise what they like."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+        kind = _class(config)
+        if not has_weights:
+            model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+            return model.eval()
+        model, info = kind.from_pretrained(name, output_loading_info=True)
+        if info["missing_keys"]:
+            raise ValueError(f"weights are missing, such as {min(info['missing_keys'])}")
+        return model
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{refusal}: its config.json is no JSON ({first_line(error)})") from error
+    except Exception as error:
+        raise ModelError(f"{refusal}: {first_line(error)}") from error
 
 
 def _class(config: PretrainedConfig) -> Any:
     """The class that the configuration names, else the first Auto class that knows its kind."""
     for name in config.architectures or ():
-        found = getattr(isograd.models, name, None) or getattr(transformers, name, None)
-        if found is not None:
-            return found
+        named = getattr(isograd.models, name, None) or getattr(transformers, name, None)
+        if named is not None:
+            return named
     for name in _AUTO:
         auto = getattr(transformers, name)
         if type(config) in auto._model_mapping:
             return auto
     raise ValueError(f"transformers has no model for model_type {config.model_type!r}")
-
-
-@contextmanager
-def _told(name: str, what: str) -> Iterator[None]:
-    """Any error as one line: the hub, JSON, safetensors and the models raise many kinds."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{name}: {what}: its config.json is no JSON ({first_line(error)})") from error
-    except Exception as error:
-        raise ModelError(f"{name}: {what}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -157,39 +137,30 @@ def _working_directory() -> Iterator[None]:
 
 
 def _named(text: str) -> Any:
-    """The object behind `package.module:name`, where name may have dots."""
+    """What `package.module:name` names, where name may have dots."""
     module_name, colon, name = text.partition(":")
     if not (colon and module_name and name) or "/" in module_name or module_name.endswith(".py"):
         raise ModelError(f"{text}: expected package.module:callable, such as my_models.deep:build")
-    thing: Any = _module(module_name)
+    try:
+        thing: Any = importlib.import_module(module_name)
+    except Exception as error:  # the module's own code runs
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent and f"{module_name}.".startswith(f"{absent}."):
+            raise ModelError(f"{module_name}: no such module, in {Path.cwd()} or installed") from error
+        raise ModelError(f"{module_name} cannot be imported: {_described(error)}") from error
     for part in name.split("."):
         if not hasattr(thing, part):
-            raise ModelError(f"{text}: {module_name} has no {name!r}{_near(part, thing)}")
+            near = difflib.get_close_matches(part, [n for n in vars(thing) if not n.startswith("_")], n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ModelError(f"{text}: {module_name} has no {name!r}{hint}")
         thing = getattr(thing, part)
     return thing
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise ModelError(f"{name}: no such module, in {Path.cwd()} or installed") from error
-        raise ModelError(f"{name} cannot be imported: {_said(error)}") from error
-    except Exception as error:  # the module's own code runs
-        raise ModelError(f"{name} cannot be imported: {_said(error)}") from error
-
-
-def _near(name: str, owner: Any) -> str:
-    public = [n for n in vars(owner) if not n.startswith("_")]
-    near = difflib.get_close_matches(name, public, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _check_arguments(text: str, thing: Callable[..., Any]) -> None:
     try:
         parameters = inspect.signature(thing).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
@@ -197,9 +168,5 @@ def _check_arguments(text: str, thing: Callable[..., Any]) -> None:
         raise ModelError(f"{text} needs arguments ({', '.join(needed)}); name a function that takes none")
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiouAEIOU' else 'a'} {noun}"

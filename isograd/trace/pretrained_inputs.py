@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-_BATCH = 2
+BATCH = 2
 _LENGTH = 16
 _TARGET = 12  # shorter than the source: a mix-up of the two is an error, not a number
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
@@ -23,14 +23,14 @@ def of_pretrained(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     names = inspect.signature(model.forward).parameters
     main = model.main_input_name if model.main_input_name in names else next(iter(names))
     for length in _lengths(config):
-        for batch, end in ((_BATCH, False), (_BATCH, True), (1, False)):
+        for batch, end in ((BATCH, False), (BATCH, True), (1, False)):
             inputs = _inputs(config, main, names, batch=batch, length=length, end=end)
             if inputs is None:
                 return
             yield inputs
             if main != "input_ids":  # images and sound have one size
                 return
-            if "pixel_values" in names and hasattr(config, "vision_config"):  # two towers side by side, as CLIP has
+            if "pixel_values" in names and hasattr(config, "vision_config"):  # two stacks side by side, as CLIP has
                 yield inputs | {"pixel_values": _image(config.vision_config, batch)}
 
 
@@ -45,11 +45,9 @@ def _inputs(
     elif main == "pixel_values":
         inputs = {"pixel_values": _image(getattr(config, "vision_config", config), batch)}
     elif main == "input_values":
-        inputs = {"input_values": _floats(batch, 4000)}
+        inputs = {"input_values": floats(batch, 4000)}
     elif main == "input_features" and hasattr(config, "num_mel_bins"):
-        inputs = {
-            "input_features": _floats(batch, config.num_mel_bins, 2 * getattr(config, "max_source_positions", 50))
-        }
+        inputs = {"input_features": floats(batch, config.num_mel_bins, 2 * getattr(config, "max_source_positions", 50))}
     else:
         return None
     if config.is_encoder_decoder and "decoder_input_ids" in names:
@@ -103,8 +101,8 @@ def _lengths(config: PretrainedConfig) -> list[int]:
 def _image(config: Any, batch: int) -> Tensor:
     side = getattr(config, "image_size", None) or 224
     height, width = (side, side) if isinstance(side, int) else side
-    return _floats(batch, getattr(config, "num_channels", 3), height, width)
+    return floats(batch, getattr(config, "num_channels", 3), height, width)
 
 
-def _floats(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+def floats(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

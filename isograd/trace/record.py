@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -100,19 +103,38 @@ class Trace:
         return found
 
     @torch.no_grad()
-    def replay(self, changes: Mapping[int, Tensor], wanted: Sequence[int]) -> list[Tensor]:
+    def replay(
+        self, changes: Mapping[int, Tensor | Callable[[], Tensor]], wanted: Sequence[int], *, double: bool = False
+    ) -> list[Tensor]:
         """What the `wanted` values become where the values of `changes` are replaced, for all who read them.
 
-        Runs only the operations between the two. A wanted value that nothing changed is returned as recorded.
+        Runs only the operations between the two, and lets values go after their last reader. A wanted value that
+        nothing changed is returned as recorded.
+
+        Args:
+            changes: tensors, or functions that give one each time it is read.
+            double: half precision and float32 become float64, where the model itself asks for them too.
         """
-        between = self.below(changes) & self.above(wanted)
-        known = dict(changes)
-        for operation in self.operations:
-            news = [v for v in operation.makes if v in between and v not in changes]
-            if news and not known.keys().isdisjoint(operation.reads):
-                made = _run(operation, lambda v: known[v] if v in known else self.values[v])
-                known.update((v, t) for v, t in zip(operation.makes, made, strict=True) if v not in changes)
-        return [known[v] if v in known else self.values[v] for v in wanted]
+        between = (self.below(changes) & self.above(wanted)).difference(changes)
+        steps = [operation for operation in self.operations if not between.isdisjoint(operation.makes)]
+        last = {value: at for at, operation in enumerate(steps) for value in operation.reads}
+        known: dict[int, Tensor] = {}
+
+        def value(at: int) -> Tensor:
+            if at in known:
+                return known[at]
+            changed = changes.get(at)
+            if changed is None:
+                return in_double(self.values[at]) if double else self.values[at]
+            return changed() if callable(changed) else changed
+
+        for at, operation in enumerate(steps):
+            made = _run(operation, value, double)
+            known.update((v, t) for v, t in zip(operation.makes, made, strict=True) if v in between)
+            for read in operation.reads:
+                if last[read] == at and read not in wanted:
+                    known.pop(read, None)
+        return [value(at) for at in wanted]
 
 
 def record(model: nn.Module, inputs: Any, *, in_half: bool = False) -> Trace:
@@ -138,14 +160,40 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
-def fitted(model: nn.Module, inputs: Any) -> Any:
-    """The inputs on the CPU, vectors in the model's precision."""
+def answer(output: Any) -> Tensor | None:
+    """The logits of an output, else the first tensor of numbers in it that is no loss."""
+    logits = field_of(output, "logits")
+    return next((t for _, t in tensors(output) if t.is_floating_point() and t.ndim), None) if logits is None else logits
+
+
+def field_of(output: Any, name: str) -> Tensor | None:
+    part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    return part if isinstance(part, Tensor) else None
+
+
+def tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
+    """Addresses and tensors of nested mappings, sequences and objects such as a ModelOutput."""
+    if isinstance(tree, Tensor):
+        yield "", tree
+        return
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, tuple | list):
+        items = enumerate(tree)
+    for key, part in items:
+        for below, tensor in tensors(part):
+            yield f"{key}.{below}" if below else str(key), tensor
+
+
+def fitted(model: nn.Module, inputs: Any, device: torch.device | str = "cpu") -> Any:
+    """The inputs on a device, numbers in the model's precision."""
     floating = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
     def fit(part: Any) -> Any:
         if not isinstance(part, Tensor):
             return part
-        return part.to("cpu", floating) if part.is_floating_point() else part.to("cpu")
+        return part.to(device, floating) if part.is_floating_point() else part.to(device)
 
     return tree_map(fit, inputs)
 
@@ -182,10 +230,10 @@ class _Recorder(TorchDispatchMode):
             self.trace.names[self._add(tensor)] = name
 
     def enter(self, inputs: Any) -> None:
-        self.trace.inputs = {at: self._value(t) for at, t in _tensors(inputs)}
+        self.trace.inputs = {at: self._value(t) for at, t in tensors(inputs)}
 
     def leave(self, output: Any) -> None:
-        self.trace.outputs = {at: self._value(t) for at, t in _tensors(output)}
+        self.trace.outputs = {at: self._value(t) for at, t in tensors(output)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -241,33 +289,32 @@ class _Recorder(TorchDispatchMode):
                 self.trace.values[at] = value.clone()
 
 
-def _run(operation: Operation, value: Callable[[int], Tensor]) -> list[Tensor]:
+def _run(operation: Operation, value: Callable[[int], Tensor], double: bool) -> list[Tensor]:
     """The results of an operation on other values; what it writes to is copied first."""
 
     def fill(place: Any) -> Any:
         if not isinstance(place, Value):
-            return place
+            return torch.float64 if double and place in _FLOATS else place
         tensor = value(place.index)
         return tensor.clone() if operation.function._schema.is_mutable else tensor
 
     args, kwargs = tree_map(fill, (operation.args, operation.kwargs))
-    out = operation.function(*args, **kwargs)
-    return [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+    if double and operation.name == "_grouped_mm" and args[2] is not None:  # torch has it in float32 and below only
+        return [_grouped_product(*args[:3])]
+    return [t for t in tree_leaves(operation.function(*args, **kwargs)) if isinstance(t, Tensor)]
 
 
-def _tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
-    """Addresses and tensors of nested mappings, sequences and objects such as a ModelOutput."""
-    if isinstance(tree, Tensor):
-        yield "", tree
-        return
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(tree, Mapping):
-        items = tree.items()
-    elif isinstance(tree, tuple | list):
-        items = enumerate(tree)
-    for key, part in items:
-        for below, tensor in _tensors(part):
-            yield f"{key}.{below}" if below else str(key), tensor
+def _grouped_product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """Rows up to each end times the matrix of their group, as in a mixture of experts."""
+    made = rows.new_zeros(rows.shape[0], matrices.shape[-1])
+    for (start, end), matrix in zip(pairwise([0, *ends.tolist()]), matrices, strict=False):
+        made[start:end] = rows[start:end] @ matrix
+    return made
+
+
+def in_double(x: Tensor) -> Tensor:
+    """Numbers of lower precision in float64, all else as it is."""
+    return x.double() if x.dtype in _FLOATS else x
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from isograd.diagnose.quantities import exact
 from isograd.models import IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Stack
-from isograd.trace.structure import SMALL, function_of_skips
+from isograd.trace.anatomy import SMALL, function_of
 from isograd.transformer.parameters import Coefficient
 from isograd.transformer.sublayer import LearnedAdd, Sublayer
 
@@ -134,7 +134,7 @@ class _Profile:
 
     def concern(self) -> str | None:
         """What to say of skips with which a deep stack trains as Post-LN does."""
-        if len(self.skips) < DEEP or function_of_skips(self.skips) != "post-ln":
+        if len(self.skips) < DEEP or function_of(self.skips) != "post-ln":
             return None
         found = f"ADMIN's skips of the {self.tower} come out as 1, {self.skips[1]:.2g}, .. {self.skips[-1]:.2g}"
         flat = f"{found}: with {len(self.skips)} sublayers this is Post-LN in function, and collapses as Post-LN does"

@@ -165,7 +165,7 @@ def gradient_ratio(rows: list[dict[str, Any]], tower: Stack = "decoder") -> floa
     """mean |gradient| of W_2 in a tower's first layer over that in its last, each averaged over the steps of `rows`."""
     values: dict[int, list[float]] = {}
     for row in rows:
-        if row.get("kind") == "ffn" and row.get("tower", tower) == tower and row.get("gradient_mean_abs") is not None:
+        if row.get("kind") == "ffn" and row.get("stack", tower) == tower and row.get("gradient_mean_abs") is not None:
             values.setdefault(row["layer"], []).append(row["gradient_mean_abs"])
     if not values:
         return None

@@ -30,7 +30,7 @@ class EarlyWarning:
         self.trainer = trainer
         self.folder = folder
         whole = whole_layers(find_layers(trainer.model))
-        self.collapse = CollapseWatch(whole.addresses, whole.towers, unigram_entropy)
+        self.collapse = CollapseWatch(whole.addresses, whole.stacks, unigram_entropy)
         self._members: Tensor | None = None  # (layers, gradients): 1 where a gradient is of a layer
         state = checkpoint / STATE if checkpoint else None
         if state is not None and state.exists():

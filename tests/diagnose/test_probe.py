@@ -89,7 +89,7 @@ def test_every_quantity_by_brute_force(placement: str, placements: None) -> None
         }
         for name, value in expected.items():
             assert row[name] == pytest.approx(value, rel=2e-5), (address, name)
-        assert row["step"] == 7 and row["tower"] == "decoder"
+        assert row["step"] == 7 and row["stack"] == "decoder"
         assert address == f"model.layers.{row['layer'] - 1}.{row['kind']}"
 
 
@@ -116,13 +116,13 @@ def test_coefficients_are_those_that_the_placement_learns(placement: str, placem
         assert "skip" not in rows[0]
 
 
-def test_an_encoder_decoder_has_rows_for_both_towers() -> None:
+def test_an_encoder_decoder_has_rows_for_both_stacks() -> None:
     network = model("seq2seq", placement="admin")
     probe = Probe(network)
     with probe.step(1):
         network(**labelled("seq2seq")).loss.backward()
         probe.read_gradients()
-    kinds = [(r["tower"], r["layer"], r["kind"]) for r in probe.rows]
+    kinds = [(r["stack"], r["layer"], r["kind"]) for r in probe.rows]
     encoder = [("encoder", layer, kind) for layer in (1, 2, 3) for kind in ("attn", "ffn")]
     decoder = [("decoder", layer, kind) for layer in (1, 2) for kind in ("attn", "cross", "ffn")]
     assert kinds == encoder + decoder

@@ -94,7 +94,7 @@ def test_pre_ln_terms_stream_and_dependency(gpt2: Any, profiled: Profile) -> Non
         assert row.largest_over_median == pytest.approx(float(size.max() / size.median()), rel=1e-5)
         assert size[:, row.largest_position, row.largest_channel].max() == size.max()
         assert row.branch_skip_ratio != pytest.approx(var(skip) / var(branch), rel=0.05)
-    assert profiled.towers[0].start_rms == pytest.approx(rms(start), rel=1e-5)
+    assert profiled.stacks[0].input_rms == pytest.approx(rms(start), rel=1e-5)
     assert [row.address for row in profiled.rows] == [f"{b}.{kind}" for b in blocks for kind in ("attn", "mlp")]
 
 
@@ -217,7 +217,7 @@ def test_our_models_against_the_probe(placement: str) -> None:
             assert getattr(row, name) == pytest.approx(other[name], rel=2e-4), (name, row.address)
 
 
-def test_two_towers() -> None:
+def test_two_stacks() -> None:
     """Marian: the decoder is asked for its next id, gradients reach the encoder, the dependency starts anew."""
     marian = grown(FAMILIES["marian"].build())
     target = IDS[:, :6]
@@ -226,10 +226,10 @@ def test_two_towers() -> None:
     loss = functional.cross_entropy(logits[:, :-1].reshape(-1, 101), target[:, 1:].reshape(-1))
     assert found.loss == pytest.approx(loss.item(), rel=1e-5)
     loss.backward()
-    first = {row.tower: row for row in reversed(found.rows)}
+    first = {row.stack: row for row in reversed(found.rows)}
     assert set(first) == {"encoder", "decoder"}
     assert all(row.dependency_sum == row.dependency for row in first.values())
     fc2 = marian.model.encoder.layers[0].fc2.weight.grad
-    row = next(r for r in found.rows if r.tower == "encoder" and r.kind == "ffn")
+    row = next(r for r in found.rows if r.stack == "encoder" and r.kind == "ffn")
     assert row.gradient_mean_abs == pytest.approx(float(fc2.abs().mean()), rel=1e-4)
     assert all(r.attention_uniform == pytest.approx(math.log(9)) for r in found.rows if r.kind == "cross")

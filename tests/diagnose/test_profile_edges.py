@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isograd.diagnose import profile
-from isograd.diagnose.depth_profile.branches import largest
+from isograd.diagnose.depth_profile.rows import largest_entry
 from isograd.errors import ProfileError
 from tests import build
 from tests.lint.families import FAMILIES
@@ -120,8 +120,9 @@ def test_padding_is_no_target() -> None:
 def test_the_largest_entry_and_its_place() -> None:
     x = torch.ones(2, 5, 8)
     x[1, 3, 6] = -400.0
-    assert vars(largest(x, 1)) == {"value": 400.0, "over_median": 400.0, "channel": 6, "position": 3}
-    assert largest(x, None).position == 8  # second sequence of five, fourth place
+    facts = {"largest": 400.0, "largest_over_median": 400.0, "largest_channel": 6, "largest_position": 3}
+    assert largest_entry(x, 1) == facts
+    assert largest_entry(x, None)["largest_position"] == 8  # second sequence of five, fourth place
 
 
 FEW = ["llama", "gemma2", "olmo2", "mixtral", "gpt-neox", "bloom", "t5", "vit", "swinv2", "torch-transformer"]
@@ -139,7 +140,7 @@ def test_families_have_whole_profiles(name: str) -> None:
         assert all(math.isfinite(v) for v in vars(row).values() if isinstance(v, float))
     content: dict[str, Any] = json.loads(json.dumps(found.as_dict()))
     assert [row["address"] for row in content["rows"]] == [row.address for row in found.rows]
-    assert sum(tower["sublayers"] for tower in content["towers"]) == len(found.rows)
+    assert sum(stack["sublayers"] for stack in content["stacks"]) == len(found.rows)
 
 
 def test_large_products_of_ours_are_seen() -> None:
@@ -164,4 +165,4 @@ def test_a_decoder_that_reads_its_labels_past() -> None:
     model, ids = FAMILIES["marian"].build(), build.tokens(2, 8)
     found = profile(model, {"input_ids": ids, "labels": ids})
     assert found.loss == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), rel=1e-5)
-    assert {tower.name for tower in found.towers} == {"encoder", "decoder"}
+    assert {stack.name for stack in found.stacks} == {"encoder", "decoder"}

@@ -10,7 +10,7 @@ from torch import nn
 
 from isograd.diagnose import Profile, profile
 from isograd.diagnose.depth_profile.expected import expected
-from isograd.diagnose.depth_profile.results import Expected, SublayerProfile, TowerProfile
+from isograd.diagnose.depth_profile.results import Expected, StackProfile, SublayerProfile
 from isograd.train.calibrate import calibrate
 from tests import build
 from tests.diagnose.test_profile import IDS, grown, rms, seen, var
@@ -132,7 +132,7 @@ def test_lines_stand_beside_the_placements_that_they_speak_of() -> None:
 def test_a_post_ln_decoder_falls_by_the_root_of_two_thirds() -> None:
     found = profile(build.model("seq2seq", random=False, placement="post-ln", num_hidden_layers=4))
     encoder, decoder = of(found, "gradient_mean_abs")
-    assert (encoder.tower, encoder.label) == ("encoder", "level")
+    assert (encoder.stack, encoder.label) == ("encoder", "flat")
     steps = [low / high for low, high in zip(decoder.value, decoder.value[1:], strict=False)]
     assert steps == pytest.approx([math.sqrt(2 / 3)] * 3)
 
@@ -140,12 +140,12 @@ def test_a_post_ln_decoder_falls_by_the_root_of_two_thirds() -> None:
 def test_the_bounds_of_lemma_2_only_in_its_setting() -> None:
     """A first feed-forward branch of variance 1/2, as squares of Xavier give it; a start of 0.02 is another setting."""
     found = profile(build.model("causal", random=False, placement="pre-ln"))
-    (tower,) = found.towers
-    tower = dataclasses.replace(tower, start_rms=2.0)
+    (stack,) = found.stacks
+    stack = dataclasses.replace(stack, input_rms=2.0)
 
-    def bounds(variance: float, tower: TowerProfile = tower) -> list[tuple[float, ...]]:
+    def bounds(variance: float, stack: StackProfile = stack) -> list[tuple[float, ...]]:
         rows: list[SublayerProfile] = [dataclasses.replace(row, branch_variance=variance) for row in found.rows]
-        return [line.value for line in expected([tower], rows) if line.label.startswith("Lemma 2")]
+        return [line.value for line in expected([stack], rows) if line.label.startswith("Lemma 2")]
 
     low, high = bounds(0.5)
     assert low == pytest.approx((math.sqrt(4.5), math.sqrt(5))) and high == pytest.approx(
@@ -159,5 +159,5 @@ def test_variances_add_up() -> None:
     found = profile(build.model("causal", random=False, placement="pre-ln", hidden_size=128, intermediate_size=128))
     (line,) = [one for one in of(found, "residual_rms") if "unrelated" in one.label]
     assert [row.residual_rms for row in found.rows] == pytest.approx(line.value, rel=0.1)
-    total = found.towers[0].start_rms ** 2 + sum(row.branch_variance or 0.0 for row in found.rows)
+    total = found.stacks[0].input_rms ** 2 + sum(row.branch_variance or 0.0 for row in found.rows)
     assert line.value[-1] == pytest.approx(math.sqrt(total))

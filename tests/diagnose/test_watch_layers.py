@@ -112,7 +112,7 @@ def test_sublayers_of_ours(head: str) -> None:
     for layer in layers:
         assert layer.matrix is names[layer.address].branch.out.weight
         assert layer.group == f"{layer.facts['tower']} {layer.facts['kind']}"
-    assert {layer.facts["tower"] for layer in layers} == (
+    assert {layer.facts["stack"] for layer in layers} == (
         {"encoder", "decoder"} if head == "seq2seq" else {"decoder" if head == "causal" else "encoder"}
     )
 
@@ -121,7 +121,7 @@ def test_whole_layers_of_sublayers() -> None:
     layers = find_layers(model("seq2seq"))
     whole = whole_layers(layers)
     assert whole.addresses == [*(f"encoder.layers.{i}" for i in range(3)), "decoder.layers.0", "decoder.layers.1"]
-    assert whole.towers == ["encoder"] * 3 + ["decoder"] * 2
+    assert whole.stacks == ["encoder"] * 3 + ["decoder"] * 2
     norms = [3.0, 4.0] * 3 + [2.0, 3.0, 6.0, None, None, None]  # attn, ffn; attn, cross, ffn
     assert whole.joined(norms) == [5.0, 5.0, 5.0, 7.0, None]
 

@@ -32,7 +32,7 @@ class Family:
     Attributes:
         placements: kind of sublayer -> placement.
         findings: the codes that the family deserves -> why, for the gallery.
-        layers: of each tower.
+        layers: of each stack.
     """
 
     build: Callable[[], nn.Module]
@@ -42,9 +42,9 @@ class Family:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Kind of sublayer -> how many there are; cross-attention stands in the second tower only."""
-        towers = 2 if "cross" in self.placements else 1
-        return {kind: self.layers * (1 if kind == "cross" else towers) for kind in self.placements}
+        """Kind of sublayer -> how many there are; cross-attention stands in the second stack only."""
+        stacks = 2 if "cross" in self.placements else 1
+        return {kind: self.layers * (1 if kind == "cross" else stacks) for kind in self.placements}
 
 
 SMALL: dict[str, Any] = {
@@ -134,7 +134,7 @@ def redrawn(stack: nn.Module) -> nn.Module:
 
 
 def transformer() -> nn.Module:
-    """torch.nn.Transformer as it comes: post-norm, and one norm too many at the end of each tower.
+    """torch.nn.Transformer as it comes: post-norm, and one norm too many at the end of each stack.
 
     It draws every matrix again, so its layers, though cloned, are not equal.
     """
@@ -160,7 +160,7 @@ def timm_vit() -> nn.Module:
     return model.eval()
 
 
-GAMMA = {"gains-decayed": "its norms call their gain `gamma`; a note only, since it is no transformers model"}
+GAMMA = {"gains-decayed": "its norms call their weight `gamma`; a note only, since it is no transformers model"}
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(build=of("GPT2LMHeadModel", "GPT2", **GPT), placements=PRE),
     "gpt-neox": Family(build=of("GPTNeoXForCausalLM", "GPTNeoX", **SMALL), placements=PRE),
@@ -268,7 +268,7 @@ FAMILIES: dict[str, Family] = {
     "torch-transformer": Family(
         build=transformer,
         placements=POST_PAIR,
-        findings={"final-norm-doubled": "torch adds a norm to each tower whatever `norm_first` says"},
+        findings={"final-norm-doubled": "torch adds a norm to each stack whatever `norm_first` says"},
     ),
     "x-transformers": Family(build=x_transformer(), placements=PRE, findings=GAMMA),
     "x-transformers-sandwich": Family(build=x_transformer(sandwich_norm=True), placements=SANDWICH, findings=GAMMA),

@@ -9,7 +9,7 @@ from torch import nn
 
 import isograd
 from isograd.lint.check import CODES
-from isograd.trace.anatomy import anatomy
+from isograd.trace.anatomy import find_anatomy
 from isograd.trace.inputs import guess_inputs
 from tests.lint.families import BEGIN, END, FAMILIES, Family, gallery
 
@@ -23,7 +23,7 @@ def built(family: Family) -> nn.Module:
 
 def found(model: nn.Module) -> Counter[tuple[str, str]]:
     """(kind, placement) -> how many sublayers."""
-    return Counter((s.kind, s.placement) for s in anatomy(model, guess_inputs(model)).sublayers)
+    return Counter((s.kind, s.placement) for s in find_anatomy(model, guess_inputs(model)).sublayers)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

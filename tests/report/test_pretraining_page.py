@@ -38,7 +38,7 @@ def masked(study: Path) -> Path:
     """The same numbers as a masked model would have them: its tower is an encoder."""
     for folder in runs(study):
         edit(folder / "run.json", task="masked")
-        rewrite(folder / "quantities.jsonl", tower="encoder")
+        rewrite(folder / "quantities.jsonl", stack="encoder")
     return study
 
 
@@ -72,7 +72,7 @@ def test_rows_that_name_no_tower(masked: Path) -> None:
     """They are of the only tower there is."""
     before = [arm.ratio("gradient_mean_abs", "ffn", "encoder") for arm in arms(masked)]
     for folder in runs(masked):
-        kept = [{k: v for k, v in row.items() if k != "tower"} for row in lines(folder / "quantities.jsonl")]
+        kept = [{k: v for k, v in row.items() if k != "stack"} for row in lines(folder / "quantities.jsonl")]
         (folder / "quantities.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     assert [arm.ratio("gradient_mean_abs", "ffn", "encoder") for arm in arms(masked)] == before
     assert all(x for x, _ in before) and towers(arms(masked)) == ["encoder"]

@@ -37,7 +37,7 @@ def deepened(found: dict[str, Any], layers: int) -> dict[str, Any]:
         for layer in range(1, layers + 1)
         for row in first
     ]
-    return found | {"rows": rows, "towers": [found["towers"][0] | {"layers": layers}], "expected": []}
+    return found | {"rows": rows, "stacks": [found["stacks"][0] | {"layers": layers}], "expected": []}
 
 
 @pytest.mark.parametrize("layers", [2, 18, 19, 48, 100])
@@ -92,11 +92,11 @@ def test_curves_are_the_rows(pair: dict[str, Any]) -> None:
     assert drawn is not None
     encoder, _, decoder, _ = drawn.panels
     for axes, tower in ((encoder, "encoder"), (decoder, "decoder")):
-        rows = [row for row in pair["rows"] if row["tower"] == tower and row["kind"] == "ffn"]
+        rows = [row for row in pair["rows"] if row["stack"] == tower and row["kind"] == "ffn"]
         line = next(one for one in axes.lines if one.get_label() == "feed-forward")
         assert list(line.get_xdata()) == [row["layer"] for row in rows]
         assert list(line.get_ydata()) == [row["gradient_mean_abs"] for row in rows]
-    assert {"level"} <= {line.get_label() for line in encoder.lines}
+    assert {"flat"} <= {line.get_label() for line in encoder.lines}
     assert {"√(2/3) per layer"} <= {line.get_label() for line in decoder.lines}
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from isograd import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM
 from isograd.placement import CATALOGUE, get, sites
-from isograd.trace.anatomy import Anatomy, anatomy
+from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.transformer.sublayer import Sublayer
 
 IDS = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -20,7 +20,7 @@ SHAPE: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers
 def of_catalogue(placement: str, **options: Any) -> Anatomy:
     torch.manual_seed(0)
     config = IsogradConfig(placement=placement, is_decoder=True, **SHAPE, **options)
-    return anatomy(IsogradForCausalLM(config), {"input_ids": IDS})
+    return find_anatomy(IsogradForCausalLM(config), {"input_ids": IDS})
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
@@ -34,26 +34,25 @@ def test_norms_and_coefficients_of_the_catalogue(placement: str, norm: str) -> N
         assert sublayer.sure
         for slot in ("pre", "mid", "out", "post"):
             assert (slot in sublayer.norms) == (getattr(residual, slot) is not None), (placement, slot)
-        for name in ("skip", "gain"):
-            want, coefficient = getattr(residual, name), getattr(sublayer, name)
+        for want, coefficient in ((residual.skip, sublayer.skip), (residual.scale, sublayer.scale)):
             assert bool(coefficient.learned) == (not isinstance(want, float))
             assert coefficient.value == pytest.approx(want if isinstance(want, float) else want.start, rel=1e-4)
-    assert bool(found.towers[0].final) == (get(placement).final is not None)
+    assert bool(found.stacks[0].final) == (get(placement).final is not None)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-def test_which_norm_it_is(norm: str) -> None:
+def test_every_norm_has_its_eps_and_weight(norm: str) -> None:
     found = of_catalogue("pre-ln", norm=norm, norm_eps=1e-4)
-    assert len(found.flow.norms) == 7
-    for n in found.flow.norms.values():
-        assert n.centred == (norm == "layernorm") and n.eps == 1e-4 and n.gain is not None
+    assert len(found.dataflow.norms) == 7
+    for n in found.dataflow.norms.values():
+        assert n.eps == 1e-4 and n.weight is not None
 
 
 def test_parameters_and_addresses_are_those_of_the_sublayers() -> None:
     """Second source: the modules."""
     config = IsogradConfig(placement="normformer-resscale", is_decoder=True, **SHAPE)
     model = IsogradForCausalLM(config)
-    found = anatomy(model, {"input_ids": IDS})
+    found = find_anatomy(model, {"input_ids": IDS})
     modules = {address: m for address, m in model.named_modules() if isinstance(m, Sublayer)}
     assert [s.address for s in found.sublayers] == list(modules)
     for sublayer in found.sublayers:
@@ -65,15 +64,15 @@ def test_parameters_and_addresses_are_those_of_the_sublayers() -> None:
         assert sublayer.last == f"{sublayer.address}.branch.out.weight"
 
 
-def test_towers() -> None:
+def test_stacks() -> None:
     config = IsogradConfig(placement="pre-ln", encoder_layers=2, decoder_start_token_id=1, **SHAPE)
-    found = anatomy(IsogradForSeq2SeqLM(config), {"input_ids": IDS, "decoder_input_ids": IDS.flip(1)})
-    assert [(t.name, t.layers, len(t.sublayers)) for t in found.towers] == [("encoder", 2, 4), ("decoder", 3, 9)]
-    assert [s.kind for s in found.towers[1].sublayers[:3]] == ["attn", "cross", "ffn"]
+    found = find_anatomy(IsogradForSeq2SeqLM(config), {"input_ids": IDS, "decoder_input_ids": IDS.flip(1)})
+    assert [(t.name, t.layers, len(t.sublayers)) for t in found.stacks] == [("encoder", 2, 4), ("decoder", 3, 9)]
+    assert [s.kind for s in found.stacks[1].sublayers[:3]] == ["attn", "cross", "ffn"]
 
 
 def test_what_is_no_transformer() -> None:
-    assert anatomy(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)).towers == []
+    assert find_anatomy(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)).stacks == []
 
 
 class ByHand(nn.Module):
@@ -125,16 +124,16 @@ EQUATIONS: dict[str, tuple[Callable[..., Tensor], str, float, float]] = {
 def test_equations_by_hand(name: str) -> None:
     equation, placement, skip, gain = EQUATIONS[name]
     torch.manual_seed(0)
-    found = anatomy(ByHand(equation), torch.randn(2, 5, 8))
-    (tower,) = found.towers
-    assert [s.placement for s in tower.sublayers] == [placement] * 3
-    assert [s.kind for s in tower.sublayers] == ["ffn"] * 3
-    assert [(s.skip.value, s.gain.value) for s in tower.sublayers] == [pytest.approx((skip, gain), rel=1e-3)] * 3
+    found = find_anatomy(ByHand(equation), torch.randn(2, 5, 8))
+    (stack,) = found.stacks
+    assert [s.placement for s in stack.sublayers] == [placement] * 3
+    assert [s.kind for s in stack.sublayers] == ["ffn"] * 3
+    assert [(s.skip.value, s.scale.value) for s in stack.sublayers] == [pytest.approx((skip, gain), rel=1e-3)] * 3
 
 
 def test_a_norm_is_what_scaling_does_not_move() -> None:
     """The foil of the equations: the same shape of operations, divided by something that does not grow with x."""
-    found = anatomy(
+    found = find_anatomy(
         ByHand(lambda x, f: x + f(x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-6))), torch.randn(2, 5, 8)
     )
     assert [s.placement for s in found.sublayers] == ["none"] * 3
@@ -159,12 +158,12 @@ def test_what_trained_skips_compute(case: str) -> None:
     sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
     for i, sublayer in enumerate(sublayers, start=1):
         torch.nn.init.constant_(sublayer.combine.skip.weight, law(i))
-    (tower,) = anatomy(model, IDS).towers
-    assert tower.function == function
-    assert {s.placement for s in tower.sublayers} == {"post-ln" if function == "post-ln" else "admin"}
+    (stack,) = find_anatomy(model, IDS).stacks
+    assert stack.function == function
+    assert {s.placement for s in stack.sublayers} == {"post-ln" if function == "post-ln" else "admin"}
 
 
 @pytest.mark.parametrize("placement", ["post-ln", "deepnorm", "pre-ln"])
 def test_what_constants_compute(placement: str) -> None:
-    (tower,) = anatomy(IsogradForCausalLM(IsogradConfig(placement=placement, **SHAPE)), IDS).towers
-    assert tower.function == (None if placement == "pre-ln" else placement)
+    (stack,) = find_anatomy(IsogradForCausalLM(IsogradConfig(placement=placement, **SHAPE)), IDS).stacks
+    assert stack.function == (None if placement == "pre-ln" else placement)

@@ -1,4 +1,4 @@
-"""What a depth profile holds: rows of sublayers, facts of towers and of the model."""
+"""What a depth profile holds: rows of sublayers, facts of stacks and of the model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,30 +8,30 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class SublayerProfile:
-    """One sublayer; None where a quantity does not exist, or could not be had (`Profile.missing` says why).
+    """One sublayer; None where a quantity does not exist, or could not be measured (`Profile.missing` says why).
 
     Attributes:
-        index: of the sublayer in its tower, from 1; `layer` counts layers.
+        index: of the sublayer in its stack, from 1; `layer` counts layers.
         gradient_norm: Frobenius norm of the loss's gradient by all parameters of the sublayer.
         gradient_mean_abs: mean |gradient| of its last projection, W_O or W_2.
-        sum_rms: root mean square of skip * x + gain * u.
-        residual_rms: of the stream behind the sublayer: behind the post norm where there is one.
-        growth: Var[stream behind it] / Var[what the tower's first sublayer reads].
-        skip, gain: the coefficients, as measured; of vectors their root mean square.
-        branch_variance: Var[gain * u].
-        branch_skip_ratio: Var[gain * u] / Var[skip * x].
-        dependency: beta_ii^2 = Var[gain * u] / (Var[gain * u] + Var[skip * x]) (Liu et al. 2020).
-        dependency_sum: of this and the sublayers before it in its tower.
-        amplification: mean |F(W + e s) - F(W)|^2 / e^2 of the stream behind the sublayer, s = +-1 in all matrices.
+        sum_rms: root mean square of skip * x + scale * u.
+        residual_rms: of the stream after the sublayer: after the post norm where there is one.
+        growth: Var[stream after it] / Var[what the stack's first sublayer reads].
+        skip, scale: the coefficients, as measured; of vectors their root mean square.
+        branch_variance: Var[scale * u].
+        branch_skip_ratio: Var[scale * u] / Var[skip * x].
+        dependency: beta_ii^2 = Var[scale * u] / (Var[scale * u] + Var[skip * x]) (Liu et al. 2020).
+        dependency_sum: of this and the sublayers before it in its stack.
+        amplification: mean |F(W + e s) - F(W)|^2 / e^2 of the stream after the sublayer, s = +-1 in all matrices.
         attention_entropy, attention_entropy_min: in nats, mean over heads and queries, and the lowest head's.
-        attention_uniform: mean ln of the number of keys that a query sees; `attention_share` is the entropy over it.
+        attention_uniform: mean ln of the number of keys that a query attends to; `attention_share`: entropy over it.
         largest_logit: the largest |logit| of the attention.
-        largest, largest_over_median: largest |x| in the stream behind the sublayer, and over the median |x|.
+        largest, largest_over_median: largest |x| in the stream after the sublayer, and over the median |x|.
         largest_channel, largest_position: where it stands.
     """
 
     address: str
-    tower: str
+    stack: str
     layer: int
     index: int
     kind: str
@@ -43,17 +43,17 @@ class SublayerProfile:
     residual_rms: float
     growth: float
     skip: float
-    gain: float
-    branch_variance: float | None
-    branch_skip_ratio: float | None
-    dependency: float | None
+    scale: float
+    branch_variance: float | None = None
+    branch_skip_ratio: float | None = None
+    dependency: float | None = None
     dependency_sum: float | None
     amplification: float | None
-    attention_entropy: float | None
-    attention_entropy_min: float | None
-    attention_uniform: float | None
-    attention_share: float | None
-    largest_logit: float | None
+    attention_entropy: float | None = None
+    attention_entropy_min: float | None = None
+    attention_uniform: float | None = None
+    attention_share: float | None = None
+    largest_logit: float | None = None
     largest: float
     largest_over_median: float
     largest_channel: int
@@ -61,8 +61,8 @@ class SublayerProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TowerProfile:
-    """Facts of a tower: what its first sublayer reads has the root mean square `start_rms`."""
+class StackProfile:
+    """Facts of a stack; `input_rms` is the root mean square of what its first sublayer reads."""
 
     name: str
     layers: int
@@ -70,12 +70,12 @@ class TowerProfile:
     placements: Mapping[str, int]
     cross: bool
     final_norms: int
-    start_rms: float
+    input_rms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What theory says of a quantity over a tower.
+    """What theory says of a quantity over a stack.
 
     Attributes:
         label: in a few words, for a figure.
@@ -84,7 +84,7 @@ class Expected:
     """
 
     quantity: str
-    tower: str
+    stack: str
     label: str
     source: str
     index: tuple[int, ...]
@@ -100,15 +100,15 @@ class Profile:
         loss: None where there is none.
         objective: what the loss is of: "next token", "given labels", "random labels", "random targets" (no logits:
             mean square of the distance to numbers drawn from N(0, 1)).
-        ln_classes: ln of the number of classes, ln V: the loss of a model that finds all alike.
-        ratios: "tower kind" -> `first_last` and `max_min` of gradient_mean_abs over its layers.
-        missing: what could not be had, and why.
-        expected: what theory says of a start, where a tower's placement is one that it speaks of.
+        ln_classes: ln of the number of classes, ln V: the loss of equal probabilities.
+        ratios: "stack kind" -> `first_last` and `max_min` of gradient_mean_abs over its layers.
+        missing: what could not be measured, and why.
+        expected: what theory predicts at initialization, for the placements of which it does.
     """
 
     model: str
     parameters: int
-    towers: tuple[TowerProfile, ...]
+    stacks: tuple[StackProfile, ...]
     inputs: Mapping[str, tuple[int, ...]]
     loss: float | None
     objective: str | None
@@ -125,17 +125,18 @@ class Profile:
 
 
 def ratios(rows: Sequence[SublayerProfile]) -> dict[str, dict[str, float]]:
-    """First over last and largest over smallest gradient_mean_abs, by tower and kind."""
+    """First over last and largest over smallest gradient_mean_abs, by stack and kind."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.gradient_mean_abs is not None:
-            groups.setdefault(f"{row.tower} {row.kind}", []).append(row.gradient_mean_abs)
+            groups.setdefault(f"{row.stack} {row.kind}", []).append(row.gradient_mean_abs)
     return {
-        name: {"first_last": _over(values[0], values[-1]), "max_min": _over(max(values), min(values))}
+        name: {"first_last": over(values[0], values[-1]), "max_min": over(max(values), min(values))}
         for name, values in groups.items()
         if len(values) > 1
     }
 
 
-def _over(a: float, b: float) -> float:
+def over(a: float, b: float) -> float:
+    """a / b, infinite over 0, not a number where both are."""
     return a / b if b else math.inf if a else math.nan

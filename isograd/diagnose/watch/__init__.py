@@ -1,1 +1,228 @@
-"""Watching and probing a model during a run."""
+"""Watching a run: rows of gradients and losses, an early warning, and what is kept when a number is not finite.
+
+    watch = isograd.watch(model, folder="runs/mine")
+    for batch in loader:
+        loss = model(**batch).loss
+        loss.backward()                   # all micro-batches of the step
+        watch.step(loss, batch=batch)     # after scaler.unscale_, before clipping
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+
+It reads gradients where they lie and changes nothing: no hooks, no random numbers. Between watched steps it does
+nothing at all.
+"""
+
+import logging
+import math
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from isograd.diagnose.watch.collapse import CollapseWatch, TokenCounts, labels_of
+from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
+from isograd.diagnose.watch.layers import Layer, find_layers, whole_layers
+from isograd.diagnose.watch.writers import (
+    WARNINGS,
+    JsonLines,
+    Logging,
+    LogNumbers,
+    Nonfinite,
+    Row,
+    TensorBoard,
+    Writer,
+    rank,
+)
+from isograd.files import append_rows
+
+_log = logging.getLogger("isograd")
+
+
+def watch(
+    model: nn.Module,
+    *,
+    folder: str | Path | None = None,
+    every: int = 1,
+    addresses: Sequence[str] | None = None,
+    unigram_entropy: float | None = None,
+    updates: bool = False,
+    overflows: bool = False,
+    tensorboard: bool = False,
+    log: LogNumbers | None = None,
+) -> "Watch":
+    """Watch a run of any model, from `Watch.step` in its loop.
+
+    Args:
+        model: as it is trained: wrapped, compiled, sharded.
+        folder: for metrics.jsonl, quantities.jsonl, warnings.jsonl and the steps before a number that is not finite;
+            None keeps nothing on disk.
+        every: steps from one row to the next.
+        addresses: the modules to watch, in the order of their depth; None finds the layers.
+        unigram_entropy: of the labels, nats; None computes it from the labels in the batches.
+        updates: also measure how far each layer's matrix moves from row to row, for a copy of it.
+        overflows: a gradient scaler (fp16) leaves out steps whose gradients are not finite: they are no alarm.
+        tensorboard: also write TensorBoard's event files, into `folder`/tensorboard.
+        log: called with numbers by name and the step, such as `wandb.log`.
+
+    Raises:
+        ValueError: no layers found; `every` below 1; `tensorboard` without a folder.
+        AttributeError: an address that the model does not have.
+        ImportError: tensorboard is not installed.
+    """
+    if every < 1:
+        raise ValueError(f"every={every} must be at least 1; it is the number of steps from one row to the next")
+    if tensorboard and folder is None:
+        raise ValueError("tensorboard=True needs a folder")
+    where = None if folder is None else Path(folder)
+    writers: list[Writer] = []
+    if rank() == 0:
+        writers += [] if where is None else [JsonLines(where)]
+        writers += [TensorBoard(where / "tensorboard")] if tensorboard and where else []
+        writers += [] if log is None else [Logging(log)]
+    kept = Nonfinite(where, overflows=overflows)
+    return Watch(model, addresses, writers, kept, every=every, unigram_entropy=unigram_entropy, updates=updates)
+
+
+class Watch:
+    """Takes the numbers of every watched step, hands rows to its writers, and warns.
+
+    Attributes:
+        row, layers: the row of the last step that was read, and the rows of its layers.
+        warnings: what was reported, as the rows of warnings.jsonl: step, signal, layer, message.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        addresses: Sequence[str] | None,
+        writers: Sequence[Writer],
+        nonfinite: Nonfinite,
+        *,
+        every: int,
+        unigram_entropy: float | None,
+        updates: bool,
+    ) -> None:
+        self.row: Row = {}
+        self.layers: list[Row] = []
+        self.warnings: list[Row] = []
+        self._model = model
+        self._addresses = addresses
+        self._writers = writers
+        self._nonfinite = nonfinite
+        self._every = every
+        self._updates = updates
+        self._counts = TokenCounts() if unigram_entropy is None else None
+        self._watched = find_layers(model, addresses)
+        self._whole = whole_layers(self._watched)
+        self._collapse = CollapseWatch(self._whole.addresses, self._whole.stacks, unigram_entropy)
+        self._gradients: Gradients | None = None
+        self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
+        self._step = 0
+        self._read = 0  # how many so far
+        weakref.finalize(self, _flush, writers)
+
+    def step(self, loss: Tensor | float, batch: Any = None, step: int | None = None) -> None:
+        """Call once per update: after backward (of all micro-batches) and unscaling, before clipping.
+
+        Args:
+            loss: of the step, nats; the mean over its micro-batches.
+            batch: what is kept should a number not be finite; the labels of a mapping with "labels" are counted.
+            step: its number; None counts the calls.
+
+        Raises:
+            ValueError: no parameter has a gradient.
+        """
+        self._step = self._step + 1 if step is None else step
+        if self._gradients is not None and self._step % self._every:
+            return
+        if self._gradients is None:  # only now are the parameters what FSDP2 made of them
+            self._watched = find_layers(self._model, self._addresses)
+            self._gradients = Gradients(self._model, self._watched, self._updates)
+        self._gradients.take(loss)
+        self._waiting.append((self._step, batch))
+        if self._gradients.waiting >= self._gradients.together:
+            self.read()
+
+    def read(self) -> None:
+        """Read the steps that wait (on an accelerator: up to ten); with sharded gradients for all processes at once."""
+        readings = self._gradients.read() if self._gradients else []
+        for reading, (step, batch) in zip(readings, self._waiting, strict=True):
+            self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
+            self._read += 1
+            for writer in self._writers:
+                writer.write(self.row, self.layers)
+            self._count(batch)
+            new = self._collapse.follow(step, reading.loss, self._whole.joined(reading.layers))
+            broken = self._nonfinite.look(self.row, self.layers, batch)
+            self._report(new + ([broken] if broken else []))
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Read and write what is left; where gradients are sharded, every process has to call this."""
+        self.read()
+        _flush(self._writers)
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _count(self, batch: Any) -> None:
+        if self._counts is None:
+            return
+        for labels in labels_of(batch):
+            self._counts.add(labels)
+        if self._read % TOGETHER == 0:
+            self._collapse.unigram_entropy = self._counts.entropy()
+
+    def _report(self, new: list[Row]) -> None:
+        self.warnings += new
+        if not new or rank():
+            return
+        for row in new:
+            _log.warning(row["message"])
+        if self._nonfinite.folder is not None:
+            append_rows(self._nonfinite.folder / WARNINGS, new)
+        _flush(self._writers)
+
+
+def row_of(step: int, reading: Reading, layers: Sequence[Layer]) -> Row:
+    """A step: loss, norm of all gradients, and for each kind of matrix how far apart its layers lie.
+
+    "max_min" is largest over smallest gradient norm, "first_last" mean |gradient| in the first layer over the last.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, layer in enumerate(layers):
+        if reading.matrices[index] is not None:
+            groups.setdefault(layer.group, []).append(index)
+    row: Row = {"step": step, "loss": reading.loss, "grad_norm": reading.norm, "max_min": {}, "first_last": {}}
+    for group, indices in groups.items():
+        if len(indices) > 1:
+            norms = [reading.matrices[i] or 0.0 for i in indices]
+            first, last = (reading.mean_abs[i] or 0.0 for i in (indices[0], indices[-1]))
+            row["max_min"][group] = _ratio(max(norms), min(norms))
+            row["first_last"][group] = _ratio(first, last)
+    return row
+
+
+def layers_of(step: int, reading: Reading, layers: Sequence[Layer]) -> list[Row]:
+    """The layers of a step: gradient norm of all its parameters, mean |gradient| and movement of its matrix."""
+    numbers = (reading.layers, reading.mean_abs, reading.update_ratio)
+    names = ("gradient_norm", "gradient_mean_abs", "update_ratio")
+    return [
+        {"step": step, **layer.facts} | {n: v for n, v in zip(names, values, strict=True) if v is not None}
+        for layer, *values in zip(layers, *numbers, strict=True)
+    ]
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf
+
+
+def _flush(writers: Sequence[Writer]) -> None:
+    for writer in writers:
+        writer.flush()

@@ -2,8 +2,8 @@
 
     trainer.add_callback(isograd.WatchCallback(trainer, folder="runs/mine"))
 
-A callback alone comes too late: `on_pre_optimizer_step` fires behind clipping, and with `logging_nan_inf_filter`, the
-default, a loss that is not finite never reaches the Trainer's log. So while a training runs, a few methods of this
+A callback alone comes too late: `on_pre_optimizer_step` fires after clipping, and with `logging_nan_inf_filter`, the
+default, a loss that is not finite never reaches the Trainer's log. So during a run a few methods of this
 trainer and of its accelerator are replaced by the same methods with a look at their arguments or results.
 """
 
@@ -17,20 +17,20 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
-from isograd.diagnose.watch.steps import Watch, watch
+from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.writers import flat
 
 REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
 
 
 class WatchCallback(TrainerCallback):
-    """Watches the trainings of one Trainer.
+    """Watches the runs of one Trainer.
 
     Rows go where `isograd.watch` sends them, and at the Trainer's logging steps also to whatever `report_to` names
     (Weights & Biases, Trackio, TensorBoard, ..). A step's loss is that of this process, over all its micro-batches.
 
     Attributes:
-        watch: of the last training; None before the first.
+        watch: of the last run; None before the first.
     """
 
     def __init__(self, trainer: Trainer, **settings: Any) -> None:
@@ -41,7 +41,7 @@ class WatchCallback(TrainerCallback):
         self._replaced = ExitStack()
         self._losses: list[Tensor] = []
         self._batches: list[Any] = []
-        self._seen = False  # the gradients of this update
+        self._measured = False  # the gradients of this update
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The watch begins.
@@ -52,15 +52,15 @@ class WatchCallback(TrainerCallback):
         accelerator: Any = self.trainer.accelerator
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
             raise ValueError("WatchCallback cannot see gradients inside DeepSpeed's engine; train with DDP or FSDP2")
-        self._replaced.close()  # a training that an error ended has left them
+        self._replaced.close()  # a run that an error ended has left them
         self._forget()
         self.watch = watch(self.trainer.model, **({"overflows": accelerator.scaler is not None} | self._settings))
-        self._look_at(self.trainer, "training_step", behind=self._keep)
+        self._observe(self.trainer, "training_step", after=self._keep)
         if accelerator.scaler is None:
             for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping
-                self._look_at(self.trainer, name, before=self._see)
+                self._observe(self.trainer, name, before=self._measure)
         else:  # between unscaling and clipping
-            self._look_at(accelerator, "unscale_gradients", behind=self._see)
+            self._observe(accelerator, "unscale_gradients", after=self._measure)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.watch is not None
@@ -83,35 +83,35 @@ class WatchCallback(TrainerCallback):
         self._losses.append(loss.detach())
         self._batches.append(inputs)
 
-    def _see(self, *_: Any, **__: Any) -> None:
+    def _measure(self, *_: Any, **__: Any) -> None:
         assert self.watch is not None
-        if not self._seen and self._losses:
-            self._seen = True
+        if not self._measured and self._losses:
+            self._measured = True
             batch = self._batches[0] if len(self._batches) == 1 else list(self._batches)
             self.watch.step(torch.stack(self._losses).sum(), batch=batch, step=self.trainer.state.global_step + 1)
 
     def _forget(self) -> None:
         self._losses.clear()
         self._batches.clear()
-        self._seen = False
+        self._measured = False
 
-    def _look_at(
+    def _observe(
         self,
         owner: Any,
         name: str,
         before: Callable[..., None] | None = None,
-        behind: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
     ) -> None:
-        """Let a method of one object be seen, until `_replaced` is closed; `behind` gets the result first."""
+        """Observe a method of one object until `_replaced` is closed; `after` gets the result first."""
         method = getattr(owner, name)
 
-        def seen(*args: Any, **kwargs: Any) -> Any:
+        def observed(*args: Any, **kwargs: Any) -> Any:
             if before is not None:
                 before(*args, **kwargs)
             result = method(*args, **kwargs)
-            if behind is not None:
-                behind(result, *args, **kwargs)
+            if after is not None:
+                after(result, *args, **kwargs)
             return result
 
-        setattr(owner, name, seen)
+        setattr(owner, name, observed)
         self._replaced.callback(delattr, owner, name)

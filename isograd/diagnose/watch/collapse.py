@@ -1,18 +1,18 @@
-"""Early warning of a collapse, from what each step says anyway: the loss, and the gradient norm of each layer.
+"""Early warning of a collapse, from what each step measures anyway: the loss, and the gradient norm of each layer.
 
-Signals, each told once, at the step at which it is first seen:
+Signals, each reported once, at the step at which it is first detected:
 
     gradients  for HOLD readings in a row the gradients have been APART times apart: since its own first value that of
-               the median layer of a tower has fallen so many times further than that of the layer in the upper half
+               the median layer of a stack has fallen so many times further than that of the layer in the upper half
                which fell least, both as medians of five readings; and the loss is not LEARNS below the unigram entropy
     unigram    the loss has settled where a model without any context lies, and for as long as a run must before it is
                called collapsed (`isograd.outcome.Stay`)
 
 The first is a ratio of ratios. What all gradients do together, as the loss falls, cancels, and so does how far apart
-they lay at the start, where deep stacks that train well can lie far apart. It has a direction: layers at the input
-whose gradients grow beyond the others' are no sign of anything (GPT-2's start does so). And no single layer decides,
-as in the largest over the smallest. How the numbers were chosen, and what they do on trainings that they were not
-chosen on: docs/watch.md.
+they lay at first, where deep stacks that train well can lie far apart. It has a direction: layers at the input
+whose gradients grow beyond the others' are no sign of anything (GPT-2's init does so). And no single layer decides,
+as in the largest over the smallest. How the numbers were chosen, and what they do on runs that they were not chosen
+on: docs/watch.md.
 """
 
 import math
@@ -21,6 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from isograd.diagnose.watch.writers import Row
 from isograd.outcome import Stay
@@ -33,13 +36,13 @@ READINGS = 5  # whose median is looked at
 
 
 class CollapseWatch:
-    """Follows the losses and the gradients of a training, and says when it collapses.
+    """Follows the losses and the gradients of a run, and reports when it collapses.
 
     Attributes:
-        warnings: what has been told so far, at most once per signal: step, signal, layer (None where no layer is to
+        warnings: what was reported so far, at most once per signal: step, signal, layer (None where no layer is to
             blame), a message in one sentence.
         apart: how many times further the median layer's gradient has fallen than that of the layer in the upper half
-            which fell least, by the last five readings; of several towers the most. None until there are five.
+            which fell least, by the last five readings; of several stacks the most. None until there are five.
 
     >>> watch = CollapseWatch(["layers.0", "layers.1", "layers.2"], ["decoder"] * 3)
     >>> for step in range(1, 31):
@@ -48,16 +51,16 @@ class CollapseWatch:
     [(24, 'gradients', 'layers.0')]
     """
 
-    def __init__(self, layers: Sequence[str], towers: Sequence[str], unigram_entropy: float | None = None) -> None:
-        """Layers by address, and the tower of each: layers of one tower are compared with each other."""
+    def __init__(self, layers: Sequence[str], stacks: Sequence[str], unigram_entropy: float | None = None) -> None:
+        """Layers by address, and the stack of each: layers of one stack are compared with each other."""
         self.layers = list(layers)
         self.unigram_entropy = unigram_entropy
         self.warnings: list[Row] = []
         self.apart: float | None = None
         members: dict[str, list[int]] = {}
-        for index, tower in enumerate(towers):
-            members.setdefault(tower, []).append(index)
-        self._towers = [indices for indices in members.values() if len(indices) > 2]
+        for index, stack in enumerate(stacks):
+            members.setdefault(stack, []).append(index)
+        self._stacks = [indices for indices in members.values() if len(indices) > 2]
         self._start: list[float | None] = [None] * len(self.layers)  # powers of ten
         self._left: list[int | None] = [None] * len(self.layers)  # steps
         self._last: list[deque[float]] = [deque(maxlen=READINGS) for _ in self.layers]
@@ -66,18 +69,18 @@ class CollapseWatch:
 
     def follow(self, step: int, loss: float, norms: Sequence[float | None]) -> list[Row]:
         """What comes next: a step's loss, and the gradient norm of each layer; the warnings that are new."""
-        told = {row["signal"] for row in self.warnings}
+        reported = {row["signal"] for row in self.warnings}
         found = []
         self._keep(norms)
         entropy = self.unigram_entropy
         stayed = entropy is not None and self._stay.follow(step, loss, entropy)
-        fallen = [one for indices in self._towers if (one := self._fallen(step, indices)) is not None]
+        fallen = [one for indices in self._stacks if (one := self._fallen(step, indices)) is not None]
         self.apart = max((one.apart for one in fallen), default=None)
-        if "gradients" not in told:
+        if "gradients" not in reported:
             self._held = self._held + 1 if (self.apart or 0.0) >= APART else 0
             if self._held >= HOLD and not self._learns():
                 found.append(self._gradients(step, max(fallen, key=lambda one: one.apart)))
-        if "unigram" not in told and entropy is not None and stayed:
+        if "unigram" not in reported and entropy is not None and stayed:
             found.append(self._unigram(step, self._stay.mean, entropy))
         self.warnings += found
         return found
@@ -108,7 +111,7 @@ class CollapseWatch:
         for index, norm in enumerate(norms):
             if norm is None or not math.isfinite(norm):
                 continue
-            if self._start[index] is None and norm == 0.0:  # behind a branch that starts at zero
+            if self._start[index] is None and norm == 0.0:  # after a branch of zeros
                 continue
             power = math.log10(max(norm, 1e-38))
             if self._start[index] is None:
@@ -116,7 +119,7 @@ class CollapseWatch:
             self._last[index].append(power)
 
     def _fallen(self, step: int, indices: Sequence[int]) -> "_Fallen | None":
-        """How far the gradients of one tower have come apart; None where too few are known."""
+        """How far the gradients of one stack have come apart; None where too few are known."""
         moved = {i: median(self._last[i]) - (self._start[i] or 0.0) for i in indices if len(self._last[i]) == READINGS}
         upper = [i for i in moved if i in set(indices[len(indices) // 2 :])]
         if len(moved) < 3 or not upper:
@@ -167,9 +170,55 @@ class CollapseWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fallen:
-    """Of one tower: the layer that fell least, the one that was left behind first and by how many times, the median."""
+    """Of one stack: the layer that fell least, the one that was left behind first and by how many times, the median."""
 
     least: int
     first: int
     behind: float
     apart: float
+
+
+class TokenCounts:
+    """How often each label came, none below 0 (what losses ignore), and the entropy of that."""
+
+    def __init__(self) -> None:
+        self._counts = torch.zeros(0, dtype=torch.int64)
+        self._waiting: list[Tensor] = []
+
+    def add(self, labels: Tensor) -> None:
+        """Labels of one batch, of any shape; they are counted when the entropy is asked for."""
+        self._waiting.append(labels.detach().flatten())
+
+    def _count(self) -> None:
+        if not self._waiting:
+            return
+        ids = torch.cat(self._waiting)
+        self._waiting.clear()
+        counts = torch.bincount(ids[ids >= 0]).cpu()
+        if len(counts) < len(self._counts):
+            counts, self._counts = self._counts, counts
+        counts[: len(self._counts)] += self._counts
+        self._counts = counts
+
+    def entropy(self) -> float | None:
+        """-sum p ln p + (K - 1) / 2n, nats, of K kinds among n labels (Miller 1955); None below 10 labels of a kind.
+
+        The second term is what the first one lacks on average with so few labels.
+
+        >>> counts = TokenCounts()
+        >>> counts.add(torch.arange(4).repeat(1000)), round(counts.entropy(), 3)
+        (None, 1.387)
+        """
+        self._count()
+        some = self._counts[self._counts > 0].double()
+        total = float(some.sum())
+        if not len(some) or total < 10 * len(some):
+            return None
+        return math.log(total) - float((some * some.log()).sum()) / total + (len(some) - 1) / (2 * total)
+
+
+def labels_of(batch: Any) -> list[Tensor]:
+    """The entries "labels" of a batch, or of several, that hold tokens, not classes: whole numbers, (batch, time)."""
+    several = batch if isinstance(batch, list | tuple) else [batch]
+    found = [one["labels"] for one in several if isinstance(one, Mapping) and "labels" in one]
+    return [x for x in found if isinstance(x, Tensor) and x.ndim > 1 and not x.is_floating_point()]

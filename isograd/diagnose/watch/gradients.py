@@ -56,7 +56,7 @@ class Gradients:
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], updates: bool = False) -> None:
-        """`updates`: also say how far each layer's matrix moves, for which a copy of it is kept."""
+        """`updates`: also measure how far each layer's matrix moves, for a copy of it."""
         self._parameters = list(model.parameters())
         place = {id(p): i for i, p in enumerate(self._parameters)}
         self._matrix_of = [place.get(id(layer.matrix)) for layer in layers]
@@ -101,7 +101,7 @@ class Gradients:
         gradients = [p.grad for p in self._parameters]
         present = [g is not None for g in gradients]
         if not any(present):
-            raise ValueError("no parameter has a gradient; call step() behind loss.backward() and before zero_grad()")
+            raise ValueError("no parameter has a gradient; call step() after loss.backward() and before zero_grad()")
         if self.sharded:
             gradients = [None if g is None else _shard(g, p) for g, p in zip(gradients, self._parameters, strict=True)]
         numbers = self._norms([gradients[i] for i in self._single]) + self._small_norms(gradients)
@@ -122,7 +122,7 @@ class Gradients:
         return readings
 
     def _cut(self, owners: Mapping[int, Sequence[int]]) -> list[list[int]]:
-        """Each gradient alone; behind them, on a CPU, the small ones of the same layers together."""
+        """Each gradient alone; after them, on a CPU, the small ones of the same layers together."""
         several: dict[tuple[int, ...], list[int]] = {}
         if self._near and self._one_place and not self.sharded:
             for i, p in enumerate(self._parameters):

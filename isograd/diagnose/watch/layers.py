@@ -1,4 +1,4 @@
-"""Which modules of a model are its layers, tower by tower, and the matrix that stands for each."""
+"""Which modules of a model are its layers, stack by stack, and the matrix that stands for each."""
 
 import difflib
 import math
@@ -19,12 +19,13 @@ class Layer:
     """A layer, or a sublayer of an isograd model.
 
     Attributes:
-        facts: address and layer (from 1), tower where the model has several; kind in isograd models.
-        group: layers of one group are compared with each other: those of one tower and kind.
+        facts: address and layer (from 1), stack where the model has several; kind in isograd models.
+        group: layers of one group are compared with each other: those of one stack and kind.
         parameters: all of them, each once, also where two layers share one.
         matrix: its last projection; None where it has no matrix.
     """
 
+    module: nn.Module
     facts: Mapping[str, Any]
     group: str
     parameters: list[nn.Parameter]
@@ -36,11 +37,11 @@ class Layer:
 
 
 def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> list[Layer]:
-    """The layers of a model, in the order of their depth, tower by tower.
+    """The layers of a model, in the order of their depth, stack by stack.
 
-    An isograd model says itself which sublayers it has. Of any other, a tower is a `ModuleList` or a `Sequential` of
-    alike modules that does not lie inside another one: modules of which at least two, and at least half, hold a matrix
-    of the same name and shape. The last such matrix stands for its layer.
+    An isograd model knows which sublayers it has. Of any other, a stack is a `ModuleList` or a `Sequential` of alike
+    modules that does not lie inside another one: modules of which at least two, and at least half, hold a matrix of the
+    same name and shape. The last such matrix stands for its layer.
 
     Args:
         addresses: the modules to watch instead, in the order of their depth.
@@ -50,10 +51,11 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
         AttributeError: an address that the model does not have.
     """
     if addresses is not None:
-        found = _at(model, addresses)
+        modules = modules_at(model, addresses)
+        alike = _common(modules)
+        found = [_layer(a, m, alike, {}, i) for i, (a, m) in enumerate(zip(addresses, modules, strict=True), start=1)]
     else:
-        found = [_of_sublayer(plain(a), m) for a, m in model.named_modules() if isinstance(m, Sublayer)]
-        found = found or [layer for tower in _towers(model) for layer in tower]
+        found = sublayers_of(model) or [layer for stack in _stacks(model) for layer in stack]
     if not found:
         raise ValueError(
             f"no layers found in {type(model).__name__}: it has no list of alike modules with matrices;"
@@ -62,17 +64,36 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
     return found
 
 
+def sublayers_of(model: nn.Module) -> list[Layer]:
+    """The sublayers of an isograd model."""
+    return [_of_sublayer(plain(name), m) for name, m in model.named_modules() if isinstance(m, Sublayer)]
+
+
+def modules_at(model: nn.Module, addresses: Sequence[str]) -> list[nn.Module]:
+    """The modules of a model at these addresses, with or without what wraps them.
+
+    Raises:
+        AttributeError: there is no such module.
+    """
+    known = {plain(name): module for name, module in model.named_modules()}
+    for address in addresses:
+        if plain(address) not in known:
+            near = difflib.get_close_matches(address, known, n=1, cutoff=0.0)
+            raise AttributeError(f"the model has no module {address!r}; did you mean {near[0]!r}?")
+    return [known[plain(address)] for address in addresses]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WholeLayers:
     """Layers, where what is measured are sublayers; else the same as those.
 
     Attributes:
-        addresses, towers: one of each per layer.
+        addresses, stacks: one of each per layer.
         parts: places of its sublayers among all.
     """
 
     addresses: list[str]
-    towers: list[str]
+    stacks: list[str]
     parts: list[list[int]]
 
     def joined(self, norms: Sequence[float | None]) -> list[float | None]:
@@ -87,12 +108,12 @@ def whole_layers(layers: Sequence[Layer]) -> WholeLayers:
     for place, layer in enumerate(layers):
         address = layer.address.rpartition(".")[0] if "kind" in layer.facts else layer.address
         parts.setdefault(address, []).append(place)
-    towers = [str(layers[places[0]].facts.get("tower", "")) for places in parts.values()]
-    return WholeLayers(addresses=list(parts), towers=towers, parts=list(parts.values()))
+    stacks = [str(layers[places[0]].facts.get("stack", "")) for places in parts.values()]
+    return WholeLayers(addresses=list(parts), stacks=stacks, parts=list(parts.values()))
 
 
 def plain(address: str) -> str:
-    """An address without what DDP, torch.compile and the like put in.
+    """An address without what DDP, torch.compile and the like add.
 
     >>> plain("module._orig_mod.layers.3.ffn")
     'layers.3.ffn'
@@ -106,43 +127,32 @@ def _of_sublayer(address: str, sublayer: Sublayer) -> Layer:
     site = sublayer.site
     branch: Any = sublayer.branch
     return Layer(
-        facts={"address": address, "tower": site.stack, "layer": site.layer, "kind": site.kind},
+        module=sublayer,
+        facts={"address": address, "stack": site.stack, "layer": site.layer, "kind": site.kind},
         group=f"{site.stack} {site.kind}",
         parameters=list(sublayer.parameters()),
         matrix=branch.out.weight,
     )
 
 
-def _at(model: nn.Module, addresses: Sequence[str]) -> list[Layer]:
-    known = {plain(name): module for name, module in model.named_modules()}
-    modules: list[tuple[str, nn.Module]] = []
-    for address in addresses:
-        if address not in known:
-            near = difflib.get_close_matches(address, known, n=1, cutoff=0.0)
-            raise AttributeError(f"the model has no module {address!r}; did you mean {near[0]!r}?")
-        modules.append((address, known[address]))
-    alike = _common([module for _, module in modules])
-    return [_layer(a, m, alike, {}, i) for i, (a, m) in enumerate(modules, start=1)]
-
-
-def _towers(model: nn.Module) -> list[list[Layer]]:
-    """Towers whose layers hold one matrix only are heads or plain networks: they count where there is nothing else."""
+def _stacks(model: nn.Module) -> list[list[Layer]]:
+    """Stacks whose layers hold one matrix only are heads or plain networks: they count where there is nothing else."""
     lists = list(_outermost(model, ""))
     deep = [found for found in lists if len(found[2]) > 1] or lists
     several = len(deep) > 1
     return [
         [
-            _layer(f"{address}.{name}" if address else name, module, kinds, {"tower": address} if several else {}, i)
+            _layer(f"{address}.{name}" if address else name, module, kinds, {"stack": address} if several else {}, i)
             for i, (name, module) in enumerate(members, start=1)
         ]
         for address, members, kinds in deep
     ]
 
 
-Kind = tuple[str, tuple[int, ...]]  # a matrix' name inside its layer, and its shape
+Matrix = tuple[str, tuple[int, ...]]  # its name inside its layer, and its shape
 
 
-def _outermost(module: nn.Module, address: str) -> Iterator[tuple[str, list[tuple[str, nn.Module]], list[Kind]]]:
+def _outermost(module: nn.Module, address: str) -> Iterator[tuple[str, list[tuple[str, nn.Module]], list[Matrix]]]:
     """Lists of alike modules that lie in no other such list: address, members by name, their common matrices."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
         members = [(name, m) for name, m in module.named_children() if next(m.parameters(), None) is not None]
@@ -154,23 +164,24 @@ def _outermost(module: nn.Module, address: str) -> Iterator[tuple[str, list[tupl
         yield from _outermost(child, f"{address}.{name}" if address else name)
 
 
-def _common(members: Sequence[nn.Module]) -> list[Kind]:
-    """Matrices that at least two and at least half of the members hold, in the order in which they stand."""
-    counts: Counter[Kind] = Counter()
+def _common(members: Sequence[nn.Module]) -> list[Matrix]:
+    """Matrices that at least two and at least half of the members hold, in their order."""
+    counts: Counter[Matrix] = Counter()
     for member in members:
         counts.update({(plain(n), tuple(p.shape)): None for n, p in member.named_parameters() if p.ndim >= 2}.keys())
     return [kind for kind, count in counts.items() if count >= 2 and 2 * count >= len(members)]
 
 
-def _layer(address: str, module: nn.Module, alike: list[Kind], facts: Mapping[str, Any], depth: int) -> Layer:
+def _layer(address: str, module: nn.Module, alike: list[Matrix], facts: Mapping[str, Any], depth: int) -> Layer:
     parameters = {plain(name): p for name, p in module.named_parameters()}
     matrices = [name for name, p in parameters.items() if p.ndim >= 2]
     common = [name for name in matrices if (name, tuple(parameters[name].shape)) in alike]
     name = (common or matrices or [""])[-1]
-    tower = facts.get("tower", "")
+    stack = facts.get("stack", "")
     return Layer(
+        module=module,
         facts={"address": address, **facts, "layer": depth},
-        group=f"{tower} {name}".strip() if common else address,  # beside no other: it has no like
+        group=f"{stack} {name}".strip() if common else address,  # no other is like it
         parameters=list(parameters.values()),
         matrix=parameters.get(name),
     )

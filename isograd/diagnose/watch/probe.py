@@ -1,4 +1,4 @@
-"""One training step under observation: what happened in each sublayer, as rows.
+"""One training step observed: what happened in each sublayer, as rows.
 
     probe = Probe(model)                      # an isograd model: finds its sublayers itself
     probe = Probe(model, ["h.0", "h.1"])      # any nn.Module, by address
@@ -12,47 +12,35 @@ Outside `step` the model carries no hooks, so a compiled model runs compiled; ru
 (`torch.compiler.set_stance("force_eager")`), since compiled code does not see hooks that come later.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isograd.diagnose.quantities import mean_abs, norm, rms, terms, variance
+from isograd.diagnose.watch.layers import Layer, modules_at, sublayers_of
 from isograd.transformer.parameters import Coefficient
 from isograd.transformer.sublayer import Sublayer
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Watched:
-    """One observed module: facts for its rows, its parameters, the matrix that stands for it, its coefficients."""
-
-    module: nn.Module
-    facts: Mapping[str, Any]
-    parameters: list[nn.Parameter]
-    matrix: nn.Parameter | None
-    coefficients: Mapping[str, nn.Parameter]
-
-
 class Probe:
     """Measures sublayers during single steps.
 
-    A row holds the facts of its sublayer (address; tower, layer and kind in isograd models), the step, and of these
+    A row holds the facts of its sublayer (address; stack, layer and kind in isograd models), the step, and of these
     quantities the ones that the module has, as floats:
 
         gradient_norm       Frobenius norm of the gradient of all parameters of the module
         gradient_mean_abs   mean |gradient| of its last projection, W_O or W_2 (NormFormer's figure 3)
-        residual_rms        root mean square of what the module gives on: the residual stream
-        branch_skip_ratio   Var[gain * f(x)] / Var[skip * x]; of a foreign module Var[y - x] / Var[x], which says
-                            something of modules that add their input
+        residual_rms        root mean square of what the module hands on: the residual stream
+        branch_skip_ratio   Var[scale * f(x)] / Var[skip * x]; of a foreign module Var[y - x] / Var[x], which is
+                            meant for modules that add their input
         update_ratio        |W' - W| / |W| of the last projection
         skip, gain, heads, pre, mid, out, post, query, key, value
-                            mean of the learned coefficient or norm gain, with its `_min` and `_max`
+                            mean of the learned coefficient or norm weight, with its `_min` and `_max`
     """
 
     def __init__(self, model: nn.Module, addresses: Sequence[str] | None = None) -> None:
@@ -63,11 +51,12 @@ class Probe:
             AttributeError: an address that the model does not have.
         """
         if addresses is None:
-            self.watched = [_of_sublayer(a, m) for a, m in model.named_modules() if isinstance(m, Sublayer)]
+            self.watched = sublayers_of(model)
         else:
-            self.watched = [_of_module(a, _at(model, a)) for a in addresses]
+            self.watched = [_of_module(a, m) for a, m in zip(addresses, modules_at(model, addresses), strict=True)]
         if not self.watched:
             raise ValueError("this model has no isograd sublayers; pass the addresses of the modules to watch")
+        self._coefficients = [_coefficients(watched.module) for watched in self.watched]
         self.rows: list[Row] = []
         self._values: dict[tuple[int, str], Tensor] = {}
         self._before: dict[int, Tensor] = {}
@@ -128,8 +117,8 @@ class Probe:
             self._values[index, "update_ratio"] = whole(norm(matrix - before)) / whole(norm(before))
 
     def _read_coefficients(self) -> None:
-        for index, watched in enumerate(self.watched):
-            for name, p in watched.coefficients.items():
+        for index, coefficients in enumerate(self._coefficients):
+            for name, p in coefficients.items():
                 values = whole(p.detach()).float()
                 self._values[index, name] = values.mean()
                 self._values[index, f"{name}_min"] = values.min()
@@ -146,45 +135,23 @@ class Probe:
         return rows
 
 
-def _at(model: nn.Module, address: str) -> nn.Module:
-    try:
-        return model.get_submodule(address)
-    except AttributeError as error:
-        near = difflib.get_close_matches(address, [name for name, _ in model.named_modules()], n=1, cutoff=0.0)
-        raise AttributeError(f"the model has no module {address!r}; did you mean {near[0]!r}?") from error
-
-
-def _of_sublayer(address: str, sublayer: Sublayer) -> Watched:
-    site = sublayer.site
-    branch: Any = sublayer.branch
-    slots: dict[str, Any] = {"pre": sublayer.pre, "mid": branch.mid, "out": sublayer.out, "post": sublayer.post}
+def _coefficients(module: nn.Module) -> Mapping[str, nn.Parameter]:
+    """The learned coefficients and norm weights of a sublayer; of any other module none."""
+    if not isinstance(module, Sublayer):
+        return {}
+    branch: Any = module.branch
+    slots: dict[str, Any] = {"pre": module.pre, "mid": branch.mid, "out": module.out, "post": module.post}
     slots |= {role: getattr(branch, f"{role}_norm", None) for role in ("query", "key", "value")}
-    coefficients = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm"}
-    scales = {
-        "skip": getattr(sublayer.combine, "skip", None),
-        "scale": getattr(sublayer.combine, "scale", None),
-        "heads": getattr(branch, "heads", None),
-    }
-    coefficients |= {name: m.weight for name, m in scales.items() if isinstance(m, Coefficient)}
-    return Watched(
-        module=sublayer,
-        facts={"address": address, "tower": site.stack, "layer": site.layer, "kind": site.kind},
-        parameters=list(sublayer.parameters()),
-        matrix=branch.out.weight,
-        coefficients=coefficients,
-    )
+    scales = {name: getattr(module.combine, name, None) for name in ("skip", "scale")}
+    scales["heads"] = getattr(branch, "heads", None)
+    norms = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm"}
+    return norms | {name: m.weight for name, m in scales.items() if isinstance(m, Coefficient)}
 
 
-def _of_module(address: str, module: nn.Module) -> Watched:
+def _of_module(address: str, module: nn.Module) -> Layer:
     parameters = list(module.parameters())
-    matrices = [p for p in parameters if p.ndim >= 2]
-    return Watched(
-        module=module,
-        facts={"address": address},
-        parameters=parameters,
-        matrix=matrices[-1] if matrices else None,
-        coefficients={},
-    )
+    matrix = next((p for p in reversed(parameters) if p.ndim >= 2), None)
+    return Layer(module=module, facts={"address": address}, group=address, parameters=parameters, matrix=matrix)
 
 
 def _first(value: Any) -> Tensor:

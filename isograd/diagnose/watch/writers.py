@@ -1,24 +1,31 @@
-"""Where the rows of a watched training go: files of JSON lines, TensorBoard, any function of numbers and step."""
+"""Where the rows of a watched run go: files of JSON lines, TensorBoard, any function of numbers and step; and what is
+kept of the first step whose loss or gradients are not finite.
+"""
 
-import json
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+import torch.distributed
+from torch import Tensor
+
 from isograd.diagnose.watch.probe import Row
+from isograd.files import append_rows
 
 LogNumbers = Callable[[dict[str, float], int], None]
 PER_STEP = "metrics.jsonl"
 PER_LAYER = "quantities.jsonl"
 WARNINGS = "warnings.jsonl"
+KEPT = 50  # steps before one that is not finite, whose rows are kept
+FOLDER = "nonfinite"
 
-_STRICT = json.JSONEncoder(allow_nan=False)
 
-
-class Sink(Protocol):
-    """Takes a step's row and the rows of its layers; `flush` once nothing more comes, or something happened."""
+class Writer(Protocol):
+    """Takes a step's row and the rows of its layers; `flush` at the end, and when something happened."""
 
     def write(self, row: Row, layers: Sequence[Row]) -> None: ...
 
@@ -44,7 +51,7 @@ class JsonLines:
 
     def flush(self) -> None:
         for name, rows in ((PER_STEP, self._rows), (PER_LAYER, self._layers)):
-            append(self.folder / name, rows)
+            append_rows(self.folder / name, rows)
             rows.clear()
 
 
@@ -94,27 +101,62 @@ def flat(row: Row, layers: Sequence[Row]) -> dict[str, float]:
     return numbers
 
 
-def append(path: Path, rows: Sequence[Row]) -> None:
-    """One JSON object per line; what JSON cannot say, NaN and infinities, is null."""
-    if rows:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(_lines(rows) + "\n")
+class Nonfinite:
+    """Waits for the first number that is not finite, and writes down what led to it.
+
+    nonfinite/rows.jsonl   the rows of the last fifty steps, and of their layers
+    nonfinite/batch.pt     the batch of that step, of the first process; batch-1.pt of the second one, and so on
+    """
+
+    def __init__(self, folder: Path | None, overflows: bool = False) -> None:
+        """`overflows`: gradients that are not finite are a gradient scaler's business, as long as the loss is."""
+        self.folder = folder
+        self._overflows = overflows
+        self._rows: deque[tuple[Row, Sequence[Row]]] = deque(maxlen=KEPT)
+        self._reported = False
+
+    def look(self, row: Row, layers: Sequence[Row], batch: Any) -> Row | None:
+        """A step's rows and its batch; the warning, if this is the first one that is not finite."""
+        if self._reported:
+            return None
+        self._rows.append((row, layers))
+        if math.isfinite(row["loss"]) and (self._overflows or math.isfinite(row["grad_norm"])):
+            return None
+        self._reported = True
+        broken = [one["address"] for one in layers if not math.isfinite(one.get("gradient_norm", 0.0))]
+        what = "the loss" if not math.isfinite(row["loss"]) else "a gradient"
+        where = f", first in {broken[-1]}" if broken and what == "a gradient" else ""  # backward comes from the end
+        kept = "" if self.folder is None else f"; the steps before it are in {self._keep(self.folder / FOLDER, batch)}"
+        return {
+            "step": row["step"],
+            "signal": "nonfinite",
+            "layer": broken[-1] if where else None,
+            "message": f"step {row['step']}: {what} is not finite{where}{kept}",
+        }
+
+    def _keep(self, folder: Path, batch: Any) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        if rank() == 0:
+            (folder / "rows.jsonl").unlink(missing_ok=True)
+            append_rows(folder / "rows.jsonl", [row for step, layers in self._rows for row in (step, *layers)])
+        if batch is not None:
+            name = "batch.pt" if rank() == 0 else f"batch-{rank()}.pt"
+            torch.save(_plain(batch), folder / name)
+        return folder
 
 
-def _lines(rows: Sequence[Row]) -> str:
-    """Encoded in one go, which takes half the time of many small ones."""
-    try:
-        text = _STRICT.encode(rows)[1:-1].replace("}, {", "}\n{")
-    except ValueError:
-        return _lines([_finite(row) for row in rows])
-    return text if text.count("\n") == len(rows) - 1 else "\n".join(map(_STRICT.encode, rows))
+def rank() -> int:
+    """The number of this process among those that train together; 0 where it is alone."""
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if ready else 0
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(v) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
+def _plain(batch: Any) -> Any:
+    """Tensors on the CPU in plain containers, which torch.load reads with nothing else at hand."""
+    if isinstance(batch, Tensor):
+        return batch.detach().cpu()
+    if isinstance(batch, Mapping):
+        return {str(name): _plain(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_plain(value) for value in batch]
+    return batch if isinstance(batch, int | float | str | None) else repr(batch)

@@ -1,16 +1,23 @@
-"""A loss for any model: cross-entropy where its output is logits, else a mean square against random targets."""
+"""A loss for any model and the gradients of every parameter from it: cross-entropy where the output is logits, else a
+mean square against random targets.
+"""
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
-Kind = Literal["next token", "given labels", "random labels", "random targets"]
-IGNORED = -100
+from isograd.diagnose.quantities import mean_abs, norm
+from isograd.trace.inputs import IGNORED
+from isograd.trace.record import answer, arguments, field_of
+
+Target = Literal["next token", "given labels", "random labels", "random targets"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,10 +30,10 @@ class Objective:
         own: whether the loss that the model itself gives comes first, if it gives one.
         targets: of the shape of the logits without their last axis; of the output's shape for "random targets".
         classes: None where there are no logits.
-        shift: whether the target of a position stands one place further on.
+        shift: whether the target of a position is one place further on.
     """
 
-    kind: Kind
+    kind: Target
     own: bool = False
     targets: Tensor
     classes: int | None = None
@@ -34,9 +41,9 @@ class Objective:
 
     def loss(self, output: Any) -> Tensor:
         """Of what the model gave, in nats where there are logits."""
-        if self.own and (own := _field(output, "loss")) is not None:
+        if self.own and (own := field_of(output, "loss")) is not None:
             return own.mean()
-        made = answer(output)
+        made = _answer(output)
         if self.classes is None:
             return (made - self.targets.to(made)).square().mean()
         logits = made[:, :-1] if self.shift else made
@@ -44,9 +51,23 @@ class Objective:
         return functional.cross_entropy(logits.reshape(-1, self.classes), targets.reshape(-1), ignore_index=IGNORED)
 
     @property
-    def even(self) -> float | None:
-        """ln of the number of classes: the loss of a model that finds all alike."""
+    def ln_classes(self) -> float | None:
+        """ln of the number of classes: the loss of equal probabilities."""
         return None if self.classes is None else math.log(self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """By the names of parameters: Frobenius norms and mean |g|. Those that the loss does not depend on are missing."""
+
+    loss: float
+    norms: Mapping[str, float]
+    means: Mapping[str, float]
+
+    def norm(self, names: Iterable[str]) -> float | None:
+        """Of several parameters together; None where none of them has a gradient."""
+        found = [self.norms[name] for name in names if name in self.norms]
+        return math.sqrt(math.fsum(n * n for n in found)) if found else None
 
 
 def objective(
@@ -60,7 +81,7 @@ def objective(
         classes: rows of logits, None where the output is none.
         decodes: whether what is asked for is the next token.
     """
-    made = answer(output)
+    made = _answer(output)
     own = labels is None and isinstance(inputs.get("labels"), Tensor)
     given = inputs["labels"] if own else labels
     draw = torch.Generator().manual_seed(seed)
@@ -79,24 +100,50 @@ def objective(
     return Objective(kind="random labels", targets=torch.randint(classes, rows, generator=draw), classes=classes)
 
 
-def answer(output: Any) -> Tensor:
-    """The logits, or the first tensor of numbers in an output.
+def gradients(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], device: str = "cpu") -> Gradients:
+    """One forward and backward pass in float32 without dropout (evaluation mode); all parameters take part.
+
+    Each gradient is measured and dropped as soon as it is complete, so that they are never there all at once. The model
+    stays as it is.
 
     Raises:
-        ValueError: there is none.
+        RuntimeError: autograd cannot pass through the model.
     """
-    logits = _field(output, "logits")
-    if logits is not None:
-        return logits
-    found = next((t for t in _tensors(output) if t.is_floating_point() and t.ndim), None)
+    twin = _twin(model).to(device)
+    names: dict[Tensor, str] = {p: name for name, p in twin.named_parameters() if p.is_floating_point()}
+    norms: dict[str, float] = {}
+    means: dict[str, float] = {}
+
+    def measure(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+        norms[names[parameter]], means[names[parameter]] = norm(grad).item(), mean_abs(grad).item()
+        parameter.grad = None
+
+    for parameter in names:
+        parameter.requires_grad_(True)
+        parameter.register_post_accumulate_grad_hook(measure)
+    args, kwargs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, arguments(inputs))
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        value = loss(twin(*args, **kwargs))
+        value.backward()
+    return Gradients(loss=value.item(), norms=norms, means=means)
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode whose parameters share the memory of the model's where they are float32."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    twin = copy.deepcopy(model, memo)
+    twin.eval()
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
+    return twin.float() if half else twin
+
+
+def _answer(output: Any) -> Tensor:
+    found = answer(output)
     if found is None:
         raise ValueError(f"no numbers in the model's output, {type(output).__name__}")
     return found
-
-
-def _field(output: Any, name: str) -> Tensor | None:
-    part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-    return part if isinstance(part, Tensor) else None
 
 
 def _unpadded(ids: Tensor, inputs: Mapping[str, Any]) -> Tensor:
@@ -112,11 +159,3 @@ def _ids(inputs: Mapping[str, Any]) -> Iterator[Tensor]:
         whole = isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool
         if whole and "mask" not in name and name != "labels":
             yield part
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping | tuple | list):
-        for part in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _tensors(part)

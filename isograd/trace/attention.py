@@ -1,0 +1,127 @@
+"""Attention in a recorded forward pass: where it is, what it reads, its entropy and logits."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isograd.trace.dataflow import PRODUCTS, SUMS, Dataflow, bare
+from isograd.trace.record import Operation, Trace, Value
+
+MASKED = -9e3  # logits below are masked keys: masks are -inf, the least number of a dtype, or -10,000
+
+
+def is_attention(dataflow: Dataflow, operation: Operation) -> bool:
+    """A scaled dot-product attention, or a softmax over products of two activations."""
+    if bare(operation) == "scaled_dot_product_attention":
+        return True
+    if not _is_softmax(operation) or operation.reads[0] not in dataflow.live:
+        return False
+    return _is_of_two(dataflow, _scores(dataflow, operation.reads[0]))
+
+
+def all_scores(dataflow: Dataflow) -> set[int]:
+    """What softmaxes read: sums of scores, as with an earlier layer's, are none of a stream."""
+    return {_scores(dataflow, o.reads[0]) for o in dataflow.trace.operations if _is_softmax(o)}
+
+
+def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int, int] | None:
+    """The values that an attention reads as query, key and value."""
+    trace = dataflow.trace
+    if not _is_softmax(attention):
+        q, k, v = attention.reads[:3] if len(set(attention.reads[:3])) == 3 else (*attention.reads[:1] * 3,)
+        return q, k, v
+    scores = trace.made_by(_scores(dataflow, attention.reads[0]))
+    assert scores is not None
+    query, key = dataflow.data(scores)[:2]
+    weights = trace.below([attention.makes[0]])
+    for operation in trace.operations:
+        data = dataflow.data(operation)
+        if bare(operation) in ("matmul", "bmm", "einsum") and len(data) == 2 and not weights.isdisjoint(data):
+            return query, key, next((v for v in data if v not in weights), data[1])
+    return None
+
+
+def _is_softmax(operation: Operation) -> bool:
+    return bare(operation) in ("softmax", "_softmax")
+
+
+def _scores(dataflow: Dataflow, value: int) -> int:
+    """The product of queries and keys below a softmax, through masks, caps and biases."""
+    while (made := dataflow.trace.made_by(value)) is not None:
+        data = dataflow.data(made)
+        if bare(made) in SUMS and len(data) > 1:  # of several products, as with relative positions: the first
+            parts = (_scores(dataflow, part) for part in data)
+            return next((part for part in parts if _is_of_two(dataflow, part)), value)
+        if bare(made) in PRODUCTS or len(data) != 1:
+            break
+        value = data[0]
+    return value
+
+
+def _is_of_two(dataflow: Dataflow, value: int) -> bool:
+    made = dataflow.trace.made_by(value)
+    return made is not None and bare(made) in PRODUCTS and len(dataflow.data(made)) == 2
+
+
+def attention_facts(trace: Trace, operation: Operation, sequences: int) -> dict[str, float]:
+    """Over the queries that attend to at least two keys, in nats; nothing where there are none:
+
+        attention_entropy      mean of -sum a ln a over heads and queries
+        attention_entropy_min  the lowest head's mean
+        attention_uniform      mean ln n, n the number of keys that a query attends to: the entropy of equal weights
+        attention_share        entropy over uniform
+        largest_logit          largest |logit| of such a key, as the softmax reads it: with scale, cap and biases
+
+    Args:
+        sequences: how many stand in the batch, to tell them from heads.
+    """
+    logits = _logits(trace, operation).double()  # (sequences * heads, queries, keys) in any number of axes
+    attended = logits > MASKED
+    logits = logits.masked_fill(~attended, -math.inf)
+    keys = attended.sum(-1)
+    counts = keys >= 2
+    if not counts.any():
+        return {}
+    weights = logits.softmax(-1)
+    entropy = -(weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
+    rows, chosen = (x.reshape(-1, x.shape[-1]) for x in (entropy.where(counts, 0.0), counts))
+    heads = max(1, rows.shape[0] // max(1, sequences)) if rows.shape[0] % max(1, sequences) == 0 else 1
+    per_head = rows.reshape(-1, heads, rows.shape[-1]).sum((0, 2)) / chosen.reshape(-1, heads, rows.shape[-1]).sum(
+        (0, 2)
+    )
+    mean, uniform = entropy[counts].mean().item(), keys[counts].double().log().mean().item()
+    return {
+        "attention_entropy": mean,
+        "attention_entropy_min": per_head.nan_to_num(math.inf).min().item(),
+        "attention_uniform": uniform,
+        "attention_share": mean / uniform,
+        "largest_logit": logits[attended].abs().max().item(),
+    }
+
+
+def _logits(trace: Trace, operation: Operation) -> Tensor:
+    """What the softmax reads, keys last; masked ones far below."""
+    given = _given(trace, operation)
+    if "query" not in given:
+        scores: Tensor = trace[operation.reads[0]]
+        return scores.movedim(given["dim"], -1)
+    query, key = given["query"].double(), given["key"].double()
+    if key.shape[-3] != query.shape[-3]:  # heads that share a key
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scale = given.get("scale") or query.shape[-1] ** -0.5
+    scores = query @ key.transpose(-2, -1) * scale
+    mask = given.get("attn_mask")
+    if given.get("is_causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def _given(trace: Trace, operation: Operation) -> dict[str, Any]:
+    """Arguments of an operation by their names."""
+    names = [a.name for a in operation.function._schema.arguments]
+    given = dict(zip(names, operation.args, strict=False)) | operation.kwargs
+    return {name: trace[a.index] if isinstance(a, Value) else a for name, a in given.items()}
