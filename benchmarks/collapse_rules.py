@@ -25,7 +25,7 @@ from collapse_grid import apart, learned, rows_in
 from scipy.optimize import minimize
 
 from isograd.diagnose.watch.collapse import CollapseWatch
-from isograd.lint.collapse import COLLAPSES, Stack
+from isograd.lint.collapse import COLLAPSES, CollapseRule
 from isograd.outcome import VANISHED, judge
 from isograd.statistics import wilson
 from isograd.trace.anatomy import Function
@@ -98,7 +98,9 @@ def risk_of(row: dict[str, Any]) -> float | None:
     """What the rule of check says before the first step; None for placements without a norm on the sum."""
     if row["placement"] not in FUNCTIONS:
         return None
-    return Stack(function=row["placement"], layers=row["layers"], width=row["width"]).risk(row["lr"], row["warmup"])
+    return CollapseRule(function=row["placement"], layers=row["layers"], width=row["width"]).risk(
+        row["lr"], row["warmup"]
+    )
 
 
 def predicted(row: dict[str, Any]) -> bool:

@@ -35,8 +35,8 @@ USUAL = 1e-3  # Adam's default rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
-    """What the rule reads of a stack at its initialization.
+class CollapseRule:
+    """The fitted rule for one stack, by what it reads of it at initialization.
 
     Attributes:
         function: what its sums compute.
@@ -52,7 +52,7 @@ class Stack:
     def risk(self, lr: float, warmup: float = 0) -> float:
         """The probability p of a collapse.
 
-        >>> deep = Stack(function="post-ln", layers=48, width=64)
+        >>> deep = CollapseRule(function="post-ln", layers=48, width=64)
         >>> deep.risk(1e-3) > deep.risk(1e-4) and deep.risk(1e-3) > deep.risk(1e-3, warmup=200)
         True
         """
@@ -92,12 +92,10 @@ def collapse(checked: CheckedModel) -> Iterator[Finding]:
     for traced in checked.anatomy.stacks:
         if traced.function is None or not checked.at_init:
             continue
-        stack = _stack(checked, traced)
-        outside = stack.outside() + (["more than one stack"] if len(checked.anatomy.stacks) > 1 else [])
+        rule = _rule(checked, traced)
+        outside = rule.outside() + (["more than one stack"] if len(checked.anatomy.stacks) > 1 else [])
         verdict = (
-            _of_depth(stack, outside)
-            if checked.lr is None
-            else _at_rate(stack, checked.lr, checked.warmup or 0, outside)
+            _of_depth(rule, outside) if checked.lr is None else _at_rate(rule, checked.lr, checked.warmup or 0, outside)
         )
         if verdict is not None:
             severity, measured, message = verdict
@@ -107,18 +105,18 @@ def collapse(checked: CheckedModel) -> Iterator[Finding]:
                 address=traced.sublayers[0].address,
                 measured=measured,
                 message=message,
-                remedy=_remedy(stack, checked.lr, outside),
+                remedy=_remedy(rule, checked.lr, outside),
             )
 
 
 Verdict = tuple[Severity, float, str]
 
 
-def _at_rate(stack: Stack, lr: float, warmup: int, outside: list[str]) -> Verdict | None:
+def _at_rate(rule: CollapseRule, lr: float, warmup: int, outside: list[str]) -> Verdict | None:
     """At the rate and the warm-up that are to come."""
-    risk = stack.risk(lr, warmup)
-    how = f"{stack.name} at LR {lr:g} with {f'{warmup} steps of warm-up' if warmup else 'no warm-up'}"
-    outside = outside + stack.outside(LR=lr, warm_up=warmup)
+    risk = rule.risk(lr, warmup)
+    how = f"{rule.name} at LR {lr:g} with {f'{warmup} steps of warm-up' if warmup else 'no warm-up'}"
+    outside = outside + rule.outside(LR=lr, warm_up=warmup)
     if outside:
         return "info", risk, f"{how}: no prediction, outside what was measured ({'; '.join(dict.fromkeys(outside))})"
     if risk < COLLAPSES:
@@ -130,30 +128,30 @@ def _at_rate(stack: Stack, lr: float, warmup: int, outside: list[str]) -> Verdic
     )
 
 
-def _of_depth(stack: Stack, outside: list[str]) -> Verdict | None:
+def _of_depth(rule: CollapseRule, outside: list[str]) -> Verdict | None:
     """Without a rate: where a usual one would collapse even after a warm-up."""
-    highest = stack.highest_rate(warmup=100)
+    highest = rule.highest_rate(warmup=100)
     if outside or highest >= USUAL:
         return None
     return (
         "info",
         highest,
-        f"{stack.name}: with 100 steps of warm-up a collapse is predicted from LR {stack.limit(100)} on",
+        f"{rule.name}: with 100 steps of warm-up a collapse is predicted from LR {rule.limit(100)} on",
     )
 
 
-def _remedy(stack: Stack, lr: float | None, outside: list[str]) -> str:
+def _remedy(rule: CollapseRule, lr: float | None, outside: list[str]) -> str:
     if outside:
         return "watch the first steps of the run: isograd.watch(model), or isograd.WatchCallback in a Trainer"
     norm = "normalize what each branch reads, not the sum (Pre-LN)"
     if lr is None:
         return f"{norm}, or pass lr= and warmup= for a verdict"
-    return f"{norm}, or take a learning rate below {stack.limit(100)} with 100 steps of warm-up"
+    return f"{norm}, or take a learning rate below {rule.limit(100)} with 100 steps of warm-up"
 
 
-def _stack(checked: CheckedModel, traced: TracedStack) -> Stack:
+def _rule(checked: CheckedModel, traced: TracedStack) -> CollapseRule:
     assert traced.function is not None
-    return Stack(
+    return CollapseRule(
         function=traced.function,
         layers=len(traced.sublayers) / 2,
         width=checked.trace[traced.first].shape[-1],

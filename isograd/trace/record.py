@@ -198,15 +198,22 @@ def fitted(model: nn.Module, inputs: Any, device: torch.device | str = "cpu") ->
     return tree_map(fit, inputs)
 
 
-def stand_in(model: nn.Module, *, in_half: bool = False) -> nn.Module:
-    """A copy on the CPU, in eval mode, half-precision weights in float32 unless they are to stay.
+def stand_in(model: nn.Module, *, in_half: bool = False, shared: bool = False) -> nn.Module:
+    """A copy in eval mode, half-precision weights in float32 unless they are to stay.
+
+    Args:
+        shared: its parameters use the memory of the model's where they are float32; else it is on the CPU.
 
     Raises:
         ValueError: the model is on the meta device, where nothing has a value.
     """
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise ValueError("parameters or buffers are on the meta device and hold no values; build it on the CPU")
-    twin = copy.deepcopy(model, _kept_activations(model)).cpu().eval()
+    memo = _kept_activations(model)
+    if shared:
+        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    twin = copy.deepcopy(model, memo).eval()
+    twin = twin if shared else twin.cpu()
     half = not in_half and any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
     return twin.float() if half else twin
 

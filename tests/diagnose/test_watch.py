@@ -152,7 +152,7 @@ def test_nothing_happens_between_watched_steps(tmp_path: Path) -> None:
     assert [r["step"] for r in rows(tmp_path / "quantities.jsonl")] == [s for s in (1, 3, 6) for _ in range(6)]
     assert before == {name: [len(v) for k, v in vars(m).items() if "hooks" in k] for name, m in model.named_modules()}
     watch.step(1.0, step=8)  # no gradients are there: nobody looks
-    with pytest.raises(ValueError, match=r"no parameter has a gradient; call step\(\) behind loss\.backward"):
+    with pytest.raises(ValueError, match=r"no parameter has a gradient; call step\(\) after loss\.backward"):
         watch.step(1.0, step=9)
 
 
@@ -278,7 +278,7 @@ def test_what_led_to_a_number_that_is_not_finite(where: str, tmp_path: Path, cap
         watch.step(math.nan if where == "loss" else loss, batch={"input_ids": steps[3], "name": "fourth"})
     (line,) = caplog.messages
     named = "a gradient is not finite, first in model.layers.1.ffn" if where == "gradient" else "the loss is not finite"
-    assert line == f"step 4: {named}; what led there is in {tmp_path / 'nonfinite'}"
+    assert line == f"step 4: {named}; the steps before it are in {tmp_path / 'nonfinite'}"
     kept = rows(tmp_path / "nonfinite/rows.jsonl")
     assert [r["step"] for r in kept if "loss" in r] == [1, 2, 3, 4] and len(kept) == 4 * 7
     assert kept[21]["loss"] is None if where == "loss" else kept[21]["grad_norm"] is None

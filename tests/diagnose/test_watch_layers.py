@@ -111,7 +111,7 @@ def test_sublayers_of_ours(head: str) -> None:
     assert [layer.address for layer in layers] == list(names)
     for layer in layers:
         assert layer.matrix is names[layer.address].branch.out.weight
-        assert layer.group == f"{layer.facts['tower']} {layer.facts['kind']}"
+        assert layer.group == f"{layer.facts['stack']} {layer.facts['kind']}"
     assert {layer.facts["stack"] for layer in layers} == (
         {"encoder", "decoder"} if head == "seq2seq" else {"decoder" if head == "causal" else "encoder"}
     )

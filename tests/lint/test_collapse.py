@@ -9,7 +9,7 @@ import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 import isograd
-from isograd.lint.collapse import COLLAPSES, Stack
+from isograd.lint.collapse import COLLAPSES, CollapseRule
 from isograd.lint.findings import Finding
 from tests.lint.faults.plain import post, xavier
 
@@ -104,7 +104,7 @@ def test_a_trained_model_is_left_alone() -> None:
 
 @pytest.mark.parametrize("function", ["post-ln", "admin", "deepnorm"])
 def test_more_rate_is_never_safer_and_more_warm_up_never_worse(function: Any) -> None:
-    stack = Stack(function=function, layers=24, width=64)
+    stack = CollapseRule(function=function, layers=24, width=64)
     risks = [stack.risk(lr, 10) for lr in (2e-4, 6e-4, 1e-3, 6e-3)]
     assert risks == sorted(risks)
     risks = [stack.risk(1e-3, warmup) for warmup in (200, 50, 10, 0)]
@@ -120,6 +120,6 @@ def test_held_out_precision_of_what_is_published() -> None:
     held = [row for row in rows if int(row["layers"]) in (9, 18, 36) or int(row["width"]) == 64]
     assert len(held) > 100
     chosen = [row for row in held if row["placement"] in ("post-ln", "admin", "deepnorm")]
-    stacks = [Stack(function=r["placement"], layers=int(r["layers"]), width=int(r["width"])) for r in chosen]
+    stacks = [CollapseRule(function=r["placement"], layers=int(r["layers"]), width=int(r["width"])) for r in chosen]
     flagged = [r for r, s in zip(chosen, stacks, strict=True) if s.risk(float(r["lr"]), int(r["warmup"])) >= COLLAPSES]
     assert sum(row["outcome"] == "collapsed" for row in flagged) >= 0.95 * len(flagged) > 20

@@ -36,7 +36,7 @@ def test_norms_and_coefficients_of_the_catalogue(placement: str, norm: str) -> N
             assert (slot in sublayer.norms) == (getattr(residual, slot) is not None), (placement, slot)
         for want, coefficient in ((residual.skip, sublayer.skip), (residual.scale, sublayer.scale)):
             assert bool(coefficient.learned) == (not isinstance(want, float))
-            assert coefficient.value == pytest.approx(want if isinstance(want, float) else want.start, rel=1e-4)
+            assert coefficient.value == pytest.approx(want if isinstance(want, float) else want.init, rel=1e-4)
     assert bool(found.stacks[0].final) == (get(placement).final is not None)
 
 

@@ -2,7 +2,6 @@
 mean square against random targets.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from isograd.diagnose.quantities import mean_abs, norm
 from isograd.trace.inputs import IGNORED
-from isograd.trace.record import answer, arguments, field_of
+from isograd.trace.record import answer, arguments, field_of, stand_in
 
 Target = Literal["next token", "given labels", "random labels", "random targets"]
 
@@ -109,7 +108,7 @@ def gradients(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], devi
     Raises:
         RuntimeError: autograd cannot pass through the model.
     """
-    twin = _twin(model).to(device)
+    twin = stand_in(model, shared=True).to(device)
     names: dict[Tensor, str] = {p: name for name, p in twin.named_parameters() if p.is_floating_point()}
     norms: dict[str, float] = {}
     means: dict[str, float] = {}
@@ -130,15 +129,6 @@ def gradients(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], devi
     return Gradients(loss=value.item(), norms=norms, means=means)
 
 
-def _twin(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode whose parameters share the memory of the model's where they are float32."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    twin = copy.deepcopy(model, memo)
-    twin.eval()
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
-    return twin.float() if half else twin
-
-
 def _answer(output: Any) -> Tensor:
     found = answer(output)
     if found is None:
@@ -153,9 +143,9 @@ def _unpadded(ids: Tensor, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def _ids(inputs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Tensors of whole numbers, those that a decoder reads first."""
+    """Tensors of integers, those that a decoder reads first."""
     named = sorted(inputs.items(), key=lambda item: "decoder" not in item[0])
     for name, part in named:
-        whole = isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool
-        if whole and "mask" not in name and name != "labels":
+        integers = isinstance(part, Tensor) and not part.is_floating_point() and part.dtype != torch.bool
+        if integers and "mask" not in name and name != "labels":
             yield part
