@@ -35,7 +35,12 @@ DOORS = {
 }
 OPTIONS = (("--foils", "--negative-controls"),)  # of the command line, before and after
 RECIPE: tuple[tuple[str, str], ...] = ()  # keys of a recipe, before and after: "training.smoothing", "..."
-RENAMED: tuple[tuple[str, str], ...] = ()  # patterns of paths in this record, and what they are called since
+RENAMED: tuple[tuple[str, str], ...] = (  # patterns of paths in this record, and what they are called since
+    (r"^(diagnose [^/]*/.*)/towers/", r"\1/stacks/"),
+    (r"^(diagnose [^/]*/.*)/tower$", r"\1/stack"),
+    (r"^(diagnose [^/]*/.*)/gain$", r"\1/scale"),
+    (r"^(diagnose [^/]*/.*)/start_rms$", r"\1/input_rms"),
+)
 VOLATILE = re.compile(  # times, places, hashes and versions
     r"(^|/)(seconds|time|date|tokens_per_second|folder|page|report|versions|facts|files|source|path|model|out|said)(/|$)"
 )
