@@ -70,7 +70,7 @@ def _measure(claims: list["Claim"], options: argparse.Namespace, console: Consol
     import torch
 
     from isograd.report.theory_page import write_theory
-    from isograd.theory import foils, verdicts
+    from isograd.theory import negative_controls, verdicts
 
     begun, threads = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(min(_THREADS, threads))
@@ -78,7 +78,7 @@ def _measure(claims: list["Claim"], options: argparse.Namespace, console: Consol
         cases = sum(len(claim.cases) for claim in claims)
         with _Bar(console, cases * (1 + options.foils)) as step:
             found = step(verdicts(claims, options.seeds))
-            refused = step(foils(claims, options.seeds), "foil: ") if options.foils else []
+            refused = step(negative_controls(claims, options.seeds), "negative control: ") if options.foils else []
     finally:
         torch.set_num_threads(threads)
     rows, refused_rows = [whole(one) for one in found], [whole(one) for one in refused]

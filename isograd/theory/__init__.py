@@ -1,7 +1,7 @@
 """The papers' theory, made to run: claims, and the verdicts of measuring them."""
 
 from isograd.theory.claim import Case, Claim, Curve, Line, Measured, Verdict
-from isograd.theory.claims import CLAIMS, chosen, foils, verdicts
+from isograd.theory.claims import CLAIMS, chosen, negative_controls, verdicts
 
 __all__ = [
     "CLAIMS",
@@ -12,6 +12,6 @@ __all__ = [
     "Measured",
     "Verdict",
     "chosen",
-    "foils",
+    "negative_controls",
     "verdicts",
 ]

@@ -1,4 +1,4 @@
-"""A claim: a sentence of theory with a number, an interval that the measurement must fall into, and a foil.
+"""A claim: a sentence of theory with a number, an interval that the measurement must fall into, and a negative control.
 
     verdict holds  <=>  low <= measured <= high;   of a number with an interval, all of the interval must lie inside
 
@@ -53,7 +53,7 @@ class Case:
         placement: of the catalogue, or "any" where the claim speaks of a part that all have.
         predicted: the theory's number, or its lowest and highest.
         low, high: the tolerance: where the measured number must lie; None leaves that side open.
-        foil: what is measured in its place and must lie outside.
+        control: what is measured in its place and must lie outside.
         subject: what is measured, where the placement alone does not say it.
     """
 
@@ -61,7 +61,7 @@ class Case:
     predicted: float | tuple[float, float]
     low: float | None = None
     high: float | None = None
-    foil: str
+    control: str
     subject: str = ""
 
     def holds(self, measured: Measured) -> bool:
@@ -122,9 +122,9 @@ class Claim:
         """Measure one case."""
         return self._judged(case, case.subject or case.placement, seeds)
 
-    def foiled(self, case: Case, seeds: int | None = None) -> "Verdict":
-        """Measure the foil of a case under its tolerance: this verdict must not hold."""
-        return self._judged(case, case.foil, seeds)
+    def control(self, case: Case, seeds: int | None = None) -> "Verdict":
+        """Measure the negative control of a case under its tolerance: this verdict must not hold."""
+        return self._judged(case, case.control, seeds)
 
     def _judged(self, case: Case, subject: str, seeds: int | None) -> "Verdict":
         seeds = seeds or self.seeds

@@ -1,4 +1,4 @@
-"""Gradients of W_2 and the stream at the start: in the theory's setting, and with real attention."""
+"""Gradients of W_2 and the stream at initialization: in the theory's setting, and with real attention."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from isograd.models import IsogradForCausalLM
 from isograd.theory.claim import Curve, Measured
-from isograd.theory.fit import exponent, geometric_mean, over_seeds
+from isograd.theory.curves import exponent, geometric_mean, over_seeds
+from isograd.theory.lemmas import profile
 from isograd.theory.networks import cut, drawn_from, encoder_decoder, of_depths, prepared, tokens
-from isograd.theory.setting import profile
 
 DEPTHS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
 TOWERS = (6, 12, 24)  # layers of each tower of the encoder-decoders

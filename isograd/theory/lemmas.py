@@ -1,13 +1,102 @@
-"""Xiong et al. 2020, Lemmas 1 to 3, measured."""
+"""The setting in which Xiong et al. 2020 prove their theorem, and nothing but it; Lemmas 1 to 3 measured in it.
 
+One head with W_Q = W_K = 0, so that attention is the mean over positions times W_V; no W_O, no biases; W_V, W_1, W_2
+all d x d and drawn from Xavier's normal, N(0, 1/d); LayerNorm with weight 1, bias 0 and no eps; ReLU. Inputs are
+independent Gaussian vectors, labels are random, logits are E x with E drawn from N(0, 1/d). In float64.
+
+    post-ln   h = LN(x + mean(x) W_V)        s = h + ReLU(h W_1) W_2          x <- LN(s)
+    pre-ln    h = x + mean(LN(x)) W_V        s = h + ReLU(LN(h) W_1) W_2      x <- s,  LN(x) before the logits
+
+"post-ln, W_2 x 1.3" has W_2 multiplied by 1.3, "pre-ln, outputs as l^-0.5" W_V and W_2 of layer l by l^-0.5.
+
+Written apart from the models on purpose: it is a second source for them, and may be read beside the paper.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from isograd.theory.claim import Measured
-from isograd.theory.fit import farthest, over_seeds
-from isograd.theory.setting import layer_norm, profile
+from isograd.theory.curves import farthest, over_seeds
+from isograd.theory.networks import scaling
+
+PLACEMENTS = ("post-ln", "pre-ln")
+WIDTH, LAYERS, TOKENS, WORDS = 256, 48, 32, 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Two numbers per depth, entry l - 1 for l layers.
+
+    Attributes:
+        square_norms: mean over positions of |s|^2 / d after l layers: the sum before the last LayerNorm in Post-LN
+            (x^{post,5} of the paper), the stream itself in Pre-LN.
+        gradients: Frobenius norm of the gradient of W_2 of layer l in a stack that ends with this layer.
+    """
+
+    square_norms: tuple[float, ...]
+    gradients: tuple[float, ...]
+
+
+@lru_cache(maxsize=256)
+def profile(subject: str, seed: int, layers: int = LAYERS, width: int = WIDTH, tokens: int = TOKENS) -> Profile:
+    """Both numbers for every depth up to `layers`, in one pass.
+
+    A stack of l layers is the beginning of a deeper one, and the gradient of its last W_2 asks for nothing below that
+    matrix: so one pass gives the last layer's gradient at every depth.
+    """
+    placement, _, change = subject.partition(", ")
+    draw = torch.Generator().manual_seed(seed)
+    x = _normal(draw, tokens, width)
+    table = _normal(draw, WORDS, width) / width**0.5
+    labels = torch.randint(WORDS, (tokens,), generator=draw)
+    square_norms, gradients = [], []
+    for value, first, second in _layers(draw, layers, width, change):
+        h, read = _attend(placement, x, value)
+        second.requires_grad_()
+        s = h + torch.relu(read @ first) @ second
+        out = layer_norm(s)
+        loss = F.cross_entropy(out @ table.T, labels)
+        square_norms.append(float(s.detach().square().sum(-1).mean()) / width)
+        gradients.append(float(torch.autograd.grad(loss, second)[0].norm()))
+        x = (out if placement == "post-ln" else s).detach()
+    return Profile(square_norms=tuple(square_norms), gradients=tuple(gradients))
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    """(x - mean) / std over the width, without an eps: the theory has none."""
+    return F.layer_norm(x, x.shape[-1:], eps=0.0)
+
+
+def _attend(placement: str, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """What the attention leaves on the stream, and what the feed-forward reads."""
+    if placement == "post-ln":
+        h = layer_norm(x + x.mean(0, keepdim=True) @ value)
+        return h, h
+    h = x + layer_norm(x).mean(0, keepdim=True) @ value
+    return h, layer_norm(h)
+
+
+def _layers(draw: torch.Generator, layers: int, width: int, change: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """W_V, W_1, W_2 of each layer."""
+    name, factor = scaling(change)
+    for layer in range(1, layers + 1):
+        matrices = (_normal(draw, width, width) / width**0.5 for _ in range(3))
+        scales = [factor(layer) if factor and which in _CHANGED[name] else 1.0 for which in ("W_V", "W_1", "W_2")]
+        value, first, second = (matrix * scale for matrix, scale in zip(matrices, scales, strict=True))
+        yield value, first, second
+
+
+_CHANGED = {"outputs": ("W_V", "W_2"), "W_1": ("W_1",), "W_2": ("W_2",)}
+
+
+def _normal(draw: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
 
 WIDTHS = (64, 128, 256, 512, 1024)
 SAMPLES = 1_000_000

@@ -1,7 +1,7 @@
-"""The setting with real attention: isograd's own models at their start, and one batch of random tokens.
+"""The setting with real attention: isograd's own models at initialization, and one batch of random tokens.
 
-A subject is a placement, or a placement with changes, each after a comma: "deepnorm, plain start" has DeepNorm's skips
-and the weights of a plain Xavier init; "admin, skip 1" has not been profiled; "post-ln, xavier-normal" starts by that
+A subject is a placement, or a placement with changes, each after a comma: "deepnorm, plain init" has DeepNorm's skips
+and the weights of a plain Xavier init; "admin, skip 1" has not been profiled; "post-ln, xavier-normal" is drawn by that
 scheme in place of the model's own; "pre-ln, outputs as l^-0.5" has W_O and W_2 of layer l scaled by l^-0.5, or the norm
 after the branch where there is one; "post-ln, cross x 0.5" has W_O of the cross-attention halved.
 """
@@ -25,14 +25,14 @@ WORDS = 1000
 
 
 def decoder(subject: str, layers: int, dtype: torch.dtype = torch.float32, **shape: Any) -> IsogradForCausalLM:
-    """A decoder-only model of that many layers, started by Xavier's normal; ADMIN's skips are still to be profiled."""
+    """A decoder-only model of that many layers, drawn from Xavier's normal; ADMIN's skips are still to be profiled."""
     shape = {"init": "xavier-normal"} | shape
     model = IsogradForCausalLM(_config(subject, num_hidden_layers=layers, is_decoder=True, **shape)).to(dtype)
     return changed(model, subject)
 
 
 def encoder_decoder(subject: str, layers: int, **shape: Any) -> IsogradForSeq2SeqLM:
-    """As many layers in each tower, started as the placement or the model's default says."""
+    """As many layers in each stack, initialized as the placement or the model's default says."""
     model = IsogradForSeq2SeqLM(_config(subject, num_hidden_layers=layers, encoder_layers=layers, **shape))
     return changed(model, subject)
 
@@ -60,7 +60,7 @@ def profile_skips(model: IsogradForCausalLM, ids: Tensor, write: bool = True) ->
 
         skip_1 = 1,   skip_{i+1} = sqrt( Var[skip_i x_{i-1}] + Var[f_i(x_{i-1})] )
 
-    With `write=False` the model keeps its skips, and the same running value is told of it.
+    With `write=False` the model keeps its skips, and the same running value is reported of it.
     """
     skips, following = [], 1.0
 
@@ -179,7 +179,7 @@ def changed(model: Any, subject: str) -> Any:
     """The model with the changes of a subject made to its weights and constants."""
     for change in changes_of(subject):
         name, number = scaling(change)
-        if change == "plain start":
+        if change == "plain init":
             for module in model.modules():
                 if isinstance(module, Linear):
                     module.weight /= module.init_gain
@@ -195,7 +195,7 @@ def changed(model: Any, subject: str) -> Any:
                     _scale(module, name, number(module.site.layer))
         elif change not in SCHEMES:
             raise ValueError(
-                f"{change!r} is nothing to change; expected 'plain start', 'skip 1', a scheme of starts, or one of"
+                f"{change!r} is nothing to change; expected 'plain init', 'skip 1', an init scheme, or one of"
                 f" {', '.join(_MATRICES)} with 'x NUMBER' or 'as l^NUMBER'"
             )
     return model

@@ -10,9 +10,9 @@ import torch
 from isograd.errors import UnknownClaim
 from isograd.placement import CATALOGUE
 from isograd.report.theory_page import interval, number
-from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, chosen, depth, foils, verdicts
-from isograd.theory.fit import exponent, farthest, geometric_mean, over_interval, over_seeds, r_squared
-from isograd.theory.later import LOGARITHM
+from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, amplification, chosen, negative_controls, verdicts
+from isograd.theory.claims import LOGARITHM
+from isograd.theory.curves import exponent, farthest, geometric_mean, over_interval, over_seeds, r_squared
 from isograd.theory.lemmas import _rms_norm
 
 CASES = [(claim, case) for claim in CLAIMS.values() for case in claim.cases]
@@ -28,19 +28,19 @@ QUICK = {  # with these seeds the verdict is the same as with all, in a second o
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_quick_claims_hold_and_refuse_their_foils(name: str) -> None:
+def test_quick_claims_hold_and_refuse_their_controls(name: str) -> None:
     for one in verdicts([CLAIMS[name]], QUICK[name]):
         assert one.holds, one.row()
-    for one in foils([CLAIMS[name]], QUICK[name]):
+    for one in negative_controls([CLAIMS[name]], QUICK[name]):
         assert not one.holds, one.row()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
-def test_all_claims_hold_and_refuse_their_foils(name: str) -> None:
+def test_all_claims_hold_and_refuse_their_controls(name: str) -> None:
     for one in verdicts([CLAIMS[name]]):
         assert one.holds, one.row()
-    for one in foils([CLAIMS[name]]):
+    for one in negative_controls([CLAIMS[name]]):
         assert not one.holds, one.row()
 
 
@@ -52,18 +52,18 @@ def same_number(claim: Claim) -> set[str]:
 @pytest.mark.parametrize(("claim", "case"), CASES, ids=lambda x: getattr(x, "name", "") or getattr(x, "placement", ""))
 def test_a_control_is_a_network_of_its_own(claim: Claim, case: Case) -> None:
     """Another case with another tolerance would be refused by arithmetic, whatever was measured."""
-    assert case.foil not in same_number(claim)
+    assert case.control not in same_number(claim)
     others = [other for other in CLAIMS.values() if other.measure is claim.measure]
-    assert not any(case.foil in same_number(other) for other in others)
+    assert not any(case.control in same_number(other) for other in others)
 
 
-def weaker(foil: str) -> str | None:
+def weaker(control: str) -> str | None:
     """The same change, next to nothing of it; None where a control is no change of degree.
 
     >>> weaker("pre-ln, outputs as l^-0.5"), weaker("post-ln, cross x 0.5"), weaker("gelu")
     ('pre-ln, outputs as l^-0.001', 'post-ln, cross x 0.999', None)
     """
-    found = re.fullmatch(r"(.*) (as l\^|x )(-?[\d.]+)", foil)
+    found = re.fullmatch(r"(.*) (as l\^|x )(-?[\d.]+)", control)
     if found is None:
         return None
     start, word, number = found.groups()
@@ -74,14 +74,14 @@ def weaker(foil: str) -> str | None:
 
 def accepts_what_hardly_differs(claim: Claim, case: Case, seeds: int | None = None) -> None:
     """A control can fail: with next to nothing of its change it is accepted, and whole it is refused."""
-    weak = weaker(case.foil)
+    weak = weaker(case.control)
     assert weak is not None
     measured = claim.measure(weak, seeds or claim.seeds)
     assert case.holds(measured), (weak, measured.value, measured.interval)
-    assert not claim.foiled(case, seeds).holds
+    assert not claim.control(case, seeds).holds
 
 
-CHANGES = [(claim, case) for claim, case in CASES if weaker(case.foil)]
+CHANGES = [(claim, case) for claim, case in CASES if weaker(case.control)]
 SOON = [(claim, case) for claim, case in CHANGES if claim.name in ("hidden-state-growth", "mismatch-12", "admin-skip")]
 
 
@@ -100,8 +100,8 @@ def test_all_controls_can_fail(claim: Claim, case: Case) -> None:
 
 def test_the_other_controls_can_fail() -> None:
     """Those that are no change of degree: what makes them differ, taken away, and they pass."""
-    others = {case.foil for _, case in CASES if not weaker(case.foil)}
-    assert others == {"gelu", "rmsnorm", "pre-ln", "admin", "normformer", "gpt2", "deepnorm, plain start"}
+    others = {case.control for _, case in CASES if not weaker(case.control)}
+    assert others == {"gelu", "rmsnorm", "pre-ln", "admin", "normformer", "gpt2", "deepnorm, plain init"}
     x = 1000 * torch.randn(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ratio = float(torch.nn.functional.gelu(x).square().sum() / torch.relu(x).square().sum())
     assert CLAIMS["lemma-1"].cases[0].accepts(ratio)  # far from 0 GELU is ReLU
@@ -119,7 +119,10 @@ def test_the_other_controls_can_fail() -> None:
 def test_predicted_exponents_are_those_of_the_shares(placement: str) -> None:
     """Measured without any change of the weights: sum beta_ii^2 over the depths, and not the exponent of ln N."""
     (case,) = [case for case in CLAIMS["amplification-depth"].cases if case.placement == placement]
-    found = [exponent(depth.DEPTHS, depth.dependencies(placement, depth.DEPTHS, seed)) for seed in range(4)]
+    found = [
+        exponent(amplification.DEPTHS, amplification.dependencies(placement, amplification.DEPTHS, seed))
+        for seed in range(4)
+    ]
     assert np.mean(found) == pytest.approx(case.predicted, abs=0.02)
     assert placement == "admin-closed" or abs(LOGARITHM - np.mean(found)) > 0.1
 
@@ -132,7 +135,7 @@ def test_the_tolerances_of_the_theorem(placement: str, low: float, high: float) 
 
 @pytest.mark.parametrize(("claim", "case"), CASES, ids=lambda x: getattr(x, "name", "") or getattr(x, "placement", ""))
 def test_a_claim_is_told_whole(claim: Claim, case: Case) -> None:
-    assert case.placement in {*CATALOGUE, "any"} and case.foil and case.foil != (case.subject or case.placement)
+    assert case.placement in {*CATALOGUE, "any"} and case.control and case.control != (case.subject or case.placement)
     assert (case.low, case.high) != (None, None)
     assert claim.statement.endswith(".") and "arXiv" in claim.source and claim.number and claim.how
     bounds = case.predicted if isinstance(case.predicted, tuple) else (case.predicted,)
@@ -153,12 +156,12 @@ def test_the_theorem_says_what_it_does_not_say() -> None:
     ],
 )
 def test_tolerances(low: float | None, high: float | None, inside: list[float], outside: list[float]) -> None:
-    case = Case(placement="post-ln", predicted=0.0, low=low, high=high, foil="pre-ln")
+    case = Case(placement="post-ln", predicted=0.0, low=low, high=high, control="pre-ln")
     assert all(map(case.accepts, inside)) and not any(map(case.accepts, outside))
 
 
 def test_all_of_an_interval_must_lie_inside() -> None:
-    case, curve = Case(placement="post-ln", predicted=0.0, low=-1, high=1, foil="pre-ln"), Curve(x=(1.0,), y=(1.0,))
+    case, curve = Case(placement="post-ln", predicted=0.0, low=-1, high=1, control="pre-ln"), Curve(x=(1.0,), y=(1.0,))
     assert case.holds(Measured(value=0.5, curve=curve)) and not case.holds(Measured(value=1.5, curve=curve))
     assert case.holds(Measured(value=0.5, interval=(0.1, 0.9), curve=curve))
     assert not case.holds(Measured(value=0.5, interval=(-0.1, 1.1), curve=curve))

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from isograd.theory.depth import output_changes
+from isograd.theory.amplification import output_changes
 from isograd.theory.gradients import _gradients, _last_gradients, _square_means
 from isograd.theory.networks import (
     cut,
@@ -35,14 +35,14 @@ def test_admins_recursion_is_what_the_calibration_finds() -> None:
         torch.testing.assert_close(one, two)
 
 
-def test_a_plain_start_is_xaviers() -> None:
+def test_a_plain_init_is_xaviers() -> None:
     with drawn_from(1):
-        small, plain = decoder("deepnorm", 8), decoder("deepnorm, plain start", 8)
+        small, plain = decoder("deepnorm", 8), decoder("deepnorm, plain init", 8)
     for module, other in zip(small.model.layers.modules(), plain.model.layers.modules(), strict=True):
         if isinstance(module, Linear):
             expected = (2 / sum(module.weight.shape)) ** 0.5
             assert float(other.weight.detach().std()) == pytest.approx(expected, rel=0.03)
-            shrunk = module.role in ("value", "out", "ffn_in", "ffn_out")
+            shrunk = module.role in ("value", "attn_out", "ffn_in", "ffn_out")
             assert float(module.weight.detach().std()) == pytest.approx(
                 expected * (64**-0.25 if shrunk else 1), rel=0.03
             )
@@ -105,7 +105,7 @@ def test_the_change_of_the_output_by_brute_force() -> None:
     found = output_changes("deepnorm", (2, 3), 5)
     with drawn_from(5), torch.no_grad():
         ids = tokens(4, 32)
-        shape = {"hidden_size": 64, "dtype": torch.float64, "start": None}
+        shape = {"hidden_size": 64, "dtype": torch.float64, "init": None}
         first, _ = decoder("deepnorm", 2, **shape), decoder("deepnorm", 3, **shape)
         before = first.model(ids).last_hidden_state
         for name, weight in first.named_parameters():

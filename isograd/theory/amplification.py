@@ -1,4 +1,4 @@
-"""Two numbers that grow with the sublayers of a stack: ADMIN's skip, and how far a small change carries."""
+"""Two numbers that grow with the sublayers of a stack: ADMIN's skip, and the sensitivity to weight perturbations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from isograd.models import IsogradForCausalLM
 from isograd.theory.claim import Curve, Measured
-from isograd.theory.fit import exponent, over_interval, over_seeds, r_squared
+from isograd.theory.curves import exponent, over_interval, over_seeds, r_squared
 from isograd.theory.networks import changes_of, decoder, drawn_from, of_depths, profile_skips, shares, streams, tokens
 
 DEPTHS = (3, 6, 12, 18, 24, 36, 48)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.theory.lemmas import lemma_1, lemma_3
-from isograd.theory.setting import WORDS, layer_norm, profile
+from isograd.theory.lemmas import WORDS, layer_norm, lemma_1, lemma_3, profile
 
 
 def by_hand(placement: str, seed: int, layers: int, width: int, tokens: int) -> tuple[float, float]:
@@ -71,7 +70,7 @@ def test_lemma_3_by_the_formula_of_its_proof() -> None:
     assert float(torch.linalg.svdvals(formula)[0]) == pytest.approx(1 / float(x.std(unbiased=False)), rel=1e-12)
 
 
-def test_lemmas_and_their_foils() -> None:
+def test_lemmas_and_their_controls() -> None:
     x = torch.linspace(-40, 40, 80_001, dtype=torch.float64)
     density = torch.exp(-(x**2) / 8) / math.sqrt(8 * math.pi)  # of N(0, 2^2)
     gelu = 2 * torch.trapezoid(density * torch.nn.functional.gelu(x).square(), x) / 2**2
