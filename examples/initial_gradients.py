@@ -11,18 +11,17 @@ import statistics
 
 import torch
 
-from isograd.train.run import Model, Pairs, Run, Training
+from isograd.train.tasks.translation import Pairs, TranslationModel, TranslationRun, TranslationTraining
 from isograd.train.train import load_task
 
 
 def factors(placement: str, layers: int, width: int, seed: int, source: str) -> dict[str, float]:
-    """Stack -> factor per layer, for one start and one batch of about 2,000 target tokens."""
-    run = Run(
-        task="translation",
+    """Stack -> factor per layer, for one initialization and one batch of about 2,000 target tokens."""
+    run = TranslationRun(
         seed=seed,
-        model=Model(placement=placement, layers=layers, width=width, act="relu", share_embeddings=True),
+        model=TranslationModel(placement=placement, layers=layers, width=width, act="relu", share_embeddings=True),
         pairs=Pairs(train=(source,), vocab_size=1000, longest=100),
-        training=Training(tokens=2048),
+        training=TranslationTraining(tokens=2048),
     )
     task = load_task(run)
     torch.manual_seed(seed)

@@ -11,7 +11,8 @@ from pathlib import Path
 from isograd.placement import Norm, Placement, Residual, register
 from isograd.report.runs_page import write_report
 from isograd.study.compare import compare, plan
-from isograd.train.run import Data, Model, Training
+from isograd.train.run import Model
+from isograd.train.tasks.language import TextData, TextTraining
 
 register(
     "peri-ln",
@@ -29,8 +30,8 @@ def main(source: str = "embedded", steps: int = 100, out: Path = Path("runs/own-
         out,
         placements=["pre-ln", "post-ln", "peri-ln"],
         model=Model(layers=6, embedding_norm=True),
-        data=Data(source=source),
-        training=Training(steps=steps),
+        data=TextData(source=source),
+        training=TextTraining(steps=steps),
     )
     compare(
         arms,

@@ -122,13 +122,13 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
 
 def _of_recipe(options: argparse.Namespace) -> list[Any]:
     from isograd.study.compare import plan_arms
-    from isograd.train.recipe import load_arms, load_run
+    from isograd.train.recipe import known_keys, load_arms, load_run
 
     base = load_run(options.recipe, options.overrides)
     for name, key in _SETTINGS.items():
         value = getattr(options, name)
         if value is not None:
-            key = "pairs.train" if (base.task, name) == ("translation", "data") else key
+            key = key if key in known_keys(base.task) else "pairs.train"
             value = f"[{value}]" if key == "pairs.train" else value
             raise UserError(f"--{name} is for the built-in language model; write {key}={value} behind --recipe")
     arms, seeds = load_arms(options.recipe)
@@ -139,9 +139,10 @@ def _of_recipe(options: argparse.Namespace) -> list[Any]:
 
 def _of_options(options: argparse.Namespace) -> list[Any]:
     from isograd.study.compare import plan, plan_arms
-    from isograd.train.run import Data, Model, Run, Training
+    from isograd.train.run import Model
+    from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
 
-    kinds: dict[str, Any] = {"model": Model, "data": Data, "training": Training}
+    kinds: dict[str, Any] = {"model": Model, "data": TextData, "training": TextTraining}
     given: dict[str, dict[str, Any]] = {section: {} for section in kinds}
     for name, key in _SETTINGS.items():
         section, _, field = key.partition(".")
@@ -151,7 +152,7 @@ def _of_options(options: argparse.Namespace) -> list[Any]:
     sections = {section: kinds[section](**values) for section, values in given.items()}
     folder, seeds = options.out or Path("runs/compare"), options.seeds or [0]
     if options.arm:
-        return plan_arms(folder, Run(**sections), options.arm, seeds)
+        return plan_arms(folder, LanguageRun(**sections), options.arm, seeds)
     return plan(folder, placements=options.placements, warmup=options.warmup, seeds=seeds, **sections)
 
 

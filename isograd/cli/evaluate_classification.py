@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> list[Any]:
     from isograd.study.finetuning import PAPER, PAPER_SEEDS, Grid, base_run, plan_grid
     from isograd.train.recipe import with_overrides
+    from isograd.train.tasks.classification import ClassificationRun
 
     given = {"rates": options.lr, "batches": options.batch, "epochs": options.epochs}
     given = {name: values for name, values in given.items() if values is not None}
@@ -92,6 +93,7 @@ def _plan(options: argparse.Namespace) -> list[Any]:
     seeds = options.seeds or list(PAPER_SEEDS)
     model, data = _absolute(options.model), _absolute(options.data or "nyu-mll/glue")
     base = with_overrides(base_run(model, options.task, data, grid), options.overrides)
+    assert isinstance(base, ClassificationRun)
     folder = options.out or Path("runs") / f"{options.task}-{_short(options.model)}"
     return plan_grid(folder, base, grid, seeds)
 

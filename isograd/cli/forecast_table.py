@@ -8,7 +8,6 @@ from rich.table import Table
 
 from isograd.cli.console import output
 from isograd.train.forecast import Forecast
-from isograd.train.memory import micro_tokens
 from isograd.train.run import Run, sharded_by
 from isograd.train.sizes import PARTS
 from isograd.train.zero import zero_of
@@ -31,10 +30,8 @@ def print_forecast(found: Forecast) -> None:
 
 def rates_in_words(found: Forecast) -> str:
     """The rate where the schedule turns, such as "0 in update 1, 0.0006 in update 750 (warm-up 750, polynomial)"."""
-    t, share = found.run.training, found.run.glue.warmup
+    t, warmup = found.run.training, found.run.warmup_in_words
     told = ", ".join(f"{rate:.3g} in update {step:,}" for step, rate in found.rates)
-    in_shares = found.run.task == "classification" and not t.warmup
-    warmup = f"warm-up {share:.0%} of all updates" if in_shares else f"warm-up {t.warmup:,}"
     return f"{told} ({warmup}, {t.decay})" if told else f"peak {t.lr:g}, {warmup}, {t.decay}"
 
 
@@ -59,10 +56,8 @@ def _shape(found: Forecast) -> str:
 
 def _up_to(run: Run) -> str:
     """What is known of the vocabulary's size before data are read."""
-    if run.task == "classification":
-        return ""
-    kind = run.pairs.vocabulary if run.task == "translation" else run.data.level
-    return {"char": "of characters, taken as ", "subword-nmt": "of merges, taken as "}.get(kind, "up to ")
+    said = {None: "", "char": "of characters, taken as ", "subword-nmt": "of merges, taken as "}
+    return said.get(run.vocabulary, "up to ")
 
 
 def _parameters(found: Forecast) -> Iterable[tuple[str, str, str]]:
@@ -97,14 +92,14 @@ def _memory(found: Forecast) -> Iterable[tuple[str, str, str]]:
 
 def _training(found: Forecast) -> Iterable[tuple[str, str, str]]:
     epochs = found.run.training.epochs
-    by_rows = epochs and found.run.task == "classification"  # how many there are, only the data say
+    by_rows = epochs and found.run.counts_rows  # how many there are, only the data say
     upper = "at most " if epochs else ""
     if by_rows:
         yield "epochs", f"{epochs:,}", "of rows not yet counted"
     else:
         yield "updates", f"{upper}{found.steps:,}", ""
     yield "tokens per update", f"{found.tokens_per_update:,}", ""
-    yield "in one pass of a device", f"{micro_tokens(found.run, found.devices):,}", "tokens"
+    yield "in one pass of a device", f"{found.run.micro_tokens(found.devices):,}", "tokens"
     if by_rows:
         return
     yield "tokens", f"{upper}{found.tokens:,}", _counted(found.tokens)

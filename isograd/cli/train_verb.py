@@ -97,14 +97,13 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
 
         from isograd.cli.quiet import quiet
         from isograd.errors import DataError, FolderBusyError, RecipeError, UnknownPlacement
-        from isograd.study.compare import name_of
         from isograd.train.allocator import keep_freed_memory
         from isograd.train.train import train
 
         quiet()
         keep_freed_memory()
     console.quiet = not PartialState(cpu=not torch.cuda.is_available()).is_main_process  # one voice of several
-    folder = options.out or Path("runs") / (recipe.name or name_of(recipe))
+    folder = options.out or Path("runs") / (recipe.name or recipe.folder_name())
     try:
         with showing([recipe.model.placement], recipe.training.steps, console) as progress:
             on_step = partial(progress.in_steps_of([folder]), 0)

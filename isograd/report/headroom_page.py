@@ -17,7 +17,6 @@ from isograd.report.style import save, svg
 from isograd.report.style import settings as look
 from isograd.study.boundary import Search
 from isograd.study.labels import flat, shown
-from isograd.train.run import unread
 
 Row = Mapping[str, Any]
 HEADROOM = "headroom.json"
@@ -107,7 +106,7 @@ def _settings(content: Row) -> Iterator[tuple[str, str]]:
         yield "unigram entropy", f"{facts['unigram_entropy']:.4f} nats"
     if "sha256" in facts:
         yield "sha256 of the data", facts["sha256"]
-    hidden = {*unread(content["base"]["task"]), "model.placement", "training.lr", "training.warmup"}
+    hidden = {"model.placement", "training.lr", "training.warmup"}
     for section in ("model", "data", "training"):
         values = [(key, value) for key, value in flat({section: content["base"][section]}) if key not in hidden]
         yield section, ", ".join(f"{key.partition('.')[2]} {shown(value)}" for key, value in values)

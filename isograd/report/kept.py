@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any, get_args
 
 from isograd.report.runs import ArmFiles, RunFiles
-from isograd.train.sections import Kept
+from isograd.train.run import Kept
 
 Outcome = Mapping[str, Any]
 

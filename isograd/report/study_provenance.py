@@ -9,7 +9,6 @@ from isograd.report.runs import ArmFiles, Row, RunFiles
 from isograd.report.study_arms import StudyArm
 from isograd.report.study_files import StudyFiles
 from isograd.report.words import settings, subtitle
-from isograd.train.run import unread
 
 _SECTIONS = ("model", "data", "pairs", "search", "glue", "training")  # the recipe says them
 
@@ -27,14 +26,10 @@ def _runs(arm: StudyArm) -> list[RunFiles]:
 
 
 def recipe(study: StudyFiles) -> str:
-    """The study as a recipe that `isograd study` takes; what its task does not read is left out."""
-    hidden = set(unread(study.base.get("task") or "language"))
+    """The study as a recipe that `isograd study` takes."""
     base: Row = {}
     for name, value in study.base.items():
-        if isinstance(value, dict):
-            kept = {key: one for key, one in value.items() if f"{name}.{key}" not in hidden}
-            base |= {name: kept} if kept else {}
-        elif name not in ("name", "seed"):
+        if name not in ("name", "seed"):
             base[name] = value
     axes = {key: values for key, values in study.axes.items() if key != "arm"}
     content = {"name": study.name, **base, **_arms(study), "axes": axes, "seeds": study.seeds, "budget": study.budget}

@@ -5,7 +5,6 @@ from typing import Any
 
 from isograd.report.runs import ArmFiles, Row
 from isograd.study.labels import ALWAYS, differences, flat, shown
-from isograd.train.run import unread
 
 
 def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
@@ -25,10 +24,8 @@ def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
 def settings(arms: Sequence[ArmFiles], text: Row | None) -> Iterator[tuple[str, str]]:
     """Names and values: the data, each section of the recipe, versions and hardware."""
     yield from _data(text) if text else ()
-    task = arms[0].task
-    hidden = {*unread(task), *ALWAYS}
     for section in ("model", "data", "pairs", "search", "glue", "training"):
-        keys = [key for key, _ in flat({section: arms[0].first.run.get(section, {})}) if key not in hidden]
+        keys = [key for key, _ in flat({section: arms[0].first.run.get(section, {})}) if key not in ALWAYS]
         if keys:
             yield section, ", ".join(f"{key.partition('.')[2]} {_each(arms, key)}" for key in keys)
     made = [found for arm in arms for run in arm.runs if (found := run.outcome.get("provenance"))]

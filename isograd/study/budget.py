@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from isograd.errors import RecipeError
-from isograd.train.forecast import tokens_per_update
-from isograd.train.run import Run
-from isograd.train.task import with_steps
+from isograd.train.run import Run, with_steps
 
 Unit = Literal["steps", "tokens", "seconds"]
 
@@ -61,4 +59,4 @@ def paid(run: Run, budget: Budget | None) -> Run:
         return run
     if budget.unit == "steps":
         return with_steps(run, math.ceil(budget.amount))
-    return with_steps(run, math.ceil(budget.amount / tokens_per_update(run)))
+    return with_steps(run, math.ceil(budget.amount / run.tokens_per_update))

@@ -14,7 +14,9 @@ from isograd.study.labels import labels
 from isograd.study.tasks import tasks_of
 from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
 from isograd.train.recipe import with_overrides
-from isograd.train.run import Data, Model, Run, Training
+from isograd.train.run import Model, Run
+from isograd.train.tasks import task_of
+from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
 from isograd.train.train import check_text, ended, train
 
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
@@ -43,8 +45,8 @@ def plan(
     warmup: int | None = None,
     seeds: Sequence[int] = (0,),
     model: Model | None = None,
-    data: Data | None = None,
-    training: Training | None = None,
+    data: TextData | None = None,
+    training: TextTraining | None = None,
 ) -> list[Arm]:
     """The arms of a comparison of language models, in the order they run.
 
@@ -56,7 +58,7 @@ def plan(
         UnknownPlacement: a name that is not in the catalogue.
         RecipeError: settings that contradict each other.
     """
-    base = Run(model=model or Model(), data=data or Data(), training=training or Training())
+    base = LanguageRun(model=model or Model(), data=data or TextData(), training=training or TextTraining())
     chosen = [(p, False) for p in placements] if placements else list(DEFAULT)
     half = base.training.steps // 2
     for placement, _ in chosen:
@@ -120,17 +122,7 @@ def seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]
     runs = list(dict.fromkeys(runs))
     named = list(zip(runs, labels([run.as_dict() for run in runs]), strict=True))
     seeded = [(replace(run, seed=seed), label) for seed in dict.fromkeys(seeds) for run, label in named]
-    return [Arm(run=run, folder=folder / name_of(run), label=label) for run, label in seeded]
-
-
-def name_of(run: Run) -> str:
-    """A folder's name that people can read and that no other run has."""
-    m, t = run.model, run.training
-    if run.task == "classification":
-        weights = "scratch" if run.glue.scratch else "pretrained"
-        return f"{run.glue.task}-{weights}-lr{t.lr:g}-b{t.batch}-e{t.epochs}-s{run.seed}-{run.key()}"
-    depth = f"{m.layers}l" if run.encoder_layers is None else f"{run.encoder_layers}l-{m.layers}l"
-    return f"{m.placement}-{depth}-lr{t.lr:g}-w{t.warmup}-s{run.seed}-{run.key()}"
+    return [Arm(run=run, folder=folder / run.folder_name(), label=label) for run, label in seeded]
 
 
 def compare(
@@ -190,36 +182,10 @@ def _remove(arms: Sequence[Arm]) -> None:
             shutil.rmtree(arm.folder)
 
 
-_NUMBERS = {  # of a task's outcome, beside the losses
-    "translation": ["perplexity", "bleu", "kept_weights", "kept_steps"],
-    "classification": ["score", "metric", "scores", "majority", "failed", "kept_weights", "kept_steps"],
-}
-
-
-def _tuned(run: Run) -> dict[str, Any]:
-    """A fine-tuning has the layers of the model that it is told to take."""
-    glue, t = run.glue, run.training
-    told = {"glue": glue.task, "model": glue.model, "scratch": glue.scratch, "batch": t.batch, "epochs": t.epochs}
-    return told | {"layers": None, "warmup": t.warmup or glue.warmup}
-
-
 def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
     """What a program reads of an arm: its settings and how it ended. Losses in nats; None where there is none."""
-    run = arm.run
-    settings = {
-        "placement": run.model.placement,
-        "layers": run.model.layers,
-        "lr": run.training.lr,
-        "warmup": run.training.warmup,
-        "seed": run.seed,
-        "arm": arm.label,
-        "task": run.task,
-        "encoder_layers": run.encoder_layers,
-    }
-    if run.task == "classification":
-        settings |= _tuned(run)
-    numbers = ["final_loss", "validation_loss"]
-    numbers += _NUMBERS.get(run.task, [])
+    settings = arm.run.described() | {"arm": arm.label}
+    numbers = ["final_loss", "validation_loss", *task_of(arm.run).outcome_fields]
     numbers += ["gradient_ratio_start", "gradient_ratio_end", "tokens_per_second", "parameters"]
     numbers += ["error"] if "error" in outcome else []
     return (

@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from isograd.outcome import OutcomeName
 from isograd.study.labels import flat
-from isograd.train.sections import Kept, Task
+from isograd.train.run import Kept
+from isograd.train.tasks import DEFAULT, TASKS
 
 FILES = ("run.json", "resolved.json", "outcome.json", "metrics.jsonl", "quantities.jsonl", "validation.jsonl")
 WORDS = ("address", "stack", "kind")  # of a row of quantities
@@ -22,8 +23,9 @@ def fault(folder: Path, rows: bool = True) -> str | None:
             return f"{folder}: no run.json beside the other files of a run"
         for name, needed in NEEDED.items():
             content = _check_object(folder / name, needed, KNOWN[name])
-            if content.get("task") == "classification":
-                _check_object(folder / name, GLUE, {})
+            if name == "run.json":
+                own = TASKS[content.get("task") or DEFAULT].needed
+                _check_object(folder / name, {key: (kind,) for key, kind in own.items()}, {})
             measured = {key: content.get(key) or {} for key in ("scores", "majority_scores")}
             _check_numbers(str(folder / name), dict(flat(measured)))
         for name, kinds in ROWS.items() if rows else ():
@@ -45,7 +47,6 @@ NEEDED: dict[str, Kinds] = {  # dotted keys that a report cannot do without, and
     "run.json": {
         "seed": (int,),
         "model.placement": _WORD,
-        "model.layers": (int,),
         "training.lr": _NUMBER,
         "training.warmup": (int,),
         "training.steps": (int,),
@@ -53,7 +54,6 @@ NEEDED: dict[str, Kinds] = {  # dotted keys that a report cannot do without, and
     "resolved.json": {},
     "outcome.json": {"outcome": _WORD},
 }
-GLUE: Kinds = {"glue.task": _WORD, "glue.model": _WORD, "glue.scratch": (bool,)}  # what a fine-tuning has, too
 KNOWN: dict[str, Kinds] = {  # what else it reads: None, or this
     "run.json": {"task": _WORD, "data": _SECTION, "pairs": _SECTION, "search": _SECTION, "glue": _SECTION},
     "resolved.json": {
@@ -82,7 +82,7 @@ ROWS: dict[str, Kinds] = {  # of every row
     "quantities.jsonl": {"step": (int,), "layer": (int,), "kind": _WORD},
     "validation.jsonl": {"step": (int,)},
 }
-CHOICES = {"task": get_args(Task), "outcome": get_args(OutcomeName), "kept_weights": get_args(Kept)}
+CHOICES = {"task": tuple(TASKS), "outcome": get_args(OutcomeName), "kept_weights": get_args(Kept)}
 
 
 def _check_object(path: Path, needed: Kinds, known: Kinds) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from isograd.study.compare import Arm, seeded
 from isograd.train.pretrained import find_pretrained
-from isograd.train.run import Run
-from isograd.train.sections import Glue, GlueTask, Model, Training
+from isograd.train.run import Placed
+from isograd.train.tasks.classification import ClassificationRun, FineTuning, Glue, GlueTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ PAPER_SEEDS = range(6)
 LENGTH = 128  # tokens of a sequence, where the model has as many positions
 
 
-def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> Run:
+def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> ClassificationRun:
     """The first point of a grid, trained as BERT and RoBERTa are.
 
     AdamW with decoupled decay, a linear fall of the rate after a short warm-up, dropout 0.1.
@@ -39,11 +39,10 @@ def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> Run:
     """
     config = find_pretrained(model).config
     length = min(LENGTH, config.max_position_embeddings)
-    return Run(
-        task="classification",
-        model=Model(placement=config.placement),
+    return ClassificationRun(
+        model=Placed(placement=config.placement),
         glue=Glue(task=task, source=source, model=model, length=length, dropout=0.1, attention_dropout=0.1),
-        training=Training(
+        training=FineTuning(
             steps=1_000_000,  # the epochs end it
             lr=grid.rates[0],
             batch=grid.batches[0],
@@ -60,7 +59,7 @@ def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> Run:
     )
 
 
-def plan_grid(folder: Path, base: Run, grid: Grid, seeds: Sequence[int]) -> list[Arm]:
+def plan_grid(folder: Path, base: ClassificationRun, grid: Grid, seeds: Sequence[int]) -> list[Arm]:
     """The arms, seed by seed, pre-trained ones before those from scratch.
 
     Raises:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from isograd.files import locked, read_rows, write_json
 from isograd.study.boundary import Boundary, Search, Verdict, first_rate, next_rate, over_seeds, verdict_of
-from isograd.study.compare import name_of
 from isograd.study.headroom_plan import AXES, Plan, run_at
 from isograd.study.jobs import Engine
 from isograd.study.ledger import CELLS, Row, outcome_in, write_ledger
@@ -134,7 +133,9 @@ def _train(
 
 def _cell(plan: Plan, chain: Chain, rate: float) -> Cell:
     run = run_at(plan, chain.placement, chain.warmup, chain.seed, rate)
-    return Cell(run=run, name=name_of(run), values=dict(zip(AXES, (chain.placement, chain.warmup, rate), strict=True)))
+    return Cell(
+        run=run, name=run.folder_name(), values=dict(zip(AXES, (chain.placement, chain.warmup, rate), strict=True))
+    )
 
 
 def _trial(rate: float, row: Row, folder: Path) -> Trial:

@@ -12,6 +12,8 @@ from isograd.study.labels import shown
 from isograd.study.plan import ARM, load_study
 from isograd.train.recipe import load_arms, load_run, read_recipe
 from isograd.train.run import Run
+from isograd.train.tasks import TASKS, task_of
+from isograd.train.tasks.language import TextTraining
 
 AXES = ("model.placement", "training.warmup", "training.lr")  # of a study's recipe; the rates are what is looked for
 SEEDS = (1, 2, 3)
@@ -96,8 +98,9 @@ def _each(values: Sequence[Any]) -> tuple[Any, ...]:
 
 def _check(plan: Plan) -> None:
     """Refuse before anything is trained what a chain would stumble on."""
-    if plan.base.task not in ("language", "masked"):
-        raise RecipeError(f"headroom is for task=language or masked, and this is task={plan.base.task}")
+    if not task_of(plan.base).lr_range:
+        able = " or ".join(name for name, task in TASKS.items() if task.lr_range)
+        raise RecipeError(f"headroom is for task={able}, and this is task={plan.base.task}")
     for placement in plan.placements:
         get(placement)
     for warmup in plan.warmups:
@@ -115,8 +118,10 @@ def _check(plan: Plan) -> None:
 
 def run_at(plan: Plan, placement: str, warmup: int, seed: int, rate: float) -> Run:
     """The user's run at this rate. It stops where its loss breaks; what is only looked at, or kept, is left out."""
+    training = plan.base.training
+    assert isinstance(training, TextTraining)
     training = replace(
-        plan.base.training,
+        training,
         lr=rate,
         warmup=warmup,
         stop_when_broken=True,

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from isograd.train.tasks import DEFAULT, TASKS
+
 ALWAYS = ("model.placement", "training.warmup")
-TUNED = ("glue.scratch",)  # always said of fine-tunings; their placement is the pre-trained model's
 UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from")  # at 0 nothing is to be said of them
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
 _WORDS = {"model.layers": "{} layers", "model.encoder_layers": "{} encoder layers", "training.steps": "{} steps"}
@@ -20,7 +21,7 @@ def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     ['pre-ln, no warm-up, lr 0.001', 'pre-ln, warm-up 9, lr 0.002']
     """
     found = [dict(flat(run)) for run in runs]
-    always = TUNED if all(map(_is_tuned, found)) else ALWAYS
+    always = _always(found[0]) if found else ALWAYS
     differing = [key for key in differences(runs) if key not in always]
     return [", ".join([*_first(one), *_others(one, differing)]) for one in found]
 
@@ -50,12 +51,12 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _is_tuned(one: Mapping[str, Any]) -> bool:
-    return one.get("task") == "classification"
+def _always(one: Mapping[str, Any]) -> tuple[str, ...]:
+    return TASKS[one.get("task") or DEFAULT].always_said
 
 
 def _first(one: Mapping[str, Any]) -> tuple[str, ...]:
-    if _is_tuned(one):
+    if "glue.scratch" in _always(one):
         return ("from scratch" if one["glue.scratch"] else "pre-trained",)
     warmup = one["training.warmup"]
     return one["model.placement"], f"warm-up {warmup}" if warmup else "no warm-up"

@@ -10,7 +10,7 @@ from typing import Any
 from isograd.errors import RecipeError, UnknownPlacement
 from isograd.placement import get
 from isograd.study.budget import Budget, budget_of, paid, provided
-from isograd.study.compare import name_of, settings_of
+from isograd.study.compare import settings_of
 from isograd.study.labels import flat, labels, shown
 from isograd.train.recipe import COMPARED, arms_in, known_keys, nearest, overridden, read_recipe, run_from_dict
 from isograd.train.run import Run
@@ -119,7 +119,7 @@ def with_cells(study: Study, change: Callable[[Run], Run]) -> Study:
 
 
 def _cell(run: Run, values: dict[str, Any]) -> Cell:
-    return Cell(run=run, name=name_of(run), values=values)
+    return Cell(run=run, name=run.folder_name(), values=values)
 
 
 def _distinct(values: Iterator[Any]) -> Iterator[Any]:

@@ -16,9 +16,7 @@ from isograd.study.jobs import Engine
 from isograd.study.labels import flat
 from isograd.study.ledger import CELLS, outcome_in
 from isograd.study.plan import Cell, Study, with_cells
-from isograd.train.forecast import tokens_per_update
-from isograd.train.run import Run
-from isograd.train.task import with_steps
+from isograd.train.run import Run, with_steps
 
 SPEEDS = "speeds.json"
 STEPS = 40  # of a measurement; the median of its tens counts
@@ -114,7 +112,7 @@ def speed_of(run: Run, outcome: Mapping[str, Any]) -> Speed | None:
     rate, steps = outcome.get("tokens_per_second"), outcome.get("steps")
     if not rate or not steps or "seconds" not in outcome:
         return None
-    update = tokens_per_update(run) / rate
+    update = run.tokens_per_update / rate
     return Speed(update=update, beside=max(0.0, outcome["seconds"] - steps * update))
 
 
@@ -137,7 +135,8 @@ def with_seconds(study: Study, speeds: Mapping[str, Speed]) -> Study:
 
 def _short(run: Run) -> Run:
     t = replace(run.training, steps=STEPS, warmup=0, warmup_from=0.0, decay="constant", decay_to=0.0, decay_at=0)
-    return replace(run, training=replace(t, power=1.0, checkpoint_every=0, stop_when_broken=False))
+    whole: dict[str, Any] = {"stop_when_broken": False} if t.stop_when_broken else {}  # not every task has the key
+    return replace(run, training=replace(t, power=1.0, checkpoint_every=0, **whole))
 
 
 def _median(speeds: Sequence[Speed]) -> Speed:

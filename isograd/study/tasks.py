@@ -7,7 +7,7 @@ from typing import Any
 
 from isograd.study.jobs import Job
 from isograd.train.run import Run
-from isograd.train.task import Task
+from isograd.train.tasks import Task
 from isograd.train.train import load_task
 from isograd.train.trainer import check_machine
 
@@ -23,10 +23,9 @@ def tasks_of(runs: Sequence[Run]) -> list[Task]:
     tasks = []
     for run in runs:
         check_machine(run)
-        data = (run.task, run.data, run.pairs, run.glue.task, run.glue.source, run.glue.model, run.glue.length)
-        task = load_task(run, corpora.get(data))
+        task = load_task(run, corpora.get(run.corpus_key))
         task.config()
-        corpora[data] = task.corpus
+        corpora[run.corpus_key] = task.corpus
         tasks.append(task)
     return tasks
 

@@ -11,11 +11,9 @@ from isograd.train.sizes import (
     PARTS,
     Part,
     attention_matrices,
-    config_of,
     feedforward_matrices,
     head_table,
     parameters,
-    places,
 )
 
 
@@ -85,8 +83,8 @@ def forecast(run: Run, devices: int = 1) -> Forecast:
     Raises:
         RecipeError: what a training of it would raise: a shape that no model has, a batch that does not divide.
     """
-    config = config_of(run)
-    per_update = tokens_per_update(run)
+    config = run.config()
+    per_update = run.tokens_per_update
     return Forecast(
         run=run,
         config=config,
@@ -99,11 +97,6 @@ def forecast(run: Run, devices: int = 1) -> Forecast:
     )
 
 
-def tokens_per_update(run: Run) -> int:
-    """Of all devices together; padding of a translation counts."""
-    return run.training.tokens if run.task == "translation" else run.training.batch * places(run)
-
-
 def flops_per_token(run: Run, config: IsogradConfig) -> float:
     """Forward and backward; of a translation, for one token on each side of sentences that fill its limit."""
     total = 0.0
@@ -111,15 +104,14 @@ def flops_per_token(run: Run, config: IsogradConfig) -> float:
         layers, other = config.depths(tower)
         attentions = 2 if tower == "decoder" and other else 1
         matrices = attentions * attention_matrices(config) + feedforward_matrices(config)
-        total += layers * (6 * matrices + attentions * 12 * config.hidden_size * places(run))
-    predicted = {"masked": run.data.mask, "classification": 0.0}.get(run.task, 1.0)
-    return total + 6 * predicted * config.vocab_size * config.hidden_size
+        total += layers * (6 * matrices + attentions * 12 * config.hidden_size * run.places)
+    return total + 6 * run.predicted * config.vocab_size * config.hidden_size
 
 
 def rates(run: Run) -> list[tuple[int, float]]:
     """The rate in the first update, at the end of the warm-up, halfway from there, and in the last update."""
     t = run.training
-    if t.epochs and (t.decay_at or run.task == "classification"):  # whose `steps` is but an upper bound
+    if t.epochs and (t.decay_at or run.counts_rows):  # whose `steps` is but an upper bound
         return []
     schedule = schedule_of(t)
     peak = max(1, t.warmup)

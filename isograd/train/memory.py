@@ -25,7 +25,7 @@ from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, sites
 from isograd.placement.formula import Learned
 from isograd.train.run import Run, Training, sharded_by
-from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters, places
+from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters
 from isograd.train.zero import Zero, zero_of
 
 FLOAT = 4  # bytes of float32
@@ -68,7 +68,7 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
     """
     count = sum(parameters(config, run.task).values())
     share = -(-count // devices) if run.training.fsdp else count
-    tokens = micro_tokens(run, devices)
+    tokens = run.micro_tokens(devices)
     zero = zero_of(run.training)
     return Memory(
         **_static_of_zero(run.training, zero, count, devices) if zero else _static(run.training, share),
@@ -150,26 +150,6 @@ def _container() -> float:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
     return int(text) if text.isdecimal() else math.inf
-
-
-def micro_tokens(run: Run, devices: int) -> int:
-    """Tokens that one device reads in one pass; of a translation, on each side at most.
-
-    Raises:
-        RecipeError: the batch does not divide.
-    """
-    t = run.training
-    passes = t.accumulation * devices
-    if run.task == "translation":
-        if t.tokens < passes:
-            raise RecipeError(f"training.tokens={t.tokens} is less than one for each of {passes} passes")
-        return t.tokens // passes
-    sequences, rest = divmod(t.batch, passes)
-    if rest or not sequences:
-        raise RecipeError(
-            f"training.batch={t.batch} does not divide by {devices} processes x training.accumulation={t.accumulation}"
-        )
-    return sequences * places(run)
 
 
 def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
@@ -271,10 +251,10 @@ def _copies(training: Training, config: IsogradConfig) -> int:
 
 def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:
     """The chunked loss keeps both gradients of the head and what it reads; one chunk's logits stand beside them."""
-    if run.task == "classification":
+    if not run.predicted:
         return 0
     rows, width, narrow = config.vocab_size, config.hidden_size, product_bytes(run.training)
-    predicted = math.ceil(tokens * run.data.mask) if run.task == "masked" else tokens
+    predicted = math.ceil(tokens * run.predicted)
     cast = 0 if narrow == FLOAT else rows * width * narrow
     logits = min(config.loss_chunk, predicted) * rows * (FLOAT if narrow == FLOAT else FLOAT + 2 * narrow)
     return (2 * predicted + rows) * width * FLOAT + cast + logits

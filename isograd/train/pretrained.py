@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from isograd.data.text import file_sha256, first_line
 from isograd.data.tokenizers import reads_text
-from isograd.errors import DataError, UnknownPlacement
+from isograd.errors import DataError, RecipeError, UnknownPlacement
 from isograd.evaluate.loading import model_folder
 from isograd.models import IsogradConfig, IsogradModel
 
@@ -108,6 +108,24 @@ def find_pretrained(name: str) -> PreTrained:
             " they are of two different trainings"
         )
     return PreTrained(name=name, folder=folder, config=config, tokenizer=tokenizer, **_special(name, config))
+
+
+def config_here(name: str) -> IsogradConfig:
+    """The configuration of a model's folder, or of a run's, without asking the hub.
+
+    Raises:
+        RecipeError: none is here, or it is not one of ours.
+    """
+    for path in (Path(name) / "config.json", Path(name) / "model" / "config.json"):
+        if path.is_file():
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if content["model_type"] != "isograd":
+                    raise ValueError(f"model_type is {content['model_type']!r}, expected 'isograd'")
+                return IsogradConfig.from_dict(content)
+            except (ValueError, TypeError, KeyError, UnknownPlacement) as error:
+                raise RecipeError(f"glue.model={name}: {path} is no configuration of ours ({error})") from error
+    raise RecipeError(f"glue.model={name}: no config.json here or in model/, so the shape is not known before training")
 
 
 def _config(name: str, folder: Path) -> IsogradConfig:

@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser
 
 from isograd.errors import RecipeError
 from isograd.train.run import Run
+from isograd.train.tasks import DEFAULT, TASKS
 
 COMPARED = ("arms", "seeds", "axes", "budget", "keep_models")  # top-level keys that comparisons and studies alone read
 
@@ -66,8 +67,11 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
     Raises:
         RecipeError: as `load_run`.
     """
-    _check_keys(content)
-    parser = _parser()
+    task = content.get("task", DEFAULT)
+    if not isinstance(task, str) or task not in TASKS:
+        raise RecipeError(f"task is {json.dumps(task, default=str)}; expected {' or '.join(TASKS)}")
+    _check_keys(content, task)
+    parser = _parser(task)
     try:
         parsed = parser.parse_object({"run": _listed(content)})
     except (ArgumentError, TypeError, ValueError) as error:
@@ -77,10 +81,10 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
 
 
 @cache
-def _parser() -> ArgumentParser:
-    """One for all: a study reads hundreds of runs, and half of each reading was making this."""
+def _parser(task: str) -> ArgumentParser:
+    """One for all runs: a study reads hundreds, and half of each reading was making this."""
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--run", type=Run)
+    parser.add_argument("--run", type=TASKS[task].recipe)
     return parser
 
 
@@ -94,18 +98,26 @@ def _listed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "pairs": {**pairs, **one}}
 
 
-def known_keys(of: type = Run, prefix: str = "") -> list[str]:
-    """Every key of a recipe, dotted.
+def known_keys(task: str | None = None) -> list[str]:
+    """Every key of a recipe, dotted; of one task, or of all.
 
-    >>> "model.placement" in known_keys()
-    True
+    >>> "pairs.train" in known_keys(), "pairs.train" in known_keys("language")
+    (True, False)
     """
-    keys = []
-    for f in fields(of):
-        inner: Any = f.default_factory
-        nested = isinstance(inner, type) and is_dataclass(inner)
-        keys.extend(known_keys(inner, f"{prefix}{f.name}.") if nested else [prefix + f.name])
-    return keys
+    return list(dict.fromkeys(key for name in ([task] if task else TASKS) for key in _defaults(name)))
+
+
+@cache
+def _defaults(task: str) -> dict[str, Any]:
+    """The keys of a task's recipe, dotted, and their defaults."""
+    found: dict[str, Any] = {}
+    for key in fields(TASKS[task].recipe):
+        section: Any = key.default_factory
+        if is_dataclass(section):
+            found |= {f"{key.name}.{inner.name}": inner.default for inner in fields(section)}
+        else:
+            found[key.name] = key.default
+    return found
 
 
 def read_recipe(recipe: Path) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, A
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign:
-            raise RecipeError(f"{override!r} is no override; write key=value, such as model.layers=36")
+            raise RecipeError(f"{override!r} is an invalid override; expected key=value, such as model.layers=36")
         try:
             key = key.strip()  # a name such as 2024-01-01 is text, not a date
             _set(content, key.split("."), value if key == "name" else yaml.safe_load(value))
@@ -148,32 +160,28 @@ def _set(content: dict[str, Any], path: list[str], value: Any) -> None:
     content[path[-1]] = value
 
 
-def _check_keys(content: Mapping[str, Any], prefix: str = "") -> None:
-    known = known_keys()
-    sections = {k.split(".")[0] for k in known if "." in k}
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key in sections:
-            _check_keys(value, f"{key}.")
-        elif key in sections:
-            raise RecipeError(f"{key} is a section; set one of its keys, such as {nearest(key + '.', known)}")
-        elif key not in known:
-            raise RecipeError(f"unknown key {key!r}; did you mean {nearest(key, known)!r}?")
-        elif value is None and _default(key) is not None:
-            raise RecipeError(f"{key} is empty; give it a value, or leave it out for {_default(key)!r}")
+def _check_keys(content: Mapping[str, Any], task: str) -> None:
+    defaults = _defaults(task)
+    own, known = list(defaults), known_keys()
+    sections = {key.split(".")[0] for key in known if "." in key}
+    for name, section in content.items():
+        if name in sections and not isinstance(section, Mapping):
+            raise RecipeError(f"{name} is a section; set one of its keys, such as {nearest(f'{name}.', own)}")
+        keys = {f"{name}.{key}": value for key, value in section.items()} if name in sections else {str(name): section}
+        for key, value in keys.items():
+            if key not in known:
+                raise RecipeError(f"unknown key {key!r}; did you mean {nearest(key, own)!r}?")
+            if key not in defaults:
+                readers = " or ".join(other for other in TASKS if key in _defaults(other))
+                raise RecipeError(f"{key} is read by task={readers} only, and this is task={task}")
+            if value is None and defaults[key] is not None:
+                raise RecipeError(f"{key} is empty; give it a value, or leave it out for {defaults[key]!r}")
 
 
 def _plain(message: str) -> str:
     """The parser's message in one line, with our keys and without Python's words."""
     one_line = " ".join(message.split()).replace('Parser key "run.', '"')
     return re.sub(r"a (?:<class '(\w+)'>|typing\.(?=Literal))", r"\1", one_line)
-
-
-def _default(key: str) -> Any:
-    value: Any = Run()
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def nearest(key: str, known: list[str]) -> str:

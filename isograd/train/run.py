@@ -1,78 +1,231 @@
-"""A run: the whole recipe of one training as a frozen dataclass."""
+"""A run: its whole recipe as a frozen dataclass. What only one task reads, that task adds (`isograd.train.tasks`)."""
 
 import hashlib
 import json
 import math
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from isograd.errors import RecipeError
-from isograd.train.sections import Data, Glue, Model, Pairs, Search, Task, Training
+
+if TYPE_CHECKING:
+    from isograd.models import IsogradConfig
+
+R = TypeVar("R", bound="Run")
+Precision = Literal["fp32", "bf16", "fp16"]
+Optimizer = Literal["adam", "adamw", "sgd", "radam", "radam-original", "lamb"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+Decay = Literal["constant", "linear", "cosine", "inverse-sqrt", "polynomial", "step"]
+Smoothing = Literal["torch", "fairseq"]
+First = Literal["xiong", "fairseq"]
+Kept = Literal["last", "best", "average"]
+Select = Kept | Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Of a model that has its shape from elsewhere, this alone is said."""
+
+    placement: str = "pre-ln"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Placed):
+    """The shape of the model; see `isograd.IsogradConfig` for each term."""
+
+    layers: int = 12  # of the decoder in a translation
+    width: int = 64
+    heads: int = 4
+    ffn: int | None = None  # None: 4 x width
+    act: str = "gelu"
+    norm: str = "layernorm"
+    norm_eps: float = 1e-5
+    bias: bool = True
+    positions: str = "sinusoidal"
+    scale_embedding: bool = True
+    embedding_norm: bool = False
+    tie_embeddings: bool = True
+    init: str | None = None
+    initializer_range: float = 0.02
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    embedding_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("norm_eps", "initializer_range"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise RecipeError(f"model.{key}={getattr(self, key)} must be finite and above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is read, and in which order. `seed` None takes the run's seed for the order."""
+
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a model is trained, whatever the task; each task adds how large a batch is."""
+
+    steps: int = 300
+    accumulation: int = 1
+    lr: float = 1e-3
+    warmup: int = 0
+    first: First = "xiong"  # update t = 1, 2, .. runs at the rate of t ("xiong") or of t - 1 ("fairseq")
+    warmup_from: float = 0.0  # the rate before the warm-up
+    decay: Decay = "constant"
+    decay_to: float = 0.0  # the rate at the end of "linear", "polynomial" and "cosine"
+    decay_at: int = 0  # when "step" (to a tenth) or "inverse-sqrt" begins: an update, or an epoch if epochs is set
+    power: float = 1.0  # of "polynomial"
+    optimizer: Optimizer = "adam"
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 0.0  # 0: no clipping
+    precision: Precision = "fp32"
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    fsdp: bool = False
+    deepspeed: str | None = None  # a DeepSpeed configuration in JSON (its path); see `isograd.train.zero`
+    probe_every: int = 10  # 0: no probe
+    checkpoint_every: int = 100  # 0: none; a killed run then starts anew
+    valid_every: int = 0  # updates between validations; 0: once per epoch, or at the end where there are no epochs
+    patience: int = 0  # validations without a lower loss after which training stops; 0: none
+    select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss ("best"), an
+    # average, or of these three what has the lowest validation loss at the end ("auto")
+    average: int = 5  # how many validated checkpoints an average takes, the last ones
+    track: tuple[Tracker, ...] = ()  # transformers' integrations
+
+    # Without a type these are no keys of a recipe: what a task trains with that has none of its own.
+    epochs = 0
+    label_smoothing = 0.0
+    smoothing = "torch"
+    stop_when_broken = False
+
+    def __post_init__(self) -> None:
+        _check_training(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training, whole."""
+    """One run, whole: the keys of every task. A task's own class has its sections, and says how large a batch is.
+
+    Attributes:
+        batch_key: the key that says how many samples an update has.
+        vocabulary: "char", "bpe", ..: how text becomes ids; None where a pre-trained model decides it.
+        predicted: the share of tokens that the head of a language model is asked for.
+        sized: whether the recipe alone gives the model's shape.
+        counts_rows: how many updates there are, only the data say.
+    """
 
     name: str | None = None
-    task: Task = "language"
+    task: str
     seed: int = 0
-    model: Model = field(default_factory=Model)
+    model: Placed
     data: Data = field(default_factory=Data)
-    pairs: Pairs = field(default_factory=Pairs)
-    search: Search = field(default_factory=Search)
-    glue: Glue = field(default_factory=Glue)
-    training: Training = field(default_factory=Training)
+    training: Training
+
+    batch_key: ClassVar[str] = "training.batch"
+    sized: ClassVar[bool] = True
+    counts_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_task(self)
-        _check_training(self.training)
-        for key in ("norm_eps", "initializer_range"):
-            if not 0 < getattr(self.model, key) < math.inf:
-                raise RecipeError(f"model.{key}={getattr(self.model, key)} must be finite and above 0")
-        for key in ("data.length", "data.vocab_size", "pairs.vocab_size", "pairs.longest", "search.beam"):
-            _at_least(self, key, 1)
-        for key in ("pairs.ratio", "pairs.pool", "search.extra", "search.stretch", "search.pairs"):
-            _at_least(self, key, 0)
-        if not abs(self.search.length_penalty) <= 50:  # beyond it lengths to this power are no numbers
-            raise RecipeError(f"search.length_penalty={self.search.length_penalty} must be from -50 to 50")
         for key, seed in (("seed", self.seed), ("data.seed", self.data_seed)):
             if not 0 <= seed < 2**32:
                 raise RecipeError(f"{key}={seed} must be in [0, 2^32)")
-        t = self.training
-        if self.task == "translation":
-            _check_translation(self)
-        elif t.batch % t.accumulation:
-            raise RecipeError(f"training.batch={t.batch} does not divide by training.accumulation={t.accumulation}")
-        if self.task == "masked":
-            _check_masked(self.data)
-        if self.task == "classification":
-            _check_glue(self)
-        if self.task in _TEXT and not t.valid_every and (t.patience or t.select != "last"):
-            raise RecipeError("training.patience and training.select need training.valid_every, the updates in between")
-        if self.task in _TEXT and t.valid_every and not t.valid_sequences:
-            raise RecipeError(
-                f"training.valid_every={t.valid_every} and training.valid_sequences=0 contradict each other:"
-                " there would be nothing to validate on"
-            )
-        shards = sharded_by(t)
-        if shards and t.select != "last":
+        shards = sharded_by(self.training)
+        if shards and self.training.select != "last":
             raise RecipeError(f"{shards} needs training.select=last: weights lie in shards")
 
     @property
+    def layers(self) -> int | None:
+        """Layers of the only stack, or of the decoder; None where a pre-trained model has them."""
+        return self.model.layers if isinstance(self.model, Model) else None
+
+    @property
     def encoder_layers(self) -> int | None:
-        """Layers of the encoder; None in a model of one tower."""
-        if self.task != "translation":
-            return None
-        return self.model.layers if self.model.encoder_layers is None else self.model.encoder_layers
+        """Layers of the encoder; None in a model of one stack."""
+        return None
 
     @property
     def data_seed(self) -> int:
         return self.seed if self.data.seed is None else self.data.seed
 
+    @property
+    def places(self) -> int:
+        """Tokens of a sequence, at most."""
+        raise NotImplementedError
+
+    @property
+    def vocabulary(self) -> str | None:
+        return None
+
+    @property
+    def predicted(self) -> float:
+        return 1.0
+
+    @property
+    def tokens_per_update(self) -> int:
+        """Of all devices together, padding counted."""
+        raise NotImplementedError
+
+    @property
+    def warmup_in_words(self) -> str:
+        return f"warm-up {self.training.warmup:,}"
+
+    @property
+    def keeps_model(self) -> bool:
+        return True
+
+    @property
+    def corpus_key(self) -> Any:
+        """Runs that agree in this read the same corpus."""
+        return self.task, self.data
+
+    def micro_batch(self, processes: int) -> int:
+        """Samples of one process in one pass."""
+        raise NotImplementedError
+
+    def micro_tokens(self, devices: int) -> int:
+        """Tokens that one device reads in one pass; of a translation, on each side at most.
+
+        Raises:
+            RecipeError: the batch does not divide.
+        """
+        return self.micro_batch(devices) * self.places
+
+    def config(self) -> "IsogradConfig":
+        """The configuration of the run's model, as far as it is known without data.
+
+        Raises:
+            RecipeError: a value that no model has; a pre-trained model whose configuration is not here.
+        """
+        raise NotImplementedError
+
+    def folder_name(self) -> str:
+        """A folder's name that people can read and that no other run has."""
+        t, encoder = self.training, "" if self.encoder_layers is None else f"{self.encoder_layers}l-"
+        return f"{self.model.placement}-{encoder}{self.layers}l-lr{t.lr:g}-w{t.warmup}-s{self.seed}-{self.key()}"
+
+    def described(self) -> dict[str, Any]:
+        """The settings that stand beside an outcome."""
+        return {
+            "placement": self.model.placement,
+            "layers": self.layers,
+            "lr": self.training.lr,
+            "warmup": self.training.warmup,
+            "seed": self.seed,
+            "task": self.task,
+            "encoder_layers": self.encoder_layers,
+        }
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain nested data, as it is written to run.json."""
-        return json.loads(json.dumps(asdict(self)))
+        """Plain nested data, as it is written to run.json; the training comes last."""
+        content = json.loads(json.dumps(asdict(self)))
+        training = content.pop("training")
+        return content | {"training": training}
 
     def key(self) -> str:
         """Ten hexadecimal digits of everything that can change a number (not the name)."""
@@ -80,44 +233,9 @@ class Run:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
-_TEXT: tuple[Task, ...] = ("language", "masked")
-_ROWS: tuple[Task, ...] = ("language", "masked", "classification")
-_EPOCHS: tuple[Task, ...] = ("translation", "classification")
-READ_BY: dict[str, tuple[Task, ...]] = {  # key, or section -> the tasks that read it; what is not here, all do
-    "model": (*_TEXT, "translation"),  # a classification has the shape of glue.model,
-    "model.placement": (*_ROWS, "translation"),  # which this names once more, for whoever reads the recipe
-    "model.encoder_layers": ("translation",),
-    "model.share_embeddings": ("translation",),
-    "data": _TEXT,
-    "data.seed": (*_ROWS, "translation"),
-    "data.packing": ("masked",),
-    "data.mask": ("masked",),
-    "data.mask_random": ("masked",),
-    "data.mask_kept": ("masked",),
-    "pairs": ("translation",),
-    "search": ("translation",),
-    "glue": ("classification",),
-    "training.batch": _ROWS,
-    "training.tokens": ("translation",),
-    "training.epochs": _EPOCHS,
-    "training.label_smoothing": (*_TEXT, "translation"),
-    "training.smoothing": ("translation",),
-    "training.valid_sequences": _TEXT,
-    "training.stop_when_broken": _TEXT,
-}
-_NOT_NEGATIVE = ("epochs", "warmup", "warmup_from", "decay_to", "decay_at", "power", "weight_decay", "clip", "eps")
-_COUNTS = ("probe_every", "checkpoint_every", "valid_sequences", "valid_every", "patience")
-
-
-def unread(task: str) -> list[str]:
-    """The dotted keys that other tasks read, and this one does not.
-
-    >>> "pairs.train" in unread("language"), "data.length" in unread("masked")
-    (True, False)
-    """
-    sections: list[tuple[str, Any]] = [(f.name, f.default_factory) for f in fields(Run)]
-    keys = [f"{name}.{f.name}" for name, of in sections if of is not MISSING for f in fields(of)]
-    return [key for key in keys if task not in READ_BY.get(key, READ_BY.get(key.split(".")[0], (task,)))]
+def with_steps(run: R, steps: int) -> R:
+    """The run with so many updates."""
+    return replace(run, training=replace(run.training, steps=steps))
 
 
 def sharded_by(training: Training) -> str | None:
@@ -131,30 +249,27 @@ def sharded_by(training: Training) -> str | None:
     return None if training.deepspeed is None else f"training.deepspeed={training.deepspeed}"
 
 
-def _value(of: Any, key: str) -> Any:
-    for part in key.split("."):
-        of = getattr(of, part)
-    return of
+def at_least(least: float, section: str, of: object, *keys: str) -> None:
+    """Refuse a number of this section that is less, or not finite."""
+    for key in keys:
+        if not least <= getattr(of, key) < math.inf:
+            raise RecipeError(f"{section}.{key}={getattr(of, key)} must be at least {least:g}")
 
 
-def _at_least(run: Run, key: str, least: float) -> None:
-    if not least <= _value(run, key) < math.inf:
-        raise RecipeError(f"{key}={_value(run, key)} must be at least {least:g}")
+def share(section: str, of: object, *keys: str) -> None:
+    """Refuse a number of this section that is not in [0, 1); None is none."""
+    for key in keys:
+        value = getattr(of, key)
+        if value is not None and not 0 <= value < 1:
+            raise RecipeError(f"{section}.{key}={value} must be in [0, 1)")
 
 
-def _check_task(run: Run) -> None:
-    """What other tasks read must be at its default: set, it would change nothing."""
-    for key in unread(run.task):
-        section, name = key.split(".")
-        if _value(run, key) != getattr(type(getattr(run, section)), name):
-            tasks = " or ".join(READ_BY.get(key, READ_BY.get(section, ())))
-            raise RecipeError(f"{key} is read by task={tasks} only, and this is task={run.task}")
+_NOT_NEGATIVE = ("warmup", "warmup_from", "decay_to", "decay_at", "power", "weight_decay", "clip", "eps")
+_COUNTS = ("epochs", "probe_every", "checkpoint_every", "valid_every", "patience")
 
 
 def _check_training(t: Training) -> None:
-    for key in ("steps", "batch", "tokens", "accumulation", "average"):
-        if getattr(t, key) < 1:
-            raise RecipeError(f"training.{key}={getattr(t, key)} must be at least 1")
+    at_least(1, "training", t, "steps", "accumulation", "average")
     for key in (*_NOT_NEGATIVE, *_COUNTS):
         if not 0 <= getattr(t, key) < math.inf:
             raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative")
@@ -164,7 +279,7 @@ def _check_training(t: Training) -> None:
         raise RecipeError(f"training.betas={list(t.betas)} must be in [0, 1)")
     if t.warmup >= t.steps and t.decay in ("linear", "cosine", "polynomial"):
         raise RecipeError(
-            f"training.warmup={t.warmup} leaves no step of training.steps={t.steps} for decay {t.decay!r}"
+            f"training.warmup={t.warmup} must be smaller than training.steps={t.steps} with decay {t.decay!r}"
         )
     _check_schedule(t)
     shards = sharded_by(t)
@@ -172,8 +287,7 @@ def _check_training(t: Training) -> None:
         raise RecipeError(f"training.optimizer=lamb cannot run on shards ({shards}); take another optimizer")
     if t.deepspeed is not None:
         _check_deepspeed(t)
-    if not 0 <= t.label_smoothing < 1:
-        raise RecipeError(f"training.label_smoothing={t.label_smoothing} must be in [0, 1)")
+    share("training", t, "label_smoothing")
 
 
 def _check_deepspeed(t: Training) -> None:
@@ -208,60 +322,3 @@ def _check_schedule(t: Training) -> None:
     last, unit = (t.epochs, "epochs") if t.epochs else (t.steps, "steps")
     if t.decay_at > last:
         raise RecipeError(f"training.decay_at={t.decay_at} comes after the last of training.{unit}={last}")
-
-
-def _check_translation(run: Run) -> None:
-    pairs = run.pairs
-    if not pairs.train:
-        raise RecipeError("pairs.train is empty; name at least one source of parallel text, or 'numbers'")
-    if pairs.source == pairs.target:
-        raise RecipeError(f"pairs.source and pairs.target are both {pairs.source!r}")
-    if run.model.share_embeddings and not (pairs.joint and run.model.tie_embeddings):
-        raise RecipeError("model.share_embeddings=true needs pairs.joint=true and model.tie_embeddings=true")
-    if (pairs.vocabulary == "subword-nmt") != bool(pairs.codes):
-        raise RecipeError("pairs.vocabulary=subword-nmt and pairs.codes (the file of merges) belong together")
-    if pairs.dictionaries and pairs.vocabulary != "subword-nmt":
-        raise RecipeError("pairs.dictionaries is for pairs.vocabulary=subword-nmt")
-    if len(pairs.dictionaries) not in ((0, 1) if pairs.joint else (0, 2)):
-        raise RecipeError("pairs.dictionaries takes one joined file with pairs.joint=true, and two files without")
-    if 0 < pairs.ratio < 1:
-        raise RecipeError(f"pairs.ratio={pairs.ratio} must be at least 1 (longer side to shorter), or 0 for any")
-    if (shards := sharded_by(run.training)) and run.search.pairs:
-        raise RecipeError(f"{shards} needs search.pairs=0: weights lie in shards")
-
-
-def _check_masked(data: Data) -> None:
-    if not 0 < data.mask <= 1:
-        raise RecipeError(f"data.mask={data.mask} must be above 0 and at most 1: what is not masked is not predicted")
-    for key in ("mask_random", "mask_kept"):
-        if not 0 <= getattr(data, key) <= 1:
-            raise RecipeError(f"data.{key}={getattr(data, key)} must be in [0, 1]")
-    if data.mask_random + data.mask_kept > 1:
-        raise RecipeError(
-            f"data.mask_random={data.mask_random} and data.mask_kept={data.mask_kept} are above 1 together"
-        )
-    if data.length < 4:
-        raise RecipeError(f"data.length={data.length} leaves no room beside <s> and </s>; it must be at least 4")
-    if data.packing == "segment-pair" and data.length < 5:
-        raise RecipeError(f"data.length={data.length} has no room for <s> A </s> B </s>; it must be at least 5")
-
-
-def _check_glue(run: Run) -> None:
-    glue = run.glue
-    if glue.model is None:
-        raise RecipeError(
-            "glue.model is missing: the pre-trained model's folder (glue.scratch=true takes its shape alone)"
-        )
-    if not 0 <= glue.warmup < 1:
-        raise RecipeError(f"glue.warmup={glue.warmup} is a share of all updates; it must be in [0, 1)")
-    if run.training.warmup and glue.warmup:
-        raise RecipeError(
-            f"training.warmup={run.training.warmup} (updates) and glue.warmup={glue.warmup} (a share of them)"
-            " contradict each other; set one of them to 0"
-        )
-    if glue.length < 8:
-        raise RecipeError(f"glue.length={glue.length} must be at least 8")
-    for key in ("dropout", "attention_dropout"):
-        value = getattr(glue, key)
-        if value is not None and not 0 <= value < 1:
-            raise RecipeError(f"glue.{key}={value} must be in [0, 1)")

@@ -2,51 +2,19 @@
 
     parameters = tables + sum over sites (matrices + norms + coefficients) + final norms + head
 
-The vocabulary is the one that the recipe asks for; data may have fewer tokens. Characters are taken as `CHARACTERS`.
+The vocabulary is the one that the recipe asks for; data may have fewer tokens. Characters are taken as 256.
 """
 
-import json
 from collections import Counter
-from pathlib import Path
 from typing import Literal
 
-from isograd.data.tokenizers import smallest_bpe
-from isograd.errors import RecipeError, UnknownPlacement
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Placement, Residual, Site, Stack, sites
 from isograd.placement.formula import Learned
-from isograd.train.run import Run
-from isograd.train.task import config_from
 
 Part = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "feed-forward", "head", "norms and coefficients")
-CHARACTERS = 256
 _PER_FEATURE = {"layernorm": 2, "rmsnorm": 1}  # a gain, and an offset
-
-
-def config_of(run: Run) -> IsogradConfig:
-    """The configuration of the run's model, as far as it is known without data.
-
-    Raises:
-        RecipeError: a value that no model has, as in training; a pre-trained model whose configuration is not here.
-    """
-    match run.task:
-        case "translation":
-            return _translation(run)
-        case "classification":
-            return _pretrained(str(run.glue.model))
-    rows = run.data.vocab_size if run.data.level == "bpe" else CHARACTERS
-    least = smallest_bpe(mask=run.task == "masked")
-    if run.data.level == "bpe" and rows < least:
-        raise RecipeError(f"data.vocab_size={rows}: BPE needs at least {least}, the bytes and the special tokens")
-    decoder = run.task == "language"
-    return config_from(run, vocab_size=rows, max_position_embeddings=run.data.length, is_decoder=decoder)
-
-
-def places(run: Run) -> int:
-    """Tokens of a sequence, at most."""
-    of = {"translation": run.pairs.longest, "classification": run.glue.length}
-    return of.get(run.task, run.data.length)
 
 
 def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
@@ -86,33 +54,6 @@ def feedforward_matrices(config: IsogradConfig) -> int:
     width, inner = config.hidden_size, config.intermediate_size
     into = 2 if config.hidden_act == "swiglu" else 1
     return into * _linear(width, inner, config) + _linear(inner, width, config)
-
-
-def _translation(run: Run) -> IsogradConfig:
-    rows = CHARACTERS if run.pairs.vocabulary == "char" else run.pairs.vocab_size
-    longest = run.pairs.longest + 1  # with its </s>
-    return config_from(
-        run,
-        encoder_layers=run.encoder_layers,
-        vocab_size=rows,
-        encoder_vocab_size=None if run.pairs.joint else rows,
-        max_position_embeddings=max(longest, int(run.search.stretch * longest + run.search.extra)) + 1,
-    )
-
-
-def _pretrained(name: str) -> IsogradConfig:
-    """The configuration of a model's folder, or of a run's."""
-    for folder in (Path(name), Path(name) / "model"):
-        path = folder / "config.json"
-        if path.is_file():
-            try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-                if content["model_type"] != "isograd":
-                    raise ValueError(f"model_type is {content['model_type']!r}, expected 'isograd'")
-                return IsogradConfig.from_dict(content)
-            except (ValueError, TypeError, KeyError, UnknownPlacement) as error:
-                raise RecipeError(f"glue.model={name}: {path} is no configuration of ours ({error})") from error
-    raise RecipeError(f"glue.model={name}: no config.json here or in model/, so the shape is not known before training")
 
 
 def _tower(config: IsogradConfig, tower: Stack) -> Counter[Part]:

@@ -9,7 +9,6 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_o
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
 from isograd.train.run import Run, sharded_by
-from isograd.train.task import Task
+from isograd.train.tasks import Task, task_of
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
 from isograd.train.watching import EarlyWarning, first_warning
@@ -124,27 +123,14 @@ def load_task(run: Run, corpus: Any = None) -> Task:
     Raises:
         RecipeError, DataError: what the recipe names cannot be used here.
     """
-    task = _task_of(run)(run, corpus)
+    kind = task_of(run)
+    try:
+        task = kind(run, corpus)
+    except ImportError as error:
+        raise RecipeError(f"task={run.task} needs {error.name}; pip install 'isograd[{kind.extra}]'") from error
     schedule_of(task.run.training, task.updates_per_epoch)  # epochs are updates only now
     updates_between(task)
     return task
-
-
-def _task_of(run: Run) -> type[Task]:
-    module, name, extra = _TASKS[run.task]
-    try:
-        found: type[Task] = getattr(import_module(f"isograd.train.{module}"), name)
-    except ImportError as error:
-        raise RecipeError(f"task={run.task} needs {error.name}; pip install 'isograd[{extra}]'") from error
-    return found
-
-
-_TASKS = {  # module, class, and the extra that it may want
-    "language": ("language", "LanguageModelling", "data"),
-    "masked": ("masked", "MaskedLanguageModelling", "data"),
-    "translation": ("translation", "Translation", "mt"),
-    "classification": ("classification", "Classification", "data"),
-}
 
 
 def check_text(folder: Path, task: Task) -> None:
@@ -183,8 +169,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         enable()
     trainer = IsogradTrainer(run, model, task.samples, folder / "checkpoints", task.updates_per_epoch)
     begun = step_of(checkpoint) if checkpoint else 0
-    entropy = None if run.task == "classification" else task.unigram_entropy
-    warning = EarlyWarning(trainer, folder, entropy, checkpoint)
+    warning = EarlyWarning(trainer, folder, task.token_entropy, checkpoint)
     log = Log(trainer, folder, progress=progress, broke=_broke(task, folder, begun), warning=warning)
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
@@ -203,9 +188,9 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     count = sum(p.numel() for p in model.parameters())  # ZeRO 3 leaves none of them in their places
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder, warning.collapse.apart)
-    if keeps_model(run):
+    if run.keeps_model:
         trainer.save_model(str(folder / "model"))
-    if trainer.is_world_process_zero() and keeps_model(run):
+    if trainer.is_world_process_zero() and run.keeps_model:
         task.save_tokenizer(folder / "model")
     rows = read_rows(folder / "quantities.jsonl")
     tower = model.config.stacks()[-1]
@@ -218,11 +203,6 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         "parameters": count,
         "warning": first_warning(folder),
     }
-
-
-def keeps_model(run: Run) -> bool:
-    """A grid of fine-tunings would fill the disk with models that nobody reads."""
-    return run.glue.keep or run.task != "classification"
 
 
 def _judged(task: Task, trainer: IsogradTrainer, folder: Path, apart: float | None) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from isograd.models import IsogradPreTrainedModel
 from isograd.train.memory import available_memory, must_fit
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.run import Run
-from isograd.train.sizes import config_of
 from isograd.train.zero import settings
 from isograd.transformer.loss import smoothing_of
 from isograd.transformer.parameters import decayed
@@ -146,7 +145,7 @@ def arguments(run: Run, folder: Path) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=t.steps,
-        per_device_train_batch_size=micro_batch(run),
+        per_device_train_batch_size=run.micro_batch(PartialState().num_processes),
         gradient_accumulation_steps=t.accumulation,
         learning_rate=t.lr,
         weight_decay=t.weight_decay,
@@ -157,7 +156,7 @@ def arguments(run: Run, folder: Path) -> TrainingArguments:
         torch_compile=t.compile,
         fsdp=True if t.fsdp else None,
         fsdp_config={"transformer_layer_cls_to_wrap": ["Layer"], "reshard_after_forward": True} if t.fsdp else None,
-        deepspeed=None if t.deepspeed is None else settings(run, micro_batch(run), PartialState().num_processes),
+        deepspeed=None if t.deepspeed is None else settings(run, PartialState().num_processes),
         use_cpu=not torch.cuda.is_available(),
         save_strategy="steps" if t.checkpoint_every else "no",
         save_steps=t.checkpoint_every or t.steps,
@@ -183,9 +182,9 @@ def check_machine(run: Run) -> None:
         RecipeError: which key, and what to do.
     """
     _check_deepspeed(run)
-    micro_batch(run)
-    if run.task != "classification":  # its shape is that of a model yet to be read
-        must_fit(run, config_of(run), PartialState().num_processes, *available_memory())
+    run.micro_batch(PartialState().num_processes)
+    if run.sized:
+        must_fit(run, run.config(), PartialState().num_processes, *available_memory())
     try:
         optimizer_of(run.training)
     except ImportError as error:
@@ -213,20 +212,6 @@ def _check_deepspeed(run: Run) -> None:
         return
     if find_spec("deepspeed") is None:
         raise RecipeError(f"training.deepspeed={path} needs deepspeed, which is not installed; pip install deepspeed")
-    settings(run, micro_batch(run), state.num_processes)
+    settings(run, state.num_processes)
     if state.distributed_type == DistributedType.NO:
         raise RecipeError(f"training.deepspeed={path} needs a launcher, such as torchrun --nproc-per-node 2")
-
-
-def micro_batch(run: Run) -> int:
-    """Samples of one process in one pass: batch / (processes x accumulation) sequences."""
-    if run.task == "translation":
-        return 1  # a sample is a whole micro-batch
-    t, processes = run.training, PartialState().num_processes
-    micro, rest = divmod(t.batch, t.accumulation * processes)
-    if rest or not micro:
-        raise RecipeError(
-            f"training.batch={t.batch} does not divide by"
-            f" {processes} processes x training.accumulation={t.accumulation}"
-        )
-    return micro

@@ -15,8 +15,8 @@ from transformers import TrainerCallback
 
 from isograd.errors import RecipeError
 from isograd.files import append_rows, read_rows
-from isograd.train.sections import Kept
-from isograd.train.task import Task
+from isograd.train.run import Kept
+from isograd.train.tasks import Task
 from isograd.train.trainer import IsogradTrainer
 
 Row = dict[str, Any]

@@ -52,13 +52,10 @@ def zero_of(training: Training) -> Zero | None:
     )
 
 
-def settings(run: Run, micro: int, processes: int) -> dict[str, Any]:
+def settings(run: Run, processes: int) -> dict[str, Any]:
     """What DeepSpeed is told, whole.
 
     An optimizer other than Adam stays what it is where its state is offloaded, and a sharded model is saved whole.
-
-    Args:
-        micro: samples of one process in one pass.
 
     Raises:
         RecipeError: there is no such file, or it contradicts the recipe.
@@ -66,7 +63,7 @@ def settings(run: Run, micro: int, processes: int) -> dict[str, Any]:
     t = run.training
     assert t.deepspeed is not None
     told = content(t.deepspeed)
-    for key, (ours, value) in _recipes(run, micro, processes).items():
+    for key, (ours, value) in _recipes(run, processes).items():
         *path, name = key.split(".")
         section = told
         for part in path:
@@ -105,10 +102,9 @@ def content(path: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _recipes(run: Run, micro: int, processes: int) -> dict[str, tuple[str, Any]]:
+def _recipes(run: Run, processes: int) -> dict[str, tuple[str, Any]]:
     """DeepSpeed's keys -> the recipe's, and their values."""
-    t = run.training
-    batch = "training.tokens" if run.task == "translation" else "training.batch"
+    t, batch, micro = run.training, run.batch_key, run.micro_batch(processes)
     return {
         "train_batch_size": (batch, micro * processes * t.accumulation),
         "train_micro_batch_size_per_gpu": (batch, micro),

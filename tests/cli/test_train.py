@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from isograd.train.recipe import known_keys, load_run
-from isograd.train.run import Run
+from isograd.train.tasks.language import LanguageRun
 from tests.study.arms import called, read, refused
 
 SHAPE = [
@@ -21,7 +21,7 @@ def test_keys_are_a_recipe(tmp_path: Path) -> None:
     code, out, err = called("train", "--keys")
     assert (code, err) == (0, "")
     (tmp_path / "all.yaml").write_text(out)
-    assert load_run(tmp_path / "all.yaml") == Run()
+    assert load_run(tmp_path / "all.yaml") == LanguageRun()
     content = yaml.safe_load(out)
     flat = {f"{a}.{b}" if isinstance(v, dict) else a for a, v in content.items() for b in (v if v else [0])}
     assert {k for k in flat if not k.endswith(".0")} >= set(known_keys()) - {"name", "seed"}

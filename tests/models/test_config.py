@@ -17,7 +17,7 @@ from isograd.models import (
 )
 from isograd.models.config import TERMS
 from isograd.placement import CATALOGUE
-from isograd.train.sections import Model
+from isograd.train.run import Model
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.init import SCHEMES
 from isograd.transformer.norms import NORMS

@@ -8,8 +8,8 @@ from typing import Any
 
 from isograd.files import finite
 from isograd.study.boundary import Boundary, Search, Verdict, next_rate, over_seeds
-from isograd.train.run import Run
-from isograd.train.sections import Model, Training
+from isograd.train.run import Model
+from isograd.train.tasks.language import LanguageRun, TextTraining
 
 Edges = Mapping[tuple[str, int], Sequence[float]]  # placement and warm-up -> the boundary of each seed; 0: none
 
@@ -17,7 +17,7 @@ Edges = Mapping[tuple[str, int], Sequence[float]]  # placement and warm-up -> th
 def headroom_of(edges: Edges, *, lr: float = 1e-3, warmup: int = 0, placement: str = "pre-ln") -> dict[str, Any]:
     """What a search finds where everything up to the edge trains, and at a hundredth of it is too slow."""
     search = Search(start=lr)
-    base = Run(model=Model(placement=placement), training=Training(lr=lr, warmup=warmup))
+    base = LanguageRun(model=Model(placement=placement), training=TextTraining(lr=lr, warmup=warmup))
     chains = [
         _chain(name, steps, seed, edge, search)
         for (name, steps), of_seeds in edges.items()

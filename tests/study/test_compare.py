@@ -20,7 +20,8 @@ from isograd.errors import FolderBusyError, RecipeError
 from isograd.files import locked
 from isograd.placement import Norm, Placement, Residual, Site, register
 from isograd.study.compare import Arm, compare, plan
-from isograd.train.run import Data, Model, Training
+from isograd.train.run import Model
+from isograd.train.tasks.language import TextData, TextTraining
 from tests.study.arms import lines, read, runs, same_numbers
 from tests.study.processes import Sent, hold
 
@@ -34,8 +35,8 @@ def planned(text: Path, tmp_path: Path) -> Plan:
         return plan(
             tmp_path / folder,
             model=Model(layers=2, width=16, heads=2),
-            data=Data(source=str(text), length=8),
-            training=Training(steps=steps, batch=4, lr=lr, valid_sequences=4, probe_every=2),
+            data=TextData(source=str(text), length=8),
+            training=TextTraining(steps=steps, batch=4, lr=lr, valid_sequences=4, probe_every=2),
             **{"placements": NAMES} | options,
         )
 
@@ -156,7 +157,7 @@ def test_another_text_is_another_run(planned: Plan, tmp_path: Path, text: Path) 
     mine = tmp_path / "mine.txt"
     mine.write_text(text.read_text())
     arms = [
-        Arm(run=plan(Path(), data=Data(source=str(mine), length=8), model=a.run.model, training=a.run.training,
+        Arm(run=plan(Path(), data=TextData(source=str(mine), length=8), model=a.run.model, training=a.run.training,
                      placements=["pre-ln"])[0].run, folder=a.folder, label="pre-ln")
         for a in planned()[:1]
     ]  # fmt: skip

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from isograd.errors import RecipeError, UnknownPlacement
-from isograd.study.compare import name_of, plan, plan_arms
+from isograd.study.compare import plan, plan_arms
 from isograd.train.recipe import load_arms, load_run
-from isograd.train.run import Data, Model, Training
+from isograd.train.run import Model
+from isograd.train.tasks.language import TextData, TextTraining
 from tests.train.recipes import small_translation
 
 
@@ -39,7 +40,7 @@ def test_warmup_is_for_all_arms() -> None:
     for steps in (0, 100):
         assert {w for _, w, _ in arms(warmup=steps)} == {steps}
         assert [p for p, _, _ in arms(warmup=steps)] == ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
-    assert arms(training=Training(steps=11))[1] == ("post-ln", 5, 0)
+    assert arms(training=TextTraining(steps=11))[1] == ("post-ln", 5, 0)
     assert arms(placements=["post-ln", "pre-ln"]) == [("post-ln", 0, 0), ("pre-ln", 0, 0)]
     assert arms(placements=["post-ln"], warmup=7) == [("post-ln", 7, 0)]
 
@@ -60,18 +61,18 @@ def test_a_folder_per_run() -> None:
         replace(run, data=replace(run.data, source="other.txt")),
         replace(run, training=replace(run.training, betas=(0.9, 0.999))),
     ]
-    assert len({name_of(r) for r in [run, *others]}) == 5
-    assert name_of(replace(run, name="a name changes no number")) == name_of(run)
+    assert len({r.folder_name() for r in [run, *others]}) == 5
+    assert replace(run, name="a name changes no number").folder_name() == run.folder_name()
 
 
 def test_labels() -> None:
-    training = Training(warmup=9)
+    training = TextTraining(warmup=9)
     assert [a.label for a in plan(Path("out"), placements=["pre-ln"], warmup=9)] == ["pre-ln, warm-up 9"]
     assert [a.label for a in plan(Path("out"), placements=["pre-ln"], training=training)] == ["pre-ln, no warm-up"]
 
 
 def test_the_same_data_and_start_seed_for_all_arms() -> None:
-    planned = plan(Path("out"), model=Model(layers=3), data=Data(length=8))
+    planned = plan(Path("out"), model=Model(layers=3), data=TextData(length=8))
     assert len({(a.run.seed, a.run.data_seed, a.run.data) for a in planned}) == 1
     assert len({replace(a.run.model, placement="") for a in planned}) == 1
 
@@ -158,7 +159,7 @@ def test_arms_and_seeds_refused(recipe: Path, line: str, said: str) -> None:
         (["pre-ln", "model.placement=admin"], "cannot differ between arms"),
         (["pre-ln", "training.warmpu=3"], "did you mean 'training.warmup'"),
         (["pre-ln", "training.lr=-1"], r"training\.lr=-1"),
-        (["pre-ln", "warm-up"], "no override"),
+        (["pre-ln", "warm-up"], "invalid override"),
     ],
 )
 def test_arms_refused(recipe: Path, arm: list[str], said: str) -> None:

@@ -19,7 +19,8 @@ from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, regist
 from isograd.study.on_ray import on_ray
 from isograd.study.plan import Cell
 from isograd.study.runner import run_cells
-from isograd.train.run import Data, Model, Run, Training
+from isograd.train.run import Model
+from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
 from tests.study.arms import lines, read, same_numbers
 from tests.study.processes import Sent, hold
 from tests.study.tiny_study import Told, here
@@ -92,10 +93,10 @@ def _cluster(scratch: Path) -> Iterator[None]:
 
 
 def cell(name: str, text: Path, placement: str, steps: int = 12) -> Cell:
-    run = Run(
+    run = LanguageRun(
         model=Model(placement=placement, layers=2, width=16, heads=2),
-        data=Data(source=str(text), length=8),
-        training=Training(steps=steps, batch=4, valid_sequences=4, probe_every=4, checkpoint_every=40),
+        data=TextData(source=str(text), length=8),
+        training=TextTraining(steps=steps, batch=4, valid_sequences=4, probe_every=4, checkpoint_every=40),
     )
     return Cell(run=run, name=name, values={"model.placement": placement, "training.steps": steps})
 

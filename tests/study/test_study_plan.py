@@ -10,7 +10,6 @@ import yaml
 
 from isograd.errors import RecipeError, UnknownPlacement
 from isograd.study.budget import Budget
-from isograd.study.compare import name_of
 from isograd.study.plan import Cell, Study, load_study, with_cells
 from isograd.train.recipe import run_from_dict
 from tests.study.tiny_study import AXES, content, study
@@ -51,7 +50,7 @@ def test_every_combination_with_every_seed_seeds_outermost(tmp_path: Path) -> No
     assert points(planned, *AXES) == expected
     for cell in planned.cells:
         assert {key: at(cell, key) for key in AXES} == cell.values
-        assert cell.name == name_of(cell.run)
+        assert cell.name == cell.run.folder_name()
     assert len(set(names(planned))) == 8
     assert [cell.run.seed for cell in study(tmp_path, seeds=None).cells] == [0] * 4  # the recipe's own
 
@@ -254,7 +253,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"arms": [["post-ln", "seed=4"]], "axes": None}, "'seed=4' cannot differ between arms"),
     ({"arms": [["post-ln", "model.placement=pre-ln"]], "axes": None}, "cannot differ between arms"),
     ({"arms": [["post-ln", "training.wamup=4"]], "axes": None}, "did you mean 'training.warmup'"),
-    ({"arms": [["post-ln", "pre-ln"]], "axes": None}, "'pre-ln' is no override"),
+    ({"arms": [["post-ln", "pre-ln"]], "axes": None}, "'pre-ln' is an invalid override"),
     ({"arms": [["post-lm"]], "axes": None}, "post-lm"),
     ({"arms": "post-ln, pre-ln", "axes": None}, "arms is a list of lists of text"),
     ({"seeds": 3}, "seeds is a list of whole numbers"),
@@ -297,9 +296,9 @@ def test_a_contradictory_cell_is_named(tmp_path: Path) -> None:
     [
         ("training.lrr=1", "unknown key 'training.lrr'; did you mean 'training.lr'"),
         ("lr=1", "did you mean 'training.lr'"),
-        ("training.batch", "write key=value"),
-        ("training.lr", "write key=value"),
-        ("seeds", "write key=value"),
+        ("training.batch", "expected key=value"),
+        ("training.lr", "expected key=value"),
+        ("seeds", "expected key=value"),
         ("seeds=x", "seeds is a list of whole numbers"),
         ("budget.hours=3", "budget is one of"),
         ("budget.steps=0", "must be a number above 0"),

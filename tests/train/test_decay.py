@@ -13,8 +13,8 @@ from isograd.data import PackedSequences
 from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE, sites
-from isograd.train.language import LanguageModelling, load_corpus_of
 from isograd.train.optim import schedule_of
+from isograd.train.tasks.language import LanguageModelling, load_corpus_of
 from isograd.train.train import train
 from isograd.train.trainer import IsogradTrainer
 from tests.build import NAMES, randomised

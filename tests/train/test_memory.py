@@ -20,8 +20,7 @@ from isograd.train.forecast import flops_per_token, forecast
 from isograd.train.memory import Memory, activations, memory, must_fit
 from isograd.train.optim import optimizer_of
 from isograd.train.recipe import run_from_dict
-from isograd.train.run import Run
-from isograd.train.sizes import config_of
+from isograd.train.run import Model, Run
 from tests.build import NAMES
 from tests.study.arms import refused
 from tests.train.recipes import small, text_file
@@ -30,7 +29,7 @@ LENGTH = 320  # above attention's SHORT, below which a CPU forms bfloat16 produc
 
 
 def shaped(placement: str = "pre-ln", **training: Any) -> Run:
-    model = {key: training.pop(key) for key in [*training] if key in Run().model.__dict__}
+    model = {key: training.pop(key) for key in [*training] if key in Model().__dict__}
     return run_from_dict(
         {
             "model": {"placement": placement, "layers": 3, "width": 64, "heads": 4, **model},
@@ -61,7 +60,7 @@ def kept(network: nn.Module, call: Callable[[], Any]) -> int:
 
 def ratio(run: Run) -> float:
     """Forecast of the activations over what a real tower keeps, the casts of its matrices with both."""
-    network = IsogradForCausalLM(config_of(run)).train()
+    network = IsogradForCausalLM(run.config()).train()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.training.precision == "bf16"):
         real = kept(network, lambda: network.model(ids_of(run)))
     copies = memory(run, network.config).copies
@@ -96,19 +95,19 @@ def test_what_a_cpu_keeps_more(name: str, options: dict[str, Any]) -> None:
 
 def test_the_foil_of_the_activations() -> None:
     """Another placement's, another width's, or a checkpointed model's forecast does not fit."""
-    real = activations(run := shaped("normformer"), config_of(run), LENGTH)
+    real = activations(run := shaped("normformer"), run.config(), LENGTH)
     for other in (shaped("pre-ln"), shaped("normformer", width=60), shaped("normformer", gradient_checkpointing=True)):
-        assert abs(activations(other, config_of(other), LENGTH) / real - 1) > 0.05
+        assert abs(activations(other, other.config(), LENGTH) / real - 1) > 0.05
 
 
 def test_checkpointing_keeps_the_stream() -> None:
     """Between the passes what each layer and the final norm read; the largest layer is there while it goes back."""
     run = shaped("normformer", gradient_checkpointing=True)
-    network = IsogradForCausalLM(config_of(run)).train()
+    network = IsogradForCausalLM(run.config()).train()
     enable = getattr(network, "activation_checkpointing_enable", None) or network.gradient_checkpointing_enable
     enable()
     real = kept(network, lambda: network.model(ids_of(run)))
-    inside = activations(shaped("normformer", layers=1), config_of(shaped("normformer", layers=1)), LENGTH)
+    inside = activations(shaped("normformer", layers=1), shaped("normformer", layers=1).config(), LENGTH)
     stream = 3 * LENGTH * 64 * 4
     assert activations(run, network.config, LENGTH) == stream + inside
     assert real == pytest.approx(stream + LENGTH * (64 * 4 + 8), rel=0.01)
@@ -116,7 +115,7 @@ def test_checkpointing_keeps_the_stream() -> None:
 
 def test_the_loss_keeps_both_gradients_of_the_head() -> None:
     run = shaped()
-    network, ids = IsogradForCausalLM(config_of(run)).train(), ids_of(run)
+    network, ids = IsogradForCausalLM(run.config()).train(), ids_of(run)
     whole = kept(network, lambda: network(ids, labels=ids).loss)
     tower = kept(network, lambda: network.model(ids))
     logits = LENGTH * 256 * 4
@@ -154,14 +153,14 @@ class Peak(TorchDispatchMode):
 def test_a_calibration_holds_one_sublayer_at_a_time(act: str) -> None:
     """The micro-batch of a pass, not the batch; no logits; less than a step keeps, whatever the depth."""
     run = shaped("admin", act=act, batch=4, accumulation=4)
-    network = IsogradForCausalLM(config_of(run))
+    network = IsogradForCausalLM(run.config())
     with Peak() as peak:
         calibrate(network, {"input_ids": ids_of(run)})
     expected = memory(run, network.config)
     assert expected.calibration - expected.parameters == pytest.approx(peak.most, rel=0.2)
     whole = shaped("admin", act=act, batch=4)
     assert memory(whole, network.config).calibration - expected.parameters > 3 * peak.most
-    assert not memory(shaped(), config_of(shaped())).calibration
+    assert not memory(shaped(), shaped().config()).calibration
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -169,7 +168,7 @@ def test_a_calibration_holds_one_sublayer_at_a_time(act: str) -> None:
 def test_a_calibration_fits_where_a_step_does(layers: int, precision: str) -> None:
     for checkpointing in (False, True):
         run = shaped("admin", layers=layers, precision=precision, gradient_checkpointing=checkpointing, batch=8)
-        found = memory(run, config_of(run))
+        found = memory(run, run.config())
         assert 0 < found.calibration < found.total
 
 
@@ -181,7 +180,7 @@ def test_a_calibration_fits_where_a_step_does(layers: int, precision: str) -> No
 def test_parameters_gradients_and_state_are_those_of_real_tensors(optimizer: str, options: dict[str, Any]) -> None:
     """Every byte, but for the counters of steps that torch keeps one of per tensor."""
     run = shaped("normformer-resscale", optimizer=optimizer, **options)
-    network, ids = IsogradForCausalLM(config_of(run)), ids_of(run)
+    network, ids = IsogradForCausalLM(run.config()), ids_of(run)
     kind, arguments = optimizer_of(run.training)
     made = kind(network.parameters(), **arguments)
     network(ids, labels=ids).loss.backward()
@@ -197,7 +196,7 @@ def test_parameters_gradients_and_state_are_those_of_real_tensors(optimizer: str
 def test_devices_share_what_is_sharded() -> None:
     def on(devices: int, **training: Any) -> Memory:
         run = shaped(batch=8, **training)
-        return memory(run, config_of(run), devices)
+        return memory(run, run.config(), devices)
 
     whole = on(1)
     assert on(4).static == whole.static and on(4).buckets == whole.gradients and not whole.buckets
@@ -213,7 +212,7 @@ def test_devices_share_what_is_sharded() -> None:
 def test_arithmetic_is_what_torch_counts(name: str, act: str) -> None:
     """torch counts the products of a training step with attention written out: three times two per entry and token."""
     run = shaped(name, act=act)
-    network, ids = IsogradForCausalLM(config_of(run)), ids_of(run)
+    network, ids = IsogradForCausalLM(run.config()), ids_of(run)
     network.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:
         network(ids, output_logits=True).logits.sum().backward()
@@ -223,14 +222,14 @@ def test_arithmetic_is_what_torch_counts(name: str, act: str) -> None:
 def test_a_recipe_that_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly as many bytes as there are do fit, one less does not; nothing is built and nothing written."""
     run = small()
-    needed = memory(run, config_of(run)).static
-    must_fit(run, config_of(run), 1, needed, "this machine")
+    needed = memory(run, run.config()).static
+    must_fit(run, run.config(), 1, needed, "this machine")
     with pytest.raises(RecipeError, match=r"a recipe that cannot fit: its .* this machine has 0.0 GiB"):
-        must_fit(run, config_of(run), 1, needed - 1, "this machine")
+        must_fit(run, run.config(), 1, needed - 1, "this machine")
     sharded = small(training={"fsdp": True})
-    must_fit(sharded, config_of(sharded), 2, needed / 2 + 8, "this GPU")
+    must_fit(sharded, sharded.config(), 2, needed / 2 + 8, "this GPU")
     with pytest.raises(RecipeError, match=r"or more devices$"):
-        must_fit(sharded, config_of(sharded), 1, needed / 2 + 8, "this GPU")
+        must_fit(sharded, sharded.config(), 1, needed / 2 + 8, "this GPU")
     monkeypatch.chdir(tmp_path)
     vast = ("model.width=400000", "model.layers=1000", f"data.source={text_file()}")
     assert "cannot fit: its 1,920,0" in refused("train", *vast)

@@ -13,8 +13,8 @@ from isograd.data import PackedSequences
 from isograd.errors import RecipeError
 from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
-from isograd.train.language import LanguageModelling, load_corpus_of
 from isograd.train.run import Run
+from isograd.train.tasks.language import LanguageModelling, load_corpus_of
 from isograd.train.train import train
 from tests.train.recipes import losses, outcome, small, weights
 

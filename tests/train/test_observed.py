@@ -10,7 +10,7 @@ from isograd.data import PackedSequences
 from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
 from isograd.train.callbacks import Observe
-from isograd.train.language import LanguageModelling, load_corpus_of
+from isograd.train.tasks.language import LanguageModelling, load_corpus_of
 from isograd.train.train import gradient_ratio, train
 from isograd.train.trainer import IsogradTrainer
 from tests.train.recipes import losses, outcome, small, weights

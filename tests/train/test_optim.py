@@ -21,6 +21,7 @@ from isograd.train import optim
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import load_run
 from isograd.train.run import Training
+from isograd.train.tasks.classification import FineTuning
 from isograd.train.trainer import check_machine
 
 B1, B2, EPS, LR = 0.9, 0.98, 1e-8, 0.05
@@ -157,7 +158,7 @@ def test_linear_goes_down_to_one_step_above_zero() -> None:
 
 def rates(updates: int, updates_per_epoch: int | None = None, **options: Any) -> list[float]:
     """Of updates 1, 2, ..: what the optimizer steps with."""
-    training = Training(**options)
+    training = (FineTuning if "epochs" in options else Training)(**options)
     rate = schedule_of(training, updates_per_epoch)
     return [training.lr * rate(t) for t in range(1, updates + 1)]
 
@@ -290,7 +291,8 @@ def test_transformers_counts_as_fairseq_does(decay: str) -> None:
 @pytest.mark.parametrize("warmup", [0, 5])
 @pytest.mark.parametrize("decay", ["linear", "polynomial", "cosine"])
 def test_decays_arrive_where_they_are_sent_and_stay(decay: str, warmup: int, first: str) -> None:
-    seen = rates(60, steps=30, lr=1e-3, warmup=warmup, decay=decay, decay_to=2e-4, power=2.0, first=first)
+    power = {"power": 2.0} if decay == "polynomial" else {}
+    seen = rates(60, steps=30, lr=1e-3, warmup=warmup, decay=decay, decay_to=2e-4, first=first, **power)
     assert math.isclose(seen[warmup], 1e-3) and min(seen[warmup:30]) > 2e-4
     assert seen[warmup:31] == sorted(seen[warmup:31], reverse=True)
     assert same(seen[30:], [2e-4] * 30)
@@ -315,10 +317,10 @@ def test_step_falls_to_a_tenth(first: str) -> None:
 
 def test_steps_that_cannot_be_placed() -> None:
     with pytest.raises(ValueError, match="counts epochs here; pass updates_per_epoch"):
-        schedule_of(Training(decay="step", decay_at=8, epochs=10))
+        schedule_of(FineTuning(decay="step", decay_at=8, epochs=10))
     with pytest.raises(RecipeError, match=r"decay_at=3 \(update 9\) falls inside training.warmup=9"):
-        schedule_of(Training(decay="step", decay_at=3, epochs=10, warmup=9), updates_per_epoch=4)
-    schedule_of(Training(decay="step", decay_at=3, epochs=10, warmup=8), updates_per_epoch=4)
+        schedule_of(FineTuning(decay="step", decay_at=3, epochs=10, warmup=9), updates_per_epoch=4)
+    schedule_of(FineTuning(decay="step", decay_at=3, epochs=10, warmup=8), updates_per_epoch=4)
 
 
 def test_bits_of_old_recipes() -> None:

@@ -13,9 +13,8 @@ import torch
 from isograd.files import append_rows, finite, keep_until, read_rows, write_json
 from isograd.models import IsogradForCausalLM
 from isograd.placement import Learned, Norm, Placement, Residual, register
-from isograd.train.language import load_corpus_of
-from isograd.train.run import Run
-from isograd.train.sections import Data, Training
+from isograd.train.recipe import run_from_dict
+from isograd.train.tasks.language import load_corpus_of
 from isograd.train.train import ended, gradient_ratio, load_task, train
 from tests.train.recipes import losses, outcome, same_run, small
 
@@ -25,7 +24,9 @@ def test_the_unigram_loss_is_of_the_same_batches(task: Literal["language", "mask
     """Half of the text is easy, half is not: a step's batch may be of either, and neither is at the entropy."""
     text = tmp_path / "text.txt"
     text.write_text("a" * 4000 + "abcdefghijklmnopqrstuvwxyz" * 154, encoding="utf-8")
-    run = Run(task=task, data=Data(source=str(text), length=8), training=Training(steps=9, batch=2))
+    run = run_from_dict(
+        {"task": task, "data": {"source": str(text), "length": 8}, "training": {"steps": 9, "batch": 2}}
+    )
     of: Any = load_task(run)
     ids = of.corpus.train.tolist()
     for steps in ([3], [8, 9], range(1, 10)):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from isograd.errors import RecipeError
-from isograd.train.language import LanguageModelling
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import known_keys, load_run, run_from_dict
 from isograd.train.run import Run
-from isograd.train.sections import Data, Glue, Model, Pairs, Search, Training
+from isograd.train.tasks import TASKS
+from isograd.train.tasks.language import LanguageModelling, LanguageRun
 from isograd.train.train import load_task
 from isograd.train.trainer import IsogradTrainer, arguments, check_machine
 from isograd.train.validation import Validate
@@ -68,7 +68,7 @@ def test_an_unknown_key_is_refused_with_the_right_one(override: str, suggestion:
         ("training.steps=null", ["training.steps is empty", "300"]),
         ("training.lr=", ["training.lr is empty"]),
         ("training.lr=[1", ["'training.lr=[1'", "not YAML"]),
-        ("steps", ["'steps' is no override", "key=value"]),
+        ("steps", ["'steps' is an invalid override", "key=value"]),
     ],
 )
 def test_wrong_types(override: str, parts: list[str]) -> None:
@@ -128,7 +128,7 @@ def test_recipes_from_files(tmp_path: Path) -> None:
     assert (run.model.layers, run.model.width, run.training.lr, run.name) == (5, 32, 1e-4, "2024-01-01")
     assert run.training.track == ("tensorboard",)
     recipe.write_text("")
-    assert load_run(recipe) == Run()
+    assert load_run(recipe) == LanguageRun()
 
 
 @pytest.mark.parametrize("text", ["model: [1", "- a\n- b\n", "just text", "model:\n", "\tmodel: 3", "1: 2\n"])
@@ -202,7 +202,7 @@ def changed(run: Run, key: str, value: Any) -> Run:
     content = run.as_dict()
     section = content
     for part in key.split(".")[:-1]:
-        section = section[part]
+        section = section.setdefault(part, {})
     section[key.split(".")[-1]] = value
     return run_from_dict(content)
 
@@ -213,12 +213,21 @@ def test_one_source_of_pairs_needs_no_brackets() -> None:
     refused("pairs.train", overrides=("task=translation", "pairs.train=3"))
 
 
+ALL = {"name", "task", "seed"}
+
+
 def test_the_tables_hold_every_key() -> None:
     tables = (OTHER, OF_A_MASKED, OF_A_CLASSIFICATION, OF_A_TRANSLATION)
     assert {*VALUES, "task"} == set(known_keys()) and sum(map(len, tables)) == len(VALUES)
-    sections = {"model": Model, "data": Data, "pairs": Pairs, "search": Search, "glue": Glue, "training": Training}
-    expected = {f"{s}.{f.name}" for s, of in sections.items() for f in dataclasses.fields(of)}
-    assert set(known_keys()) == expected | {"name", "task", "seed"}
+    for task in TASKS.values():
+        sections = {f.name: f.default_factory for f in dataclasses.fields(task.recipe) if f.name not in ALL}
+        inside = {
+            f"{s}.{f.name}"
+            for s, of in sections.items()
+            if of is not dataclasses.MISSING
+            for f in dataclasses.fields(of)
+        }
+        assert set(known_keys(task.name)) == inside | ALL
 
 
 def base(key: str) -> Run:

@@ -14,7 +14,6 @@ from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
 from isograd.train.memory import Memory, memory
 from isograd.train.run import Run
-from isograd.train.sizes import config_of
 from isograd.train.trainer import check_machine
 from isograd.train.zero import settings, zero_of
 from tests.train.recipes import losses, outcome, small, weights
@@ -41,14 +40,14 @@ def recipe(path: str | None, **training: Any) -> Run:
 
 def refused(run: Run, *parts: str) -> None:
     with pytest.raises(RecipeError) as error:
-        settings(run, 2, 2)
+        settings(run, 2)
     assert "\n" not in str(error.value)
     for part in parts:
         assert part in str(error.value), str(error.value)
 
 
 def test_the_recipe_fills_in_the_file(tmp_path: Path) -> None:
-    told = settings(recipe(file(tmp_path, 2, steps_per_print=7)), 2, 2)
+    told = settings(recipe(file(tmp_path, 2, steps_per_print=7)), 2)
     assert told["steps_per_print"] == 7 and told["zero_optimization"]["stage"] == 2
     assert told["train_batch_size"] == told["gradient_clipping"] == told["bf16"]["enabled"] == "auto"
     assert "zero_force_ds_cpu_optimizer" not in told
@@ -57,7 +56,7 @@ def test_the_recipe_fills_in_the_file(tmp_path: Path) -> None:
         "gradient_clipping": 0.5,
         "bf16": {"enabled": False, "immediate_grad_update": True},
     }
-    told = settings(recipe(file(tmp_path, 3, **same), optimizer="sgd"), 2, 2)
+    told = settings(recipe(file(tmp_path, 3, **same), optimizer="sgd"), 2)
     assert {key: told[key] for key in same} == same
     assert told["zero_force_ds_cpu_optimizer"] is False  # accelerate would train by Adam
 
@@ -99,7 +98,7 @@ def test_each_stage_shards_more(tmp_path: Path) -> None:
 
     def on(devices: int, stage: int, **options: Any) -> Memory:
         run = recipe(file(tmp_path, stage, **options), precision="bf16", accumulation=1)
-        return memory(run, config_of(run), devices)
+        return memory(run, run.config(), devices)
 
     count = on(1, 1).parameters // 2
     for stage, per_device in ((1, 2 + 2 + 12 / 4), (2, 2 + 2 / 4 + 12 / 4), (3, 16 / 4)):

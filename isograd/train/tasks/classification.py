@@ -1,50 +1,171 @@
-"""Fine-tuning on a task of GLUE: a pre-trained tower and a fresh head; loss and GLUE's metrics on the dev part."""
+"""Fine-tuning on a task of GLUE: a pre-trained stack and a fresh head; loss and GLUE's metrics on the dev part."""
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from isograd.data.glue import Examples, GlueData, load_glue
-from isograd.data.labelled import Encoded, LabelledBatches, encode
 from isograd.errors import RecipeError
-from isograd.evaluate.classification import METRICS, constant_scores, has_failed, scores
-from isograd.models import IsogradConfig, IsogradForSequenceClassification
 from isograd.outcome import Numbers, Verdict
-from isograd.train.pretrained import PreTrained, find_pretrained
-from isograd.train.run import Run
-from isograd.train.sections import Glue
-from isograd.train.task import Task, first_sequences
+from isograd.train.run import Placed, share
+from isograd.train.tasks.base import OUTCOME, VALIDATION, Column, RowRun, RowTraining, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from isograd.data.glue import Examples, GlueData
+    from isograd.data.labelled import Encoded, LabelledBatches
+    from isograd.models import IsogradConfig, IsogradForSequenceClassification
+    from isograd.train.pretrained import PreTrained
+
+GlueTask = Literal["mrpc", "rte", "cola", "sst-2", "sts-b"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glue:
+    """What a pre-trained model is fine-tuned on; see `isograd.data.glue.load_glue`."""
+
+    task: GlueTask = "mrpc"
+    source: str = "nyu-mll/glue"  # a folder of .tsv files, or a data set on the hub
+    model: str | None = None  # a pre-trained model's folder or hub name, or a run's folder
+    scratch: bool = False  # take the shape and the tokenizer of `model`, and fresh weights
+    length: int = 128  # tokens of a sequence; longer ones are cut
+    warmup: float = 0.06  # of all updates
+    dropout: float | None = None  # in place of the pre-trained model's: on branches, the embedding, and in the head
+    attention_dropout: float | None = None
+    keep: bool = False  # the fine-tuned model, in the run's folder
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1:
+            raise RecipeError(f"glue.warmup={self.warmup} is a share of all updates; it must be in [0, 1)")
+        if self.length < 8:
+            raise RecipeError(f"glue.length={self.length} must be at least 8")
+        share("glue", self, "dropout", "attention_dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(RowTraining):
+    """See `RowTraining`."""
+
+    epochs: int = 0  # 0: `steps` alone decides, else whichever ends first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationRun(RowRun):
+    """A fine-tuning. It has the shape of `glue.model`; `model.placement` names that one's for whoever reads it."""
+
+    task: Literal["classification"] = "classification"
+    model: Placed = field(default_factory=Placed)
+    glue: Glue = field(default_factory=Glue)
+    training: FineTuning = field(default_factory=FineTuning)
+
+    sized = False
+    counts_rows = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.glue.model is None:
+            raise RecipeError(
+                "glue.model is missing: the pre-trained model's folder (glue.scratch=true takes its shape alone)"
+            )
+        if self.training.warmup and self.glue.warmup:
+            raise RecipeError(
+                f"training.warmup={self.training.warmup} (updates) and glue.warmup={self.glue.warmup} (a share of them)"
+                " contradict each other; set one of them to 0"
+            )
+
+    @property
+    def places(self) -> int:
+        return self.glue.length
+
+    @property
+    def predicted(self) -> float:
+        return 0.0
+
+    @property
+    def warmup_in_words(self) -> str:
+        share = f"warm-up {self.glue.warmup:.0%} of all updates"
+        return super().warmup_in_words if self.training.warmup else share
+
+    @property
+    def keeps_model(self) -> bool:
+        """A grid of fine-tuning runs would fill the disk with models that nobody reads."""
+        return self.glue.keep
+
+    @property
+    def corpus_key(self) -> Any:
+        glue = self.glue
+        return self.task, glue.task, glue.source, glue.model, glue.length
+
+    def config(self) -> "IsogradConfig":
+        from isograd.train.pretrained import config_here
+
+        return config_here(str(self.glue.model))
+
+    def folder_name(self) -> str:
+        t, weights = self.training, "scratch" if self.glue.scratch else "pretrained"
+        return f"{self.glue.task}-{weights}-lr{t.lr:g}-b{t.batch}-e{t.epochs}-s{self.seed}-{self.key()}"
+
+    def described(self) -> dict[str, Any]:
+        """The layers are those of the model that is named."""
+        glue, t = self.glue, self.training
+        told = {"glue": glue.task, "model": glue.model, "scratch": glue.scratch, "batch": t.batch, "epochs": t.epochs}
+        return super().described() | told | {"warmup": t.warmup or glue.warmup}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Corpus:
     """What fine-tunings of one model on one task share."""
 
-    data: GlueData
-    pretrained: PreTrained
-    train: Encoded
-    dev: Encoded
-    test: Encoded | None
+    data: "GlueData"
+    pretrained: "PreTrained"
+    train: "Encoded"
+    dev: "Encoded"
+    test: "Encoded | None"
 
 
 class Classification(Task):
     """See `Task`. An epoch is every row once, but for what is left beyond its last whole batch."""
 
-    corpus: _Corpus
-    samples: LabelledBatches
-    updates_per_epoch: int
+    name = "classification"
+    recipe = ClassificationRun
+    judged = "validation_loss"
+    outcome_fields = ("score", "metric", "scores", "majority", "failed", "kept_weights", "kept_steps")
+    stacks = ("encoder",)
+    needed = MappingProxyType({"glue.task": str, "glue.model": str, "glue.scratch": bool})
+    always_said = ("glue.scratch",)  # the placement is the pre-trained model's
+    columns = (
+        Column(name="fine-tuning", short="fine-tuning", field="label"),
+        OUTCOME,
+        Column(name="median", short="median", field="score_median"),
+        Column(name="lowest to highest", short="range", field="score_range"),
+        Column(name="mean, 95 % of it", short="mean [95 %]", field="score_mean", spare=4),
+        Column(name="failed runs", short="failed", field="score_failed"),
+        Column(name="majority-class baseline", short="majority", field="score_majority"),
+        Column(name="median on test", short="test", field="score_test", spare=3),
+        replace(VALIDATION, spare=1),
+    )
+    captions = MappingProxyType(
+        {
+            "title": "Fine-tuning",
+            "table": "of the score on the dev part over the seeds; failed: not above the majority-class baseline, or"
+            " diverged",
+        }
+    )
     lost = MappingProxyType({"failed": True})
+    run: ClassificationRun
+    corpus: _Corpus
+    samples: "LabelledBatches"
+    updates_per_epoch: int
 
-    def __init__(self, run: Run, corpus: _Corpus | None = None) -> None:
+    def __init__(self, run: ClassificationRun, corpus: _Corpus | None = None) -> None:
+        from isograd.data.labelled import LabelledBatches
+
         self.corpus = corpus or _load(run.glue)
         self._check_model(run)
         data, shape = self.corpus.data, self.corpus.pretrained
@@ -65,7 +186,7 @@ class Classification(Task):
         self.run = _in_updates(run, self.updates_per_epoch)
         self.samples.samples = self.run.training.steps * run.training.batch
 
-    def _check_model(self, run: Run) -> None:
+    def _check_model(self, run: ClassificationRun) -> None:
         pretrained, length = self.corpus.pretrained, run.glue.length
         theirs = pretrained.config.placement
         if run.model.placement != theirs:
@@ -80,8 +201,14 @@ class Classification(Task):
                 f" set glue.length={longest}, or pre-train it with data.length={length}"
             )
 
-    def config(self) -> IsogradConfig:
+    @property
+    def token_entropy(self) -> None:
+        return None
+
+    def config(self) -> "IsogradConfig":
         """The pre-trained model's, with as many outputs as the task has classes and the recipe's dropout."""
+        from isograd.models import IsogradConfig
+
         config = IsogradConfig(**self.corpus.pretrained.config.to_diff_dict())
         data, glue = self.corpus.data, self.run.glue
         config.next_sentence = False
@@ -97,29 +224,34 @@ class Classification(Task):
             config.attention_dropout = glue.attention_dropout
         return config
 
-    @torch.no_grad()
-    def build(self, config: IsogradConfig) -> IsogradForSequenceClassification:
-        """A fresh model, and the pre-trained tower in it unless `glue.scratch`.
+    @classmethod
+    def empty(cls, config: "IsogradConfig") -> "IsogradForSequenceClassification":
+        from isograd.models import IsogradForSequenceClassification
+
+        return IsogradForSequenceClassification(config)
+
+    def build(self, config: "IsogradConfig") -> "IsogradForSequenceClassification":
+        """A fresh model, and the pre-trained stack in it unless `glue.scratch`.
 
         In a regression the head starts at the mean score, where a model that reads nothing ends.
         """
-        model = IsogradForSequenceClassification(config)
+        model = self.empty(config)
         if not self.run.glue.scratch:
             model.model.load_state_dict(self.corpus.pretrained.tower.state_dict())
         if not self.corpus.data.classes:
-            model.classifier.bias.fill_(self.corpus.data.constant)
+            model.classifier.bias.data.fill_(self.corpus.data.constant)
         self._built = model
         return model
 
-    def first_batch(self, process: int = 0, processes: int = 1) -> Mapping[str, Tensor]:
-        batch = self.samples.__getitems__(first_sequences(self.run, process, processes))
+    def first_batch(self, process: int = 0, processes: int = 1) -> "Mapping[str, Tensor]":
+        batch = self.samples.__getitems__(self.run.first_sequences(process, processes))
         return {name: value for name, value in batch.items() if name != "labels"}
 
     def tokens_per_update(self) -> float:
         """Tokens read, padding not counted."""
         return float(self.corpus.train.ids.lengths.mean()) * self.run.training.batch
 
-    def validate(self, model: nn.Module) -> dict[str, float | None]:
+    def _validate(self, model: "nn.Module") -> dict[str, float | None]:
         """ "loss" (cross-entropy in nats, or the mean squared error) and every metric, on the dev part."""
         loss, found = self._measured(model, self.corpus.dev)
         return {"loss": loss, **found}
@@ -138,11 +270,16 @@ class Classification(Task):
 
     def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
         """Scores of the dev part, and of the test part where it has labels, beside the majority line."""
+        import torch
+
+        from isograd.evaluate.classification import METRICS, has_failed
+
         task = self.run.glue.task
         metric = next(iter(METRICS[task]))
         found = {"dev": {name: held_out[name] for name in METRICS[task]}}
         if self.corpus.test:
-            found["test"] = self._measured(self._built, self.corpus.test)[1]
+            with torch.no_grad():
+                found["test"] = self._measured(self._built.eval(), self.corpus.test)[1]
         majority = self.majority
         score, loss = held_out[metric], held_out["loss"]
         return {
@@ -159,17 +296,22 @@ class Classification(Task):
     @cached_property
     def majority(self) -> dict[str, dict[str, float]]:
         """Of each part that is scored: the metrics of the training part's commonest class, or of its mean score."""
+        from isograd.evaluate.classification import constant_scores
+
         task, constant = self.run.glue.task, self.corpus.data.constant
         parts = {"dev": self.corpus.dev, "test": self.corpus.test}
         return {name: constant_scores(task, constant, part.labels) for name, part in parts.items() if part}
 
-    @torch.no_grad()
-    def _measured(self, model: nn.Module, part: Encoded) -> tuple[float, dict[str, float]]:
+    def _measured(self, model: "nn.Module", part: "Encoded") -> tuple[float, dict[str, float]]:
         """Mean loss and metrics, in batches of rows of like length."""
+        import numpy as np
+        import torch
+
+        from isograd.evaluate.classification import scores
+
         device = next(model.parameters()).device
         order = np.argsort(part.ids.lengths, kind="stable")
         batch, total, outputs = self.run.training.batch, 0.0, []
-        model.eval()
         for begin in range(0, len(order), batch):
             rows = order[begin : begin + batch]
             inputs = part.batch(rows, self.samples.pad, self.samples.types)
@@ -199,11 +341,15 @@ class Classification(Task):
 
 
 def _load(glue: Glue) -> _Corpus:
+    from isograd.data.glue import load_glue
+    from isograd.data.labelled import encode
+    from isograd.train.pretrained import find_pretrained
+
     assert glue.model is not None
     pretrained = find_pretrained(glue.model)
     data = load_glue(glue.task, glue.source)
 
-    def encoded(part: Examples) -> Encoded:
+    def encoded(part: "Examples") -> "Encoded":
         ends = {"begin": pretrained.begin, "end": pretrained.end}
         return encode(part, pretrained.reader, length=glue.length, **ends, scores=not data.classes)
 
@@ -216,7 +362,7 @@ def _load(glue: Glue) -> _Corpus:
     )
 
 
-def _in_updates(run: Run, per_epoch: int) -> Run:
+def _in_updates(run: ClassificationRun, per_epoch: int) -> ClassificationRun:
     """The run with its epochs and its share of warm-up as numbers of updates."""
     steps = run.training.steps
     if run.training.epochs:
@@ -225,8 +371,10 @@ def _in_updates(run: Run, per_epoch: int) -> Run:
     return replace(run, glue=replace(run.glue, warmup=0.0), training=replace(run.training, steps=steps, warmup=warmup))
 
 
-def _constant_loss(labels: np.ndarray, classes: bool) -> float:
+def _constant_loss(labels: "np.ndarray", classes: bool) -> float:
     """Of a model that reads nothing: the entropy of the classes in nats, or the variance of the scores."""
+    import numpy as np
+
     if not classes:
         return float(labels.astype(np.float64).var())
     share = np.bincount(labels) / len(labels)
