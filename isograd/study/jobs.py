@@ -1,5 +1,6 @@
 """A job: a run and the folder that it lives in, and what a worker does with it."""
 
+import gc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ def prepare(threads: int) -> None:
 
     torch.set_num_threads(threads)
     keep_freed_memory()
+    gc.freeze()  # what is imported lives to the end; each run makes a full collection, which went through all of it
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
