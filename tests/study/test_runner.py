@@ -497,11 +497,11 @@ def test_models_stay_on_demand(plain: Trained, tmp_path: Path) -> None:
 def test_in_processes_each_with_its_gpu(plain: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with one thread each, the same numbers as here; what this process sees is as before."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seen: set[tuple[str | None, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
 
     def look(place: int, step: int, loss: float) -> None:
-        alive = sorted(mp.active_children(), key=lambda process: process.name)
-        seen.add(tuple(psutil.Process(p.pid).environ().get("CUDA_VISIBLE_DEVICES") for p in alive))
+        environs = [psutil.Process(p.pid).environ() for p in mp.active_children()]
+        seen.add(tuple(sorted(environ["CUDA_VISIBLE_DEVICES"] for environ in environs)))
 
     engine = partial(in_processes, at_once=2, threads=1, gpus=("0", "1"), strict=False)
     rows = run_cells(plain.cells, tmp_path / "study", engine, look, lambda *_: None)
