@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported lives to the end. Every run makes a full collection, which went through all of it: 0.3 s each."""
+    """What is imported lives to the end. Each run makes a full collection, which went through it all: 0.3 s."""
     gc.collect()
     gc.freeze()
 
