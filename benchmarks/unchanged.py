@@ -36,13 +36,15 @@ DOORS = {
 OPTIONS = (("--foils", "--negative-controls"),)  # of the command line, before and after
 RECIPE: tuple[tuple[str, str], ...] = ()  # keys of a recipe, before and after: "training.smoothing", "..."
 RENAMED: tuple[tuple[str, str], ...] = (  # patterns of paths in this record, and what they are called since
-    (r"^(diagnose [^/]*/.*)/towers/", r"\1/stacks/"),
-    (r"^(diagnose [^/]*/.*)/tower$", r"\1/stack"),
-    (r"^(diagnose [^/]*/.*)/gain$", r"\1/scale"),
-    (r"^(diagnose [^/]*/.*)/start_rms$", r"\1/input_rms"),
+    (r"/gain$", "/scale"),
+    (r"/start\.out$", "/init.attn_out"),
+    (r"/start\.(\w+)$", r"/init.\1"),
+    (r"/towers/", "/stacks/"),
+    (r"/tower$", "/stack"),
+    (r"/start_rms$", "/input_rms"),
 )
 VOLATILE = re.compile(  # times, places, hashes and versions
-    r"(^|/)(seconds|time|date|tokens_per_second|folder|page|report|versions|facts|files|source|path|model|out|said)(/|$)"
+    r"(^|/)(seconds|time|date|tokens_per_second|lines_per_second|folder|page|report|versions|facts|files|source|path|model|out|said)(/|$)"
 )
 TEXT = "".join(f"line {i}: the quick brown fox, {i * i % 97} times\n" + "\n" * (i % 7 == 6) for i in range(300))
 SMALL = {"model.layers": 2, "model.width": 16, "model.heads": 2}

@@ -114,20 +114,26 @@ class IsogradModel(IsogradPreTrainedModel):
         positions = self._positions(vectors, attention_mask, position_ids, own)
         mask, memory_mask = self._masks(vectors, attention_mask, encoder_hidden_states, encoder_attention_mask, own)
         x = self.embedding(vectors, positions, token_type_ids)
+        x = self.run_layers(x, positions, mask, encoder_hidden_states, memory_mask, past_key_values, **kwargs)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x, past_key_values=past_key_values)
+
+    def run_layers(
+        self,
+        x: Tensor,  # (batch, time, width)
+        positions: Tensor,  # ids, broadcast to (batch, time)
+        mask: Any,
+        memory: Tensor | None = None,
+        memory_mask: Any = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """What stands between the embedding and the head, with masks as the attention takes them: in training, in
+        `generate` and in a beam search alike.
+        """
         rotary = self._rotary_tables(positions, x.dtype) if self.rotary else None
         for layer in self.layers:
-            x = layer(
-                x,
-                encoder_hidden_states,
-                mask=mask,
-                memory_mask=memory_mask,
-                past_key_values=past_key_values,
-                rotary=rotary,
-                **kwargs,
-            )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.project(self.norm(x)), past_key_values=past_key_values
-        )
+            x = layer(x, memory, mask=mask, memory_mask=memory_mask, past_key_values=cache, rotary=rotary, **kwargs)
+        return self.project(self.norm(x))
 
     def _new_cache(self) -> Cache:
         if self.config.is_encoder_decoder:

@@ -121,14 +121,12 @@ class Decoding:
         self._open(tokens.shape[1], parents)
         positions = torch.full((1, 1), self.time + config.position_offset, device=tokens.device)
         x = decoder.embedding(decoder.embedding.tokens(tokens), positions)
-        rotary = decoder._rotary_tables(positions, x.dtype) if decoder.rotary else None
         mask = self.open[:, None].to(kept_in(x, self.own[0].room))
         memory_mask = None if self.source is None else self.source.expand(-1, -1, tokens.shape[1], -1)
-        for layer in decoder.layers:
-            x = layer(x, self.memory, mask=mask, memory_mask=memory_mask, past_key_values=self.cache, rotary=rotary)
+        x = decoder.run_layers(x, positions, mask, self.memory, memory_mask, self.cache)
         self.memory = None  # its keys and values are kept
         self.time += 1
-        return self.model.lm_head(decoder.project(decoder.norm(x)))
+        return self.model.lm_head(x)
 
     def keep(self, rows: list[int]) -> None:
         """Sentence `rows[i]` is at place i from now on; who is not named has left."""

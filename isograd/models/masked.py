@@ -10,7 +10,6 @@ from transformers.utils.generic import can_return_tuple
 from isograd.models.base import IsogradModel, IsogradPreTrainedModel
 from isograd.models.causal import wants_logits
 from isograd.models.config import IsogradConfig
-from isograd.models.pooling import first_token, last_token
 from isograd.transformer.eager import plain
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.loss import IGNORE, linear_cross_entropy
@@ -143,7 +142,7 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
 class IsogradForSequenceClassification(IsogradPreTrainedModel):
     """logits = W dropout(tanh(V dropout(h) + b)) + c with h the first token, or the last one of a decoder.
 
-    Which tokens count: `isograd.models.pooling`.
+    Which tokens count: `counted`.
     """
 
     accepts_loss_kwargs = False  # the loss is a mean over the batch; Trainer divides it by the accumulation steps
@@ -201,3 +200,50 @@ class IsogradForSequenceClassification(IsogradPreTrainedModel):
 def _refuse_projections(config: IsogradConfig) -> None:
     if config.input_size or config.output_size:
         raise ValueError("input_size and output_size are for a head that writes from left to right")
+
+
+def first_token(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """(batch, width) of the first token that counts: BERT's [CLS], also behind padding on the left.
+
+    Args:
+        hidden: (batch, time, width).
+        mask: as in `counted`; without one it is the first position, as in transformers.
+    """
+    counts = counted(mask, len(hidden))
+    return hidden[:, 0] if counts is None else _at(hidden, counts.int().argmax(dim=1))
+
+
+def last_token(hidden: Tensor, mask: Tensor | None, ids: Tensor | None, pad: int | None) -> Tensor:
+    """(batch, width) of the last token that counts; of a row in which none does, the first position.
+
+    A mask (batch, time) says which do. Without one, those whose id is not `pad` do, as in transformers; without ids or
+    `pad`, those that a mask of four dimensions opens, or all.
+    """
+    if ids is not None and pad is not None and (mask is None or mask.ndim != 2):
+        counts: Tensor | None = ids != pad
+    else:
+        counts = counted(mask, len(hidden))
+    if counts is None:
+        return hidden[:, -1]
+    places = torch.arange(counts.shape[1], device=counts.device)
+    return _at(hidden, (places * counts).argmax(dim=1))
+
+
+def counted(mask: Tensor | None, batch: int) -> Tensor | None:
+    """(batch, time), where a token counts; None without a mask.
+
+    Args:
+        mask: (batch, time), not 0 where a token counts; or (batch, heads, query, key), True or 0.0 where a query reads
+            a key: a token counts that any reads.
+    """
+    if mask is None:
+        return None
+    if mask.ndim == 2:
+        return mask != 0
+    lowest = None if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    read = mask if lowest is None else mask > lowest / 2
+    return read.flatten(1, 2).any(dim=1).expand(batch, -1)
+
+
+def _at(hidden: Tensor, place: Tensor) -> Tensor:
+    return hidden[torch.arange(len(hidden), device=hidden.device), place]
