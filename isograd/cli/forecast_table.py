@@ -8,8 +8,8 @@ from rich.table import Table
 
 from isograd.cli.console import output
 from isograd.train.forecast import Forecast
+from isograd.train.memory import PARTS
 from isograd.train.run import Run, sharded_by
-from isograd.train.sizes import PARTS
 from isograd.train.zero import zero_of
 
 _DECIMAL = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))

@@ -4,17 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from isograd.models import IsogradConfig
-from isograd.train.memory import Memory, memory
+from isograd.train.memory import PARTS, Memory, Part, memory, parameters
 from isograd.train.optim import schedule_of
 from isograd.train.run import Run
-from isograd.train.sizes import (
-    PARTS,
-    Part,
-    attention_matrices,
-    feedforward_matrices,
-    head_table,
-    parameters,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +40,9 @@ class Forecast:
     @property
     def non_embedding(self) -> int:
         """Without tables: of tokens, of positions, and of a head of its own."""
-        return self.parameters - self.parts["embedding"] - head_table(self.config, self.run.task)
+        c = self.config
+        table = 0 if c.tie_word_embeddings or not self.run.predicted else c.vocab_size * c.hidden_size
+        return self.parameters - self.parts["embedding"] - table
 
     @property
     def steps(self) -> int:
@@ -99,12 +93,12 @@ def forecast(run: Run, devices: int = 1) -> Forecast:
 
 def flops_per_token(run: Run, config: IsogradConfig) -> float:
     """Forward and backward; of a translation, for one token on each side of sentences that fill its limit."""
-    total = 0.0
-    for tower in config.stacks():
-        layers, other = config.depths(tower)
-        attentions = 2 if tower == "decoder" and other else 1
-        matrices = attentions * attention_matrices(config) + feedforward_matrices(config)
-        total += layers * (6 * matrices + attentions * 12 * config.hidden_size * run.places)
+    parts = parameters(config, run.task)
+    total = 6.0 * (parts["attention"] + parts["feed-forward"])
+    for stack in config.stacks():
+        layers, other = config.depths(stack)
+        attentions = 2 if stack == "decoder" and other else 1
+        total += layers * attentions * 12 * config.hidden_size * run.places
     return total + 6 * run.predicted * config.vocab_size * config.hidden_size
 
 

@@ -4,18 +4,23 @@
                                                            or, by its stage, with training.deepspeed
     then   = copies in the precision of the products + buckets + activations + loss      an estimate
 
-Activations are what autograd keeps for the backward pass with fused attention, summed over the operations of each
-sublayer. Parameters, gradients and optimizer state are float32 in every precision (mixed precision multiplies in the
-other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the precision of the
-products, and beside the optimizer's state the parameters once more in float32, whatever the precision.
+Parameters are counted on the meta device. Activations are what autograd keeps for the backward pass with fused
+attention on a GPU, summed over the operations of each sublayer: on the meta device attention is not fused, and a CPU's
+norms and dropout keep more. Parameters, gradients and optimizer state are float32 in every precision (mixed precision
+multiplies in the other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the
+precision of the products, and beside the optimizer's state the parameters once more in float32, whatever the precision.
 
 A calibration (ADMIN's profile) comes before all that, and goes: the parameters and one float32 pass over the first
 micro-batch without gradients. It is less than a step takes, unless parameters are sharded: it runs on the host, then.
 """
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
@@ -25,9 +30,19 @@ from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, sites
 from isograd.placement.formula import Learned
 from isograd.train.run import Run, Training, sharded_by
-from isograd.train.sizes import attention_matrices, feedforward_matrices, parameters
+from isograd.train.tasks import TASKS
 from isograd.train.zero import Zero, zero_of
+from isograd.transformer.parameters import roles
 
+Part = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]
+PARTS: tuple[Part, ...] = ("embedding", "attention", "feed-forward", "head", "norms and coefficients")
+_PART_OF: dict[str, Part] = {
+    **dict.fromkeys(("query", "key", "value", "attn_out"), PARTS[1]),
+    **dict.fromkeys(("ffn_in", "ffn_out"), PARTS[2]),
+    **dict.fromkeys(("head", "dense"), PARTS[3]),
+    **dict.fromkeys(("norm", "coefficient"), PARTS[4]),
+    "embed": PARTS[0],
+}
 FLOAT = 4  # bytes of float32
 MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "lamb": 2}  # per parameter
 
@@ -60,6 +75,25 @@ class Memory:
         return sum(asdict(self).values()) - self.calibration
 
 
+def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
+    """Trainable numbers by what they do, of the task's model on the meta device; a tied table counts as embedding.
+
+    The vocabulary is the one that the configuration asks for; data may have fewer tokens.
+    """
+    return dict(_parameters(json.dumps(config.to_diff_dict(), sort_keys=True), task))
+
+
+@lru_cache(maxsize=16)
+def _parameters(config: str, task: str) -> Mapping[Part, int]:
+    """Once per shape: a study checks hundreds of runs."""
+    with torch.device("meta"):
+        model = TASKS[task].empty(IsogradConfig(**json.loads(config)))
+    role_of, count = roles(model), dict.fromkeys(PARTS, 0)
+    for name, parameter in model.named_parameters():
+        count[_PART_OF[role_of[name]]] += parameter.numel()
+    return count
+
+
 def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
     """What each of `devices` holds.
 
@@ -72,7 +106,7 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
     zero = zero_of(run.training)
     return Memory(
         **_static_of_zero(run.training, zero, count, devices) if zero else _static(run.training, share),
-        copies=_copies(run.training, config),
+        copies=_copies(run, config),
         buckets=_buckets(run.training, zero, config, count, devices),
         activations=activations(run, config, tokens),
         loss=_loss(run, config, tokens),
@@ -177,11 +211,11 @@ def product_bytes(training: Training) -> int:
 
 
 def _layers(run: Run, config: IsogradConfig) -> list[int]:
-    """Bytes per token of every layer, all towers."""
+    """Bytes per token of every layer, all stacks."""
     found: dict[tuple[str, int], int] = {}
-    for tower in config.stacks():
-        for site in sites(config.depths(tower)[0], tower, config.depths(tower)[1]):
-            place = tower, site.layer
+    for stack in config.stacks():
+        for site in sites(config.depths(stack)[0], stack, config.depths(stack)[1]):
+            place = stack, site.layer
             found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().of(site), site)
     return list(found.values())
 
@@ -231,22 +265,21 @@ def _normed(config: IsogradConfig, norm: Norm | None, features: int, reads: int,
     return features * (FLOAT if layernorm else reads) + rows * FLOAT * (2 if layernorm else 1)
 
 
-def _copies(training: Training, config: IsogradConfig) -> int:
+def _copies(run: Run, config: IsogradConfig) -> int:
     """Autocast casts every matrix once, DeepSpeed has them so.
 
     On shards two layers and the tables are gathered, and FSDP2 has as many gradients whole.
     """
-    narrow = product_bytes(training)
-    layer = attention_matrices(config) + feedforward_matrices(config)
-    zero = zero_of(training)
-    gathered = 2 * layer + config.vocab_size * config.hidden_size
+    narrow, parts = product_bytes(run.training), parameters(config, run.task)
+    layers = parts["attention"] + parts["feed-forward"]
+    zero = zero_of(run.training)
+    gathered = 2 * layers // sum(config.depths(stack)[0] for stack in config.stacks())
+    gathered += config.vocab_size * config.hidden_size
     if zero:
         return narrow * gathered if zero.stage == 3 else 0
-    if training.fsdp:
+    if run.training.fsdp:
         return 2 * narrow * gathered
-    if narrow == FLOAT:
-        return 0
-    return narrow * (layer * sum(config.depths(tower)[0] for tower in config.stacks()))
+    return 0 if narrow == FLOAT else narrow * layers
 
 
 def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:
