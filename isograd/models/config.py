@@ -105,7 +105,7 @@ class IsogradConfig(PretrainedConfig):
         is_decoder: a model of one stack reads to the left only.
         input_size: width of the token vectors that a decoder reads; a projection takes them to the width. None: the
             width itself.
-        output_size: width of what a decoder's head reads, after a projection behind the final norm. None likewise.
+        output_size: width of what a decoder's head reads, after a projection of the normalized stream. None likewise.
         classifier_dropout: dropout in the classification head; None takes `hidden_dropout`.
         loss_chunk: rows of logits that exist at one time while the loss is formed.
         formula: the placement itself, resolved, a part per stack, as `isograd.placement.stored` writes it into

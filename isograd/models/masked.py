@@ -10,8 +10,8 @@ from transformers.utils.generic import can_return_tuple
 from isograd.models.base import IsogradModel, IsogradPreTrainedModel
 from isograd.models.causal import wants_logits
 from isograd.models.config import IsogradConfig
-from isograd.transformer.eager import plain
 from isograd.transformer.feedforward import ACTIVATIONS
+from isograd.transformer.kernels import plain
 from isograd.transformer.loss import IGNORE, linear_cross_entropy
 from isograd.transformer.norms import NORMS
 from isograd.transformer.parameters import Linear

@@ -75,7 +75,7 @@ def legend(placement: Placement, layers: int = 12) -> list[str]:
     if heads:
         place = "on what W_O reads" if heads[0].reads == "heads" else "on what W_O wrote"
         lines.append(f"heads: one trainable number per head, initialized to 1, {place}")
-    lines.extend(dict.fromkeys(_normed(r.projections) for r in every if r.projections))
+    lines.extend(dict.fromkeys(_projection_norms(r.projections) for r in every if r.projections))
     by_law: dict[object, list[str]] = {}
     for role, g in placement.init.gain.items():
         by_law.setdefault(g, []).append(role)
@@ -104,11 +104,11 @@ def _projected(read: str, norms: ProjectionNorm | None) -> str:
     return f"{', '.join(letters)} of {read}"
 
 
-def _normed(norms: ProjectionNorm) -> str:
+def _projection_norms(norms: ProjectionNorm) -> str:
     letters = ", ".join(role[0] for role in ("query", "key", "value") if role in norms.of)
     matrices = ", ".join(f"W_{role[0].upper()}" for role in ("query", "key", "value") if role in norms.of)
     over = "over the whole width" if norms.over == "width" else "over each head on its own"
-    return f"{letters}: what {matrices} wrote, normed {over}"
+    return f"{letters}: what {matrices} wrote, normalized {over}"
 
 
 def _law(value: object) -> str:

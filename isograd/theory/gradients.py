@@ -13,7 +13,7 @@ from isograd.theory.lemmas import profile
 from isograd.theory.networks import cut, drawn_from, encoder_decoder, of_depths, prepared, tokens
 
 DEPTHS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
-TOWERS = (6, 12, 24)  # layers of each tower of the encoder-decoders
+DEPTHS_OF_BOTH = (6, 12, 24)  # layers of each stack of the encoder-decoders
 
 
 @lru_cache
@@ -49,15 +49,15 @@ def first_over_last(layers: int) -> Callable[[str, int], Measured]:
     return measure
 
 
-def per_layer(tower: str, depths: tuple[int, ...] = TOWERS) -> Callable[[str, int], Measured]:
-    """(first / last)^(1 / (L - 1)) of |dL/dW_2| in one tower, going down: geometric mean over depths and seeds.
+def per_layer(stack: str, depths: tuple[int, ...] = DEPTHS_OF_BOTH) -> Callable[[str, int], Measured]:
+    """(first / last)^(1 / (L - 1)) of |dL/dW_2| in one stack, going down: geometric mean over depths and seeds.
 
     The curve is that of the deepest: layers counted from the top, gradients over the last layer's.
     """
 
     @lru_cache
     def measure(subject: str, seeds: int) -> Measured:
-        found = {n: [_of_towers(subject, n, seed)[tower] for seed in range(seeds)] for n in depths}
+        found = {n: [_of_stacks(subject, n, seed)[stack] for seed in range(seeds)] for n in depths}
         factors = [(norms[0] / norms[-1]) ** (1 / (n - 1)) for n in depths for norms in found[n]]
         downwards = [[norm / norms[-1] for norm in reversed(norms)] for norms in found[depths[-1]]]
         return Measured(value=geometric_mean(factors), curve=over_seeds(range(depths[-1]), downwards))
@@ -111,12 +111,12 @@ def _square_means(subject: str, layers: int, seed: int) -> list[float]:
 
 
 @lru_cache(maxsize=256)
-def _of_towers(subject: str, layers: int, seed: int) -> dict[str, list[float]]:
+def _of_stacks(subject: str, layers: int, seed: int) -> dict[str, list[float]]:
     with drawn_from(seed):
         model = encoder_decoder(subject, layers, hidden_size=256)
         source, target, labels = (tokens(8, 32) for _ in range(3))
         model(input_ids=source, decoder_input_ids=target, labels=labels).loss.backward()
-    return {tower: [_norm(m) for m in _second(getattr(model, tower).layers)] for tower in ("encoder", "decoder")}
+    return {stack: [_norm(m) for m in _second(getattr(model, stack).layers)] for stack in ("encoder", "decoder")}
 
 
 def _second(layers: nn.ModuleList) -> Sequence[Tensor]:

@@ -133,7 +133,7 @@ def streams(model: IsogradForCausalLM, ids: Tensor, depths: Sequence[int]) -> li
 
 @contextmanager
 def cut(model: IsogradForCausalLM, layers: int) -> Iterator[IsogradForCausalLM]:
-    """The model with its first layers only, the final norm and the head behind them."""
+    """The model with its first layers only, the final norm and the head after them."""
     whole = model.model.layers
     model.model.layers = whole[:layers]
     try:

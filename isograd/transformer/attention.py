@@ -16,8 +16,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from isograd.placement.formula import Placement, Role
 from isograd.placement.laws import Site
-from isograd.transformer.dropout import dropout as drop
-from isograd.transformer.eager import beyond_gradients
+from isograd.transformer.kernels import beyond_gradients
+from isograd.transformer.kernels import dropout as drop
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Coefficient, Linear
 from isograd.transformer.positions import rotate
@@ -55,8 +55,8 @@ class Attention(nn.Module):
         self.query, self.key, self.value = projection("query"), projection("key", source), projection("value", source)
         self.out = projection("attn_out")
         norms = residual.projections
-        self.normed_by_head = norms is not None and norms.over == "head"
-        features = self.head_size if self.normed_by_head else width
+        self.norm_per_head = norms is not None and norms.over == "head"
+        features = self.head_size if self.norm_per_head else width
 
         def norm(role: Role) -> nn.Module:
             return make_norm(norms.norm if norms and role in norms.of else None, features, config)
@@ -106,7 +106,7 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor, norm: nn.Module) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_size)
-        return (norm(x.view(heads)) if self.normed_by_head else norm(x).view(heads)).transpose(1, 2)
+        return (norm(x.view(heads)) if self.norm_per_head else norm(x).view(heads)).transpose(1, 2)
 
     def _memory(self, memory: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory, computed once per sequence when there is a cache."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isograd.placement import Placement, Site
-from isograd.transformer.dropout import make_dropout
+from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Linear
 

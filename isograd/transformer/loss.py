@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.transformer.eager import plain, transformed
-from isograd.transformer.product import add_gradient, linear
+from isograd.transformer.kernels import add_gradient, linear, plain, transformed
 
 IGNORE = -100
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.placement.formula import Role
-from isograd.transformer.product import linear
+from isograd.transformer.kernels import linear
 
 MATRICES: frozenset[Role] = frozenset(
     ("query", "key", "value", "attn_out", "ffn_in", "ffn_out", "dense", "embed", "head")

@@ -7,7 +7,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from isograd.placement import Norm, Placement, Site, Stack, sites
-from isograd.transformer.dropout import make_dropout
+from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Embedding, Linear
 from isograd.transformer.positions import make_positions

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from isograd.placement.formula import Learned, Placement, Residual
 from isograd.placement.laws import Site
 from isograd.transformer.attention import Attention
-from isograd.transformer.dropout import make_dropout
 from isograd.transformer.feedforward import make_feedforward
+from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Coefficient
 

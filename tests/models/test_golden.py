@@ -154,7 +154,7 @@ def test_sinusoidal_table_is_fairseqs_bit_for_bit(case: str, root: Path) -> None
 @pytest.mark.parametrize("mistake", ["eps", "gelu", "scale", "offset"])
 @cases(["headscale_paper/paperhs_lm_pre_AHF"])
 def test_single_mistakes_are_seen(case: str, root: Path, mistake: str) -> None:
-    """The foil: what one wrong number does is far outside the tolerance."""
+    """The negative control: what one wrong number does is far outside the tolerance."""
     model, t, _ = load(case, root=root)
     ids = t["in/src_tokens"]
     if mistake == "eps":

@@ -258,7 +258,7 @@ def test_post_ln_is_bart(scale: bool, shared: bool) -> None:
     written, _ = padded("right", 6)
     given = {"attention_mask": mask, "decoder_input_ids": written}
     agree(ours(ids, **given).logits, theirs(ids, **given).logits, written != PAD)
-    if not scale:  # the foil: the scale does something
+    if not scale:  # the negative control: the scale does something
         ours.decoder.embedding.scale = 4.0
         assert (ours(ids, **given).logits - theirs(ids, **given).logits).abs().max() > 1e-3
 
@@ -293,7 +293,7 @@ def test_pre_ln_with_rotary_and_swiglu_is_llama(padding: str) -> None:
     ids, mask = padded(padding) if padding != "none" else (tokens(3, 8), torch.ones(3, 8, dtype=torch.long))
     expected = theirs(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
     agree(ours(ids, attention_mask=mask).logits, expected, mask)
-    ours.config.rope_theta = 1000.0  # the foil
+    ours.config.rope_theta = 1000.0  # the negative control
     assert (ours(ids, attention_mask=mask).logits - expected)[mask.bool()].abs().max() > 1e-4
 
 

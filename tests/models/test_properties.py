@@ -79,7 +79,7 @@ def test_any_padding_changes_nothing(left: int, right: int, time: int, position:
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_padding_that_is_not_masked_is_seen(offset: int) -> None:
-    """The foil: without the mask, padding on the left is read as words."""
+    """The negative control: without the mask, padding on the left is read as words."""
     decoder, ids = made("causal", "pre-ln", position_offset=offset), tokens(2, 6)
     whole, mask, here = padded(ids, 3, 0)
     close(decoder(whole, attention_mask=mask).logits[:, here], decoder(ids).logits, 1e-10)

@@ -97,7 +97,7 @@ class Early(BeamSearch):
 
 @pytest.mark.parametrize("wrong", [Loose, Short, Early])
 def test_a_broken_rule_changes_a_list(wrong: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The foil."""
+    """The negative control."""
     network, ids, results = golden()
     monkeypatch.setattr(module, "BeamSearch", wrong)
     different = 0

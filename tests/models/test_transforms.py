@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from isograd.transformer import product
+from isograd.transformer import kernels
 from tests import build
 
 Weights = dict[str, Tensor]
@@ -25,7 +25,7 @@ SHAPES = [(1, 9), (4, 24)]  # one sequence, with products below the size from wh
 
 @pytest.fixture(autouse=True)
 def _onednn_from_here_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "WORTHWHILE", 2**13)
+    monkeypatch.setattr(kernels, "WORTHWHILE", 2**13)
 
 
 def network(placement: str = "post-ln", **options: Any) -> Any:

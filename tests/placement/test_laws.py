@@ -40,7 +40,7 @@ def test_deepnorm_of_an_encoder_decoder(n: int, m: int) -> None:
 
 
 def test_deepnorm_stacks_differ() -> None:
-    """The foil: the encoder's constant in the decoder would be another number."""
+    """The negative control: the encoder's constant in the decoder would be another number."""
     encoder, decoder = sites(6, "encoder", 6)[0], sites(6, "decoder", 6)[0]
     assert abs(laws.deepnorm_skip(encoder) - laws.deepnorm_skip(decoder)) > 0.1
     assert abs(laws.deepnorm_skip(encoder) - laws.deepnorm_skip(sites(6, "encoder")[0])) > 0.1

@@ -75,7 +75,7 @@ def test_placement_and_report_know_no_tensors(path: Path) -> None:
 
 
 def test_the_walk_sees_what_it_should() -> None:
-    """The foil: each way of writing a forbidden import is found."""
+    """The negative control: each way of writing a forbidden import is found."""
     lines = [
         "from isograd.models import X",
         "import isograd.models.causal",

@@ -93,8 +93,10 @@ def test_legend() -> None:
     assert "on what W_O reads" in text.legend(get("normformer"))[0]
     assert "on what W_O wrote" in text.legend(get("normformer-fairseq"))[0]
     assert text.legend(get("pre-ln")) == []
-    assert text.legend(get("qk-norm")) == ["q, k: what W_Q, W_K wrote, normed over each head on its own"]
-    assert text.legend(get("normformer-resscale-qkv"))[-1].endswith("W_Q, W_K, W_V wrote, normed over the whole width")
+    assert text.legend(get("qk-norm")) == ["q, k: what W_Q, W_K wrote, normalized over each head on its own"]
+    assert text.legend(get("normformer-resscale-qkv"))[-1].endswith(
+        "W_Q, W_K, W_V wrote, normalized over the whole width"
+    )
     assert [line for line in text.legend(get("deepnorm")) if line.startswith("init of value, attn_out, ffn_in,")]
 
 

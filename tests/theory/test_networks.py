@@ -152,11 +152,11 @@ def test_one_matrix_scaled() -> None:
     }
     assert changed == {f"model.layers.{i}.ffn.branch.into.weight" for i in (0, 1)}
     with drawn_from(1):
-        towers = encoder_decoder("post-ln", 1, hidden_size=32)
+        both = encoder_decoder("post-ln", 1, hidden_size=32)
     with drawn_from(1):
         halved = encoder_decoder("post-ln, cross x 0.5", 1, hidden_size=32)
     ends = {
-        at for (at, one), two in zip(towers.named_parameters(), halved.parameters(), strict=True) if (one != two).any()
+        at for (at, one), two in zip(both.named_parameters(), halved.parameters(), strict=True) if (one != two).any()
     }
     assert ends == {"decoder.layers.0.cross.branch.out.weight"}
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isograd.transformer.dropout import Dropout, dropout, make_dropout, random_bits
+from isograd.transformer.kernels import Dropout, dropout, make_dropout, random_bits
 
 COUNT = 2**22
 
@@ -131,9 +131,9 @@ def test_torch_own_dropout_elsewhere() -> None:
     assert Dropout(0.5).eval()(x) is x
     assert dropout(x.to("meta"), 0.5).is_meta
     compiled = torch.compile(lambda v: dropout(v, 0.5), backend="eager", fullgraph=True)
-    found, expected, foil = (f(x) for f in (compiled, F.dropout, lambda v: dropout(v, 0.5)) if torch.manual_seed(0))
+    found, expected, control = (f(x) for f in (compiled, F.dropout, lambda v: dropout(v, 0.5)) if torch.manual_seed(0))
     assert found.equal(expected)
-    assert not found.equal(foil)
+    assert not found.equal(control)
 
 
 def test_no_module_where_nothing_is_dropped() -> None:

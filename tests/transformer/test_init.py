@@ -121,7 +121,7 @@ def test_gpt2_gains() -> None:
     )
 
 
-def test_the_foil_one_wrong_gain_is_seen() -> None:
+def test_control_one_wrong_gain_is_seen() -> None:
     with pytest.raises(AssertionError):
         matches(model(placement="gpt2", **SHAPE), RULES["normal"], one)
     with pytest.raises(AssertionError):

@@ -91,8 +91,8 @@ def test_both_definitions_of_smoothing_by_hand(
     by_hand = rule(F.linear(hidden[kept], weight, bias).log_softmax(-1), target[kept], eps)
     for got, expected in zip(with_gradients(ours, *leaves), with_gradients(by_hand, *leaves), strict=True):
         close(got, expected, 1e-12)
-    foil = other(F.linear(hidden[kept], weight, bias).log_softmax(-1), target[kept], eps)
-    assert (ours - foil).abs() > 1e-4 or not eps
+    control = other(F.linear(hidden[kept], weight, bias).log_softmax(-1), target[kept], eps)
+    assert (ours - control).abs() > 1e-4 or not eps
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,9 @@ def test_the_originals_smoothed_losses(case: str, tag: str, name: str, summed: f
         return linear_cross_entropy(logits, same, target, label_smoothing=eps, items=1).item()
 
     assert smoothed(name) == pytest.approx(summed, rel=5e-7)
-    assert smoothed("fairseq" if name == "torch" else "torch") != pytest.approx(summed, rel=5e-7)  # the foil
+    assert smoothed("fairseq" if name == "torch" else "torch") != pytest.approx(
+        summed, rel=5e-7
+    )  # the negative control
 
 
 @pytest.mark.parametrize("name", ["", "Torch", "fairseq0.8", "eps/V"])
@@ -324,7 +326,7 @@ def test_the_matrix_of_logits_never_exists() -> None:
     """At most chunk x V numbers at a time, however many rows."""
     for chunk in (4, 16, 64):
         assert largest(chunk, 200) == chunk * 101
-    assert largest(512, 200) == 200 * 101  # the foil: one chunk is the whole matrix
+    assert largest(512, 200) == 200 * 101  # the negative control: one chunk is the whole matrix
     assert all(largest(8, a) == largest(8, b) for a, b in pairwise((50, 100, 400)))
 
 

@@ -78,7 +78,7 @@ def test_coefficients_at_their_start_change_nothing(name: str, own_catalogue: No
     assert coefficients and not [n for n, role in roles(without).items() if role == "coefficient"]
     randomised(with_them)
     without.load_state_dict(with_them.state_dict(), strict=False)
-    assert (with_them(ids).logits - without(ids).logits).abs().max() > 1e-3  # the foil
+    assert (with_them(ids).logits - without(ids).logits).abs().max() > 1e-3  # the negative control
 
 
 def head_sums(name: str, out_bias: bool) -> list[Tensor]:

@@ -67,10 +67,10 @@ def test_qk_norm_is_qwen3() -> None:
     )
     ids = tokens(3, 8)
     close(ours(ids).logits, theirs(ids).logits, 1e-9)
-    for layer in ours.model.layers:  # the foil: over the whole width with the same gains
+    for layer in ours.model.layers:  # the negative control: over the whole width with the same weights
         layer.attn.branch.query_norm = widened(layer.attn.branch.query_norm)
         layer.attn.branch.key_norm = widened(layer.attn.branch.key_norm)
-        layer.attn.branch.normed_by_head = False
+        layer.attn.branch.norm_per_head = False
     assert (ours(ids).logits - theirs(ids).logits).abs().max() > 1e-3
 
 
@@ -101,8 +101,8 @@ def test_norms_of_the_whole_width_are_olmo2(own_catalogue: None) -> None:
 
 @pytest.mark.parametrize("head", ["causal", "seq2seq"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cache_keeps_the_normed_keys(name: str, head: str) -> None:
-    """One token after the other gives the logits of all at once; keys of the memory are normed once."""
+def test_a_cache_keeps_the_normalized_keys(name: str, head: str) -> None:
+    """One token after the other gives the logits of all at once; keys of the memory are normalized once."""
     made, given = model(head, placement=name, dtype=torch.float64), inputs(head)
     written = "decoder_input_ids" if head == "seq2seq" else "input_ids"
     whole, cache, parts = made(**given).logits, None, []

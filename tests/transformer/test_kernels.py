@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from isograd.transformer import product
+from isograd.transformer import kernels
 from isograd.transformer.parameters import Linear
 
 
@@ -26,7 +26,7 @@ def gradients(x: Tensor, weight: Tensor, bias: Tensor, linear: Callable[..., Ten
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN at every shape."""
-    monkeypatch.setattr(product, "WORTHWHILE", 1)
+    monkeypatch.setattr(kernels, "WORTHWHILE", 1)
 
 
 def agree(ours: list[Tensor], exact: list[Tensor]) -> None:
@@ -40,8 +40,8 @@ def agree(ours: list[Tensor], exact: list[Tensor]) -> None:
 def test_equals_torch_in_float64(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     given = torch.randn(shape), torch.randn(80, 48), torch.randn(80)
-    assert product.large_float32_on_cpu(*given[:2])
-    ours = gradients(*given, product.linear)
+    assert kernels.large_float32_on_cpu(*given[:2])
+    ours = gradients(*given, kernels.linear)
     agree(ours, gradients(*(t.double() for t in given), F.linear))
 
 
@@ -72,7 +72,7 @@ def test_strides_of_every_operand(operand: int, layout: str) -> None:
     torch.manual_seed(0)
     shapes: list[tuple[int, ...]] = [(3, 20, 48), (32, 48), (32,)]
     x, weight, bias = (viewed(shape, layout if i == operand else "adjacent") for i, shape in enumerate(shapes))
-    agree(values(x, weight, bias, product.linear), values(x.double(), weight.double(), bias.double(), F.linear))
+    agree(values(x, weight, bias, kernels.linear), values(x.double(), weight.double(), bias.double(), F.linear))
 
 
 def values(x: Tensor, weight: Tensor, bias: Tensor | None, linear: Callable[..., Tensor]) -> list[Tensor]:
@@ -102,8 +102,8 @@ def test_any_shape_and_strides(
     x, weight = viewed(shape, layouts[0]), viewed((fan_out, fan_in), layouts[1])
     bias = viewed((fan_out,), layouts[2]) if with_bias else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(product, "WORTHWHILE", 1)
-        ours = values(x, weight, bias, product.linear)
+        patch.setattr(kernels, "WORTHWHILE", 1)
+        ours = values(x, weight, bias, kernels.linear)
     exact = values(x.double(), weight.double(), bias if bias is None else bias.double(), F.linear)
     sizes_of = values(x.double().abs(), weight.double().abs(), bias if bias is None else bias.double().abs(), F.linear)
     for a, b, size in zip(ours, exact, sizes_of, strict=True):
@@ -138,18 +138,18 @@ def test_a_bias_of_another_shape_or_dtype_is_torchs_business(bias: Tensor) -> No
     """What it broadcasts is broadcast, what it refuses is refused: oneDNN would read as many numbers as it needs."""
     x, weight = torch.randn(200, 32), torch.randn(48, 32)
     refused = refusal(F.linear, x, weight, bias)
-    assert refusal(product.linear, x, weight, bias) == refused
+    assert refusal(kernels.linear, x, weight, bias) == refused
     if refused is None:
-        assert product.linear(x, weight, bias).equal(F.linear(x, weight, bias))
+        assert kernels.linear(x, weight, bias).equal(F.linear(x, weight, bias))
 
 
 @pytest.mark.usefixtures("every_size")
 def test_operands_that_do_not_fit_are_refused() -> None:
     x = torch.randn(200, 32)
     for weight in (torch.randn(48, 31), torch.randn(48, 33), torch.randn(2, 48, 32)):
-        assert refusal(product.linear, x, weight) is not None
-    assert product.linear(x, torch.ones(32)).shape == (200,)
-    assert not product.large_float32_on_cpu(x, torch.eye(32).to_sparse())
+        assert refusal(kernels.linear, x, weight) is not None
+    assert kernels.linear(x, torch.ones(32)).shape == (200,)
+    assert not kernels.large_float32_on_cpu(x, torch.eye(32).to_sparse())
 
 
 def test_a_counter_knows_the_product() -> None:
@@ -157,7 +157,7 @@ def test_a_counter_knows_the_product() -> None:
     for rows in (10, 2000):
         x, weight, bias = (torch.randn(s).requires_grad_() for s in ((rows, 64), (96, 64), (96,)))
         with FlopCounterMode(display=False) as forward:
-            y = product.linear(x, weight, bias)
+            y = kernels.linear(x, weight, bias)
         loss = y.sum()
         with FlopCounterMode(display=False) as backward:
             loss.backward()
@@ -167,22 +167,22 @@ def test_a_counter_knows_the_product() -> None:
 def test_accumulation_is_counted() -> None:
     for rows in (10, 2000):
         with FlopCounterMode(display=False) as counter:
-            product.add_gradient(torch.zeros(64, 96), torch.randn(rows, 64), torch.randn(rows, 96))
+            kernels.add_gradient(torch.zeros(64, 96), torch.randn(rows, 64), torch.randn(rows, 96))
         assert counter.get_total_flops() == 2 * rows * 64 * 96
 
 
 def test_others_take_torch_own_product() -> None:
     x, weight = torch.randn(2048, 64), torch.randn(64, 64)
-    assert product.large_float32_on_cpu(x, weight)
-    assert not product.large_float32_on_cpu(x.double(), weight.double())
-    assert not product.large_float32_on_cpu(x[:10], weight)
-    assert not product.large_float32_on_cpu(x.to("meta"), weight)
+    assert kernels.large_float32_on_cpu(x, weight)
+    assert not kernels.large_float32_on_cpu(x.double(), weight.double())
+    assert not kernels.large_float32_on_cpu(x[:10], weight)
+    assert not kernels.large_float32_on_cpu(x.to("meta"), weight)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not product.large_float32_on_cpu(x, weight)
-        assert product.linear(x, weight).dtype == torch.bfloat16
+        assert not kernels.large_float32_on_cpu(x, weight)
+        assert kernels.linear(x, weight).dtype == torch.bfloat16
     torch.backends.mkldnn.set_flags(False)
     try:
-        assert not product.large_float32_on_cpu(x, weight)
+        assert not kernels.large_float32_on_cpu(x, weight)
     finally:
         torch.backends.mkldnn.set_flags(True)
 
@@ -192,5 +192,5 @@ def test_accumulates(rows: int) -> None:
     torch.manual_seed(0)
     total, grad, x = torch.randn(64, 32), torch.randn(rows, 64), torch.randn(rows, 32)
     expected = total.double() + grad.double().t() @ x.double()
-    product.add_gradient(total, grad, x)
+    kernels.add_gradient(total, grad, x)
     assert (total - expected).abs().max() <= 3e-6 * expected.abs().max()
