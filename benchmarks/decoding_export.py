@@ -114,8 +114,8 @@ def contestants(options: argparse.Namespace, work: Path) -> tuple[list[Contestan
 
     from isograd.evaluate.loading import load_translation_model
     from isograd.interop.ctranslate2 import export_ctranslate2
+    from isograd.interop.export import export_folder
     from isograd.interop.fold import fold
-    from isograd.interop.folder import export_folder
 
     transformers.utils.logging.disable_progress_bar()
     model, tokenizer = load_translation_model(options.model, torch.float32)

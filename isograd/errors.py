@@ -48,11 +48,11 @@ class ProfileError(IsogradError, ValueError):
     exit_code = 1
 
 
-class ExportError(IsogradError, ValueError):
-    """A model that the other format cannot hold, or a folder that cannot be written."""
+class InteropError(IsogradError, ValueError):
+    """What another format cannot hold, or what of another library has no place here."""
 
 
-class FoldError(ExportError):
+class FoldError(InteropError):
     """A model whose coefficients cannot be folded."""
 
 

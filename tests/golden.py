@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from isograd.interop.fairseq import from_fairseq
-from isograd.interop.fairseq_names import renamed as renamed
+from isograd.interop.fairseq.names import renamed as renamed
 
 REDUCED = Path(__file__).parent / "data/golden"
 WHOLE = Path(__file__).parents[1].parent / "shared/golden"

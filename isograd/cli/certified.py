@@ -1,4 +1,4 @@
-"""What `fold` and `import` share: a folder that comes with a certificate, or not at all."""
+"""What `fold` and `import` share: a folder that comes with a parity report, or not at all."""
 
 import argparse
 import json
@@ -12,35 +12,35 @@ from rich.console import Console
 from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
-    from isograd.interop.certificate import Certificate
+    from isograd.interop.parity import ParityReport
 
 
-def certified(verb: str, doing: str, options: argparse.Namespace, make: Callable[[], "Certificate"]) -> int:
-    """Make the folder `options.out`, print its certificate, and return the exit code."""
+def certified(verb: str, doing: str, options: argparse.Namespace, make: Callable[[], "ParityReport"]) -> int:
+    """Make the folder `options.out`, print its parity report, and return the exit code."""
     with Console(stderr=True).status(doing):
-        certificate = _made(Path(options.out), make)
+        report = _made(Path(options.out), make)
     if options.json:
-        print(json.dumps({"model": options.out} | certificate.as_dict(), indent=2))
+        print(json.dumps({"model": options.out} | report.as_dict(), indent=2))
     else:
-        print(certificate)
-        if certificate.holds:
+        print(report)
+        if report.passed:
             print(f"model: {options.out}")
-    if not certificate.holds:
-        print(f"isograd {verb}: {'; '.join(certificate.failures())}; nothing is written", file=sys.stderr)
-    return 0 if certificate.holds else 1
+    if not report.passed:
+        print(f"isograd {verb}: {'; '.join(report.failures())}; nothing is written", file=sys.stderr)
+    return 0 if report.passed else 1
 
 
-def _made(out: Path, make: Callable[[], "Certificate"]) -> "Certificate":
+def _made(out: Path, make: Callable[[], "ParityReport"]) -> "ParityReport":
     from isograd.cli.quiet import quiet
-    from isograd.interop.certificate import CertificateError
+    from isograd.interop.parity import ParityError
 
     quiet()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):  # before anything is loaded
         raise UserError(f"{out}: exists already; name a new folder, or remove it first")
     try:
         return make()
-    except CertificateError as error:
-        return error.certificate
+    except ParityError as error:
+        return error.report
     except (ValueError, RuntimeError) as error:  # of the file, its options, its weights; of what cannot be folded
         raise UserError(one_line(error)) from error
     except TypeError as error:  # a list or a word where the original has a number

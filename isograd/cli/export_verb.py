@@ -11,7 +11,7 @@ from rich.console import Console
 from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
-    from isograd.interop.folder import Exported
+    from isograd.interop.forms import Written
 
 _EPILOG = """\
 --to  auto: the nearest class of transformers that holds the model exactly
@@ -27,8 +27,8 @@ examples:
   isograd export runs/pre-ln-12l out --push me/my-model
 
 Coefficients (ADMIN, DeepNorm) are folded first. OUT gets weights, configuration, tokenizer, generation settings,
-certificate.json and a model card; it loads with transformers alone. Exit code 1 where the certificate does not hold
-(nothing is written then) or a push fails, 2 for what cannot be exported."""
+parity.json and a model card; it loads with transformers alone. Exit code 1 where parity failed (nothing is written
+then) or a push fails, 2 for what cannot be exported."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,14 +37,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="the folder of a run or of its model, or a model's name on the hub")
     add("out", metavar="OUT", help="a new folder, or an empty one")
     add("--to", default="auto", metavar="NAME", help="a class or a format, see below (default: auto)")
-    add("--text", metavar="FILE", help="real text for the certificate (default: random ids)")
-    add("--json", action="store_true", help="what was written, with its certificate, as one JSON object on stdout")
+    add("--text", metavar="FILE", help="real text for the parity report (default: random ids)")
+    add("--json", action="store_true", help="what was written, with its parity report, as one JSON object on stdout")
     add("--push", metavar="REPO", help="upload the folder to the Hugging Face hub afterwards, as OWNER/NAME")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    from isograd.interop.certificate import CertificateError
+    from isograd.interop.parity import ParityError
 
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):  # before anything is loaded
@@ -52,26 +52,26 @@ def run(options: argparse.Namespace) -> int:
     try:
         with Console(stderr=True).status("exporting"):
             exported = _exported(options, out)
-    except CertificateError as error:
+    except ParityError as error:
         if options.json:
-            print(json.dumps({"folder": None} | error.certificate.as_dict(), indent=2))
+            print(json.dumps({"folder": None} | error.report.as_dict(), indent=2))
         else:
-            print(error.certificate)
-        print(f"isograd export: {'; '.join(error.certificate.failures())}; nothing is written", file=sys.stderr)
+            print(error.report)
+        print(f"isograd export: {'; '.join(error.report.failures())}; nothing is written", file=sys.stderr)
         return 1
     if options.json:
-        said = {"folder": str(exported.folder), "to": exported.to, "form": exported.form}
-        print(json.dumps(said | exported.certificate.as_dict(), indent=2))
+        said = {"folder": str(out), "to": exported.to, "form": exported.form}
+        print(json.dumps(said | exported.report.as_dict(), indent=2))
     else:
-        print(exported.certificate)
-        print(f"{exported.form} (--to {exported.to}): {exported.folder}")
+        print(exported.report)
+        print(f"{exported.form} (--to {exported.to}): {out}")
     return _pushed(out, options.push) if options.push else 0
 
 
-def _exported(options: argparse.Namespace, out: Path) -> "Exported":
+def _exported(options: argparse.Namespace, out: Path) -> "Written":
     from isograd.cli.quiet import quiet
     from isograd.data.text import read
-    from isograd.interop.folder import export_folder
+    from isograd.interop.export import export_folder
 
     quiet()
     try:

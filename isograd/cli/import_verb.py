@@ -1,4 +1,4 @@
-"""`isograd import fairseq | torch | hf`: models of other libraries as isograd's, with a certificate."""
+"""`isograd import fairseq | torch | hf`: models of other libraries as isograd's, with a parity report."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from isograd.cli.certified import certified
 from isograd.errors import UserError
 
 if TYPE_CHECKING:
-    from isograd.interop.certificate import Certificate
+    from isograd.interop.parity import ParityReport
 
 _EPILOG = """\
 examples:
@@ -22,9 +22,9 @@ examples:
   isograd import torch model.pt out --heads 8 --norm-first --tokens embed.weight --head out.weight --causal
 
 A checkpoint is read without running anything in it; one that wants to run something is refused. OUT gets the model, its
-tokenizer where there is a dictionary, and certificate.json: its logits and what it writes beside those of the original.
+tokenizer where there is a dictionary, and parity.json: its logits and what it writes beside those of the original.
 
-Exit code 1 where the certificate does not hold, 2 for what cannot be read or has no place here. In both cases nothing
+Exit code 1 where parity failed, 2 for what cannot be read or has no place here. In both cases nothing
 is written."""
 
 
@@ -75,7 +75,7 @@ def _configure_torch(parser: argparse.ArgumentParser) -> None:
 
 
 def _shared(parser: argparse.ArgumentParser, read: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="the certificate as one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="the parity report as one JSON object on stdout")
     parser.set_defaults(run=run, read=read)
 
 
@@ -83,8 +83,8 @@ def run(options: argparse.Namespace) -> int:
     return certified("import", "importing", options, lambda: options.read(options))
 
 
-def _fairseq(options: argparse.Namespace) -> "Certificate":
-    from isograd.interop.fairseq_folder import import_fairseq
+def _fairseq(options: argparse.Namespace) -> "ParityReport":
+    from isograd.interop.fairseq import import_fairseq
 
     return import_fairseq(
         options.checkpoint,
@@ -96,18 +96,17 @@ def _fairseq(options: argparse.Namespace) -> "Certificate":
     )
 
 
-def _pretrained(options: argparse.Namespace) -> "Certificate":
-    from isograd.interop.import_folder import import_pretrained
+def _pretrained(options: argparse.Namespace) -> "ParityReport":
+    from isograd.interop.pretrained import import_pretrained
 
     return import_pretrained(options.folder, options.out)
 
 
-def _torch(options: argparse.Namespace) -> "Certificate":
-    from isograd.interop.import_folder import import_torch
-    from isograd.interop.torch_state import Plan
+def _torch(options: argparse.Namespace) -> "ParityReport":
+    from isograd.interop.torch_nn import Layout, import_torch
 
-    plan = Plan(**{field.name: getattr(options, field.name) for field in fields(Plan)})
-    return import_torch(options.state, options.out, plan)
+    layout = Layout(**{field.name: getattr(options, field.name) for field in fields(Layout)})
+    return import_torch(options.state, options.out, layout)
 
 
 def _changes(words: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Coefficients into plain weights: the same function without them, exact but for rounding.
 
 What a sublayer reads is x, what it writes x' = post(skip * x + gain * out(f(pre(x)))). From the last sublayer to the
-first, each one is asked to write w * x' in place of x' (w = 1 at the end of a tower), and asks the one below for what
+first, each one is asked to write w * x' in place of x' (w = 1 at the end of a stack), and asks the one below for what
 it must then read:
 
     post there        its gamma and beta times w; the sum stays as it is, so it reads skip * x
@@ -11,26 +11,38 @@ it must then read:
                       and values read the memory, which stays as it is
     heads             the columns of W_O; as fairseq released it, rows of W_O and b_O
 
-What the first sublayer reads is the embedding's affair (`isograd.interop.fold_embedding`). Liu et al. 2020, arXiv
-2004.08249, promise it for ADMIN; the rest follows from the same lines.
+What the first sublayer reads is x = norm(project(scale * E[token]) + P[position] + T[type]): gamma and beta of the norm
+times w; without the norm E diag(w), or the rows of the projection where there is one, P diag(w) and T diag(w). A
+sinusoid becomes a table. A head, or the other stack, that shares E keeps the old one, as a copy.
+
+Liu et al. 2020, arXiv 2004.08249, promise it for ADMIN; the rest follows from the same lines.
 """
 
 import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isograd.errors import FoldError
-from isograd.interop.fold_embedding import fold_embeddings
-from isograd.interop.fold_placement import folded_config
+from isograd.evaluate.loading import model_folder
+from isograd.files import new_folder
+from isograd.interop.folder import copy_companions, load_isograd
+from isograd.interop.parity import ParityReport, hashes, measure
+from isograd.interop.sample import Sample, sample_of
+from isograd.interop.vocabulary import load_tokenizer
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
-from isograd.placement import Site
+from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Stack, get, sites
+from isograd.placement.flags import flagged_name
+from isograd.placement.text import formulas
 from isograd.transformer.attention import Attention
 from isograd.transformer.feedforward import FeedForward, GatedFeedForward
-from isograd.transformer.parameters import Coefficient, Linear, roles
+from isograd.transformer.parameters import Coefficient, Embedding, Linear, roles
+from isograd.transformer.positions import Sinusoidal
 from isograd.transformer.sublayer import Add, Constant, LearnedAdd, ScaledAdd, Sublayer
-
-__all__ = ["NEAR_ZERO", "FoldError", "fold"]
 
 NEAR_ZERO = 1e-6  # of the largest entry: what is divided by less leaves the range of half precision
 
@@ -49,12 +61,76 @@ def fold(model: IsogradPreTrainedModel, *, untie: bool = False) -> IsogradPreTra
         FoldError: nothing to fold; an entry near zero; a norm that reads what would be scaled; a table that is shared;
             modules that isograd did not put there; no placement in the catalogue has the norms that are left.
     """
-    config = folded_config(model.config)
+    config = _folded_config(model.config)
     work = _double(model)
     with torch.no_grad():
         wanted = {tower.stack: _fold_tower(tower) for tower in work.modules() if isinstance(tower, IsogradModel)}
-        fold_embeddings(work, wanted, config, untie=untie)
+        _fold_embeddings(work, wanted, config, untie=untie)
     return _cast(work, model, config)
+
+
+def fold_folder(
+    name: str | Path,
+    out: str | Path,
+    *,
+    untie: bool = False,
+    lines: Sequence[str] | None = None,
+    date: str | None = None,
+) -> ParityReport:
+    """Fold the model in `name` into the new folder `out`: model, tokenizer, generation_config.json, parity.json.
+
+    Args:
+        name: the folder of a run or of its model, or a name on the hub.
+        untie: as in `fold`.
+        lines: real text for the parity report, read with the model's own tokenizer; None draws random ids.
+        date: stands in the report if it is given.
+
+    Raises:
+        DataError, ModelError: no model there, or none that can be loaded.
+        InteropError: one that cannot be folded, or `out` holds something.
+        ParityError: the folded model does not compute the same; nothing is written.
+    """
+    folder = model_folder(name)
+    model = load_isograd(folder)
+    sample = sample_of(model, None if lines is None else load_tokenizer(folder), lines)
+    folded = fold(model, untie=untie)
+    with new_folder(out) as part:
+        folded.save_pretrained(part)
+        copy_companions(folder, part)
+        written = type(folded).from_pretrained(part)
+        report = measure_fold(model, written, sample, untie=untie, files=hashes(part), source=hashes(folder), date=date)
+        report.write(part)
+    return report
+
+
+def measure_fold(
+    model: IsogradPreTrainedModel,
+    folded: IsogradPreTrainedModel,
+    sample: Sample | None = None,
+    *,
+    untie: bool = False,
+    **facts: Any,
+) -> ParityReport:
+    """The parity report of a fold.
+
+    fp64 is measured on the fold of the fp64 copy, before any cast: the cast to fp32 is what the fp32 row measures. Of
+    weights that are stored in half precision it is the fold of their fp32 copy, and the bf16 row shows the cast.
+
+    Args:
+        folded: `fold(model)`, or what was loaded of it.
+        facts: of `measure`.
+    """
+    exact = copy.deepcopy(model).double()
+    half = torch.promote_types(model.dtype, torch.float32) != model.dtype
+    single = fold(copy.deepcopy(model).float(), untie=untie) if half else folded
+    return measure(
+        {"fp64": exact, "fp32": model, "bf16": model},
+        {"fp64": fold(exact, untie=untie), "fp32": single, "bf16": folded},
+        sample,
+        about=f"{model.config.placement} folded into {folded.config.placement}",
+        notes=_notes(model, folded, half=half),
+        **facts,
+    )
 
 
 def _fold_tower(tower: IsogradModel) -> Tensor | None:
@@ -204,3 +280,193 @@ def _filled(model: IsogradPreTrainedModel, state: dict[str, Tensor]) -> IsogradP
 
 def _said(site: Site) -> str:
     return f"{site.kind} in layer {site.layer} of the {site.stack}"
+
+
+def _notes(before: IsogradPreTrainedModel, after: IsogradPreTrainedModel, *, half: bool) -> list[str]:
+    old, new = before.config, after.config
+    notes = []
+    if new.position_embedding_type != old.position_embedding_type:
+        rows = new.max_position_embeddings
+        notes.append(f"Sinusoidal positions are a table of {rows} now; raise max_position_embeddings first for more.")
+    if (new.tie_word_embeddings, new.share_encoder_embeddings) != (
+        old.tie_word_embeddings,
+        old.share_encoder_embeddings,
+    ):
+        notes.append("Token tables that were one are stored apart: further training would let them drift.")
+    if half:
+        notes.append(f"Weights are stored in {str(before.dtype).removeprefix('torch.')}: see the row bf16.")
+    return notes
+
+
+def _fold_embeddings(
+    model: IsogradPreTrainedModel, wanted: Mapping[Stack, Tensor | None], config: IsogradConfig, *, untie: bool
+) -> None:
+    """Scale the embeddings of an fp64 model, in place, and set in `config` the options that change by that.
+
+    Raises:
+        FoldError: a table would have to be scaled that has another reader, and `untie` is False.
+    """
+    towers = {tower.stack: tower for tower in model.modules() if isinstance(tower, IsogradModel)}
+    tables: dict[Stack, Tensor] = {}
+    for name, factor in wanted.items():
+        norm: nn.Module = towers[name].embedding.norm
+        if factor is None or bool((factor == 1).all()):
+            continue
+        if isinstance(norm, nn.Identity):
+            tables[name] = factor
+        else:
+            for parameter in norm.parameters():
+                parameter.mul_(factor)
+    _untie(model, towers, tables, config, allowed=untie)
+    _write_out(towers, tables, config)
+    for name, factor in tables.items():
+        embedding = towers[name].embedding
+        if isinstance(embedding.project, Linear):
+            embedding.project.weight.mul_(factor[:, None])
+        else:
+            embedding.tokens.weight.mul_(factor)
+        for table in (embedding.positions, embedding.types):
+            if isinstance(table, Embedding):
+                table.weight.mul_(factor)
+
+
+def _untie(
+    model: IsogradPreTrainedModel,
+    towers: Mapping[Stack, IsogradModel],
+    tables: Mapping[Stack, Tensor],
+    config: IsogradConfig,
+    *,
+    allowed: bool,
+) -> None:
+    """Own copies for the other readers of the token tables that are scaled."""
+    scaled = {name for name in tables if isinstance(towers[name].embedding.project, nn.Identity)}
+    tied = config.tie_word_embeddings and bool(model._tied_weights_keys)
+    shared = len(towers) == 2 and config.share_encoder_embeddings and bool(scaled)
+    head = tied and ("decoder" if len(towers) == 2 else next(iter(towers))) in scaled
+    if not (shared or head):
+        return
+    if not allowed:
+        readers = "encoder, decoder and head" if shared else "the embedding and the head"
+        raise FoldError(
+            f"the skip of the first sublayer goes into the token table, which {readers} share, as there is no embedding"
+            " norm to take it; untie=True (--untie) gives each its own copy"
+        )
+    if shared:
+        _own_copy(towers["encoder"].embedding.tokens)
+        config.share_encoder_embeddings = False
+    if head:
+        _own_copy(model.get_output_embeddings())
+        config.tie_word_embeddings = False
+
+
+def _own_copy(module: nn.Module) -> None:
+    assert isinstance(module.weight, Tensor)
+    module.weight = nn.Parameter(module.weight.clone())
+
+
+def _write_out(towers: Mapping[Stack, IsogradModel], tables: Mapping[Stack, Tensor], config: IsogradConfig) -> None:
+    """Sinusoids become tables: of each tower that one option speaks for, where one of them is scaled."""
+    own = dict(config.encoder_options or {})
+    apart = "position_embedding_type" in own
+    every = set(towers)
+    groups: list[set[Stack]] = [every - {"encoder"}, {"encoder"}] if apart else [every]
+    for group in groups:
+        sinusoids = {name for name in group if isinstance(towers[name].embedding.positions, Sinusoidal)}
+        if not sinusoids & set(tables):
+            continue
+        for name in sinusoids:
+            towers[name].embedding.positions = _table(towers[name])
+        if apart and "encoder" in group:
+            config.encoder_options = own | {"position_embedding_type": "learned"}
+        else:
+            config.position_embedding_type = "learned"
+
+
+def _table(tower: IsogradModel) -> Embedding:
+    config, sinusoid = tower.config, tower.embedding.positions
+    assert isinstance(sinusoid, Sinusoidal)
+    rows = torch.arange(config.max_position_embeddings + config.position_offset)
+    table = Embedding(len(rows), config.hidden_size)
+    table.weight = nn.Parameter(sinusoid(rows).double())
+    return table
+
+
+def _folded_config(config: IsogradConfig) -> IsogradConfig:
+    """A copy that names the plain placement, also where the encoder has its own; not calibrated.
+
+    Raises:
+        FoldError: there are no coefficients, or no placement has the norms that are left.
+    """
+    if all(_is_plain(config.of(tower).entry(), _sites(config, [tower])) for tower in config.stacks()):
+        raise FoldError(f"placement {config.placement!r} has no coefficients to fold")
+    out = copy.deepcopy(config)
+    own = dict(config.encoder_options or {})
+    apart = "placement" in own
+    out.placement = _folded(config, [tower for tower in config.stacks() if not (apart and tower == "encoder")])
+    if apart:
+        out.encoder_options = own | {"placement": _folded(config.of("encoder"), ["encoder"])}
+    out.calibration = None
+    return out
+
+
+def _folded(config: IsogradConfig, towers: list[Stack]) -> str:
+    placement, every = config.entry(), _sites(config, towers)
+    if _is_plain(placement, every):
+        return config.placement
+    wanted = _norms(placement, every, config.norm)
+    for name in _names():
+        entry = get(name)
+        if _is_plain(entry, every) and _norms(entry, every, config.norm) == wanted:
+            return name
+    left = formulas(_without_coefficients(placement), cross=config.is_encoder_decoder, layers=config.num_hidden_layers)
+    raise FoldError(
+        f"placement {config.placement!r} without its coefficients is {'; '.join(left.values())}, which the catalogue"
+        " does not have: register an entry with these norms to fold into it"
+    )
+
+
+def _names() -> Iterator[str]:
+    yield from CATALOGUE
+    for usual in (True, False):  # a final norm in Pre-LN alone, and the other way round
+        for pre in (True, False):
+            for flags in ("", "A", "F", "AF"):
+                yield flagged_name(pre=pre, flags=flags, final=pre == usual)
+
+
+def _sites(config: IsogradConfig, towers: list[Stack]) -> list[Site]:
+    depths = {tower: config.depths(tower) for tower in towers}
+    return [site for tower, (layers, other) in depths.items() for site in sites(layers, tower, other)]
+
+
+def _is_plain(placement: Placement, every: list[Site]) -> bool:
+    return all(_plain(placement.at(site)) == placement.at(site) for site in every)
+
+
+def _plain(residual: Residual) -> Residual:
+    return replace(residual, skip=1.0, scale=1.0, head_scale=None)
+
+
+def _norms(placement: Placement, every: list[Site], kind: str) -> list[object]:
+    """All norms of a model in order, of the kinds that it builds them in."""
+
+    def built(norm: Norm | None) -> str | None:
+        return None if norm is None else kind if norm.kind == "model" else norm.kind
+
+    found: list[object] = [built(placement.final)]
+    for site in every:
+        residual = placement.at(site)
+        found += [built(norm) for norm in (residual.pre, residual.mid, residual.out, residual.post)]
+        inside = residual.projections
+        found.append(inside and (frozenset(inside.of), inside.over, built(inside.norm)))
+    return found
+
+
+def _without_coefficients(placement: Placement) -> Placement:
+    each = placement.each
+    if callable(each):
+        return replace(placement, each=lambda site: _plain(placement.of(site)), calibrate=None)
+    if isinstance(each, Residual):
+        return replace(placement, each=_plain(each), calibrate=None)
+    cross = None if each.cross is None else _plain(each.cross)
+    plain = replace(each, attn=_plain(each.attn), ffn=_plain(each.ffn), cross=cross)
+    return replace(placement, each=plain, calibrate=None)

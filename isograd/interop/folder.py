@@ -1,99 +1,46 @@
-"""From the folder of a model to an export: weights, tokenizer, certificate and card, whole or not at all."""
+"""The folder of a trained model: its weights, and what goes along with them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
 from pathlib import Path
 
-from isograd.data.subwords import PairTokenizer
-from isograd.errors import ExportError
-from isograd.evaluate.loading import model_folder
-from isograd.files import new_folder
-from isograd.interop.card import Card
-from isograd.interop.certificate import Certificate, CertificateError, hashes
-from isograd.interop.fold_folder import load_isograd, load_tokenizer
-from isograd.interop.forms import FORMS, Source, as_native
-from isograd.interop.native_fit import kind_of
-from isograd.interop.native_targets import TARGETS
-from isograd.interop.origin import origin
-from isograd.interop.sample import random_sample, text_sample
+from isograd.errors import InteropError
+from isograd.models import IsogradPreTrainedModel
+from isograd.trace.load import load_model
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_COMPANIONS = (  # what lies beside the weights and speaks of text
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "translation.json",
+    "*_tokenizer",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was written.
-
-    Args:
-        folder: where.
-        to: the class or format, as `--to` takes it.
-        form: the class's own name, or the format's.
-    """
-
-    folder: Path
-    to: str
-    form: str
-    certificate: Certificate
-
-
-def export_folder(
-    name: str | Path,
-    out: str | Path,
-    *,
-    to: str = "auto",
-    lines: Sequence[str] | None = None,
-    date: str | None = None,
-) -> Exported:
-    """Export the model in `name` into the new folder `out`.
-
-    Args:
-        name: the folder of a run or of its model, or a name on the hub.
-        to: a class of transformers (`isograd.interop.native_targets.TARGETS`), "auto" for the nearest one that can hold
-            the model exactly, or a key of `isograd.interop.forms.FORMS`.
-        lines: real text for the certificate, read with the model's own tokenizer; None draws random ids.
-        date: stands in the certificate if it is given.
+def load_isograd(folder: Path) -> IsogradPreTrainedModel:
+    """The trained isograd model of a folder, in eval mode and in the dtype of its weights.
 
     Raises:
-        DataError, ModelError: no model there, or none that can be loaded.
-        ExportError: a form that cannot hold it, or `out` holds something.
-        CertificateError: the export does not compute the same; nothing is written.
-        ImportError: a library of the format is missing; the message names the extra.
+        ModelError: it cannot be loaded.
+        InteropError: no weights, or a model of another kind.
     """
-    if to not in ("auto", *TARGETS, *FORMS):  # before anything is loaded
-        raise ExportError(f"unknown class {to!r}: expected auto or one of {', '.join((*TARGETS, *FORMS))}")
-    folder = model_folder(name)
-    model = load_isograd(folder)
-    kind = kind_of(model)
-    if kind is None:
-        raise ExportError(f"{folder}: {type(model).__name__} has no head")
-    tokenizer = load_tokenizer(folder) if lines is not None or has_tokenizer(folder) else None
-    sample = random_sample(model) if lines is None else text_sample(model, tokenizer, lines)
-    source = Source(
-        folder=folder,
-        model=model,
-        kind=kind,
-        tokenizer=tokenizer,
-        sample=sample,
-        source=hashes(folder),
-        date=date,
-    )
-    with new_folder(out) as part:
-        written = FORMS[to](source, part) if to in FORMS else as_native(source, part, to)
-        certificate = written.certificate
-        if not certificate.holds:
-            raise CertificateError(certificate)
-        certificate.write(part)
-        Card(
-            config=model.config,
-            kind=kind,
-            form=written.form,
-            library=written.library,
-            use=written.use,
-            origin=origin(name),
-            certificate=certificate,
-            notes=written.notes,
-            languages=tokenizer.languages if isinstance(tokenizer, PairTokenizer) else (),
-        ).write(part)
-    return Exported(folder=Path(out), to=written.to, form=written.form, certificate=certificate)
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise InteropError(
+            f"{folder}: a configuration without weights (*.safetensors); name the folder of a trained model"
+        )
+    model = load_model(str(folder))
+    if not isinstance(model, IsogradPreTrainedModel):
+        raise InteropError(f"{folder}: {type(model).__name__} is not a model of isograd's")
+    return model.eval()
 
 
-def has_tokenizer(folder: Path) -> bool:
-    return any(any(folder.glob(name)) for name in ("tokenizer*", "*vocab*", "translation.json"))
+def copy_companions(folder: Path, out: Path) -> None:
+    """What speaks of text and lies beside a model: tokenizers, vocabularies, languages."""
+    for path in sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)}):
+        if path.is_dir():
+            shutil.copytree(path, out / path.name, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(path, out / path.name)

@@ -14,22 +14,30 @@ matrices are turned back, and the rows of LLaMA's W_Q and W_K put in pairs, as l
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers.utils import logging
 
 from isograd.data.subwords import Subwords
-from isograd.errors import ExportError, needed
+from isograd.errors import InteropError, needed
 from isograd.files import new_folder
-from isograd.interop.native import Plan, built, plan
-from isograd.interop.native_weights import positions_of
+from isograd.interop.forms import Source, Written
+from isograd.interop.hf.family import rows
+from isograd.interop.parity import ParityReport, hashes, measure
+from isograd.interop.pretrained import Fit, built, fit
+from isograd.interop.sample import Sample
 from isograd.interop.vocabulary import pieces, save_tokenizer, special
 from isograd.models import IsogradForCausalLM, IsogradPreTrainedModel
 
 FILE = "model.gguf"
+EXACT = 1e-5
+HALF = 1e-2  # of the largest logit: float16 keeps three digits of a weight
 ELSEWHERE = "export it to onnx or ctranslate2, or as a class of transformers"
 TURNED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")  # of GPT-2, stored as (in, out)
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # llama.cpp's kinds of tokens
@@ -44,7 +52,7 @@ def export_gguf(model: IsogradPreTrainedModel, tokenizer: Any, folder: str | Pat
         half: matrices in float16.
 
     Raises:
-        ExportError: a model or a tokenizer that llama.cpp has no place for, or a folder that is there already.
+        InteropError: a model or a tokenizer that llama.cpp has no place for, or a folder that is there already.
         ImportError: gguf is missing; the message names the extra.
     """
     (library,) = needed("export", "gguf")
@@ -52,7 +60,7 @@ def export_gguf(model: IsogradPreTrainedModel, tokenizer: Any, folder: str | Pat
     text = _byte_level(tokenizer)
     tensors = _tensors(done, library)
     with new_folder(folder) as part:
-        writer = library.GGUFWriter(part / FILE, done.name)
+        writer = library.GGUFWriter(part / FILE, done.family.name)
         _add_shape(writer, done, library, half)
         _add_vocabulary(writer, tokenizer, text, done.model.config)
         for name, values in tensors.items():
@@ -65,31 +73,79 @@ def export_gguf(model: IsogradPreTrainedModel, tokenizer: Any, folder: str | Pat
     return Path(folder)
 
 
-def held(model: IsogradPreTrainedModel) -> Plan:
+def write(source: Source, folder: Path) -> Written:
+    """One file for llama.cpp."""
+    export_gguf(source.model, source.vocabulary("llama.cpp"), folder)
+    report = measure_gguf(source.model, folder, source.sample, **source.facts)
+    use = f'from llama_cpp import Llama\n\nprint(Llama(f"{{FOLDER}}/{FILE}")("text", max_tokens=50))'
+    return Written(to="gguf", form="GGUF", library="gguf", use=use, report=report)
+
+
+def measure_gguf(
+    model: IsogradPreTrainedModel,
+    folder: str | Path,
+    sample: Sample | None = None,
+    *,
+    half: bool = False,
+    **facts: Any,
+) -> ParityReport:
+    """The model against the file that `export_gguf` wrote, in float32, as transformers' own reader understands it.
+
+    That reader was not written by us and undoes what llama.cpp's converter does. llama.cpp itself is not run here.
+
+    Args:
+        sample: None draws random ids.
+        half: the file holds float16; then logits may differ by `HALF`.
+        facts: of `measure`.
+    """
+    needed("export", "gguf")
+    done = held(model)
+    config = built(done).config  # the reader would take GPT-2's inner width and positions for the usual ones
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        loaded = getattr(transformers, done.class_name).from_pretrained(folder, gguf_file=FILE, config=config)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    return measure(
+        {"fp32": model},
+        {"fp32": loaded.eval()},
+        sample,
+        about=f"{type(model).__name__} ({model.config.placement}) and a GGUF file ({done.family.name})",
+        limits={"fp32": HALF if half else EXACT},
+        files=hashes(folder),
+        versions={"gguf": version("gguf")},
+        notes=(*done.notes, "The file was read by transformers; llama.cpp was not run."),
+        **facts,
+    )
+
+
+def held(model: IsogradPreTrainedModel) -> Fit:
     """The class of transformers that llama.cpp has an architecture for, coefficients folded.
 
     Raises:
-        ExportError: it has none for this model.
+        InteropError: it has none for this model.
     """
     if not isinstance(model, IsogradForCausalLM):
-        raise ExportError(f"llama.cpp generates text from left to right, {type(model).__name__} does not; {ELSEWHERE}")
+        raise InteropError(f"llama.cpp generates text from left to right, {type(model).__name__} does not; {ELSEWHERE}")
     config = model.config
     name = "llama" if config.position_embedding_type == "rotary" else "gpt2"
     if name == "gpt2" and config.hidden_act != "gelu_tanh":
-        raise ExportError(f"llama.cpp's gpt2 computes gelu_tanh, and this model {config.hidden_act}; {ELSEWHERE}")
+        raise InteropError(f"llama.cpp's gpt2 computes gelu_tanh, and this model {config.hidden_act}; {ELSEWHERE}")
     if name == "llama" and config.bias:
-        raise ExportError(f"llama.cpp's llama has no biases, and this model has (bias=True); {ELSEWHERE}")
+        raise InteropError(f"llama.cpp's llama has no biases, and this model has (bias=True); {ELSEWHERE}")
     try:
-        return plan(model, name)
-    except ExportError as error:
-        raise ExportError(f"llama.cpp's architecture {error}") from error
+        return fit(model, name)
+    except InteropError as error:
+        raise InteropError(f"llama.cpp's architecture {error}") from error
 
 
-def _tensors(done: Plan, library: Any) -> dict[str, np.ndarray]:
+def _tensors(done: Fit, library: Any) -> dict[str, np.ndarray]:
     """Name in the file -> values in float32."""
     native: Any = built(done).float()
     config = done.model.config
-    architecture = library.MODEL_ARCH.GPT2 if done.name == "gpt2" else library.MODEL_ARCH.LLAMA
+    architecture = library.MODEL_ARCH.GPT2 if done.family.name == "gpt2" else library.MODEL_ARCH.LLAMA
     names = library.get_tensor_name_map(architecture, config.num_hidden_layers)
     out = {}
     for theirs, value in native.state_dict().items():
@@ -97,9 +153,9 @@ def _tensors(done: Plan, library: Any) -> dict[str, np.ndarray]:
             continue
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         assert name is not None, theirs
-        if done.name == "gpt2" and name.endswith(TURNED):
+        if done.family.name == "gpt2" and name.endswith(TURNED):
             value = value.t()
-        if done.name == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
+        if done.family.name == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             value = _paired(value, config.num_attention_heads)
         out[name] = value.contiguous().numpy()
     return out
@@ -110,7 +166,7 @@ def _paired(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
 
 
-def _add_shape(writer: Any, done: Plan, library: Any, half: bool) -> None:
+def _add_shape(writer: Any, done: Fit, library: Any, half: bool) -> None:
     config = done.model.config
     writer.add_name(f"isograd {done.model.config.placement}")
     writer.add_context_length(_positions(done))
@@ -120,7 +176,7 @@ def _add_shape(writer: Any, done: Plan, library: Any, half: bool) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(library.LlamaFileType.MOSTLY_F16 if half else library.LlamaFileType.ALL_F32)
-    if done.name == "gpt2":
+    if done.family.name == "gpt2":
         writer.add_layer_norm_eps(config.norm_eps)
     else:
         writer.add_head_count_kv(config.num_attention_heads)
@@ -129,9 +185,9 @@ def _add_shape(writer: Any, done: Plan, library: Any, half: bool) -> None:
         writer.add_rope_freq_base(config.rope_theta)
 
 
-def _positions(done: Plan) -> int:
+def _positions(done: Fit) -> int:
     config = done.model.config
-    return config.max_position_embeddings if done.name == "llama" else positions_of(config)
+    return config.max_position_embeddings if done.family.name == "llama" else rows(config)
 
 
 def _add_vocabulary(writer: Any, tokenizer: Any, text: Mapping[str, Any], config: Any) -> None:
@@ -159,17 +215,17 @@ def _byte_level(tokenizer: Any) -> dict[str, Any]:
     """What tokenizer.json says of a byte-level BPE as GPT-2's.
 
     Raises:
-        ExportError: another kind.
+        InteropError: another kind.
     """
     own = tokenizer.tokenizer if isinstance(tokenizer, Subwords) else tokenizer
     own = own if isinstance(own, Tokenizer) else getattr(own, "backend_tokenizer", None)
     if own is None:
-        raise ExportError(f"llama.cpp's file holds its vocabulary, and {type(tokenizer).__name__} has none to write")
+        raise InteropError(f"llama.cpp's file holds its vocabulary, and {type(tokenizer).__name__} has none to write")
     text: dict[str, Any] = json.loads(own.to_str())
     splits = text["pre_tokenizer"] or {}
     wanted = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     if text["model"]["type"] != "BPE" or text["normalizer"] or any(splits.get(k) != v for k, v in wanted.items()):
-        raise ExportError(
+        raise InteropError(
             f"llama.cpp reads a byte-level BPE that splits words as GPT-2 does, and this vocabulary is another"
             f" ({text['model']['type']}); {ELSEWHERE}"
         )

@@ -19,16 +19,21 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isograd.errors import ExportError, needed
+from isograd.errors import InteropError, needed
 from isograd.files import new_folder
+from isograd.interop.forms import Source, Written
+from isograd.interop.parity import LIMITS, ParityReport, Runner, hashes, measure, until
+from isograd.interop.sample import Batch, Sample
 from isograd.interop.vocabulary import save_tokenizer
 from isograd.models import (
+    IsogradConfig,
     IsogradForCausalLM,
     IsogradForMaskedLM,
     IsogradForSeq2SeqLM,
@@ -56,7 +61,7 @@ def export_onnx(model: IsogradPreTrainedModel, folder: str | Path, *, tokenizer:
     """Write the graphs, the configuration and the tokenizer into a new folder; the model stays as it is.
 
     Raises:
-        ExportError: a model without a head, or a folder that is there already.
+        InteropError: a model without a head, or a folder that is there already.
         ImportError: onnx or onnxscript is missing; the message names the extra.
     """
     needed("export", "onnx", "onnxscript")
@@ -69,6 +74,37 @@ def export_onnx(model: IsogradPreTrainedModel, folder: str | Path, *, tokenizer:
         if tokenizer is not None:
             save_tokenizer(tokenizer, part)
     return Path(folder)
+
+
+def write(source: Source, folder: Path) -> Written:
+    """ONNX graphs of any placement, in float32."""
+    export_onnx(source.model, folder, tokenizer=source.tokenizer)
+    report = measure_onnx(source.model, folder, source.sample, **source.facts)
+    use = "from isograd.interop.onnx import OnnxModel\n\nlogits = OnnxModel(FOLDER)(input_ids, attention_mask)"
+    notes = ("The graphs are plain ONNX (no cache): onnxruntime runs them without isograd.",)
+    return Written(to="onnx", form="ONNX", library="onnx", use=use, report=report, notes=notes)
+
+
+def measure_onnx(
+    model: IsogradPreTrainedModel, folder: str | Path, sample: Sample | None = None, **facts: Any
+) -> ParityReport:
+    """The model against the folder that `export_onnx` wrote from it, in float32: logits, greedy outputs.
+
+    Args:
+        sample: None draws random ids.
+        facts: of `measure`.
+    """
+    return measure(
+        {"fp32": model},
+        {"fp32": _runner(OnnxModel(folder), model.config)},
+        sample,
+        about=f"{type(model).__name__} ({model.config.placement}) and its ONNX graphs",
+        limits={"fp32": LIMITS["fp32"]},
+        beams=(1,),
+        files=hashes(folder),
+        versions={name: version(name) for name in ("onnx", "onnxruntime")},
+        **facts,
+    )
 
 
 class OnnxModel:
@@ -107,6 +143,25 @@ class OnnxModel:
     def _run(self, name: str, inputs: dict[str, Tensor]) -> Tensor:
         (out,) = self.sessions[name].run(None, {key: value.numpy() for key, value in inputs.items()})
         return torch.from_numpy(out)
+
+
+def _runner(graphs: OnnxModel, config: IsogradConfig) -> Runner:
+    begin = config.decoder_start_token_id if config.is_encoder_decoder else None
+
+    def logits(batch: Batch) -> Tensor:
+        return graphs(**{name: value for name, value in batch.items() if name != "decoder_attention_mask"})
+
+    def generate(prompt: Batch, beams: int, new_tokens: int) -> list[list[int]]:
+        """The most probable token, again and again; the graphs have no cache, so all of them are read each time."""
+        ids = prompt["input_ids"]
+        tokens = ids if begin is None else ids.new_full((len(ids), 1), begin)
+        read = tokens.shape[1]
+        for _ in range(new_tokens):
+            out = graphs(tokens) if begin is None else graphs(ids, prompt["attention_mask"], tokens)
+            tokens = torch.cat([tokens, out[:, -1:].argmax(dim=-1)], dim=1)
+        return [until(config.eos_token_id, row) for row in tokens[:, read:].tolist()]
+
+    return Runner(logits=logits, generate=generate)
 
 
 class _Logits(nn.Module):
@@ -163,7 +218,7 @@ def _graphs(model: IsogradPreTrainedModel) -> list[Graph]:
             Graph(DECODER, _Decoder(model), seen, reads, "logits"),
         ]
     if not isinstance(model, HEADS):
-        raise ExportError(
+        raise InteropError(
             f"{type(model).__name__} has no head whose logits ONNX could give; load it as a model with one"
         )
     inputs = {"input_ids": ids, "attention_mask": there}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.errors import ExportError
+from isograd.errors import InteropError
 from isograd.interop.vocabulary import sides
 
 Batch = Mapping[str, Tensor]
@@ -26,8 +26,8 @@ class Sample:
     """Inputs of both models.
 
     Attributes:
-        kind: "random ids", "text", or a name of yours; it stands in the certificate.
-        batches: what `forward` takes; the masks say which places count.
+        kind: "random ids", "text", or a name of yours; it stands in the report.
+        batches: what `forward` takes; the masks say which places are no padding.
         prompts: what `generate` takes, without padding for a causal model; empty where nothing is written.
         new_tokens: how many are written at most.
     """
@@ -38,7 +38,7 @@ class Sample:
     new_tokens: int = 24
 
     def counts(self) -> dict[str, int]:
-        """Sequences, tokens that count, places that do not, prompts."""
+        """Sequences, tokens that count, places of padding, prompts."""
         masks = [mask for batch in self.batches for name, mask in batch.items() if name.endswith("attention_mask")]
         tokens = sum(int(mask.sum()) for mask in masks)
         return {
@@ -47,6 +47,19 @@ class Sample:
             "padding": sum(mask.numel() for mask in masks) - tokens,
             "prompts": sum(len(next(iter(batch.values()))) for batch in self.prompts),
         }
+
+
+def sample_of(model: nn.Module, tokenizer: Any, lines: Sequence[str] | None) -> Sample:
+    """Of a text where there is one, read with the model's own tokenizer, else random ids.
+
+    Raises:
+        InteropError: no tokenizer to read the text with, or no line that has a token.
+    """
+    if lines is None:
+        return random_sample(model)
+    if tokenizer is None:
+        raise InteropError("no tokenizer beside the model to read the text with")
+    return text_sample(model, tokenizer, lines)
 
 
 def random_sample(model: nn.Module, *, batches: int = 2, longest: int = _LONGEST, seed: int = 0) -> Sample:
@@ -72,7 +85,7 @@ def text_sample(
         tokenizer: a `PairTokenizer` or one of transformers.
 
     Raises:
-        ExportError: no line has a token.
+        InteropError: no line has a token.
     """
     config: Any = model.config
     length, target_length = _lengths(config, longest)
@@ -80,7 +93,7 @@ def text_sample(
     read = [[_ids(side, line) for line in wanted] for side in sides(tokenizer)]
     rows = [(a[:length], b[:target_length]) for a, b in zip(*read, strict=True) if a and b]
     if not rows:
-        raise ExportError("the text has no line with a token of the model's vocabulary")
+        raise InteropError("the text has no line with a token of the model's vocabulary")
     parts = [rows[i : i + len(_SHORTER)] for i in range(0, len(rows), len(_SHORTER))]
     return _sample("text", model, [tuple(map(list, zip(*part, strict=True))) for part in parts], torch.Generator())
 

@@ -1,13 +1,37 @@
-"""The tokens of a vocabulary as strings, in the order of their ids, whichever kind of tokenizer holds them."""
+"""Tokenizers beside a model: read, written, and their tokens as strings in the order of their ids."""
 
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer, Subwords
+from isograd.data.text import first_line
 from isograd.data.tokenizers import SPECIAL, for_transformers
-from isograd.errors import ExportError
+from isograd.errors import InteropError
+
+_FILES = ("tokenizer*", "*vocab*", "translation.json", "*.model", "*.spm", "merges.txt")
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """A `PairTokenizer` of a model that translates, else the tokenizer as transformers reads it; None where none lies.
+
+    Args:
+        name: a folder, or a name on the hub.
+
+    Raises:
+        InteropError: it cannot be read.
+    """
+    folder = Path(name)
+    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _FILES):
+        return None
+    try:
+        if (folder / "translation.json").is_file():
+            return PairTokenizer.load(folder)
+        return AutoTokenizer.from_pretrained(str(name))
+    except Exception as error:  # of JSON, of a key, and what the tokenizers library raises, which is an Exception
+        raise InteropError(f"{name}: no tokenizer that can be read ({first_line(error)})") from error
 
 
 def pieces(tokenizer: Any, rows: int) -> list[str]:
@@ -30,13 +54,13 @@ def special(tokens: list[str], index: int | None, role: str) -> str:
     """The token of a special id, or where the configuration names none, the usual one.
 
     Raises:
-        ExportError: neither is in the vocabulary.
+        InteropError: neither is in the vocabulary.
     """
     if index is not None:
         return tokens[index]
     if SPECIAL[role] in tokens:
         return SPECIAL[role]
-    raise ExportError(f"the model's config has no {role}_id, and the vocabulary no {SPECIAL[role]!r}")
+    raise InteropError(f"the model's config has no {role}_id, and the vocabulary no {SPECIAL[role]!r}")
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from isograd.interop.certificate import hashes
+from isograd.interop.parity import hashes
 from isograd.train.train import train
 from tests.build import model
 from tests.study.arms import called, read, refused
@@ -29,7 +29,7 @@ def test_the_nearest_class_is_found_and_named(runs: Path, tmp_path: Path) -> Non
     out = tmp_path / "new/folder"
     code, said, err = called("export", str(runs / "deepnorm"), str(out))
     assert (code, err) == (0, "")
-    assert "the certificate holds" in said and f"OPTForCausalLM (--to opt): {out}" in said
+    assert "parity: passed" in said and f"OPTForCausalLM (--to opt): {out}" in said
     assert "The coefficients of deepnorm are folded into weights of post-ln." in said
     native = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert type(native).__name__ == "OPTForCausalLM" and not native.config.do_layer_norm_before
@@ -46,14 +46,14 @@ def test_json_text_and_a_chosen_class(runs: Path, tmp_path: Path) -> None:
     content = json.loads(said)
     assert (code, err, content["to"], content["form"]) == (0, "", "isograd", "IsogradForCausalLM")
     assert content["inputs"]["kind"] == "text" and content["folder"] == str(out)
-    assert {k: v for k, v in content.items() if k not in ("folder", "to", "form")} == read(out / "certificate.json")
+    assert {k: v for k, v in content.items() if k not in ("folder", "to", "form")} == read(out / "parity.json")
 
 
 def test_the_same_folder_twice_is_the_same(runs: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert called("export", str(runs / "deepnorm"), str(tmp_path / name))[0] == 0
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
-    texts = [(tmp_path / name / "certificate.json").read_text() for name in ("a", "b")]
+    texts = [(tmp_path / name / "parity.json").read_text() for name in ("a", "b")]
     assert texts[0] == texts[1]
 
 
@@ -78,7 +78,7 @@ def test_a_folder_that_holds_something_is_left_alone(runs: Path, tmp_path: Path)
     assert [p.name for p in tmp_path.iterdir()] == ["kept.txt"] and (tmp_path / "kept.txt").read_text() == "mine"
 
 
-def test_a_certificate_that_does_not_hold_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_parity_report_leaves_nothing(tmp_path: Path) -> None:
     made = model(placement="admin", embedding_norm=True)
     torch.nn.init.constant_(made.model.embedding.norm.bias, 1000.0)  # exact in fp64, four digits short in fp32
     torch.nn.init.constant_(made.model.layers[0].attn.combine.skip.weight, 1.3)
@@ -86,10 +86,10 @@ def test_a_certificate_that_does_not_hold_leaves_nothing(tmp_path: Path) -> None
     made.save_pretrained(tmp_path / "model")
     out = tmp_path / "deep/out"
     code, said, err = called("export", str(tmp_path / "model"), str(out))
-    assert code == 1 and "THE CERTIFICATE DOES NOT HOLD" in said
+    assert code == 1 and "parity: FAILED" in said
     assert "nothing is written" in err and err.count("\n") == 1
     code, said, _ = called("export", str(tmp_path / "model"), str(out), "--json")
-    assert (code, json.loads(said)["holds"], json.loads(said)["folder"]) == (1, False, None)
+    assert (code, json.loads(said)["passed"], json.loads(said)["folder"]) == (1, False, None)
     assert list((tmp_path / "deep").iterdir()) == []
 
 
@@ -99,6 +99,6 @@ def test_a_push_that_fails_is_one_line(runs: Path, tmp_path: Path, monkeypatch: 
     out = tmp_path / "out"
     assert called("export", str(runs / "deepnorm"), str(out))[0] == 0
     code, said, err = called("export", str(runs / "deepnorm"), str(tmp_path / "pushed"), "--push", "me/model")
-    assert code == 1 and "the certificate holds" in said
+    assert code == 1 and "parity: passed" in said
     assert err.startswith("isograd export: me/model: not pushed (") and err.count("\n") == 1
     assert hashes(tmp_path / "pushed") == hashes(out)

@@ -1,4 +1,4 @@
-"""`isograd fold`: a plain model with its tokenizer and certificate, or one line and nothing."""
+"""`isograd fold`: a plain model with its tokenizer and report, or one line and nothing."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from isograd.evaluate.translation import Translator
-from isograd.interop.certificate import hashes
+from isograd.interop.parity import hashes
 from isograd.train.train import train
 from tests.build import model
 from tests.study.arms import called, read, refused
@@ -38,10 +38,10 @@ def test_a_run_is_folded(name: str, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "new/folder"
     code, said, err = called("fold", str(runs / name), str(out), "--untie")
     assert code == 0, err
-    assert "the certificate holds" in said and f"model: {out}" in said and "folded into post-ln" in said
-    certificate = read(out / "certificate.json")
-    assert certificate["holds"] and certificate["files"] == hashes(out)
-    assert certificate["source"] == hashes(runs / name / "model")
+    assert "parity: passed" in said and f"model: {out}" in said and "folded into post-ln" in said
+    report = read(out / "parity.json")
+    assert report["passed"] and report["files"] == hashes(out)
+    assert report["source"] == hashes(runs / name / "model")
     kind = {"language": "CausalLM", "masked": "MaskedLM", "pair": "Seq2SeqLM"}[name]
     loaded = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(out)
     assert loaded.config.placement == "post-ln" and loaded.config.calibration is None
@@ -66,7 +66,7 @@ def test_real_text_and_json(runs: Path, tmp_path: Path) -> None:
     code, said, _ = called("fold", str(runs / "language"), str(out), "--untie", "--text", str(text), "--json")
     content = json.loads(said)
     assert (code, content["model"], content["inputs"]["kind"]) == (0, str(out), "text")
-    assert {k: v for k, v in content.items() if k != "model"} == read(out / "certificate.json")
+    assert {k: v for k, v in content.items() if k != "model"} == read(out / "parity.json")
 
 
 def test_the_same_folder_twice_is_the_same(runs: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_same_folder_twice_is_the_same(runs: Path, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()  # an empty folder will do
         assert called("fold", str(runs / "masked"), str(tmp_path / name), "--untie")[0] == 0
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
-    texts = [(tmp_path / name / "certificate.json").read_text() for name in ("a", "b")]
+    texts = [(tmp_path / name / "parity.json").read_text() for name in ("a", "b")]
     assert texts[0] == texts[1]
 
 
@@ -131,7 +131,7 @@ def test_models_that_are_not_to_be_folded(runs: Path, tmp_path: Path) -> None:
     assert not Path(out).exists()
 
 
-def test_a_certificate_that_does_not_hold_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_parity_report_leaves_nothing(tmp_path: Path) -> None:
     """Offsets of a thousand that the next norm takes off again: exact in fp64, and four digits short in fp32."""
     made = model("causal", placement="admin", embedding_norm=True)
     torch.nn.init.constant_(made.model.embedding.norm.bias, 1000.0)
@@ -139,14 +139,14 @@ def test_a_certificate_that_does_not_hold_leaves_nothing(tmp_path: Path) -> None
     torch.nn.init.zeros_(made.model.layers[0].attn.branch.out.weight)
     made.save_pretrained(tmp_path / "model")
     code, said, err = called("fold", str(tmp_path / "model"), str(tmp_path / "deep/out"))
-    assert code == 1 and "THE CERTIFICATE DOES NOT HOLD" in said and "nothing is written" in err
+    assert code == 1 and "parity: FAILED" in said and "nothing is written" in err
     assert not (tmp_path / "deep/out").exists() and not any((tmp_path / "deep").glob(".*"))
     code, said, _ = called("fold", str(tmp_path / "model"), str(tmp_path / "deep/out"), "--json")
-    assert code == 1 and json.loads(said)["holds"] is False
+    assert code == 1 and json.loads(said)["passed"] is False
 
 
 def test_from_a_fresh_interpreter(runs: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "isograd", "fold", str(runs / "language"), str(tmp_path / "out")]
     done = subprocess.run([*command, "--untie"], capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "" and "the certificate holds" in done.stdout
+    assert done.stderr == "" and "parity: passed" in done.stdout

@@ -1,4 +1,4 @@
-"""`isograd import`: a model with its tokenizer and certificate, or one line and nothing."""
+"""`isograd import`: a model with its tokenizer and report, or one line and nothing."""
 
 import argparse
 import json
@@ -16,13 +16,13 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from isograd.evaluate.translation import Translator
-from isograd.interop.certificate import hashes
+from isograd.interop.parity import hashes
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM
 from tests.golden import PAD, read, state_of
 from tests.interop.fairseq_by_hand import by_hand, random_state
+from tests.interop.test_checkpoint import Calls
 from tests.interop.test_fairseq import DECODER, ENCODER, PAIR, flags
-from tests.interop.test_import_torch import Language, finished
-from tests.interop.test_unpickle import Calls
+from tests.interop.test_torch_nn import Language, finished
 from tests.study.arms import called, refused
 from tests.study.arms import read as read_json
 
@@ -60,10 +60,10 @@ def test_a_translator(form: str, tmp_path: Path) -> None:
     words, out = dictionary(tmp_path / "dict.txt", ROWS - 4), tmp_path / "new/folder"
     code, said, err = called("import", "fairseq", str(path), str(out), "--dict", str(words))
     assert code == 0, err
-    assert "the certificate holds" in said and f"model: {out}" in said and "against its equations" in said
-    certificate = read_json(out / "certificate.json")
-    assert certificate["holds"] and certificate["files"] == hashes(out) and set(certificate["source"]) == {"model.pt"}
-    assert [row["beams"] for row in certificate["writing"] if row["judged"]] == [1, 5]
+    assert "parity: passed" in said and f"model: {out}" in said and "against its equations" in said
+    report = read_json(out / "parity.json")
+    assert report["passed"] and report["files"] == hashes(out) and set(report["source"]) == {"model.pt"}
+    assert [row["search"] for row in report["generated"] if row["judged"]] == ["greedy", "beam 5"]
     model = IsogradForSeq2SeqLM.from_pretrained(out, dtype=torch.float64)
     assert model.config.placement == "normformer-fairseq" and model.config.of("encoder").placement == "pre-ln"
     state, ids, written = random_state(options, "pair", ROWS), torch.tensor([[5, 9, 2]]), torch.tensor([[2, 7]])
@@ -115,7 +115,7 @@ def test_a_model_of_one_tower(kind: str, options: dict[str, Any], tmp_path: Path
         "import", "fairseq", str(path), str(tmp_path / "out"), "--dict", str(words), "--json", "--option", "arch=mine"
     )
     assert code == 0, err
-    assert json.loads(said)["holds"] and "(mine)" in json.loads(said)["about"]
+    assert json.loads(said)["passed"] and "(mine)" in json.loads(said)["about"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ends = {"causal": [4, 6], "masked": [0, 4, 6, 2]}[kind]
     assert tokenizer("w0 w2")["input_ids"] == ends and tokenizer.decode([4, 6]) == "w0 w2"
@@ -171,8 +171,8 @@ def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
         "keys": (fairseq("keys.pt"), "no state dict under 'model'; found net, args"),
         "option": (fairseq("few.pt"), "options that are missing: encoder_attention_heads"),
         "shape": (fairseq("good.pt", "--option", "decoder_ffn_embed_dim=25"), "decoder.layers.0.fc1.weight (24, 16)"),
-        "lost": (fairseq("lost.pt"), "weights that are missing: decoder.layers.1.fc1.weight"),
-        "new": (fairseq("new.pt"), "no place for: decoder.adapter.weight"),
+        "lost": (fairseq("lost.pt"), "missing keys: decoder.layers.1.fc1.weight"),
+        "new": (fairseq("new.pt"), "unexpected keys: decoder.adapter.weight"),
         "network": (fairseq("good.pt", "--option", "adaptive_input=true"), "adaptive_input=True"),
         "dictionary": (fairseq("good.pt", "--dict", str(words)), "34 ids, 4 special ones among them, but the token"),
         "no dictionary": (fairseq("good.pt", "--dict", str(folder / "none.txt")), "none.txt"),

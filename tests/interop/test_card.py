@@ -6,15 +6,17 @@ from typing import Any
 
 import yaml
 
-from isograd.interop.card import Card
-from isograd.interop.certificate import Certificate
-from isograd.interop.origin import Origin, origin
-from isograd.models import IsogradConfig
+from isograd.data.subwords import PairTokenizer, train_subwords
+from isograd.interop.card import model_card
+from isograd.interop.forms import MASKED, PAIR, Source, Written
+from isograd.interop.parity import ParityReport
+from isograd.interop.sample import Sample
+from tests.build import model
 
-CERTIFICATE = Certificate(
+REPORT = ParityReport(
     about="a and b",
     logits=(),
-    writing=(),
+    generated=(),
     inputs={"kind": "by hand", "sequences": 1, "tokens": 2, "padding": 0, "prompts": 0},
 )
 RUN: dict[str, dict[str, Any]] = {
@@ -29,26 +31,22 @@ RUN: dict[str, dict[str, Any]] = {
 }
 
 
-def card(origin: Origin, **options: Any) -> str:
-    given: dict[str, Any] = {
-        "config": IsogradConfig(placement="admin", encoder_layers=3, num_hidden_layers=2),
-        "kind": "pair",
-        "form": "FSMTForConditionalGeneration",
-        "library": "transformers",
-        "use": "model = load()",
-        "certificate": CERTIFICATE,
-        "notes": ["A word."],
-        "languages": ("de", "en"),
-    }
-    return str(Card(origin=origin, **given | options))
+def card(folder: Path, **options: Any) -> str:
+    pair = PairTokenizer(*(train_subwords(["ab"], "char", 0) for _ in range(2)), languages=("de", "en"))
+    source: dict[str, Any] = {"model": model("seq2seq", placement="admin"), "kind": PAIR, "tokenizer": pair}
+    source |= {"folder": folder, "sample": Sample(kind="none", batches=()), "facts": {}}
+    written: dict[str, Any] = {"to": "fsmt", "form": "FSMTForConditionalGeneration", "library": "transformers"}
+    written |= {"use": "model = load()", "report": REPORT, "notes": ("A word.",)}
+    parts = [{k: v for k, v in (given | options).items() if k in given} for given in (source, written)]
+    return str(model_card(Source(**parts[0]), Written(**parts[1])))
 
 
 def test_a_card_of_a_run(tmp_path: Path) -> None:
     for name, content in RUN.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     (tmp_path / "model").mkdir()
-    assert origin(tmp_path) == origin(tmp_path / "model") == Origin(**RUN)
-    text = card(origin(tmp_path))
+    text = card(tmp_path / "model")
+    assert text == card(tmp_path)
     front = yaml.safe_load(text.split("---\n")[1])
     assert front == {
         "library_name": "transformers",
@@ -65,7 +63,7 @@ def test_a_card_of_a_run(tmp_path: Path) -> None:
         "| data | train.de |",
         f"| sha256 of the data | {'ab' * 32} |",
         "| tokens | 12,345 |",
-        "| optimizer | radam, peak rate 0.0007, warm-up 6000 |",
+        "| optimizer | radam, peak learning rate 0.0007, warmup 6000 |",
         "| outcome | finished |",
         "| training loss | 3.2 |",
         "| BLEU | 35.5 |",
@@ -73,20 +71,16 @@ def test_a_card_of_a_run(tmp_path: Path) -> None:
     ):
         assert f"\n{line}\n" in text, line
     assert "secret" not in text and "validation loss" not in text
-    assert "```text\na and b\n" in text and "```python\nmodel = load()\n```" in text
+    assert "```text\na and b\n" in text and "\nmodel = load()\n```" in text
 
 
 def test_a_card_without_a_run(tmp_path: Path) -> None:
-    assert origin(tmp_path) == Origin()
-    text = card(
-        origin(tmp_path), config=IsogradConfig(placement="post-ln", num_hidden_layers=2), kind="masked", notes=()
-    )
+    text = card(tmp_path, model=model("masked", placement="post-ln"), kind=MASKED, tokenizer=None, notes=())
     assert "# post-ln, 2 layers" in text and "does not say how it was trained" in text
-    assert "\n\n\n" not in text and "fill-mask" in text
+    assert "\n\n\n" not in text and "fill-mask" in text and "language" not in text.split("---\n")[1]
 
 
 def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"seed": 1}')
     (tmp_path / "outcome.json").write_text("{")
-    assert origin(tmp_path) == Origin(run={"seed": 1})
-    assert "| seed | 1 |" in card(origin(tmp_path))
+    assert "| seed | 1 |" in card(tmp_path)

@@ -15,12 +15,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer, train_subwords
-from isograd.errors import ExportError
-from isograd.interop import ctranslate2_certificate
-from isograd.interop.certificate import Certificate, CertificateError
-from isograd.interop.ctranslate2 import export_ctranslate2
-from isograd.interop.ctranslate2_certificate import certify_ctranslate2
-from isograd.interop.folder import export_folder
+from isograd.errors import InteropError
+from isograd.interop import ctranslate2 as module
+from isograd.interop.ctranslate2 import export_ctranslate2, measure_ctranslate2
+from isograd.interop.export import export_folder
+from isograd.interop.parity import ParityError, ParityReport
 from isograd.interop.sample import random_sample
 from isograd.interop.vocabulary import pieces
 from isograd.models.search import search
@@ -136,7 +135,7 @@ def test_the_shared_table_of_a_translator(tmp_path: Path) -> None:
     model = translator(placement="admin", encoder_vocab_size=None, share_encoder_embeddings=True)
     path = export_ctranslate2(model, PairTokenizer(TARGET, TARGET), tmp_path / "ct2")
     assert (path / "shared_vocabulary.json").is_file()
-    assert certify_ctranslate2(model, PairTokenizer(TARGET, TARGET), path).holds
+    assert measure_ctranslate2(model, PairTokenizer(TARGET, TARGET), path).passed
 
 
 # The search.
@@ -237,35 +236,35 @@ def test_quantised_weights(quantization: Any, tmp_path: Path) -> None:
         assert torch.equal(value, before[name]), name  # CTranslate2 quantises in place: it has to get copies
     whole = export_ctranslate2(model, PAIR, tmp_path / "whole")
     assert (path / "model.bin").stat().st_size < 0.6 * (whole / "model.bin").stat().st_size
-    certificate = certify_ctranslate2(model, PAIR, path, quantization=quantization)
-    assert certificate.holds
-    assert certificate.as_dict()["logits"][0]["relative"] > 1e-4
+    report = measure_ctranslate2(model, PAIR, path, quantization=quantization)
+    assert report.passed
+    assert report.as_dict()["logits"][0]["relative"] > 1e-4
 
 
-def certificate_of(model: Any, changed: Any, folder: Path) -> Certificate:
+def report_of(model: Any, changed: Any, folder: Path) -> ParityReport:
     tokenizer = PAIR if model.config.is_encoder_decoder else TARGET
-    return certify_ctranslate2(model, tokenizer, export_ctranslate2(changed, tokenizer, folder / "ct2"))
+    return measure_ctranslate2(model, tokenizer, export_ctranslate2(changed, tokenizer, folder / "ct2"))
 
 
 @pytest.mark.parametrize("made", [translator, causal])
-def test_the_certificate_and_its_foil(made: Any, tmp_path: Path) -> None:
+def test_the_parity_report_and_its_negative_control(made: Any, tmp_path: Path) -> None:
     model = made(placement="admin", norm_eps=1e-3)
-    kept = certificate_of(model, model, tmp_path)
-    assert kept.holds, kept
-    assert {row["search"] for row in kept.as_dict()["writing"]} == {"greedy"}
+    kept = report_of(model, model, tmp_path)
+    assert kept.passed, kept
+    assert {row["search"] for row in kept.as_dict()["generated"]} == {"greedy"}
     assert "model.bin" in kept.files
     assert "ctranslate2" in kept.versions
     other = made(placement="admin", norm_eps=2e-3)
-    assert not certificate_of(model, other, tmp_path / "other").holds
+    assert not report_of(model, other, tmp_path / "other").passed
 
 
 def test_real_text_is_searched_by_beams_too(tmp_path: Path) -> None:
     model = ending("admin", bias=4.5)
     sample = replace(random_sample(model), kind="text")
     path = export_ctranslate2(model, PAIR, tmp_path / "ct2")
-    found = certify_ctranslate2(model, PAIR, path, sample)
-    assert found.holds, found
-    assert [row["search"] for row in found.as_dict()["writing"]] == ["greedy", "beam 5"]
+    found = measure_ctranslate2(model, PAIR, path, sample)
+    assert found.passed, found
+    assert [row["search"] for row in found.as_dict()["generated"]] == ["greedy", "beam 5"]
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "ctranslate2-int8"])
@@ -274,18 +273,18 @@ def test_from_folder_to_folder(to: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     PAIR.save(tmp_path / "model")
     done = export_folder(tmp_path / "model", tmp_path / "out", to=to, lines=GERMAN)
-    assert (done.to, done.form, done.certificate.holds) == (to, "CTranslate2", True)
+    assert (done.to, done.form, done.report.passed) == (to, "CTranslate2", True)
     assert ctranslate2.contains_model(str(tmp_path / "out"))
-    written = json.loads((tmp_path / "out" / "certificate.json").read_text(encoding="utf-8"))
-    assert written["holds"] and "model.safetensors" in written["source"]
+    written = json.loads((tmp_path / "out" / "parity.json").read_text(encoding="utf-8"))
+    assert written["passed"] and "model.safetensors" in written["source"]
     assert "ctranslate2.Translator" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_certificate_that_does_not_hold_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctranslate2_certificate, "EXACT", 0.0)
+def test_a_failed_parity_report_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXACT", 0.0)
     ending("admin").save_pretrained(tmp_path / "model")
     PAIR.save(tmp_path / "model")
-    with pytest.raises(CertificateError, match="does not hold"):
+    with pytest.raises(ParityError, match="parity failed"):
         export_folder(tmp_path / "model", tmp_path / "out", to="ctranslate2")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -303,7 +302,7 @@ def test_a_certificate_that_does_not_hold_leaves_no_folder(tmp_path: Path, monke
     ],
 )
 def test_what_it_cannot_hold(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=said) as caught:
+    with pytest.raises(InteropError, match=said) as caught:
         export_ctranslate2(translator(**options), PAIR, tmp_path / "ct2")
     assert "\n" not in str(caught.value)
     assert "onnx" in str(caught.value)
@@ -315,12 +314,12 @@ def test_both_norms_and_none(tmp_path: Path, own_catalogue: None) -> None:
     register("none", Placement(each=Residual()))
     register("mixed", Placement(each=ByKind(attn=Residual(pre=N), ffn=Residual(post=N))))
     for name, said in (("both", "norms before the branch and on the sum"), ("none", "no norm"), ("mixed", "one flag")):
-        with pytest.raises(ExportError, match=said):
+        with pytest.raises(InteropError, match=said):
             export_ctranslate2(causal(placement=name), TARGET, tmp_path / "ct2")
 
 
 def test_a_masked_model(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="IsogradForMaskedLM does neither"):
+    with pytest.raises(InteropError, match="IsogradForMaskedLM does neither"):
         export_ctranslate2(build.model("masked"), TARGET, tmp_path / "ct2")
 
 

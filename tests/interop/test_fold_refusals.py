@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from isograd.errors import ExportError, FoldError
+from isograd.errors import FoldError, InteropError
 from isograd.interop.fold import NEAR_ZERO, fold
 from isograd.placement import CATALOGUE, Norm, Placement, Residual
 from isograd.placement.catalogue import register
@@ -20,7 +20,7 @@ def refused(made: Any, message: str, **options: Any) -> None:
     before = copy.deepcopy(made.state_dict())
     with pytest.raises(FoldError, match=message) as caught:
         fold(made, **options)
-    assert "\n" not in str(caught.value) and isinstance(caught.value, ExportError)
+    assert "\n" not in str(caught.value) and isinstance(caught.value, InteropError)
     assert all(torch.equal(v.nan_to_num(), before[n].nan_to_num()) for n, v in made.state_dict().items())
 
 

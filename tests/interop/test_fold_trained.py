@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from isograd.interop.fold import fold
-from isograd.interop.fold_folder import certify_fold, load_isograd, load_tokenizer
+from isograd.interop.fold import fold, measure_fold
+from isograd.interop.folder import load_isograd
 from isograd.interop.sample import random_sample, text_sample
+from isograd.interop.vocabulary import load_tokenizer
 from isograd.models import IsogradPreTrainedModel
 from isograd.train.train import train
 from isograd.transformer.parameters import roles
@@ -60,10 +61,10 @@ def test_a_trained_model_folds(kind: str, options: dict[str, Any], tmp_path: Pat
     folded = fold(made, untie=True)
     text = text_sample(made, load_tokenizer(tmp_path / "run/model"), lines(kind))
     for sample in (text, random_sample(made)):
-        certificate = certify_fold(made, folded, sample, untie=True)
-        assert certificate.holds, str(certificate)
-        assert all(row.difference < 1e-5 for row in certificate.logits if row.precision != "bf16")
-    assert certificate.writing or kind == "masked"
+        report = measure_fold(made, folded, sample, untie=True)
+        assert report.passed, str(report)
+        assert all(row.difference < 1e-5 for row in report.logits if row.precision != "bf16")
+    assert report.generated or kind == "masked"
     assert text.kind == "text" and text.counts()["tokens"] > 20
 
 
@@ -71,5 +72,5 @@ def test_foil_a_trained_model_with_one_skip_left_out(tmp_path: Path) -> None:
     made = trained("language", tmp_path / "run", embedding_norm=True)
     other = copy.deepcopy(made)
     torch.nn.init.ones_(other.model.layers[1].ffn.combine.skip.weight)
-    certificate = certify_fold(made, fold(other))
-    assert not certificate.holds and "fp32 logits differ" in certificate.failures()[0]
+    report = measure_fold(made, fold(other))
+    assert not report.passed and "fp32 logits differ" in report.failures()[0]

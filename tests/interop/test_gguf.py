@@ -12,11 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from isograd.data.tokenizers import for_transformers, train_tokenizer
-from isograd.errors import ExportError
+from isograd.errors import InteropError
 from isograd.interop import gguf as module
-from isograd.interop.folder import export_folder
-from isograd.interop.gguf import FILE, export_gguf
-from isograd.interop.gguf_certificate import certify_gguf
+from isograd.interop.export import export_folder
+from isograd.interop.gguf import FILE, export_gguf, measure_gguf
 from tests import build
 
 TOKENIZER = train_tokenizer(
@@ -144,14 +143,14 @@ def test_rows_that_are_not_paired_are_another_function(tmp_path: Path, monkeypat
     model = causal(**LLAMA)
     folder = export_gguf(model, TOKENIZER, tmp_path / "gguf")
     assert gap(model, folder) > 1e-2
-    assert not certify_gguf(model, folder).holds
+    assert not measure_gguf(model, folder).passed
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
-def test_the_certificate(case: str, tmp_path: Path) -> None:
+def test_the_parity_report(case: str, tmp_path: Path) -> None:
     model = causal(**(CASES[case] | {"intermediate_size": 24, "max_position_embeddings": 40}))
-    found = certify_gguf(model, export_gguf(model, TOKENIZER, tmp_path / "gguf"))
-    assert found.holds, found
+    found = measure_gguf(model, export_gguf(model, TOKENIZER, tmp_path / "gguf"))
+    assert found.passed, found
     assert "llama.cpp was not run" in str(found)
     assert FILE in found.files
 
@@ -162,7 +161,7 @@ def test_half(tmp_path: Path) -> None:
     tensors, _ = read(folder)
     assert tensors["blk.0.attn_v.weight"].dtype == torch.float16
     assert tensors["blk.0.attn_norm.weight"].dtype == torch.float32
-    found = certify_gguf(model, folder, half=True)
+    found = measure_gguf(model, folder, half=True)
     assert found.logits[0].relative is not None
     assert 1e-5 < found.logits[0].relative < 1e-2
 
@@ -198,8 +197,8 @@ def test_from_folder_to_folder(tmp_path: Path) -> None:
     causal(**LLAMA).save_pretrained(tmp_path / "model")
     for_transformers(TOKENIZER).save_pretrained(tmp_path / "model")
     done = export_folder(tmp_path / "model", tmp_path / "out", to="gguf")
-    assert (done.to, done.form, done.certificate.holds) == ("gguf", "GGUF", True)
-    assert {FILE, "README.md", "certificate.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert (done.to, done.form, done.report.passed) == ("gguf", "GGUF", True)
+    assert {FILE, "README.md", "parity.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 # What is refused.
@@ -218,7 +217,7 @@ def test_from_folder_to_folder(tmp_path: Path) -> None:
     ],
 )
 def test_what_llama_cpp_cannot_hold(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=said) as caught:
+    with pytest.raises(InteropError, match=said) as caught:
         export_gguf(causal(**options), TOKENIZER, tmp_path / "gguf")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -231,7 +230,7 @@ def test_other_models_and_vocabularies(tmp_path: Path) -> None:
         (causal(**GPT2), characters, "WordLevel"),
         (causal(**GPT2), None, "NoneType has none"),
     ):
-        with pytest.raises(ExportError, match=said):
+        with pytest.raises(InteropError, match=said):
             export_gguf(model, tokenizer, tmp_path / "gguf")
     assert not list(tmp_path.iterdir())
 

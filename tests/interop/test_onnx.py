@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from isograd.errors import ExportError
-from isograd.interop.onnx import OnnxModel, export_onnx
-from isograd.interop.onnx_certificate import certify_onnx
+from isograd.errors import InteropError
+from isograd.interop.onnx import OnnxModel, export_onnx, measure_onnx
 from isograd.models import IsogradModel
 from tests import build
 
@@ -62,15 +61,15 @@ def test_a_language_model(language: tuple[Any, Path]) -> None:
         assert gap(model, folder, inputs) < LIMIT
 
 
-def test_the_certificate_and_its_foil(language: tuple[Any, Path]) -> None:
+def test_the_parity_report_and_its_negative_control(language: tuple[Any, Path]) -> None:
     model, folder = language
-    found = certify_onnx(model, folder)
-    assert found.holds, found
-    assert [(row.search, row.equal) for row in found.writing] == [("greedy", 8)]
+    found = measure_onnx(model, folder)
+    assert found.passed, found
+    assert [(row.search, row.equal) for row in found.generated] == [("greedy", 8)]
     assert "model.onnx" in found.files
     other = build.model("causal", placement="normformer-resscale", num_hidden_layers=1, norm_eps=1e-3)
     other.load_state_dict(model.state_dict())
-    assert not certify_onnx(other, folder).holds
+    assert not measure_onnx(other, folder).passed
 
 
 def test_it_needs_onnxruntime_alone(language: tuple[Any, Path]) -> None:
@@ -119,9 +118,9 @@ def test_a_translator(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_hidden_layers": 1, "encoder_layers": 1, "position_embedding_type": "sinusoidal"}
     model = build.model("seq2seq", placement="admin", **options)
     folder = check("seq2seq", tmp_path, model)
-    found = certify_onnx(model, folder)
-    assert found.holds, found
-    assert [(row.search, row.equal) for row in found.writing] == [("greedy", 8)]
+    found = measure_onnx(model, folder)
+    assert found.passed, found
+    assert [(row.search, row.equal) for row in found.generated] == [("greedy", 8)]
     assert sorted(path.name for path in folder.glob("*.onnx")) == ["decoder_model.onnx", "encoder_model.onnx"]
     with pytest.raises(ValueError, match="decoder_input_ids"):
         OnnxModel(folder)(build.tokens(2, 3))
@@ -176,7 +175,7 @@ def test_token_types(tmp_path: Path) -> None:
 
 
 def test_a_tower_without_a_head(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="IsogradModel has no head"):
+    with pytest.raises(InteropError, match="IsogradModel has no head"):
         export_onnx(IsogradModel(build.config("masked")), tmp_path / "onnx")
     assert not list(tmp_path.iterdir())
 
