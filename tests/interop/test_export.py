@@ -108,10 +108,10 @@ def test_what_lies_in_the_folder(runs: Path, tmp_path: Path) -> None:
     assert (done.to, done.form, done.report.passed) == ("fsmt", "FSMTForConditionalGeneration", True)
     assert sorted(p.name for p in out.iterdir()) == [
         "README.md",
-        "parity.json",
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        "parity.json",
         "tokenizer.json",
         "tokenizer_config.json",
         "translation.json",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from isograd.interop.fairseq import from_fairseq
 from isograd.interop.fairseq import original as equations
-from isograd.interop.fairseq.names import original, renamed
+from isograd.interop.fairseq.names import original_name, renamed
 from isograd.interop.fairseq.options import config_from_fairseq, options_of
 from isograd.models import IsogradForCausalLM, IsogradForMaskedLM, IsogradForSeq2SeqLM
 from isograd.models.search import search
@@ -256,7 +256,7 @@ def test_the_profile_of_a_masked_model() -> None:
     ids = tokens(3, 8)
     ids[1, 5:], ids[2, 1:] = PAD, PAD
     model = from_fairseq(state, options)
-    skips = calibrate(model, {"input_ids": ids, "attention_mask": (ids != PAD).long()}, ascale=True)["encoder"]
+    skips = calibrate(model, {"input_ids": ids, "attention_mask": (ids != PAD).long()}, again=True)["encoder"]
     pads, running, expected = ids == PAD, 1.0, []
     x = equations._embedded(state, options, "encoder.sentence_encoder", ids, pads)
     for layer in range(2):
@@ -353,7 +353,7 @@ def test_the_originals_names_are_found_again(case: str) -> None:
         if "in_proj" in name or name.endswith((".version", "sinusoidal_table", "embed_out")):
             continue
         (ours,) = renamed({name: value}, options)
-        assert original(ours, options) == name
+        assert original_name(ours, options) == name
 
 
 def test_names_without_a_place_are_refused_each() -> None:

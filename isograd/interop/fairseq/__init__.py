@@ -20,7 +20,7 @@ from isograd.errors import DataError, InteropError
 from isograd.files import new_folder
 from isograd.interop.checkpoint import Options, plain, read_checkpoint, tensors
 from isograd.interop.fairseq.dictionaries import tokenizer_of
-from isograd.interop.fairseq.names import original, renamed, tables, upgraded
+from isograd.interop.fairseq.names import original_name, renamed, tables, upgraded
 from isograd.interop.fairseq.options import config_from_fairseq, described, normed_before, options_of
 from isograd.interop.fairseq.original import Original
 from isograd.interop.forms import MASKED, kind_of
@@ -77,7 +77,7 @@ def from_fairseq(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Isog
     prefixes = {side: side if model.config.is_encoder_decoder else "model" for side in stored}
     for side, table in stored.items():
         weights[f"{prefixes[side]}.embedding.positions.weight"] = table
-    fill(model, weights, lambda name: original(name, options))
+    fill(model, weights, lambda name: original_name(name, options))
     for prefix in prefixes.values():
         getattr(model, prefix).embedding.positions.weight.requires_grad_(False)
     return model.eval()

@@ -90,7 +90,7 @@ def renamed(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str
     return ours
 
 
-def original(name: str, options: Mapping[str, Any]) -> str:
+def original_name(name: str, options: Mapping[str, Any]) -> str:
     """The original's name of one of our weights, for messages."""
     module, _, leaf = name.rpartition(".")
     return _as_stored(f"{modules(options).get(module, module)}.{leaf}")
