@@ -126,7 +126,7 @@ def fill(
     refuse(
         "weights of another shape",
         (
-            f"{original(name)} {tuple(value.shape)}, expected {tuple(own[name].shape)}"
+            f"{original(name)} {tuple(value.shape)} in place of {tuple(own[name].shape)}"
             for name, value in state.items()
             if value.shape != own[name].shape
         ),

@@ -376,7 +376,7 @@ def test_missing_weights_are_refused_by_name() -> None:
 
 def test_mismatched_shapes_are_refused_by_name() -> None:
     state, _, options = given("encdec/ed_post_plain")
-    with pytest.raises(ValueError, match=r"encoder\.layers\.0\.fc1\.weight \(64, 32\) expected \(48, 32\)"):
+    with pytest.raises(ValueError, match=r"encoder\.layers\.0\.fc1\.weight \(64, 32\) in place of \(48, 32\)"):
         from_fairseq(state, options | {"encoder_ffn_embed_dim": 48})
     with pytest.raises(ValueError, match="vocab_size=98, but the token table has 97 rows"):
         from_fairseq(state, options | {"vocab_size": 98})
