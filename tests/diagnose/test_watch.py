@@ -43,7 +43,7 @@ def batches(count: int = 5, rows: int = 4) -> list[Tensor]:
 
 
 def train(model: nn.Module, watch: Any, steps: list[Tensor], lr: float = 1e-2) -> dict[str, Tensor]:
-    """Adam with clipping; the weights behind it."""
+    """Adam with clipping; the weights after it."""
     torch.manual_seed(2)
     optimizer = torch.optim.Adam(model.parameters(), lr)
     for ids in steps:
@@ -138,7 +138,7 @@ def test_a_watched_training_is_bit_equal(build: Callable[[], nn.Module], setting
     model = build()
     watched = train(model, isograd.watch(model, folder=tmp_path, **settings), batches())
     assert all(torch.equal(watched[name], value) for name, value in plain.items())
-    other = train(build(), None, batches(), lr=1.0001e-2)  # the foil: the comparison would see a difference
+    other = train(build(), None, batches(), lr=1.0001e-2)  # negative control: the comparison would see a difference
     assert not all(torch.equal(other[name], value) for name, value in plain.items())
 
 
@@ -169,7 +169,7 @@ def test_accumulation_is_the_whole_batch() -> None:
     assert parts.row["grad_norm"] == pytest.approx(whole.row["grad_norm"], rel=1e-5)
     assert numbers(parts) == pytest.approx(numbers(whole), rel=1e-5)
     model.zero_grad()
-    loss_of(model, ids[:2]).backward()  # the foil: one micro-batch alone
+    loss_of(model, ids[:2]).backward()  # negative control: one micro-batch alone
     parts.step(loss)
     assert parts.row["grad_norm"] != pytest.approx(whole.row["grad_norm"], rel=1e-2)
 

@@ -90,7 +90,7 @@ def test_layers_of_models_of_others(name: str) -> None:
     assert groups(build()) == expected
 
 
-def test_a_list_of_heads_is_no_tower_beside_layers() -> None:
+def test_a_list_of_heads_is_no_stack_beside_layers() -> None:
     network = nn.ModuleDict({"layers": nn.ModuleList(Block() for _ in range(2)), "heads": nn.ModuleList()})
     network["heads"].extend(nn.Linear(8, 4) for _ in range(3))  # type: ignore[operator]
     assert groups(network) == {"narrow.weight": ("layers.0", "layers.1", 2)}

@@ -1,4 +1,4 @@
-"""The early warning: what it is told is known here, so what it must say is."""
+"""The early warning: what it reads is known here, so what it must report is."""
 
 import json
 import math
@@ -14,8 +14,8 @@ LAYERS = [f"layers.{i}" for i in range(6)]
 Norms = Callable[[int], list[float | None]]
 
 
-def told(norms: Norms, steps: int = 60, towers: Iterable[str] = ["decoder"] * 6) -> CollapseWatch:
-    watch = CollapseWatch(LAYERS, list(towers))
+def watched(norms: Norms, steps: int = 60, stacks: Iterable[str] = ["decoder"] * 6) -> CollapseWatch:
+    watch = CollapseWatch(LAYERS, list(stacks))
     for step in range(1, steps + 1):
         watch.follow(step, 3.0, norms(step))
     return watch
@@ -27,7 +27,7 @@ def collapsing(step: int) -> list[float | None]:
 
 
 def test_layers_that_come_apart() -> None:
-    (row,) = told(collapsing).warnings
+    (row,) = watched(collapsing).warnings
     fall = 0.9 ** (-(1 + 1.5) / 2)  # per step, between the two layers in the middle, measured by the last one's 1
     first = math.ceil(math.log(APART) / math.log(fall)) + READINGS // 2 + 1  # the first step is a start, not a fall
     first += HOLD - 1
@@ -53,7 +53,7 @@ def test_layers_that_come_apart() -> None:
     ],
 )
 def test_what_is_no_collapse(healthy: Norms) -> None:
-    assert told(healthy).warnings == []
+    assert watched(healthy).warnings == []
 
 
 def test_gradients_apart_in_a_model_that_learns() -> None:
@@ -72,21 +72,21 @@ def test_gradients_that_come_together_again_in_time() -> None:
     def apart_for(readings: int) -> Norms:
         return lambda t: [0.5 * (0.001 if 10 <= t < 10 + readings and i < 4 else 1.0) for i in range(6)]
 
-    assert told(apart_for(HOLD - 1)).warnings == []
-    assert len(told(apart_for(HOLD)).warnings) == 1
+    assert watched(apart_for(HOLD - 1)).warnings == []
+    assert len(watched(apart_for(HOLD)).warnings) == 1
 
 
 def test_layers_behind_branches_that_start_at_zero() -> None:
     """ReZero: no gradient in the first step, then all grow."""
-    assert told(lambda t: [0.0 if t == 1 else 1e-5 * t**3] * 6).warnings == []
-    assert len(told(lambda t: [0.0] * 6 if t == 1 else collapsing(t)).warnings) == 1
+    assert watched(lambda t: [0.0 if t == 1 else 1e-5 * t**3] * 6).warnings == []
+    assert len(watched(lambda t: [0.0] * 6 if t == 1 else collapsing(t)).warnings) == 1
 
 
-def test_towers_are_judged_alone() -> None:
+def test_stacks_are_judged_alone() -> None:
     apart = ["encoder"] * 3 + ["decoder"] * 3
-    assert told(lambda t: [0.8**t] * 3 + [1.0] * 3, towers=apart).warnings == []
-    assert len(told(lambda t: [0.8**t] * 4 + [1.0] * 2).warnings) == 1  # the foil: one tower
-    decoder = told(lambda t: [1.0] * 3 + [0.5**t, 0.7**t, 1.0], towers=apart)
+    assert watched(lambda t: [0.8**t] * 3 + [1.0] * 3, stacks=apart).warnings == []
+    assert len(watched(lambda t: [0.8**t] * 4 + [1.0] * 2).warnings) == 1  # negative control: one stack
+    decoder = watched(lambda t: [1.0] * 3 + [0.5**t, 0.7**t, 1.0], stacks=apart)
     assert [row["layer"] for row in decoder.warnings] == ["layers.3"]
 
 
@@ -112,7 +112,7 @@ def test_a_slow_warm_up_passes_slowly() -> None:
 
 
 def test_it_goes_on_where_it_was() -> None:
-    whole, half = told(collapsing), told(collapsing, steps=12)
+    whole, half = watched(collapsing), watched(collapsing, steps=12)
     assert half.warnings == []
     again = CollapseWatch(LAYERS, ["decoder"] * 6)
     again.restore(json.loads(json.dumps(half.state())))

@@ -50,7 +50,7 @@ def test_weights_that_have_moved_are_placed_the_same_and_not_judged_by_a_start(n
 
 
 def test_the_same_classes_in_two_placements() -> None:
-    """The foil to reading names: both have modules of one class under one name."""
+    """Negative control for reading names: both have modules of one class under one name."""
     one, other = built(FAMILIES["opt"]), built(FAMILIES["opt-post"])
     names = [{n for n, _ in m.named_modules() if "layers" in n} for m in (one, other)]
     assert names[0] == names[1] and found(one) != found(other)

@@ -169,7 +169,7 @@ def changed(model: Any, inputs: dict[str, Any], name: str, places: slice) -> Ten
 def sees_the_future(model: Any) -> bool:
     inputs = named(model)
     moved = changed(model, inputs, "input_ids", slice(9, 10))
-    assert (moved[:, 9:] > 1e-6).all(-1).any()  # the foil: to the right it must be seen
+    assert (moved[:, 9:] > 1e-6).all(-1).any()  # negative control: to the right it must be seen
     return bool((moved[:, :9] > 1e-6).any())
 
 

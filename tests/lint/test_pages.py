@@ -20,14 +20,14 @@ def text(code: str) -> str:
     return (DOCS / "check" / f"{code}.md").read_text()
 
 
-def said(example: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def checked(example: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What `isograd.check` returns in an example."""
-    heard: list[Any] = []
+    returned: list[Any] = []
     check = isograd.check
-    monkeypatch.setattr(isograd, "check", lambda *args, **options: heard.append(check(*args, **options)))
+    monkeypatch.setattr(isograd, "check", lambda *args, **options: returned.append(check(*args, **options)))
     torch.manual_seed(0)
     exec(compile(example, "example", "exec"), {"__name__": "example"})
-    return heard[-1]
+    return returned[-1]
 
 
 def test_every_code_has_a_page_and_every_page_a_code() -> None:
@@ -36,7 +36,7 @@ def test_every_code_has_a_page_and_every_page_a_code() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_a_page_names_its_code_and_tells_what_to_do(code: str) -> None:
+def test_a_page_names_its_code_and_what_to_do(code: str) -> None:
     page = text(code)
     assert page.startswith(f"# {code}\n")
     for part in ("**Measured.**", "**Why it matters.**", "**What to do.**"):
@@ -47,16 +47,16 @@ def test_a_page_names_its_code_and_tells_what_to_do(code: str) -> None:
 @pytest.mark.parametrize("code", sorted(CODES - WITHOUT_EXAMPLE))
 def test_the_example_of_a_page_has_its_fault(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", text(code), re.DOTALL)
-    findings = said(example, monkeypatch)
+    findings = checked(example, monkeypatch)
     assert code in findings.codes, str(findings)
     assert findings.missed == ()
 
 
-def test_the_table_tells_the_severities_that_findings_have() -> None:
+def test_the_table_lists_the_severities_of_findings() -> None:
     lines = [line.split("|") for line in (DOCS / "check.md").read_text().splitlines() if line.startswith("| [")]
-    told = {cells[1].split("]")[0].strip(" ["): set(cells[2].strip().split(", ")) for cells in lines}
-    assert set(told) == CODES
+    listed = {cells[1].split("]")[0].strip(" ["): set(cells[2].strip().split(", ")) for cells in lines}
+    assert set(listed) == CODES
     for name, (faulty, _, code) in FAULTS.items():
         torch.manual_seed(0)
         findings = isograd.check(faulty(), **OPTIONS.get(name, {}))
-        assert {f.severity for f in findings if f.code == code} <= told[code], name
+        assert {f.severity for f in findings if f.code == code} <= listed[code], name

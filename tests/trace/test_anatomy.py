@@ -113,7 +113,7 @@ EQUATIONS: dict[str, tuple[Callable[..., Tensor], str, float, float]] = {
     "post, scaled": (lambda x, f: rms_norm(2.5 * x + f(x)), "deepnorm", 2.5, 1),
     "out": (lambda x, f: x + rms_norm(f(x)), "out-ln", 1, 1),
     "around": (lambda x, f: x + 0.5 * layer_norm(f(layer_norm(x))), "sandwich", 1, 0.5),
-    "before and behind the sum": (lambda x, f: layer_norm(8 * x + f(layer_norm(x))), "pre+post", 8, 1),
+    "before and after the sum": (lambda x, f: layer_norm(8 * x + f(layer_norm(x))), "pre+post", 8, 1),
     "none": (lambda x, f: x + 0.25 * f(x), "none", 1, 0.25),
     "in place": (lambda x, f: (x * 1.0).add_(f(layer_norm(x))), "pre-ln", 1, 1),
     "subtracted": (lambda x, f: x - f(layer_norm(x)), "pre-ln", 1, 1),
@@ -132,7 +132,7 @@ def test_equations_by_hand(name: str) -> None:
 
 
 def test_a_norm_is_what_scaling_does_not_move() -> None:
-    """The foil of the equations: the same shape of operations, divided by something that does not grow with x."""
+    """Negative control: the same shape of operations, divided by something that does not grow with x."""
     found = find_anatomy(
         ByHand(lambda x, f: x + f(x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-6))), torch.randn(2, 5, 8)
     )

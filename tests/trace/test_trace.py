@@ -45,7 +45,7 @@ def test_a_silenced_branch_is_a_layer_without_it() -> None:
     nn.init.zeros_(second.mlp.c_proj.bias)
     want = model(IDS).logits
     assert torch.allclose(replayed, want, atol=1e-6)
-    assert not torch.allclose(trace[logits], want, atol=1e-3)  # the foil: silence is heard
+    assert not torch.allclose(trace[logits], want, atol=1e-3)  # negative control: silence is heard
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Known faults of Transformers, rebuilt small, each with a twin that differs in the fault alone.
 
 FAULTS names them: builder of the faulty model, builder of its healthy twin, the code that `isograd check` must give.
-OPTIONS are what `check` must be told to see one; BESIDES are codes that come with a fault and are right.
+OPTIONS are what `check` needs to detect one; BESIDES are codes that come with a fault and are right.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from tests.lint.faults import options, reading, starts, wiring
+from tests.lint.faults import initialization, options, reading, wiring
 from tests.lint.faults.plain import RMSNorm, post, pre, xavier
 from tests.lint.faults.pretrained import SmallForMaskedLM, SmallForSeq2SeqLM, small
 
@@ -28,7 +28,7 @@ _WIRING: dict[str, Pair] = {
         "final-norm-missing",
     ),
     "decoder-without-final-norm": (wiring.without_final, pre, "final-norm-missing"),
-    "torch-transformer": (wiring.torch_transformer, wiring.torch_transformer_of_towers, "final-norm-doubled"),
+    "torch-transformer": (wiring.torch_transformer, wiring.torch_transformer_of_own_stacks, "final-norm-doubled"),
     "torch-encoder-post-with-norm": (
         lambda: wiring.torch_encoder(norm_first=False, final=True),
         lambda: wiring.torch_encoder(norm_first=False, final=False),
@@ -56,19 +56,19 @@ _WIRING: dict[str, Pair] = {
 }
 _STARTS: dict[str, Pair] = {
     "deepnorm-swapped": (
-        lambda: starts.deepnorm(skip=starts.BETA, start=starts.ALPHA),
-        starts.deepnorm,
+        lambda: initialization.deepnorm(skip=initialization.BETA, start=initialization.ALPHA),
+        initialization.deepnorm,
         "deepnorm-swapped",
     ),
     "deepnorm-fused-value": (
-        lambda: starts.deepnorm(fused=True, value=1.0),
-        lambda: starts.deepnorm(fused=True),
+        lambda: initialization.deepnorm(fused=True, value=1.0),
+        lambda: initialization.deepnorm(fused=True),
         "value-start",
     ),
-    "embedding-of-torch": (starts.torchs_embedding, pre, "embedding-std"),
-    "feedforward-of-torch": (starts.torchs_feedforward, pre, "start-std"),
-    "one-large-out": (starts.one_large_out, pre, "start-std"),
-    "head-of-one": (lambda: starts.own_head(1.0), lambda: starts.own_head(0.02), "initial-loss"),
+    "embedding-of-torch": (initialization.torchs_embedding, pre, "embedding-std"),
+    "feedforward-of-torch": (initialization.torchs_feedforward, pre, "start-std"),
+    "one-large-out": (initialization.one_large_out, pre, "start-std"),
+    "head-of-one": (lambda: initialization.own_head(1.0), lambda: initialization.own_head(0.02), "initial-loss"),
 }
 _READING: dict[str, Pair] = {
     "causal-unmasked": (lambda: small(reading.UnmaskedForCausalLM), small, "future-leaks"),

@@ -46,7 +46,7 @@ class Convolution(nn.Module):
 
 
 class Convolved(nn.Module):
-    """A table of vectors with a convolution behind it."""
+    """A table of vectors with a convolution after it."""
 
     def __init__(self, table: nn.Module, before: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class SelfishForSeq2SeqLM(SmallForSeq2SeqLM):
 
 
 class Translator(nn.Module):
-    """torch.nn's two towers with tables and a head, as in many a tutorial."""
+    """torch.nn's two stacks with tables and a head, as in many a tutorial."""
 
     def __init__(self) -> None:
         super().__init__()

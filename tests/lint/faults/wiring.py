@@ -35,7 +35,7 @@ class Scale(nn.Module):
 
 
 class HeadScaledAttention(Attention):
-    """NormFormer's attention: each head times a learned number before W_O, a norm behind it."""
+    """NormFormer's attention: each head times a learned number before W_O, a norm after it."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -61,7 +61,7 @@ class OutScaledAttention(HeadScaledAttention):
 
 
 class NormFormerLayer(nn.Module):
-    """Pre-LN with a norm behind the attention and one inside the feed-forward."""
+    """Pre-LN with a norm after the attention and one inside the feed-forward."""
 
     attention: type[Attention] = HeadScaledAttention
 
@@ -128,12 +128,12 @@ def torch_decoder(*, final: bool) -> nn.Module:
 
 
 def torch_transformer() -> nn.Module:
-    """nn.Transformer as it comes: post-norm, and a norm more at the end of each tower, on what is normed already."""
+    """nn.Transformer as it comes: post-norm, and one more norm at the end of each stack, which normalizes twice."""
     return nn.Transformer(WIDTH, HEADS, 3, 3, 64, dropout=0.0, batch_first=True).eval()
 
 
-def torch_transformer_of_towers() -> nn.Module:
-    """nn.Transformer with towers of one's own, which end where their last layer ends."""
+def torch_transformer_of_own_stacks() -> nn.Module:
+    """nn.Transformer with stacks of one's own, which end where their last layer ends."""
     options: dict[str, Any] = {"d_model": WIDTH, "nhead": HEADS, "dropout": 0.0, "batch_first": True}
     above = nn.TransformerEncoderLayer(dim_feedforward=64, **options)
     below = nn.TransformerDecoderLayer(dim_feedforward=64, **options)
