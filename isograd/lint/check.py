@@ -5,15 +5,15 @@ findings.placements["model.layers.3.self_attn"]     # "pre-ln"
 for finding in findings: print(finding.code, finding.address, finding.measured)
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
+from isograd.errors import hint
 from isograd.lint import collapse, initialization, leaks, options, wiring
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, Findings
+from isograd.lint.findings import SEVERITIES, Finding, Findings
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import as_inputs, guess_inputs
 from isograd.trace.sublayers import TracedSublayer
@@ -42,7 +42,6 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "option-inert": options.inert,
 }
 CODES = frozenset(code for codes in RULES for code in codes.split()) | {"not-found"}
-GRAVITY = {"error": 0, "warning": 1, "info": 2}
 
 
 def check(
@@ -90,7 +89,7 @@ def check(
         model=name or type(model).__name__,
         placements=anatomy.placements,
         formulas={s.address: formula(s) for s in anatomy.sublayers},
-        findings=tuple(sorted(found, key=lambda f: GRAVITY[f.severity])),
+        findings=tuple(sorted(found, key=lambda f: SEVERITIES.index(f.severity))),
         missed=tuple(missed),
     )
 
@@ -103,9 +102,7 @@ def known_codes(codes: Iterable[str]) -> frozenset[str]:
     """
     for code in codes:
         if code not in CODES:
-            near = difflib.get_close_matches(code, sorted(CODES), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(CODES))}"
-            raise ValueError(f"unknown code {code!r}: {hint}")
+            raise ValueError(f"unknown code {code!r}: {hint(code, sorted(CODES))}")
     return frozenset(codes)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the most severe first
 PAGES = "docs/check"
 
 

@@ -278,7 +278,9 @@ def _by_role(checked: CheckedModel, stack: TracedStack) -> dict[str, list[str]]:
     for sublayer in stack.sublayers:
         for name, role in sublayer.roles.items():
             if checked.parameters[name].ndim == 2:
-                found.setdefault(f"{sublayer.kind} {role}", []).append(name)
+                found.setdefault(role if sublayer.kind in ("attn", "ffn") else f"{sublayer.kind} {role}", []).append(
+                    name
+                )
     return found
 
 

@@ -40,7 +40,7 @@ class TracedSublayer:
         kind: "attn", "cross", "ffn", or "mix" (mixes positions without attention).
         norms: those found, by slot.
         parameters: names of all in the branch, its norms and coefficients.
-        roles: name of a matrix -> query, key, value, out, ffn_in, ffn_out.
+        roles: name of a matrix -> query, key, value, attn_out, ffn_in, ffn_out.
         last: name of the last projection's weight, W_O or W_2.
 
     Of its stack (`isograd.trace.anatomy`):
@@ -275,5 +275,5 @@ class _Finder:
                     if name in self.matrices:
                         roles[name] = f"{roles[name]}+{side}" if name in roles else side
         if last is not None:
-            roles[last] = "ffn_out" if attention is None else "out"
+            roles[last] = "ffn_out" if attention is None else "attn_out"
         return roles

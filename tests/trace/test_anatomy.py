@@ -14,6 +14,7 @@ from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.transformer.sublayer import Sublayer
 
 IDS = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(0))
+ROLES = {"query": "query", "key": "key", "value": "value", "out": "attn_out"}
 SHAPE: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
 
 
@@ -58,7 +59,7 @@ def test_parameters_and_addresses_are_those_of_the_sublayers() -> None:
     for sublayer in found.sublayers:
         own = {f"{sublayer.address}.{name}" for name, _ in modules[sublayer.address].named_parameters()}
         assert set(sublayer.parameters) == own
-        roles = {f"{sublayer.address}.branch.{r}.weight": r for r in ("query", "key", "value", "out")}
+        roles = {f"{sublayer.address}.branch.{name}.weight": role for name, role in ROLES.items()}
         if sublayer.kind == "attn":
             assert sublayer.roles == roles
         assert sublayer.last == f"{sublayer.address}.branch.out.weight"
