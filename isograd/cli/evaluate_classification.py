@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         from isograd.cli.quiet import quiet
         from isograd.errors import DataError, FolderBusyError, RecipeError, UnknownPlacement
         from isograd.study.compare import compare
-        from isograd.train.allocator import keep_freed_memory
+        from isograd.train.memory import keep_freed_memory
 
         quiet()
         keep_freed_memory()

@@ -87,7 +87,7 @@ def _evaluate(options: argparse.Namespace, console: Console) -> "ZeroShot":
     from isograd.evaluate.causal import load_causal_model
     from isograd.evaluate.harness_tasks import load_tasks
     from isograd.evaluate.zero_shot import zero_shot
-    from isograd.train.allocator import keep_freed_memory
+    from isograd.train.memory import keep_freed_memory
 
     quiet()
     keep_freed_memory()

@@ -39,7 +39,7 @@ def load(options: argparse.Namespace, console: Console) -> "Translator":
 
         from isograd.cli.quiet import quiet
         from isograd.evaluate.translation import Translator
-        from isograd.train.allocator import keep_freed_memory
+        from isograd.train.memory import keep_freed_memory
 
         quiet()
         keep_freed_memory()

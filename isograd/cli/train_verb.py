@@ -97,7 +97,7 @@ def _train(recipe: Any, options: argparse.Namespace) -> int:
 
         from isograd.cli.quiet import quiet
         from isograd.errors import DataError, FolderBusyError, RecipeError, UnknownPlacement
-        from isograd.train.allocator import keep_freed_memory
+        from isograd.train.memory import keep_freed_memory
         from isograd.train.train import train
 
         quiet()

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from isograd.data.glue import Examples
-from isograd.data.ragged import Ragged
-from isograd.data.token_batches import padded
+from isograd.data.token_batches import Ragged, padded
 from isograd.errors import DataError
 
 

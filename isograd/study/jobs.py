@@ -11,8 +11,8 @@ import torch
 from isograd.errors import FolderBusyError
 from isograd.files import write_json
 from isograd.placement import Placement, register
-from isograd.train.allocator import keep_freed_memory
 from isograd.train.callbacks import Progress
+from isograd.train.memory import keep_freed_memory
 from isograd.train.provenance import provenance
 from isograd.train.run import Run
 from isograd.train.train import train

@@ -24,7 +24,7 @@ from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
 from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
-from isograd.train.callbacks import Broke, Log, Observe, Progress
+from isograd.train.callbacks import Broke, EarlyWarning, Log, Observe, Progress, first_warning
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
@@ -32,7 +32,6 @@ from isograd.train.run import Run, sharded_by
 from isograd.train.tasks import Task, task_of
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
-from isograd.train.watching import EarlyWarning, first_warning
 
 
 def train(run: Run, folder: Path, progress: Progress | None = None, report: Report | None = None) -> dict[str, Any]:

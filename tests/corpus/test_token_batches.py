@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isograd.data.parallel import Ragged
-from isograd.data.token_batches import TokenBatches
+from isograd.data.token_batches import Ragged, TokenBatches
 from isograd.errors import DataError
 from isograd.transformer.loss import IGNORE
 

@@ -15,12 +15,12 @@ from isograd import IsogradForCausalLM, WatchCallback
 from isograd.data import PackedSequences
 from isograd.diagnose.watch.layers import find_layers, whole_layers
 from isograd.files import read_rows
+from isograd.train.callbacks import EarlyWarning
 from isograd.train.recipe import run_from_dict
 from isograd.train.run import Run
 from isograd.train.tasks.language import LanguageModelling, load_corpus_of
 from isograd.train.train import train
 from isograd.train.trainer import IsogradTrainer
-from isograd.train.watching import EarlyWarning
 from tests.train.recipes import losses, outcome, small
 
 # Gradients as the Trainer has them

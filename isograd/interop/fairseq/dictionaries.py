@@ -10,8 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from isograd.data.merges import SPECIAL, read_dictionary
-from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt
+from isograd.data.subwords import FAIRSEQ_SPECIAL, PairTokenizer, Subwords, read_dictionary, read_subword_nmt
 from isograd.data.tokenizers import MASK, reads_text
 from isograd.errors import DataError
 from isograd.interop.forms import MASKED, PAIR, Kind
@@ -55,11 +54,11 @@ def tokenizer_of(
 
 def _side(path: Path, codes: Path | None, rows: int, kind: Kind) -> Subwords:
     tokens = read_dictionary(path)
-    size = len(SPECIAL) + len(tokens)
+    size = len(FAIRSEQ_SPECIAL) + len(tokens)
     masked = rows == size + 1
     if size != rows and not masked:
         raise DataError(
-            f"{path}: {size} ids, {len(SPECIAL)} special ones among them, but the token table has {rows} rows"
+            f"{path}: {size} ids, {len(FAIRSEQ_SPECIAL)} special ones among them, but the token table has {rows} rows"
         )
     if codes is not None:
         if kind != PAIR:
@@ -70,10 +69,10 @@ def _side(path: Path, codes: Path | None, rows: int, kind: Kind) -> Subwords:
 
 def _words(tokens: Sequence[str], kind: Kind, masked: bool) -> Tokenizer:
     """Words between blanks, as fairseq splits a line; what no language model read at an end is not put there."""
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *tokens])}
+    vocabulary = {token: i for i, token in enumerate([*FAIRSEQ_SPECIAL, *tokens])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens([*SPECIAL, *([MASK] if masked else [])])
+    tokenizer.add_special_tokens([*FAIRSEQ_SPECIAL, *([MASK] if masked else [])])
     ends: dict[Kind, Any] = {PAIR: "$A </s>", MASKED: "<s> $A </s>"}
     if kind in ends:
         special = [(token, vocabulary[token]) for token in ("<s>", "</s>")]

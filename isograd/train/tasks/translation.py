@@ -188,7 +188,7 @@ class Translation(Task):
         from accelerate import PartialState
 
         from isograd.data.parallel import load_parallel
-        from isograd.data.ragged import loss_by_place
+        from isograd.data.token_batches import loss_by_place
 
         settings = {name: value for name, value in vars(run.pairs).items() if name != "pool"}
         self.corpus = corpus or load_parallel(**settings)
