@@ -95,7 +95,7 @@ class IsogradConfig(PretrainedConfig):
             branch's output, on attention weights, after the activation, on the embedding.
         init: a scheme of `isograd.transformer.init`; None takes the placement's, or "xavier-uniform".
         initializer_range: standard deviation of the scheme "normal".
-        head_bias: a head that writes from left to right adds an offset to each logit (Marian's models have one).
+        head_bias: a head that writes from left to right adds a bias to each logit (Marian's models have one).
         tie_word_embeddings: the head uses the (decoder's) token table.
         encoder_layers: layers of the encoder; None for a model of one stack.
         encoder_vocab_size: rows of the encoder's token table; None takes `vocab_size`.

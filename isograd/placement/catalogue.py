@@ -130,7 +130,7 @@ CATALOGUE: dict[str, Placement] = {
         final=N,
         about="pre-ln with a norm on the queries and one on the keys of each head",
         paper="Dehghani et al. 2023, arXiv 2302.05442",
-        note="Bounds the attention's logits, whose growth precedes many divergences. ViT-22B's norms have no offset and"
+        note="Bounds the attention's logits, whose growth precedes many divergences. ViT-22B's norms have no bias and"
         " its sublayers run side by side; here they are pre-ln's.",
     ),
 }

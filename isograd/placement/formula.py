@@ -21,7 +21,7 @@ Role = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A normalisation over the width. `kind="model"` takes the kind that the model's configuration names."""
+    """A normalization over the width. `kind="model"` takes the kind that the model's configuration names."""
 
     kind: Literal["model", "layernorm", "rmsnorm"] = "model"
 

@@ -91,5 +91,5 @@ def padding_row(config: Any) -> int | None:
 
 
 def make_projection(size: int, width: int) -> nn.Module:
-    """A matrix without offset from one width to another; `Identity` where they are the same."""
+    """A matrix without bias from one width to another; `Identity` where they are the same."""
     return nn.Identity() if size == width else Linear(size, width, role="dense", bias=False)
