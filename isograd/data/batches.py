@@ -17,7 +17,7 @@ from isograd.errors import DataError
 class PackedSequences(Dataset[dict[str, Tensor]]):
     """`samples` sequences in a fixed order: pass after pass over the text, each in a permutation of its own.
 
-    Sample i is a function of (text, length, seed, i) alone. All passes lie one behind the other, so a training run is
+    Sample i is a function of (text, length, seed, i) alone. All passes follow one another, so a run is
     one epoch of this data set, read in sequence by every process; whoever skips the first k samples goes on exactly.
     """
 

@@ -1,6 +1,5 @@
 """Entries of a cache: written whole or not at all."""
 
-import os
 import re
 import shutil
 import tempfile
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isograd.errors import DataError
+from isograd.files import write_text
 
 MARK = "facts.json"  # the entry that has it is whole
 _STALE = 24 * 3600  # seconds after which what a killed build left is swept away
@@ -34,10 +34,8 @@ def write_entry(folder: Path, fill: Callable[[Path], None]) -> None:
 
 def write_digest(path: Path, digest: str) -> None:
     """Whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_text(digest)
-        scratch.replace(path)
+        write_text(path, digest)
     except OSError as error:
         raise DataError(f"the cache {path.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
 

@@ -102,7 +102,7 @@ def load_corpus(
 
 
 def _check_once(asked: Sequence[str]) -> None:
-    """Read twice, one copy would be held out and the other learnt by heart."""
+    """Read twice, one copy would be held out and the other trained on."""
     twice = [name for i, name in enumerate(asked) if _place(name) in map(_place, asked[:i])]
     if twice:
         raise DataError(f"{twice[0]}: is named twice")

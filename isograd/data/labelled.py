@@ -1,7 +1,7 @@
 """Sentences with labels as sequences of ids, and batches of them in an order that a resume finds again.
 
 <s> A </s>         of one sentence
-<s> A </s> B </s>  of two, with token types 0 up to the first </s> and 1 behind it (Devlin et al. 2019, figure 4)
+<s> A </s> B </s>  of two, with token types 0 up to the first </s> and 1 after it (Devlin et al. 2019, figure 4)
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Masked language modelling: how a text is cut into sequences, and which of their tokens are to be predicted.
 
-"full-sentences"  <s> text </s>, one sequence behind the other (RoBERTa; Liu et al. 2019, section 4.2)
+"full-sentences"  <s> text </s>, one sequence after the other (RoBERTa; Liu et al. 2019, section 4.2)
 "segment-pair"    <s> A </s> B </s> with token types, and whether B continues A (BERT; Devlin et al. 2019)
 """
 
@@ -48,7 +48,7 @@ class Masking:
 
 
 class MaskedSequences(Dataset[dict[str, Tensor]]):
-    """RoBERTa's full sentences: <s> ids </s> of `length` in all, cut from the text one behind the other.
+    """RoBERTa's full sentences: <s> ids </s> of `length` in all, cut from the text one after the other.
 
     A sequence may run over the end of a document, which </s> marks. Sample i is a function of (text, length, seed, i)
     alone, its mask too, so whoever skips the first k samples goes on exactly; each pass masks anew (Liu et al. 2019,

@@ -245,6 +245,6 @@ def _load(name: str, base: str, part: str, source: str) -> Any:
 
 
 def _ways(base: str) -> list[tuple[str, str | None]]:
-    """Data set and configuration; "a/b" may be both in one or one behind the other."""
+    """Data set and configuration; "a/b" may be both in one or one after the other."""
     head, _, configuration = base.rpartition("/")
     return [(base, None), *([(head, configuration)] if head and not Path(base).is_dir() else [])]

@@ -146,7 +146,7 @@ def load_parallel(
     """Read, clean, encode.
 
     Args:
-        train: sources, one behind the other; see `isograd.data.pairs.find_pairs`.
+        train: sources, one after the other; see `isograd.data.pairs.find_pairs`.
         valid: sources; none holds out 500 pairs of `train`, and takes the number words' own.
         source, target: languages.
         vocabulary: "bpe", "unigram", "char" (trained on the training part), or "subword-nmt" (read from `codes`).

@@ -202,7 +202,7 @@ def train_subwords(lines: Iterable[str], kind: Kind, vocab_size: int) -> Subword
 
 
 def _ending(tokenizer: Tokenizer, size: int) -> Subwords:
-    """With </s> behind every text."""
+    """With </s> after every text."""
     end = SPECIAL["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]

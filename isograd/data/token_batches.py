@@ -87,7 +87,7 @@ def _places(rows: Ragged, places: int) -> np.ndarray:
 class TokenBatches(Dataset[dict[str, Tensor]]):
     """`batches` batches in a fixed order: epoch after epoch over the pairs, each in an order of its own.
 
-    Batch i is a function of (pairs, tokens, pool, seed, i) alone. All epochs lie one behind the other, so a training
+    Batch i is a function of (pairs, tokens, pool, seed, i) alone. All epochs follow one another, so a run
     is one epoch of this data set, read in sequence; whoever skips the first k batches goes on exactly.
 
     Args:

@@ -31,7 +31,7 @@ def smallest_bpe(mask: bool = False) -> int:
 
 
 def reads_text(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, told that "</s>" in a text is four characters (its file does not keep this)."""
+    """The same tokenizer, for which "</s>" in a text is four characters (its file does not keep this)."""
     tokenizer.encode_special_tokens = True
     return tokenizer
 

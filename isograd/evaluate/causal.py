@@ -1,4 +1,4 @@
-"""What a training left, or any causal language model of the Hugging Face hub -> the model and its tokenizer."""
+"""What a run left, or any causal language model of the Hugging Face hub -> the model and its tokenizer."""
 
 import re
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def load_causal_model(name: str | Path, dtype: torch.dtype = torch.float32) -> t
 def empty_context(config: Any, tokenizer: Any) -> int | None:
     """The token that stands before a text without a context; None leaves it to the harness.
 
-    The harness takes <s> where there is one. isograd's trainings put </s> between documents and never show <s>.
+    The harness takes <s> where there is one. isograd's runs put </s> between documents and never show <s>.
     """
     return tokenizer.eos_token_id if config.model_type == "isograd" else None
 

@@ -70,12 +70,12 @@ def scores(task: str, predicted: np.ndarray, true: np.ndarray) -> Scores:
 
 
 def constant_scores(task: str, value: float, true: np.ndarray) -> Scores:
-    """Of a model that says `value` of every row: the majority line. Correlations are 0."""
+    """Of a model that says `value` of every row: the majority-class baseline. Correlations are 0."""
     return scores(task, np.full(len(true), value), true)
 
 
 def has_failed(score: float | None, majority: float) -> bool:
-    """Whether a fine-tuning is no better than the majority line, as Mosbach et al. 2021 count failed runs."""
+    """Whether a fine-tuning is no better than the majority-class baseline, as Mosbach et al. 2021 count failed runs."""
     return score is None or not score > majority
 
 

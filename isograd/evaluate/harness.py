@@ -45,7 +45,7 @@ class Scorer(HFLM):
     """The harness' own, where a batch is a number of tokens unless `batch` says how many texts it is.
 
     Attributes:
-        progress: told of the texts of a call that are scored, and of their number.
+        progress: called with the texts of a call that are scored, and of their number.
         texts: scored so far.
         truncated: those longer than what the model reads: what stands before is cut off on its left.
         pieced: those of them where what is scored is longer, and is scored piece by piece.
@@ -68,7 +68,7 @@ class Scorer(HFLM):
         kind = "cuda" if self.device.type == "cuda" else "cpu"
         rows = model.get_input_embeddings().weight.shape[0]
         self.places = max(1, min(PLACES[kind], LOGITS[kind] // rows))
-        self.progress: Progress | None = None  # told of every answer
+        self.progress: Progress | None = None  # called for every answer
         self.texts = self.truncated = self.pieced = 0
         self._next = self._count = 0
 
@@ -86,7 +86,7 @@ class Scorer(HFLM):
         with torch.inference_mode():
             answers = super()._loglikelihood_tokens(parts, disable_tqdm=True, **options)
         if any(math.isnan(value) for value, _ in answers):  # the first of the choices would be taken for the likeliest
-            raise DataError("the model's log-likelihoods are not numbers; has its training diverged?")
+            raise DataError("the model's log-likelihoods are not numbers; has its run diverged?")
         rest = iter(answers)
         return [_joined(list(islice(rest, len(piece)))) for piece in pieces]
 

@@ -106,7 +106,7 @@ def _local(manager: TaskManager, name: str, files: Mapping[str, Path], folder: P
 
 
 def _on_rows(task: str, rows: list[Row]) -> dict[str, Any]:
-    """What is told to the harness in place of its `dataset_path`."""
+    """What the harness gets in place of its `dataset_path`."""
     return {
         "task": task,
         "custom_dataset": _giving(rows),

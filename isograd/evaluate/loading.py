@@ -1,4 +1,4 @@
-"""What a training left, or a name on the hub -> a model that translates, and its vocabularies."""
+"""What a run left, or a name on the hub -> a model that translates, and its vocabularies."""
 
 import json
 import re
@@ -84,7 +84,7 @@ def _model(folder: Path, dtype: torch.dtype) -> IsogradForSeq2SeqLM:
 
 
 def _check_sizes(folder: Path, model: IsogradForSeq2SeqLM, tokenizer: PairTokenizer) -> None:
-    for side, ids, tower in (("source", tokenizer.source, model.encoder), ("target", tokenizer.target, model.decoder)):
-        rows = tower.embedding.tokens.weight.shape[0]
+    for side, ids, stack in (("source", tokenizer.source, model.encoder), ("target", tokenizer.target, model.decoder)):
+        rows = stack.embedding.tokens.weight.shape[0]
         if ids.vocab_size > rows:
             raise DataError(f"{folder}: the {side} vocabulary has {ids.vocab_size} ids, the model's table {rows} rows")

@@ -96,7 +96,7 @@ class Translator:
         return cls(model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer)
 
     def options(self, **given: Any) -> SearchOptions:
-        """What is not given is as the model's generation_config.json has it, which a training writes."""
+        """What is not given is as the model's generation_config.json has it, which a run writes."""
         own = self.model.generation_config
         kept = {"beam": own.num_beams, "length_penalty": own.length_penalty, "early_stopping": own.early_stopping}
         return SearchOptions(**{name: value for name, value in kept.items() if value is not None} | given)
@@ -207,7 +207,7 @@ def evaluate(
     """Translate the sources and score the best hypothesis of each; a line that fails scores as an empty one.
 
     Args:
-        progress: told the number of lines translated so far.
+        progress: called with the number of lines translated so far.
         options: see `SearchOptions`.
 
     Raises:

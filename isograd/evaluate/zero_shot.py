@@ -101,7 +101,7 @@ def zero_shot(
         limit: documents per task (of BLiMP per paradigm): the first ones.
         seed: with `limit`: draws the documents.
         batch: texts in a batch; None: by tokens, see `Scorer`.
-        progress: told the task, and how many of its texts are scored.
+        progress: called with the task, and how many of its texts are scored.
     """
     found = ZeroShot()
     with quiet_harness():
@@ -129,7 +129,7 @@ def _score(name: str, task: Any, scorer: Scorer, limit: int | None, seed: int | 
     samples = _drawn(members, limit, seed) if limit and seed is not None else None
     try:
         with quiet_harness():
-            told = evaluate(
+            results = evaluate(
                 scorer,
                 {"tasks": members, "groups": {} if name in members else {name: task}},
                 limit=None if samples else limit,
@@ -142,12 +142,12 @@ def _score(name: str, task: Any, scorer: Scorer, limit: int | None, seed: int | 
     except Exception as error:  # of the harness' templates and functions, met with a row that is not as they expect
         raise DataError(f"the harness failed ({type(error).__name__}: {first_line(error)})") from error
     chances = {key: _chance(one) for key, one in members.items()}
-    of_members = [s for key in members for s in _scores(key, told["results"][key], chances[key])]
-    found.versions[name] = told["versions"][name]
+    of_members = [s for key in members for s in _scores(key, results["results"][key], chances[key])]
+    found.versions[name] = results["versions"][name]
     if name in members:
         found.scores += of_members
         return
-    found.scores += _scores(name, told["results"][name], _mean_chance(chances.values()))
+    found.scores += _scores(name, results["results"][name], _mean_chance(chances.values()))
     found.details[name] = {"task": of_members, **_kinds(members, of_members)}
 
 
@@ -171,14 +171,14 @@ def _mean_chance(chances: Iterable[float | None]) -> float | None:
     return fmean(known) if len(known) == len(given) else None
 
 
-def _scores(task: str, told: Mapping[str, Any], chance: float | None) -> list[Score]:
+def _scores(task: str, found: Mapping[str, Any], chance: float | None) -> list[Score]:
     """The harness' keys are "acc,none" and "acc_stderr,none": a metric, and a filter of what was generated."""
     scores = []
-    for key, value in told.items():
+    for key, value in found.items():
         metric, comma, filtered = key.partition(",")
         if not comma or metric.endswith("_stderr"):
             continue
-        stderr = told.get(f"{metric}_stderr,{filtered}")
+        stderr = found.get(f"{metric}_stderr,{filtered}")
         scores.append(
             Score(
                 task=task,
@@ -186,7 +186,7 @@ def _scores(task: str, told: Mapping[str, Any], chance: float | None) -> list[Sc
                 value=float(value),
                 stderr=None if stderr is None or isinstance(stderr, str) else float(stderr),
                 chance=chance if metric in ACCURACIES else None,
-                n=told["sample_len"],
+                n=found["sample_len"],
             )
         )
     return scores

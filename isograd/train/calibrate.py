@@ -57,15 +57,15 @@ def calibrate(
 
     Args:
         model: a model whose placement asks for a calibration.
-        batch: inputs of the model, one batch of real data: the first micro-batch of the training.
-        padding: count pad positions in the variances, as the original does, an encoder's as zeros behind the
+        batch: inputs of the model, one batch of real data: the first micro-batch of the run.
+        padding: count pad positions in the variances, as the original does, an encoder's as zeros after the
             embedding; False leaves them out by the masks.
         again: allow a second profile.
         distributed: each process calls this with its own part of one batch; variances are those of the whole, and all
             processes end with the same skips. None: where parameters lie in shards.
 
     Returns:
-        tower -> skips in forward order.
+        stack -> skips in forward order.
 
     Raises:
         ValueError: the placement has nothing to calibrate, or a variance is not finite.
@@ -82,13 +82,13 @@ def calibrate(
         raise RuntimeError("this model has been calibrated already, and training may have moved its skips since;"
                            " pass again=True to profile it anew")  # fmt: skip
     in_parts = _is_sharded(model) if distributed is None else distributed
-    towers = [m for m in model.modules() if isinstance(m, IsogradModel)]
-    profiles = [_Profile(tower, _mask_of(tower.stack, model, batch), padding, in_parts) for tower in towers]
+    stacks = [m for m in model.modules() if isinstance(m, IsogradModel)]
+    profiles = [_Profile(stack, _mask_of(stack.stack, model, batch), padding, in_parts) for stack in stacks]
     _forward(model, batch, profiles)
     with torch.no_grad():
         for profile in profiles:
             profile.write()
-    skips: dict[Stack, list[float]] = {p.tower: p.skips for p in profiles}
+    skips: dict[Stack, list[float]] = {p.stack: p.skips for p in profiles}
     config.calibration = {"method": "admin", **skips}
     for profile in profiles:
         if (said := profile.concern()) is not None:
@@ -97,14 +97,14 @@ def calibrate(
 
 
 class _Profile:
-    """The running value of one tower."""
+    """The running value of one stack."""
 
     def __init__(self, model: IsogradModel, mask: Tensor | None, padding: bool, in_parts: bool) -> None:
-        self.tower: Stack = model.stack
+        self.stack: Stack = model.stack
         self.model = model
         self.combines = [m.combine for m in model.modules() if isinstance(m, Sublayer)]
         self.mask = None if padding else mask
-        empty = padding and mask is not None and mask.ndim == 2 and self.tower == "encoder"
+        empty = padding and mask is not None and mask.ndim == 2 and self.stack == "encoder"
         self.empty = ~mask[..., None] if empty and mask is not None else None
         self.in_parts = in_parts
         self.skips: list[float] = []
@@ -112,7 +112,7 @@ class _Profile:
         self.rms = math.nan  # of the embedding
 
     def clear_pads(self, embedding: nn.Module, args: tuple[Tensor, ...], x: Tensor) -> Tensor:
-        """fairseq's encoders have zeros there; it matters behind a norm on the embedding, and to no other position."""
+        """fairseq's encoders have zeros there; it matters after a norm on the embedding, and to no other position."""
         return x if self.empty is None else x.masked_fill(self.empty, 0.0)
 
     def sum_of(self, combine: nn.Module, args: tuple[Tensor, Tensor], untuned: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class _Profile:
             self.rms = math.sqrt(stream[2] + stream[1] ** 2)
         self.next = (stream[2] + added[2]) ** 0.5
         if not self.next < float("inf"):
-            raise ValueError(f"the profile is not finite at sublayer {len(self.skips)} of the {self.tower}")
+            raise ValueError(f"the profile is not finite at sublayer {len(self.skips)} of the {self.stack}")
         return skip + branch
 
     def write(self) -> None:
@@ -136,7 +136,7 @@ class _Profile:
         """What to say of skips with which a deep stack trains as Post-LN does."""
         if len(self.skips) < DEEP or function_of(self.skips) != "post-ln":
             return None
-        found = f"ADMIN's skips of the {self.tower} come out as 1, {self.skips[1]:.2g}, .. {self.skips[-1]:.2g}"
+        found = f"ADMIN's skips of the {self.stack} come out as 1, {self.skips[1]:.2g}, .. {self.skips[-1]:.2g}"
         flat = f"{found}: with {len(self.skips)} sublayers this is Post-LN in function, and collapses as Post-LN does"
         if self.rms >= SMALL:
             return f"{flat}; the branches begin so small that they hardly count (init='xavier-uniform' is larger)"
@@ -211,7 +211,7 @@ def _skip(combine: nn.Module) -> Tensor:
     return combine.skip.weight
 
 
-def _mask_of(tower: Stack, model: IsogradPreTrainedModel, batch: Mapping[str, Any]) -> Tensor | None:
-    name = "decoder_attention_mask" if model.config.is_encoder_decoder and tower == "decoder" else "attention_mask"
+def _mask_of(stack: Stack, model: IsogradPreTrainedModel, batch: Mapping[str, Any]) -> Tensor | None:
+    name = "decoder_attention_mask" if model.config.is_encoder_decoder and stack == "decoder" else "attention_mask"
     mask = batch.get(name)
     return None if mask is None else mask.bool().to(model.device)

@@ -28,7 +28,7 @@ class EarlyWarning:
 
     Args:
         unigram_entropy: of the predicted tokens, nats; None where the loss is not one of tokens.
-        checkpoint: where the training goes on from.
+        checkpoint: where the run goes on from.
     """
 
     def __init__(
@@ -79,15 +79,14 @@ def first_warning(folder: Path) -> dict[str, Any] | None:
 
 
 Progress = Callable[[int, float], None]
-Broke = Callable[[Sequence[Mapping[str, Any]]], bool]  # rows of metrics.jsonl that come next
+Diverged = Callable[[Sequence[Mapping[str, Any]]], bool]  # rows of metrics.jsonl that come next
 
 
 class Log(TrainerCallback):
     """Keeps loss and gradient norm of every step on the device, and writes them in batches of `every`.
 
-    Stops the training at the first batch with a loss that is not finite, or at which `broke` says that it did. In a
-    distributed run the losses are averaged
-    over processes, once per batch of steps, so all processes stop together.
+    Stops the run at the first batch with a loss that is not finite, or at which `diverged` says so. In a distributed
+    run the losses are averaged over processes, once per batch of steps, so all processes stop together.
     """
 
     def __init__(
@@ -96,14 +95,14 @@ class Log(TrainerCallback):
         folder: Path,
         every: int = 10,
         progress: Progress | None = None,
-        broke: Broke | None = None,
+        diverged: Diverged | None = None,
         warning: EarlyWarning | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.every = every
         self.progress = progress
-        self.broke = broke
+        self.diverged = diverged
         self.warning = warning
         self._steps: list[tuple[int, float, Tensor]] = []  # step, rate; loss, norm, and norms of layers
         self._clock = (0, time.perf_counter())
@@ -120,7 +119,7 @@ class Log(TrainerCallback):
         due = state.global_step % self.every == 0 or state.global_step == state.max_steps or control.should_save
         if due and not self._flush():
             control.should_training_stop = True
-            control.should_save = False  # a training that goes on after a kill would go on from here
+            control.should_save = False  # a run that goes on after a kill would go on from here
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -138,7 +137,7 @@ class Log(TrainerCallback):
         return statistics.median(self._rates) * tokens if self._rates else None
 
     def _flush(self) -> bool:
-        """Write what has gathered; False if the training is to stop."""
+        """Write what has gathered; False if the run is to stop."""
         if not self._steps:
             return True
         taken = torch.stack([numbers for *_, numbers in self._steps])
@@ -156,8 +155,8 @@ class Log(TrainerCallback):
                 self.warning.follow(row["step"], row["loss"], layers)
         if self.progress:
             self.progress(rows[-1]["step"], rows[-1]["loss"])
-        broken = self.broke is not None and self.broke(rows)
-        return all(math.isfinite(row["loss"]) for row in rows) and not broken
+        diverged = self.diverged is not None and self.diverged(rows)
+        return all(math.isfinite(row["loss"]) for row in rows) and not diverged
 
     def _time(self, step: int) -> None:
         now = time.perf_counter()

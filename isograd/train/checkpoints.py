@@ -1,7 +1,7 @@
-"""Which checkpoint a training goes on from.
+"""Which checkpoint a run goes on from.
 
 A checkpoint counts once it is sealed: names and sizes of all its files, written after them. After a kill
-in the middle of writing, or with a file cut off or removed, the training goes on from the one before or the start.
+in the middle of writing, or with a file cut off or removed, the run goes on from the one before, or from step 0.
 """
 
 import json

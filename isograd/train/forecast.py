@@ -75,7 +75,7 @@ def forecast(run: Run, devices: int = 1) -> Forecast:
     """The forecast of a run on so many devices.
 
     Raises:
-        RecipeError: what a training of it would raise: a shape that no model has, a batch that does not divide.
+        RecipeError: what training it would raise: a shape that no model has, a batch that does not divide.
     """
     config = run.config()
     per_update = run.tokens_per_update

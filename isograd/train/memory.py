@@ -69,7 +69,7 @@ class Memory:
 
     @property
     def static(self) -> int:
-        """What is there at every moment of a training, whatever the batch."""
+        """What is there at every moment of a run, whatever the batch."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
@@ -176,7 +176,7 @@ def must_fit(run: Run, config: IsogradConfig, devices: int, available: float, wh
 
 
 def available_memory() -> tuple[float, str]:
-    """Bytes of the device that a training here would use, and what it is called."""
+    """Bytes of the device that a run here would use, and what it is called."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory, "this GPU"
     return min(psutil.virtual_memory().total, _container()), "this machine"

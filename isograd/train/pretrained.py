@@ -1,4 +1,4 @@
-"""What a training left, or a name on the hub -> shape, tokenizer and tower of a model that is to be fine-tuned."""
+"""What a run left, or a name on the hub -> shape, tokenizer and weights of a model that is to be fine-tuned."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ _SHAPE = ("config.json", "tokenizer.json")
 
 @dataclass(frozen=True, kw_only=True)
 class PreTrained:
-    """A model of one tower that lies in a folder.
+    """A model of one stack that lies in a folder.
 
     Attributes:
         pad, begin, end: ids of <pad>, <s> and </s>.
@@ -55,25 +55,25 @@ class PreTrained:
         return _together([*(self.folder / name for name in _SHAPE), *sorted(self.folder.glob("*.safetensors"))])
 
     @cached_property
-    def tower(self) -> IsogradModel:
+    def stack(self) -> IsogradModel:
         """The pre-trained weights without their head, in fp32, on the CPU.
 
         Raises:
-            DataError: weights are missing or not finite, or there are others than those of a tower and its head.
+            DataError: weights are missing or not finite, or there are others than those of a stack and its head.
         """
         try:
-            tower, info = IsogradModel.from_pretrained(self.folder, dtype=torch.float32, output_loading_info=True)
+            stack, info = IsogradModel.from_pretrained(self.folder, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise DataError(f"{self.name}: the weights cannot be loaded ({first_line(error)})") from error
         if info["missing_keys"]:
             raise DataError(f"{self.name}: weights are missing, such as {min(info['missing_keys'])}")
-        broken = [name for name, weight in tower.named_parameters() if not weight.isfinite().all()]
-        if broken:
-            raise DataError(f"{self.name}: weights are not finite, such as {broken[0]}; has its training diverged?")
+        bad = [name for name, weight in stack.named_parameters() if not weight.isfinite().all()]
+        if bad:
+            raise DataError(f"{self.name}: weights are not finite, such as {bad[0]}; has its run diverged?")
         strange = [key for key in info["unexpected_keys"] if not key.startswith(_HEADS)]
         if strange:
             raise DataError(f"{self.name}: holds weights that this shape has not, such as {min(strange)}")
-        found: IsogradModel = tower
+        found: IsogradModel = stack
         return found
 
     def pair_tokenizer(self, length: int) -> PreTrainedTokenizerFast:
@@ -105,7 +105,7 @@ def find_pretrained(name: str) -> PreTrained:
     if len(tokenizer) > config.vocab_size:
         raise DataError(
             f"{name}: its tokenizer has {len(tokenizer)} tokens, and the model's table {config.vocab_size} rows;"
-            " they are of two different trainings"
+            " they are of two different runs"
         )
     return PreTrained(name=name, folder=folder, config=config, tokenizer=tokenizer, **_special(name, config))
 
@@ -138,7 +138,7 @@ def _config(name: str, folder: Path) -> IsogradConfig:
     except (OSError, ValueError, UnknownPlacement) as error:
         raise DataError(f"{name}: its config.json cannot be read ({first_line(error)})") from error
     if config.is_encoder_decoder:
-        raise DataError(f"{name}: is an encoder-decoder; fine-tuning takes a model of one tower, masked or causal")
+        raise DataError(f"{name}: is an encoder-decoder; fine-tuning takes a model of one stack, masked or causal")
     return config
 
 

@@ -24,7 +24,7 @@ from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
 from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
-from isograd.train.callbacks import Broke, EarlyWarning, Log, Observe, Progress, first_warning
+from isograd.train.callbacks import Diverged, EarlyWarning, Log, Observe, Progress, first_warning
 from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
@@ -42,7 +42,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
 
     Args:
         progress: called with (step, loss) as the log is written.
-        report: called with each validation during the training.
+        report: called with each validation during the run.
 
     Raises:
         RecipeError, DataError: the recipe or the data cannot be used here; nothing has been written then.
@@ -146,11 +146,11 @@ def check_text(folder: Path, task: Task) -> None:
         )
 
 
-def gradient_ratio(rows: list[dict[str, Any]], tower: Stack = "decoder") -> float | None:
-    """mean |gradient| of W_2 in a tower's first layer over that in its last, each averaged over the steps of `rows`."""
+def gradient_ratio(rows: list[dict[str, Any]], stack: Stack = "decoder") -> float | None:
+    """mean |gradient| of W_2 in a stack's first layer over that in its last, each averaged over the steps of `rows`."""
     values: dict[int, list[float]] = {}
     for row in rows:
-        if row.get("kind") == "ffn" and row.get("stack", tower) == tower and row.get("gradient_mean_abs") is not None:
+        if row.get("kind") == "ffn" and row.get("stack", stack) == stack and row.get("gradient_mean_abs") is not None:
             values.setdefault(row["layer"], []).append(row["gradient_mean_abs"])
     if not values:
         return None
@@ -169,7 +169,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     trainer = IsogradTrainer(run, model, task.samples, folder / "checkpoints", task.updates_per_epoch)
     begun = step_of(checkpoint) if checkpoint else 0
     warning = EarlyWarning(trainer, folder, task.token_entropy, checkpoint)
-    log = Log(trainer, folder, progress=progress, broke=_broke(task, folder, begun), warning=warning)
+    log = Log(trainer, folder, progress=progress, diverged=_diverged(task, folder, begun), warning=warning)
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
         trainer.add_callback(Validate(trainer, task, folder, report))
@@ -192,12 +192,12 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     if trainer.is_world_process_zero() and run.keeps_model:
         task.save_tokenizer(folder / "model")
     rows = read_rows(folder / "quantities.jsonl")
-    tower = model.config.stacks()[-1]
+    stack = model.config.stacks()[-1]
     return outcome | {
         "steps": trainer.state.global_step,
         "unigram_entropy": task.unigram_entropy,
-        "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1], tower),
-        "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50], tower),
+        "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1], stack),
+        "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50], stack),
         "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
         "parameters": count,
         "warning": first_warning(folder),
@@ -224,8 +224,8 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path, apart: float | No
     return outcome | (choice.as_outcome() if choice else {})
 
 
-def _broke(task: Task, folder: Path, step: int) -> Broke | None:
-    """What stops a training that breaks, where the recipe wants it; it has seen the steps until `step`."""
+def _diverged(task: Task, folder: Path, step: int) -> Diverged | None:
+    """What stops a run that diverges, where the recipe wants it; it knows the steps until `step`."""
     if not task.run.training.stop_when_broken:
         return None
     watch = _followed(LossWatch(task.unigram_entropy), task, [row for row in _losses(folder) if row["step"] <= step])
@@ -239,7 +239,7 @@ def _followed(watch: LossWatch, task: Task, rows: Sequence[Mapping[str, Any]]) -
 def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[str]]:
     """A fresh model, calibrated on the first micro-batch, or an empty one of the checkpoint's configuration.
 
-    Beside it what the calibration has to say. It runs where the training will, but on the host, with the whole model,
+    Beside it what the calibration has to say. It runs where the run will, but on the host, with the whole model,
     before parameters are sharded.
     """
     if checkpoint:
@@ -265,8 +265,8 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
     """What was built: formulas, the numbers of every site, sizes, data."""
     config = model.config
     entry = config.entry()
-    towers = ((tower, *config.depths(tower)) for tower in config.stacks())
-    sites = [row for tower, layers, other in towers for row in numbers(entry, layers, tower, other)]
+    stacks = ((stack, *config.depths(stack)) for stack in config.stacks())
+    sites = [row for stack, layers, other in stacks for row in numbers(entry, layers, stack, other)]
     return {
         "placement": task.run.model.placement,
         "formulas": formulas(entry, layers=config.num_hidden_layers),

@@ -1,4 +1,4 @@
-"""A thin subclass of transformers' Trainer, and what it is told of a run.
+"""A thin subclass of transformers' Trainer, and the arguments that it takes from a run.
 
 It differs where the default would blur a comparison: weight decay by role, schedules whose first update moves, the
 order of the data fixed beforehand, gradients read before clipping, and non-finite losses kept as they are.
@@ -140,7 +140,7 @@ class IsogradTrainer(Trainer):
 
 
 def arguments(run: Run, folder: Path) -> TrainingArguments:
-    """What transformers' Trainer is told. Its clipping is off, since `_get_grad_norm` or DeepSpeed clips."""
+    """The arguments of transformers' Trainer. Its clipping is off, since `_get_grad_norm` or DeepSpeed clips."""
     t = run.training
     return TrainingArguments(
         output_dir=str(folder),

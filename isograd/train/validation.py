@@ -28,7 +28,7 @@ WEIGHTS = "validated"
 class Validate(TrainerCallback):
     """Every so many updates: `task.validate`, a row of validation.jsonl, and the weights where they may be wanted.
 
-    The rows decide when to stop and what to keep, so a training that goes on after a kill decides the same.
+    The rows decide when to stop and what to keep, so a run that goes on after a kill decides the same.
     """
 
     def __init__(self, trainer: IsogradTrainer, task: Task, folder: Path, report: Report | None = None) -> None:
@@ -62,7 +62,7 @@ class Validate(TrainerCallback):
             self.report(row)
         if t.patience and since_best(rows) >= t.patience:
             control.should_training_stop = True
-            control.should_save = False  # a training that goes on after a kill would go on from here
+            control.should_save = False  # a run that goes on after a kill would go on from here
         self._since = time.perf_counter()
         return control
 

@@ -53,7 +53,7 @@ def zero_of(training: Training) -> Zero | None:
 
 
 def settings(run: Run, processes: int) -> dict[str, Any]:
-    """What DeepSpeed is told, whole.
+    """DeepSpeed's whole configuration.
 
     An optimizer other than Adam stays what it is where its state is offloaded, and a sharded model is saved whole.
 
@@ -62,10 +62,10 @@ def settings(run: Run, processes: int) -> dict[str, Any]:
     """
     t = run.training
     assert t.deepspeed is not None
-    told = content(t.deepspeed)
+    filled = content(t.deepspeed)
     for key, (ours, value) in _recipes(run, processes).items():
         *path, name = key.split(".")
-        section = told
+        section = filled
         for part in path:
             section = section.setdefault(part, {})
         if section.setdefault(name, "auto") not in ("auto", value):
@@ -73,10 +73,10 @@ def settings(run: Run, processes: int) -> dict[str, Any]:
                 f"training.deepspeed={t.deepspeed}: {key}={json.dumps(section[name])}, and {ours} makes it"
                 f" {json.dumps(value)}; leave it out there"
             )
-    told["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    filled["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     if t.optimizer not in ("adam", "adamw"):  # accelerate would put DeepSpeed's Adam in its place
-        told["zero_force_ds_cpu_optimizer"] = False
-    return told
+        filled["zero_force_ds_cpu_optimizer"] = False
+    return filled
 
 
 def content(path: str) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_a_model_that_diverged(loaded: tuple[Any, Any], folder: Path) -> None:
     broken = copy.deepcopy(loaded[0])
     broken.lm_head.weight.data[5] = math.nan
     found = zero_shot(broken, loaded[1], load_tasks(["winogrande"], folder))
-    assert found.scores == [] and "has its training diverged?" in found.failures["winogrande"]
+    assert found.scores == [] and "has its run diverged?" in found.failures["winogrande"]
 
 
 def test_from_the_hub_by_the_harness_itself(

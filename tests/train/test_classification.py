@@ -319,7 +319,7 @@ def test_what_is_no_pretrained_model_is_refused(tmp_path: Path) -> None:
     save_file({k: v for k, v in whole.items() if k != first}, file, metadata={"format": "pt"})
     says("weights are missing, such as", lost)
     save_file(whole | {first: torch.full_like(whole[first], torch.nan)}, file, metadata={"format": "pt"})
-    says("weights are not finite, such as .*; has its training diverged", lost)
+    says("weights are not finite, such as .*; has its run diverged", lost)
     save_file(whole | {"model.other": torch.zeros(2)}, file, metadata={"format": "pt"})
     says("holds weights that this shape has not, such as model.other", lost)
     save_file(whole | {first: torch.zeros(3, 3)}, file, metadata={"format": "pt"})

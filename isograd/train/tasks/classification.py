@@ -114,8 +114,14 @@ class ClassificationRun(RowRun):
     def described(self) -> dict[str, Any]:
         """The layers are those of the model that is named."""
         glue, t = self.glue, self.training
-        told = {"glue": glue.task, "model": glue.model, "scratch": glue.scratch, "batch": t.batch, "epochs": t.epochs}
-        return super().described() | told | {"warmup": t.warmup or glue.warmup}
+        settings = {
+            "glue": glue.task,
+            "model": glue.model,
+            "scratch": glue.scratch,
+            "batch": t.batch,
+            "epochs": t.epochs,
+        }
+        return super().described() | settings | {"warmup": t.warmup or glue.warmup}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +177,7 @@ class Classification(Task):
         data, shape = self.corpus.data, self.corpus.pretrained
         self.source = f"{data.source} for {shape.name}"
         if not run.glue.scratch:
-            _ = shape.tower  # what is wrong with its weights is said before anything is written
+            _ = shape.stack  # what is wrong with its weights is said before anything is written
         digests = [data.sha256, shape.shape_sha256 if run.glue.scratch else shape.sha256]
         self.sha256 = hashlib.sha256("".join(digests).encode()).hexdigest()
         self.unigram_entropy = _constant_loss(self.corpus.train.labels, bool(data.classes))
@@ -237,7 +243,7 @@ class Classification(Task):
         """
         model = self.empty(config)
         if not self.run.glue.scratch:
-            model.model.load_state_dict(self.corpus.pretrained.tower.state_dict())
+            model.model.load_state_dict(self.corpus.pretrained.stack.state_dict())
         if not self.corpus.data.classes:
             model.classifier.bias.data.fill_(self.corpus.data.constant)
         self._built = model
@@ -263,13 +269,13 @@ class Classification(Task):
         broke_at: int | None = None,
         apart: float | None = None,
     ) -> Verdict:
-        """A fine-tuning that learns nothing is not told by its loss, but by its score: `failed` in outcome.json."""
+        """A fine-tuning that learns nothing is detected by its score, not by its loss: `failed` in outcome.json."""
         finite = held_out is not None and math.isfinite(held_out) and all(math.isfinite(row["loss"]) for row in rows)
         reason = "judged by its score, beside that of a constant answer" if finite else "a loss was not finite"
         return Verdict(outcome="finished" if finite else "diverged", reason=reason, numbers=Numbers())
 
     def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
-        """Scores of the dev part, and of the test part where it has labels, beside the majority line."""
+        """Scores of the dev part, and of the test part where it has labels, beside the majority-class baseline."""
         import torch
 
         from isograd.evaluate.classification import METRICS, has_failed

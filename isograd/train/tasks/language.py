@@ -135,7 +135,7 @@ class OnText(Task):
         self._check_held_out()
 
     def _check_held_out(self) -> None:
-        """Who asks for validations is told before the run that there is nothing to validate on."""
+        """Refuse before the run what could not be validated."""
         from isograd.data.tokenizers import SPECIAL
         from isograd.errors import DataError
 
