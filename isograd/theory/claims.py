@@ -48,8 +48,8 @@ _ROWS = (
             Case(
                 placement="post-ln",
                 predicted=1.5,
-                low=lemmas.LEVEL[0],
-                high=lemmas.LEVEL[1],
+                low=lemmas.POST_LN_LEVEL[0],
+                high=lemmas.POST_LN_LEVEL[1],
                 control="post-ln, W_2 x 1.2",
             ),
         ),
@@ -68,9 +68,9 @@ _ROWS = (
         cases=(
             Case(
                 placement="pre-ln",
-                predicted=lemmas.GROWTH,
-                low=lemmas.GROWTH[0],
-                high=lemmas.GROWTH[1],
+                predicted=lemmas.PRE_LN_GROWTH,
+                low=lemmas.PRE_LN_GROWTH[0],
+                high=lemmas.PRE_LN_GROWTH[1],
                 control="pre-ln, W_2 x 0.5",
             ),
         ),

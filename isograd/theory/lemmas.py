@@ -100,8 +100,8 @@ def _normal(draw: torch.Generator, *shape: int) -> Tensor:
 
 WIDTHS = (64, 128, 256, 512, 1024)
 SAMPLES = 1_000_000
-GROWTH = (0.5, 1.5)  # of |x_l|^2 / d per layer: Lemma 2 for Pre-LN
-LEVEL = (1.40, 1.62)  # of |x_l|^2 / d: Lemma 2 for Post-LN, 3/2 with what finite widths and seeds leave
+PRE_LN_GROWTH = (0.5, 1.5)  # of |x_l|^2 / d per layer: Lemma 2 for Pre-LN
+POST_LN_LEVEL = (1.40, 1.62)  # of |x_l|^2 / d: Lemma 2 for Post-LN, 3/2 with what finite widths and seeds leave
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}
 
@@ -127,7 +127,7 @@ def lemma_1(subject: str, seeds: int) -> Measured:
 def lemma_2_level(subject: str, seeds: int) -> Measured:
     """|x_l|^2 / d, the value of the layer that lies farthest from the middle of the tolerance."""
     curve = over_seeds(*_square_norms(subject, seeds))
-    return Measured(value=farthest(curve.y, *LEVEL), curve=curve)
+    return Measured(value=farthest(curve.y, *POST_LN_LEVEL), curve=curve)
 
 
 @lru_cache
@@ -135,7 +135,7 @@ def lemma_2_growth(subject: str, seeds: int) -> Measured:
     """(|x_l|^2 / d - 1) / l, the value of the layer that lies farthest from the middle of the bounds."""
     curve = over_seeds(*_square_norms(subject, seeds))
     growth = [(y - 1) / layer for layer, y in zip(curve.x, curve.y, strict=True)]
-    return Measured(value=farthest(growth, *GROWTH), curve=curve)
+    return Measured(value=farthest(growth, *PRE_LN_GROWTH), curve=curve)
 
 
 def _square_norms(subject: str, seeds: int) -> tuple[range, list[tuple[float, ...]]]:
