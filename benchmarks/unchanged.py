@@ -42,6 +42,8 @@ RENAMED: tuple[tuple[str, str], ...] = (  # patterns of paths in this record, an
     (r"/towers/", "/stacks/"),
     (r"/tower$", "/stack"),
     (r"/start_rms$", "/input_rms"),
+    (r"^(parity/.*)/writing/", r"\1/generated/"),
+    (r"^(parity/.*)/holds$", r"\1/passed"),
 )
 VOLATILE = re.compile(  # times, places, hashes and versions
     r"(^|/)(seconds|time|date|tokens_per_second|lines_per_second|folder|page|report|versions|facts|files|source|path|model|out|said)(/|$)"

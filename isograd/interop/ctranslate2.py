@@ -190,7 +190,7 @@ def _refuse_norms_of(sublayer: Sublayer) -> None:
     inside = {"mid": branch.mid, "out": sublayer.out}
     if isinstance(branch, Attention):
         inside["value"] = branch.value_norm
-        if branch.is_cross or not branch.normed_by_head:  # its cross-attention leaves such norms out without a word
+        if branch.is_cross or not branch.norm_per_head:  # its cross-attention leaves such norms out without a word
             inside |= {"query": branch.query_norm, "key": branch.key_norm}
     for name, norm in inside.items():
         if not isinstance(norm, nn.Identity):

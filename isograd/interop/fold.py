@@ -195,7 +195,7 @@ def _fold_heads(branch: Attention, site: Site) -> None:
         branch.out.weight.mul_(factor)
     elif isinstance(branch.value_norm, nn.Identity):
         _scale(branch.value, factor)
-    elif not branch.normed_by_head:
+    elif not branch.norm_per_head:
         _scale(branch.value_norm, factor)
     else:
         raise FoldError(
