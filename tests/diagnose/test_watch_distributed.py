@@ -13,6 +13,7 @@ import torch
 from tests.diagnose import watch_job
 
 WAYS = ("ddp", "fsdp")
+pytestmark = pytest.mark.slow  # tests/train/test_distributed.py holds the probe of several processes
 
 
 @pytest.fixture(scope="module")

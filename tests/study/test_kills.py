@@ -94,6 +94,7 @@ def test_eight_kills(text: Path, tmp_path: Path, orders: Path) -> None:
     assert ledger(tmp_path / "killed") == ledger(tmp_path / "undisturbed"), f"seed {seed}"
 
 
+@pytest.mark.slow
 def test_workers_and_runners_killed(text: Path, tmp_path: Path, orders: Path) -> None:
     """A worker; the runner while the next worker trains; the runner at its own work, with a cell that has ended."""
     cells = planned(tmp_path, text, 1)

@@ -494,6 +494,7 @@ def test_models_stay_on_demand(plain: Trained, tmp_path: Path) -> None:
     assert (plain.place(tmp_path / "study") / "model/model.safetensors").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_in_processes_each_with_its_gpu(plain: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with one thread each, the same numbers as here; what this process sees is as before."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
