@@ -84,8 +84,8 @@ def _evaluate(options: argparse.Namespace, console: Console) -> "ZeroShot":
     import torch
 
     from isograd.cli.quiet import quiet
-    from isograd.evaluate.causal import load_causal_model
     from isograd.evaluate.harness_tasks import load_tasks
+    from isograd.evaluate.loading import load_causal_model
     from isograd.evaluate.zero_shot import zero_shot
     from isograd.train.memory import keep_freed_memory
 

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from isograd.data.batches import Ragged, padded
 from isograd.data.glue import Examples
-from isograd.data.token_batches import Ragged, padded
 from isograd.errors import DataError
 
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from isograd.data.batches import Ragged
 from isograd.data.cache import MARK, write_entry
 from isograd.data.corpus import cache_folder, unigram_entropy
 from isograd.data.pairs import NUMBERS, Found, Pairs, find_pairs
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
 from isograd.data.text import file_sha256
-from isograd.data.token_batches import Ragged
 from isograd.errors import DataError
 
 Pair = tuple[str, str]

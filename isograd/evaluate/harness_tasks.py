@@ -9,8 +9,7 @@ from typing import Any
 from isograd.data.text import first_line
 from isograd.errors import DataError
 from isograd.evaluate.harness import DEFINITIONS, Dataset, Group, TaskManager, quiet_harness
-from isograd.evaluate.local_rows import Row
-from isograd.evaluate.local_tasks import LOCAL, find_tasks, read_task, whole_of
+from isograd.evaluate.local_tasks import LOCAL, Row, find_tasks, read_task, whole_of
 
 TASKS = (
     "hellaswag",

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from isograd.data.text import first_line
 from isograd.errors import DataError
-from isograd.evaluate.causal import empty_context
 from isograd.evaluate.harness import Scorer, evaluate, quiet_harness, unweighted_mean_stderr
+from isograd.evaluate.loading import empty_context
 
 Verdict = Literal["above chance", "at chance", "below chance"]
 

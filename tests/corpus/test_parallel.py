@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isograd.data import ParallelCorpus, load_parallel
+from isograd.data.batches import Ragged, loss_by_place
 from isograd.data.numbers import numbers
 from isograd.data.parallel import hold_out
-from isograd.data.token_batches import Ragged, loss_by_place
 from isograd.errors import DataError
 
 LOAD = "import sys; from isograd.data import load_parallel; c = load_parallel([sys.argv[1]], vocab_size=2000)"

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isograd.data.token_batches import Ragged, TokenBatches
+from isograd.data.batches import Ragged, TokenBatches
 from isograd.errors import DataError
 from isograd.transformer.loss import IGNORE
 

@@ -17,9 +17,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from isograd.errors import DataError
 from isograd.evaluate import harness
-from isograd.evaluate.causal import load_causal_model
 from isograd.evaluate.harness import Scorer, quiet_harness
 from isograd.evaluate.harness_tasks import load_tasks
+from isograd.evaluate.loading import load_causal_model
 from isograd.evaluate.zero_shot import zero_shot
 from tests.evaluate import items
 from tests.evaluate.items import COUNT, LABEL, WORDS, log_likelihood, write

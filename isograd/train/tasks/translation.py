@@ -14,8 +14,8 @@ from isograd.train.tasks.base import CHARACTERS, GRADIENT, LABEL, OUTCOME, SPEED
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from isograd.data.batches import TokenBatches
     from isograd.data.parallel import ParallelCorpus
-    from isograd.data.token_batches import TokenBatches
     from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 
 
@@ -187,8 +187,8 @@ class Translation(Task):
     def __init__(self, run: TranslationRun, corpus: "ParallelCorpus | None" = None) -> None:
         from accelerate import PartialState
 
+        from isograd.data.batches import loss_by_place
         from isograd.data.parallel import load_parallel
-        from isograd.data.token_batches import loss_by_place
 
         settings = {name: value for name, value in vars(run.pairs).items() if name != "pool"}
         self.corpus = corpus or load_parallel(**settings)
@@ -212,7 +212,7 @@ class Translation(Task):
         return min(self.blind_loss, self.unigram_entropy)
 
     def _batches(self, run: TranslationRun, micro: int) -> "TokenBatches":
-        from isograd.data.token_batches import TokenBatches
+        from isograd.data.batches import TokenBatches
 
         if run.training.tokens < micro:
             raise RecipeError(f"training.tokens={run.training.tokens} is less than one for each of {micro} passes")
@@ -287,7 +287,7 @@ class Translation(Task):
         }
 
     def _loss(self, model: "nn.Module") -> float:
-        from isograd.data.token_batches import TokenBatches
+        from isograd.data.batches import TokenBatches
         from isograd.transformer.loss import IGNORE
 
         source, target = self.corpus.valid_source, self.corpus.valid_target
