@@ -87,14 +87,14 @@ class Generated:
     """What both models generate from the same prompts.
 
     Attributes:
-        search: "greedy" or "beam N".
+        beams: 1 is greedy.
         equal, prompts: how many of how many outputs are equal, token for token.
         tokens: that the first model generated.
         judged: all must be equal.
     """
 
     precision: Precision
-    search: str
+    beams: int
     equal: int
     prompts: int
     tokens: int
@@ -107,6 +107,10 @@ class Generated:
     @property
     def failure(self) -> str:
         return f"{self.equal} of {self.prompts} {self.search} outputs are equal"
+
+    @property
+    def search(self) -> str:
+        return "greedy" if self.beams == 1 else f"beam {self.beams}"
 
     def __str__(self) -> str:
         judged = "" if self.judged else " (not judged)"
@@ -150,8 +154,8 @@ class ParityReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         content = {"passed": self.passed, "failures": self.failures()} | asdict(self)
-        for name in ("logits", "generated"):
-            content[name] = [asdict(row) | {"passed": row.passed} for row in getattr(self, name)]
+        content["logits"] = [asdict(row) | {"passed": row.passed} for row in self.logits]
+        content["generated"] = [asdict(row) | {"search": row.search, "passed": row.passed} for row in self.generated]
         return {name: value for name, value in content.items() if name != "date" or value is not None}
 
     def write(self, folder: Path) -> Path:
@@ -350,7 +354,7 @@ def _generated(
         out.append(
             Generated(
                 precision=precision,
-                search="greedy" if width == 1 else f"beam {width}",
+                beams=width,
                 equal=sum(a == b for a, b in pairs),
                 prompts=len(pairs),
                 tokens=sum(len(a) for a, _ in pairs),
