@@ -15,7 +15,7 @@ beam search is fairseq's, as ours is with `early_stopping=True`: the same scores
 | `cross.branch.query`; `key`, `value`; `out` | `attention.linear[0]`; `[1]`; `[2]` |
 | `ffn.branch.into`, `out`; with a gate `gate`, `into` | `ffn.linear_0`, `linear_1`; `linear_0`, `linear_0_noact` |
 | `query_norm`, `key_norm` of an attention | its `q_norm`, `k_norm`, over each head |
-| `pre` or `post` of a sublayer; the tower's `norm` | its `layer_norm`; `layer_norm` |
+| `pre` or `post` of a sublayer; the stack's `norm` | its `layer_norm`; `layer_norm` |
 | `embedding.project`, `project` of a decoder | `project_in`, `project_out` |
 | `lm_head` | `decoder.projection` |
 """
@@ -170,19 +170,19 @@ def _has_coefficients(model: nn.Module) -> bool:
 
 
 def _refuse_norms(model: Holds) -> None:
-    for tower in [module for module in model.modules() if isinstance(module, IsogradModel)]:
-        if tower.stack == "encoder" and not isinstance(tower.embedding.project, nn.Identity):
+    for stack in [module for module in model.modules() if isinstance(module, IsogradModel)]:
+        if stack.stack == "encoder" and not isinstance(stack.embedding.project, nn.Identity):
             raise InteropError(f"CTranslate2's encoder reads token vectors of its own width only; {ELSEWHERE}")
-        sublayers = [module for module in tower.modules() if isinstance(module, Sublayer)]
+        sublayers = [module for module in stack.modules() if isinstance(module, Sublayer)]
         for sublayer in sublayers:
             _refuse_norms_of(sublayer)
         if len({type(sublayer.post) for sublayer in sublayers}) > 1:
             raise InteropError(
-                f"the {tower.stack} has norms before the branch in some sublayers and on the sum in others, and"
+                f"the {stack.stack} has norms before the branch in some sublayers and on the sum in others, and"
                 f" CTranslate2 has one flag for all; {ELSEWHERE}"
             )
-        if len({type(module) for module in tower.modules() if isinstance(module, LayerNorm | RMSNorm)}) > 1:
-            raise InteropError(f"the {tower.stack} has LayerNorm and RMSNorm side by side; {ELSEWHERE}")
+        if len({type(module) for module in stack.modules() if isinstance(module, LayerNorm | RMSNorm)}) > 1:
+            raise InteropError(f"the {stack.stack} has LayerNorm and RMSNorm side by side; {ELSEWHERE}")
 
 
 def _refuse_norms_of(sublayer: Sublayer) -> None:
@@ -211,47 +211,47 @@ def _specification(model: IsogradForSeq2SeqLM | IsogradForCausalLM) -> Any:
     """CTranslate2's specification with the model's weights in float32; vocabularies are not in it yet."""
     (specs,) = needed("export", "ctranslate2.specs.transformer_spec")
     if isinstance(model, IsogradForSeq2SeqLM):
-        encoder, decoder = _tower(model.encoder), _tower(model.decoder)
+        encoder, decoder = _stack(model.encoder), _stack(model.decoder)
         _set_linear(decoder.projection, model.lm_head)
         return specs.TransformerSpec(encoder, decoder)
-    decoder = _tower(model.model)
+    decoder = _stack(model.model)
     _set_linear(decoder.projection, model.lm_head)
     return specs.TransformerDecoderModelSpec(decoder)
 
 
-def _tower(tower: IsogradModel) -> Any:
+def _stack(stack: IsogradModel) -> Any:
     common, specs = needed("export", "ctranslate2.specs.common_spec", "ctranslate2.specs.transformer_spec")
-    config, embedding = tower.config, tower.embedding
+    config, embedding = stack.config, stack.embedding
     options: dict[str, Any] = {
         "pre_norm": True,  # here only: whether there is a final norm is asked beside it
-        "no_final_norm": isinstance(tower.norm, nn.Identity),
+        "no_final_norm": isinstance(stack.norm, nn.Identity),
         "activation": getattr(common.Activation, ACTIVATIONS[config.hidden_act]),
         "layernorm_embedding": config.embedding_norm,
         "ffn_glu": config.hidden_act == "swiglu",
-        "rms_norm": any(isinstance(module, RMSNorm) for module in tower.modules()),
+        "rms_norm": any(isinstance(module, RMSNorm) for module in stack.modules()),
         "qk_norm": True,  # taken out where there is none
     }
-    if tower.rotary:
+    if stack.rotary:
         options |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rope_theta}
-    layers = [layer for layer in tower.layers if isinstance(layer, Layer)]
+    layers = [layer for layer in stack.layers if isinstance(layer, Layer)]
     depth, heads = len(layers), config.num_attention_heads
-    if tower.causal:
+    if stack.causal:
         cross = layers[0].cross is not None
         options |= {"with_encoder_attention": cross, "project_in_out": True}
         spec = specs.TransformerDecoderSpec(depth, heads, **options)
         table = spec.embeddings
         _set_projection(spec, "project_in", embedding.project)
-        _set_projection(spec, "project_out", tower.project)
+        _set_projection(spec, "project_out", stack.project)
     else:
         spec = specs.TransformerEncoderSpec(depth, heads, **options)
         table = spec.embeddings[0]
     spec.pre_norm = isinstance(layers[0].attn.post, nn.Identity)
     table.weight = _values(embedding.tokens.weight)
     spec.scale_embeddings = False if embedding.scale == 1.0 else float(embedding.scale)
-    if not tower.rotary:
-        spec.position_encodings.encodings = _positions(tower)
+    if not stack.rotary:
+        spec.position_encodings.encodings = _positions(stack)
     _set_norm(getattr(spec, "layernorm_embedding", None), embedding.norm)
-    _set_norm(getattr(spec, "layer_norm", None), tower.norm)
+    _set_norm(getattr(spec, "layer_norm", None), stack.norm)
     for ours, theirs in zip(layers, spec.layer, strict=True):
         _set_attention(theirs.self_attention, ours.attn)
         if ours.cross is not None:
@@ -260,10 +260,10 @@ def _tower(tower: IsogradModel) -> Any:
     return spec
 
 
-def _positions(tower: IsogradModel) -> Tensor:
+def _positions(stack: IsogradModel) -> Tensor:
     """What is added at position 0, 1, ..: without a table here CTranslate2 would add sinusoids of its own."""
-    config, embedding = tower.config, tower.embedding
-    rows = config.max_position_embeddings if tower.longest else max(config.max_position_embeddings, LONGEST)
+    config, embedding = stack.config, stack.embedding
+    rows = config.max_position_embeddings if stack.longest else max(config.max_position_embeddings, LONGEST)
     table = torch.zeros(rows, config.hidden_size)
     if embedding.positions is not None:
         table += _values(embedding.positions(torch.arange(rows) + config.position_offset))
@@ -368,7 +368,7 @@ def _translator(model: IsogradForSeq2SeqLM, tokenizer: Any, library: Any) -> Run
     pad = None if own.pad_token_id in (None, own.eos_token_id) else [[written[own.pad_token_id]]]
 
     def logits(batch: Batch) -> Tensor:
-        """Log-probabilities of the next tokens, </s> behind the last one: (batch, time, 1)."""
+        """Log-probabilities of the next tokens, </s> after the last one: (batch, time, 1)."""
         sources = _tokens(batch["input_ids"], batch["attention_mask"], read)
         targets = _tokens(batch["decoder_input_ids"], batch["decoder_attention_mask"], written)
         out = torch.zeros(*batch["decoder_input_ids"].shape, 1)

@@ -1,12 +1,12 @@
 """Coefficients into plain weights: the same function without them, exact but for rounding.
 
-What a sublayer reads is x, what it writes x' = post(skip * x + gain * out(f(pre(x)))). From the last sublayer to the
+What a sublayer reads is x, what it writes x' = post(skip * x + scale * out(f(pre(x)))). From the last sublayer to the
 first, each one is asked to write w * x' in place of x' (w = 1 at the end of a stack), and asks the one below for what
 it must then read:
 
     post there        its gamma and beta times w; the sum stays as it is, so it reads skip * x
-    no post           gain times w, skip times w; it reads skip * w * x
-    gain              into W_O, b_O (W_2, b_2), or into gamma and beta of `out`
+    no post           scale times w, skip times w; it reads skip * w * x
+    scale              into W_O, b_O (W_2, b_2), or into gamma and beta of `out`
     reads r * x       the columns of W_Q, W_K, W_V (W_1, and the gate) over r; of cross-attention W_Q alone: its keys
                       and values read the memory, which stays as it is
     heads             the columns of W_O; as fairseq released it, rows of W_O and b_O
@@ -64,7 +64,7 @@ def fold(model: IsogradPreTrainedModel, *, untie: bool = False) -> IsogradPreTra
     config = _folded_config(model.config)
     work = _double(model)
     with torch.no_grad():
-        wanted = {tower.stack: _fold_tower(tower) for tower in work.modules() if isinstance(tower, IsogradModel)}
+        wanted = {stack.stack: _fold_stack(stack) for stack in work.modules() if isinstance(stack, IsogradModel)}
         _fold_embeddings(work, wanted, config, untie=untie)
     return _cast(work, model, config)
 
@@ -133,10 +133,10 @@ def measure_fold(
     )
 
 
-def _fold_tower(tower: IsogradModel) -> Tensor | None:
+def _fold_stack(stack: IsogradModel) -> Tensor | None:
     """The factor that the first sublayer wants of the embedding, None for 1."""
     wanted: Tensor | None = None
-    for sublayer in reversed([module for module in tower.layers.modules() if isinstance(module, Sublayer)]):
+    for sublayer in reversed([module for module in stack.layers.modules() if isinstance(module, Sublayer)]):
         wanted = _fold_sublayer(sublayer, wanted)
     return wanted
 
@@ -145,14 +145,14 @@ def _fold_sublayer(sublayer: Sublayer, wanted: Tensor | None) -> Tensor | None:
     """Write `wanted` times what was written; the factor wanted of what is read."""
     branch = sublayer.branch
     assert isinstance(branch, Attention | FeedForward)
-    skip, gain = _coefficients(sublayer.combine, branch.out.out_features)
+    skip, scale = _coefficients(sublayer.combine, branch.out.out_features)
     if not isinstance(sublayer.post, nn.Identity):
         _scale(sublayer.post, wanted)
     else:
-        skip, gain = _times(skip, wanted), _times(gain, wanted)
+        skip, scale = _times(skip, wanted), _times(scale, wanted)
     if isinstance(branch, Attention):
         _fold_heads(branch, sublayer.site)
-    _scale(branch.out if isinstance(sublayer.out, nn.Identity) else sublayer.out, gain)
+    _scale(branch.out if isinstance(sublayer.out, nn.Identity) else sublayer.out, scale)
     if skip is not None:
         _read_scaled(sublayer, skip)
     return skip
@@ -200,12 +200,12 @@ def _fold_heads(branch: Attention, site: Site) -> None:
     else:
         raise FoldError(
             f"HeadScale of {_said(site)} cannot be folded: it stands between two norms, and the one on the"
-            " values has one gain for all heads"
+            " values has one scale for all heads"
         )
 
 
 def _coefficients(combine: nn.Module, width: int) -> tuple[Tensor | None, Tensor | None]:
-    """skip and gain as vectors of the width, None for the constant 1."""
+    """skip and scale as vectors of the width, None for the constant 1."""
     if isinstance(combine, LearnedAdd):
         return _vector(combine.skip, width), _vector(combine.scale, width)
     if isinstance(combine, ScaledAdd):
@@ -306,10 +306,10 @@ def _fold_embeddings(
     Raises:
         FoldError: a table would have to be scaled that has another reader, and `untie` is False.
     """
-    towers = {tower.stack: tower for tower in model.modules() if isinstance(tower, IsogradModel)}
+    stacks = {stack.stack: stack for stack in model.modules() if isinstance(stack, IsogradModel)}
     tables: dict[Stack, Tensor] = {}
     for name, factor in wanted.items():
-        norm: nn.Module = towers[name].embedding.norm
+        norm: nn.Module = stacks[name].embedding.norm
         if factor is None or bool((factor == 1).all()):
             continue
         if isinstance(norm, nn.Identity):
@@ -317,10 +317,10 @@ def _fold_embeddings(
         else:
             for parameter in norm.parameters():
                 parameter.mul_(factor)
-    _untie(model, towers, tables, config, allowed=untie)
-    _write_out(towers, tables, config)
+    _untie(model, stacks, tables, config, allowed=untie)
+    _write_out(stacks, tables, config)
     for name, factor in tables.items():
-        embedding = towers[name].embedding
+        embedding = stacks[name].embedding
         if isinstance(embedding.project, Linear):
             embedding.project.weight.mul_(factor[:, None])
         else:
@@ -332,17 +332,17 @@ def _fold_embeddings(
 
 def _untie(
     model: IsogradPreTrainedModel,
-    towers: Mapping[Stack, IsogradModel],
+    stacks: Mapping[Stack, IsogradModel],
     tables: Mapping[Stack, Tensor],
     config: IsogradConfig,
     *,
     allowed: bool,
 ) -> None:
     """Own copies for the other readers of the token tables that are scaled."""
-    scaled = {name for name in tables if isinstance(towers[name].embedding.project, nn.Identity)}
+    scaled = {name for name in tables if isinstance(stacks[name].embedding.project, nn.Identity)}
     tied = config.tie_word_embeddings and bool(model._tied_weights_keys)
-    shared = len(towers) == 2 and config.share_encoder_embeddings and bool(scaled)
-    head = tied and ("decoder" if len(towers) == 2 else next(iter(towers))) in scaled
+    shared = len(stacks) == 2 and config.share_encoder_embeddings and bool(scaled)
+    head = tied and ("decoder" if len(stacks) == 2 else next(iter(stacks))) in scaled
     if not (shared or head):
         return
     if not allowed:
@@ -352,7 +352,7 @@ def _untie(
             " norm to take it; untie=True (--untie) gives each its own copy"
         )
     if shared:
-        _own_copy(towers["encoder"].embedding.tokens)
+        _own_copy(stacks["encoder"].embedding.tokens)
         config.share_encoder_embeddings = False
     if head:
         _own_copy(model.get_output_embeddings())
@@ -364,26 +364,26 @@ def _own_copy(module: nn.Module) -> None:
     module.weight = nn.Parameter(module.weight.clone())
 
 
-def _write_out(towers: Mapping[Stack, IsogradModel], tables: Mapping[Stack, Tensor], config: IsogradConfig) -> None:
-    """Sinusoids become tables: of each tower that one option speaks for, where one of them is scaled."""
+def _write_out(stacks: Mapping[Stack, IsogradModel], tables: Mapping[Stack, Tensor], config: IsogradConfig) -> None:
+    """Sinusoids become tables: of each stack that one option speaks for, where one of them is scaled."""
     own = dict(config.encoder_options or {})
     apart = "position_embedding_type" in own
-    every = set(towers)
+    every = set(stacks)
     groups: list[set[Stack]] = [every - {"encoder"}, {"encoder"}] if apart else [every]
     for group in groups:
-        sinusoids = {name for name in group if isinstance(towers[name].embedding.positions, Sinusoidal)}
+        sinusoids = {name for name in group if isinstance(stacks[name].embedding.positions, Sinusoidal)}
         if not sinusoids & set(tables):
             continue
         for name in sinusoids:
-            towers[name].embedding.positions = _table(towers[name])
+            stacks[name].embedding.positions = _table(stacks[name])
         if apart and "encoder" in group:
             config.encoder_options = own | {"position_embedding_type": "learned"}
         else:
             config.position_embedding_type = "learned"
 
 
-def _table(tower: IsogradModel) -> Embedding:
-    config, sinusoid = tower.config, tower.embedding.positions
+def _table(stack: IsogradModel) -> Embedding:
+    config, sinusoid = stack.config, stack.embedding.positions
     assert isinstance(sinusoid, Sinusoidal)
     rows = torch.arange(config.max_position_embeddings + config.position_offset)
     table = Embedding(len(rows), config.hidden_size)
@@ -397,20 +397,20 @@ def _folded_config(config: IsogradConfig) -> IsogradConfig:
     Raises:
         FoldError: there are no coefficients, or no placement has the norms that are left.
     """
-    if all(_is_plain(config.of(tower).entry(), _sites(config, [tower])) for tower in config.stacks()):
+    if all(_is_plain(config.of(stack).entry(), _sites(config, [stack])) for stack in config.stacks()):
         raise FoldError(f"placement {config.placement!r} has no coefficients to fold")
     out = copy.deepcopy(config)
     own = dict(config.encoder_options or {})
     apart = "placement" in own
-    out.placement = _folded(config, [tower for tower in config.stacks() if not (apart and tower == "encoder")])
+    out.placement = _folded(config, [stack for stack in config.stacks() if not (apart and stack == "encoder")])
     if apart:
         out.encoder_options = own | {"placement": _folded(config.of("encoder"), ["encoder"])}
     out.calibration = None
     return out
 
 
-def _folded(config: IsogradConfig, towers: list[Stack]) -> str:
-    placement, every = config.entry(), _sites(config, towers)
+def _folded(config: IsogradConfig, stacks: list[Stack]) -> str:
+    placement, every = config.entry(), _sites(config, stacks)
     if _is_plain(placement, every):
         return config.placement
     wanted = _norms(placement, every, config.norm)
@@ -433,9 +433,9 @@ def _names() -> Iterator[str]:
                 yield flagged_name(pre=pre, flags=flags, final=pre == usual)
 
 
-def _sites(config: IsogradConfig, towers: list[Stack]) -> list[Site]:
-    depths = {tower: config.depths(tower) for tower in towers}
-    return [site for tower, (layers, other) in depths.items() for site in sites(layers, tower, other)]
+def _sites(config: IsogradConfig, stacks: list[Stack]) -> list[Site]:
+    depths = {stack: config.depths(stack) for stack in stacks}
+    return [site for stack, (layers, other) in depths.items() for site in sites(layers, stack, other)]
 
 
 def _is_plain(placement: Placement, every: list[Site]) -> bool:

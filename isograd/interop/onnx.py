@@ -165,7 +165,7 @@ def _runner(graphs: OnnxModel, config: IsogradConfig) -> Runner:
 
 
 class _Logits(nn.Module):
-    """A model of one tower as a function of tensors."""
+    """A model of one stack as a function of tensors."""
 
     def __init__(self, model: IsogradPreTrainedModel) -> None:
         super().__init__()

@@ -99,7 +99,7 @@ def text_sample(
 
 
 def _sample(kind: str, model: nn.Module, pairs: Sequence[Sequence[Rows]], draw: torch.Generator) -> Sample:
-    """Batches of (rows of the source, rows of the target); a model of one tower reads the source."""
+    """Batches of (rows of the source, rows of the target); a model of one stack reads the source."""
     config: Any = model.config
     pad = config.pad_token_id if isinstance(config.pad_token_id, int) else 0
     begin = config.decoder_start_token_id if config.is_encoder_decoder else None
@@ -109,8 +109,8 @@ def _sample(kind: str, model: nn.Module, pairs: Sequence[Sequence[Rows]], draw: 
         batch = _padded(source, pad)
         if config.is_encoder_decoder:
             prompts.append(dict(batch))
-            behind = _padded([[pad if begin is None else begin, *row[:-1]] for row in target], pad)
-            batch |= {f"decoder_{name}": value for name, value in behind.items()}
+            target_batch = _padded([[pad if begin is None else begin, *row[:-1]] for row in target], pad)
+            batch |= {f"decoder_{name}": value for name, value in target_batch.items()}
         else:
             time = min(_PROMPT, (_positions(config) + 1) // 2, *map(len, source))
             prompts.append(_padded([row[:time] for row in source], pad))

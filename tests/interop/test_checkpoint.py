@@ -82,7 +82,7 @@ def test_what_would_run_is_named_and_refused(name: str, place: str, new: bool, t
 
 
 def test_the_payloads_would_write(tmp_path: Path) -> None:
-    """The foil: without care they do."""
+    """The negative control: without care they do."""
     for name in ("posix.system", "builtins.exec"):
         mark = tmp_path / name
         torch.load(saved({"model": STATE, "args": payloads(mark)[name]}, tmp_path / "model.pt"), weights_only=False)

@@ -332,7 +332,7 @@ def test_nested_options() -> None:
 
 
 def test_fused_projections_are_query_key_value_in_that_order() -> None:
-    """The foil: any other order is seen."""
+    """The negative control: any other order is seen."""
     case = "admin/admin_perturbed_learned"
     state, tensors, options = given(case)
     name = "decoder.layers.0.self_attn.in_proj_weight"

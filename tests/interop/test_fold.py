@@ -1,4 +1,4 @@
-"""A folded model is plain and computes what the model did: 1e-12 in fp64, 1e-5 in fp32; and each foil does not."""
+"""A folded model is plain and computes what the model did: 1e-12 in fp64, 1e-5 in fp32; no negative control does."""
 
 import copy
 from collections.abc import Iterator
@@ -229,12 +229,12 @@ def test_the_weights_are_those_of_the_derivation() -> None:
 
 
 @pytest.mark.parametrize("mistake", [{"memory": True}, {"beta": False}], ids=str)
-def test_foil_mistakes_in_the_fold_are_seen(mistake: dict[str, bool]) -> None:
+def test_negative_control_mistakes_in_the_fold_are_seen(mistake: dict[str, bool]) -> None:
     made = model("seq2seq", placement="admin", embedding_norm=True, dtype=torch.float64)
     assert apart(made, by_hand(made, **mistake), "seq2seq") > 1e-2
 
 
-def test_foil_a_scalar_fold_needs_its_own_eps() -> None:
+def test_negative_control_a_scalar_fold_needs_its_own_eps() -> None:
     """LN(w x + f) = LN(x + f / w) with eps / w^2: exact with it, and seen at 1e-12 without."""
     made = model("causal", placement="deepnorm", dtype=torch.float64)
     skip = made.model.layers[0].attn.combine.skip

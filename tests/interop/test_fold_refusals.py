@@ -56,7 +56,7 @@ def test_a_table_with_one_reader_needs_no_untying() -> None:
 
 @pytest.mark.parametrize("name", [*RESSCALE, "fairseq-pre-R"])
 def test_a_skip_that_a_norm_in_front_reads(name: str) -> None:
-    """The foil: behind the norm, as in fairseq-post-R, the same skip folds."""
+    """The negative control: after the norm, as in fairseq-post-R, the same skip folds."""
     refused(model(placement=name), "the skip of ffn in layer 2 of the decoder cannot be folded: a norm in front of")
     assert fold(model(placement="fairseq-post-R")).config.placement == "post-ln"
 

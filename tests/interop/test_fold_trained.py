@@ -68,7 +68,7 @@ def test_a_trained_model_folds(kind: str, options: dict[str, Any], tmp_path: Pat
     assert text.kind == "text" and text.counts()["tokens"] > 20
 
 
-def test_foil_a_trained_model_with_one_skip_left_out(tmp_path: Path) -> None:
+def test_negative_control_a_trained_model_with_one_skip_left_out(tmp_path: Path) -> None:
     made = trained("language", tmp_path / "run", embedding_norm=True)
     other = copy.deepcopy(made)
     torch.nn.init.ones_(other.model.layers[1].ffn.combine.skip.weight)

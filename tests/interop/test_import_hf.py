@@ -128,7 +128,7 @@ def test_training_goes_on_with_the_same_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "roberta", "bart"])
-def test_the_foil(name: str) -> None:
+def test_the_negative_control(name: str) -> None:
     """A norm's eps, an activation, one weight: each is seen."""
     original = theirs(name)
     ours = from_transformers(original)

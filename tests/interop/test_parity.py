@@ -204,7 +204,7 @@ def test_half_precision_is_measured_before_the_cast() -> None:
     report = measure_fold(made, fold(made, untie=True), untie=True)
     assert report.passed and row(report, "bf16").relative > 1e-3
     assert "Weights are stored in bfloat16: see the row bf16." in report.notes
-    assert not measure(made, fold(made, untie=True)).passed  # the foil: the cast itself is not within 1e-5
+    assert not measure(made, fold(made, untie=True)).passed  # the negative control: the cast itself is not within 1e-5
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -139,7 +139,7 @@ def test_a_translator(first: bool) -> None:
 
 
 def test_other_options_compute_something_else() -> None:
-    """The foil: each option is read."""
+    """The negative control: each option is read."""
     theirs = finished(Language(True))
     state, right = theirs.state_dict(), plan_of(True)
     state.pop("out.weight")

@@ -192,7 +192,7 @@ def _measured(checkpoint: Checkpoint, model: IsogradPreTrainedModel, part: Path,
     """What was written and is read again, against the original's equations; of half precision, its copies in fp32."""
     options = dict(checkpoint.options)
     state, stored = tables(checkpoint.state)
-    state |= {f"{tower}.embed_positions.weight": table for tower, table in stored.items()}
+    state |= {f"{stack}.embed_positions.weight": table for stack, table in stored.items()}
     written = type(model).from_pretrained(part, dtype=torch.promote_types(model.dtype, torch.float32))
     original = Original(model.config, upgraded(state), options).to(written.dtype)
     arch = options.get("arch") or options.get("_name") or type(model).__name__
@@ -208,11 +208,11 @@ def _measured(checkpoint: Checkpoint, model: IsogradPreTrainedModel, part: Path,
 
 
 def _config(state: Mapping[str, Tensor], options: Mapping[str, Any], stored: Mapping[Stack, Tensor]) -> IsogradConfig:
-    rows = {tower: table for tower in ("encoder", "decoder") if (table := _table(state, tower)) is not None}
+    rows = {stack: table for stack in ("encoder", "decoder") if (table := _table(state, stack)) is not None}
     main = rows["decoder"] if "decoder" in rows else rows["encoder"]
-    said = options.get("vocab_size")
-    if said is not None and said != len(main):
-        raise InteropError(f"vocab_size={said}, but the token table has {len(main)} rows")
+    given_size = options.get("vocab_size")
+    if given_size is not None and given_size != len(main):
+        raise InteropError(f"vocab_size={given_size}, but the token table has {len(main)} rows")
     widths: dict[str, int | None] = {"input_size": None, "output_size": None}
     if "decoder.project_in_dim.weight" in state:
         widths["input_size"] = main.shape[1]
@@ -225,7 +225,7 @@ def _config(state: Mapping[str, Tensor], options: Mapping[str, Any], stored: Map
         **widths,
         admin=any(name.endswith("_ratio_change") for name in state),
         final=not _ends_bare(state, options),
-        learned={tower: len(table) - int(options.get("pad", 1)) - 1 for tower, table in stored.items()},
+        learned={stack: len(table) - int(options.get("pad", 1)) - 1 for stack, table in stored.items()},
     )
 
 
@@ -245,7 +245,7 @@ def _with_copies(state: dict[str, Tensor], options: Mapping[str, Any]) -> dict[s
 
 def _of_one_stack(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those of a stack that has no weights: fairseq's parsers leave some of both."""
-    there = {tower for tower in ("encoder", "decoder") if _table(state, tower) is not None}
+    there = {stack for stack in ("encoder", "decoder") if _table(state, stack) is not None}
     if not there:
         raise InteropError("no embed_tokens.weight among the weights: is this the state dict of a Transformer?")
     refuse("missing options", [f"{t}_layers" for t in there if options.get(f"{t}_layers") is None])
@@ -268,6 +268,6 @@ def _is_ours(table: Tensor, options: Mapping[str, Any]) -> bool:
     return torch.equal(table[first:].float().cpu(), ours[first:])
 
 
-def _table(state: Mapping[str, Tensor], tower: str) -> Tensor | None:
-    names = (f"{tower}.embed_tokens.weight", f"{tower}.sentence_encoder.embed_tokens.weight")
+def _table(state: Mapping[str, Tensor], stack: str) -> Tensor | None:
+    names = (f"{stack}.embed_tokens.weight", f"{stack}.sentence_encoder.embed_tokens.weight")
     return next((state[name] for name in names if name in state), None)

@@ -1,7 +1,7 @@
 """fairseq's dictionaries and subword-nmt's merges -> the tokenizer of an imported model.
 
 Ids are those of the table's rows: <s> 0, <pad> 1, </s> 2, <unk> 3, then line n of the dictionary n + 3. RoBERTa and
-BART have one more behind them, <mask>.
+BART have one more after them, <mask>.
 """
 
 from collections.abc import Sequence

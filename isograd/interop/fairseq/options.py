@@ -58,7 +58,7 @@ def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         config: options by name, or with the options under "config" or "model" and what belongs to them (vocabulary
-            size, special ids) beside; those of a tower may lie under "encoder" and "decoder".
+            size, special ids) beside; those of a stack may lie under "encoder" and "decoder".
     """
     flat: dict[str, Any] = {}
     for name, value in config.items():
@@ -92,19 +92,19 @@ def config_from_fairseq(
         input_size, output_size: width of the decoder's token vectors, and of what its head reads, where it is another.
         admin: the weights have ADMIN's ratio vectors.
         final: False where a Pre-LN decoder's weights have no norm after the last layer, as in fairseq before 0.4.
-        learned: tower -> positions of a stored table, where it is not the one that isograd would compute.
+        learned: stack -> positions of a stored table, where it is not the one that isograd would compute.
 
     Raises:
         InteropError: an option that isograd has no place for, or one that is missing, by its name.
     """
     kind = described(options)
-    towers: tuple[Stack, ...] = ("encoder", "decoder") if kind == PAIR else (_side(kind),)
-    _refuse_missing(options, towers, kind)
+    stacks: tuple[Stack, ...] = ("encoder", "decoder") if kind == PAIR else (_side(kind),)
+    _refuse_missing(options, stacks, kind)
     _refuse_other_networks(options)
     admin = clinic.is_admin(options) or admin
     pad = int(options.get("pad", 1))
-    of = {tower: _tower(options, tower, kind, admin, final, (learned or {}).get(tower)) for tower in towers}
-    main = of[towers[-1]]
+    of = {stack: _stack(options, stack, kind, admin, final, (learned or {}).get(stack)) for stack in stacks}
+    main = of[stacks[-1]]
     shared = bool(options.get("share_all_embeddings"))
     tied = bool(options.get("share_decoder_input_output_embed", False)) or shared
     dropout = options.get("dropout", 0.0)
@@ -139,15 +139,15 @@ def config_from_fairseq(
 
 def described(options: Mapping[str, Any]) -> Kind:
     """What the options describe: a language model, a masked one, a translator."""
-    towers = [tower for tower in ("encoder", "decoder") if options.get(f"{tower}_layers") is not None]
-    if not towers:
+    stacks = [stack for stack in ("encoder", "decoder") if options.get(f"{stack}_layers") is not None]
+    if not stacks:
         raise InteropError("neither encoder_layers nor decoder_layers among the options")
-    return PAIR if len(towers) == 2 else MASKED if towers == ["encoder"] else CAUSAL
+    return PAIR if len(stacks) == 2 else MASKED if stacks == ["encoder"] else CAUSAL
 
 
-def normed_before(options: Mapping[str, Any], tower: str) -> bool:
-    """Whether a tower is Pre-LN."""
-    return bool(options.get(f"{tower}_normalize_before", False))
+def normed_before(options: Mapping[str, Any], stack: str) -> bool:
+    """Whether a stack is Pre-LN."""
+    return bool(options.get(f"{stack}_normalize_before", False))
 
 
 def scales_before_projection(options: Mapping[str, Any]) -> bool:
@@ -160,38 +160,38 @@ def _side(kind: Kind) -> Stack:
     return "encoder" if kind == MASKED else "decoder"
 
 
-def _tower(
-    options: Mapping[str, Any], tower: Stack, kind: Kind, admin: bool, final: bool, stored: int | None
+def _stack(
+    options: Mapping[str, Any], stack: Stack, kind: Kind, admin: bool, final: bool, stored: int | None
 ) -> dict[str, Any]:
-    """What a tower is built from, by the keys of `_OF_THE_ENCODER`, and its layers."""
-    learned = options.get(f"{tower}_learned_pos", kind == MASKED)
+    """What a stack is built from, by the keys of `_OF_THE_ENCODER`, and its layers."""
+    learned = options.get(f"{stack}_learned_pos", kind == MASKED)
     positions = "learned" if learned else "sinusoidal"
     return {
-        **{name: int(options[f"{tower}_{name}"]) for name in _SIZES},
-        "placement": _placement(options, tower, kind, admin, final),
+        **{name: int(options[f"{stack}_{name}"]) for name in _SIZES},
+        "placement": _placement(options, stack, kind, admin, final),
         "positions": "none" if options.get("no_token_positional_embeddings") else "learned" if stored else positions,
-        "longest": stored or _longest(options, tower, kind),
+        "longest": stored or _longest(options, stack, kind),
     }
 
 
-def _placement(options: Mapping[str, Any], tower: Stack, kind: Kind, admin: bool, final: bool) -> str:
-    pre, flags = normed_before(options, tower), _flags(options, tower)
+def _placement(options: Mapping[str, Any], stack: Stack, kind: Kind, admin: bool, final: bool) -> str:
+    pre, flags = normed_before(options, stack), _flags(options, stack)
     if admin:
         if pre or flags:
             found = (
-                f"{tower}_normalize_before" if pre else ", ".join(FLAGS[letter.replace("P", "H")] for letter in flags)
+                f"{stack}_normalize_before" if pre else ", ".join(FLAGS[letter.replace("P", "H")] for letter in flags)
             )
             raise InteropError(f"ADMIN's ratios are for Post-LN without NormFormer's changes, and {found} is set")
         return "admin"
-    ends = tower == "encoder" or (final and not options.get("no_decoder_final_norm"))
+    ends = stack == "encoder" or (final and not options.get("no_decoder_final_norm"))
     if (pre, flags) in NAMED and (ends or not pre):
         return NAMED[pre, flags]
     return flagged_name(pre=pre, flags=flags, final=pre and ends)
 
 
-def _flags(options: Mapping[str, Any], tower: Stack) -> str:
-    """Letters of NormFormer's changes in a tower; P in place of H where heads are scaled before W_O."""
-    prefix = "enc_" if tower == "encoder" else ""
+def _flags(options: Mapping[str, Any], stack: Stack) -> str:
+    """Letters of NormFormer's changes in a stack; P in place of H where heads are scaled before W_O."""
+    prefix = "enc_" if stack == "encoder" else ""
     letters = "".join(letter for letter, name in FLAGS.items() if options.get(prefix + name))
     return letters.replace("H", "P") if scales_before_projection(options) else letters
 
@@ -203,21 +203,21 @@ def _differing(encoder: Mapping[str, Any], decoder: Mapping[str, Any]) -> dict[s
     return changes or None
 
 
-def _longest(options: Mapping[str, Any], tower: Stack, kind: Kind) -> int:
-    """The longest sequence of a tower."""
+def _longest(options: Mapping[str, Any], stack: Stack, kind: Kind) -> int:
+    """The longest sequence of a stack."""
     names = {
         MASKED: ("max_positions", "tokens_per_sample"),
         CAUSAL: ("max_target_positions", "tokens_per_sample"),
-        PAIR: ("max_source_positions" if tower == "encoder" else "max_target_positions",),
+        PAIR: ("max_source_positions" if stack == "encoder" else "max_target_positions",),
     }[kind]
     return next((int(options[name]) for name in names if options.get(name) is not None), 1024)
 
 
-def _refuse_missing(options: Mapping[str, Any], towers: Iterable[Stack], kind: Kind) -> None:
+def _refuse_missing(options: Mapping[str, Any], stacks: Iterable[Stack], kind: Kind) -> None:
     """Options that weights do not show, and that no default of fairseq's settles."""
-    names = [f"{tower}_{name}" for tower in towers for name in _SIZES]
+    names = [f"{stack}_{name}" for stack in stacks for name in _SIZES]
     if kind != MASKED:
-        names += [*(f"{tower}_normalize_before" for tower in towers), "activation_fn"]
+        names += [*(f"{stack}_normalize_before" for stack in stacks), "activation_fn"]
     refuse("options that are missing", [name for name in names if options.get(name) is None])
     activation = options.get("activation_fn", "gelu")
     if activation not in ACTIVATIONS:

@@ -73,9 +73,9 @@ class Original(PreTrainedModel, GenerationMixin):
         if not self.config.is_encoder_decoder:
             assert input_ids is not None
             if self.config.is_decoder:
-                x = tower(state, options, "decoder", input_ids, self._padded(input_ids, pads))
+                x = stack(state, options, "decoder", input_ids, self._padded(input_ids, pads))
                 return Seq2SeqLMOutput(logits=_written(state, x[:, -1:] if last else x))
-            x = tower(state, options, "encoder.sentence_encoder", input_ids, self._padded(input_ids, pads))
+            x = stack(state, options, "encoder.sentence_encoder", input_ids, self._padded(input_ids, pads))
             return Seq2SeqLMOutput(logits=_masked(state, options, x))
         assert decoder_input_ids is not None
         if encoder_outputs is None:
@@ -84,11 +84,11 @@ class Original(PreTrainedModel, GenerationMixin):
         memory = encoder_outputs[0]
         unread = torch.zeros(memory.shape[:2], dtype=torch.bool) if pads is None else pads
         own = self._padded(decoder_input_ids, None)
-        x = tower(state, options, "decoder", decoder_input_ids, own, memory, unread)
+        x = stack(state, options, "decoder", decoder_input_ids, own, memory, unread)
         return Seq2SeqLMOutput(logits=_written(state, x[:, -1:] if last else x))
 
     def encode(self, ids: Tensor, pads: Tensor | None) -> BaseModelOutput:
-        x = tower(self.state(), self.options, "encoder", ids, self._padded(ids, pads))
+        x = stack(self.state(), self.options, "encoder", ids, self._padded(ids, pads))
         return BaseModelOutput(last_hidden_state=x)
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
@@ -131,7 +131,7 @@ class _Encoder(nn.Module):
         return self.whole[0].encode(input_ids, None if attention_mask is None else attention_mask == 0)
 
 
-def tower(
+def stack(
     state: State,
     options: Mapping[str, Any],
     prefix: str,
@@ -140,7 +140,7 @@ def tower(
     memory: Tensor | None = None,
     memory_pads: Tensor | None = None,
 ) -> Tensor:
-    """What the last layer of a tower gives, (batch, time, width)."""
+    """What the last layer of a stack gives, (batch, time, width)."""
     side = prefix.partition(".")[0]
     heads, pre = options[f"{side}_attention_heads"], options.get(f"{side}_normalize_before", False)
     act = ACTIVATIONS[options.get("activation_fn", "gelu")]

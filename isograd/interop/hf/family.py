@@ -203,9 +203,9 @@ def rows(config: IsogradConfig) -> int:
 def residuals(config: IsogradConfig) -> list[Residual]:
     """The residual of every sublayer, in the order of the stacks."""
     out = []
-    for tower in config.stacks():
-        own, (layers, other) = config.of(tower), config.depths(tower)
-        out += [own.entry().at(site) for site in sites(layers, tower, other)]
+    for stack in config.stacks():
+        own, (layers, other) = config.of(stack), config.depths(stack)
+        out += [own.entry().at(site) for site in sites(layers, stack, other)]
     return out
 
 
@@ -216,7 +216,7 @@ def norms_at(config: IsogradConfig) -> Norms | None:
 
 
 def has_coefficients(config: IsogradConfig) -> bool:
-    """Whether a skip, a gain or a HeadScale is left, which only `fold` can put into plain weights."""
+    """Whether a skip, a scale or a HeadScale is left, which only `fold` can put into plain weights."""
     return any(
         residual.head_scale is not None
         or any(isinstance(c, Learned) or c != 1.0 for c in (residual.skip, residual.scale))
@@ -242,7 +242,7 @@ def _norms(family: Family, config: IsogradConfig) -> Iterator[str]:
     elif found not in family.norms:
         where = {"pre": "before the branch", "post": "on the sum"}
         yield f"its norms stand {where[family.norms[0]]}, this model's {where[found]}"
-    finals = {config.of(tower).entry().final is not None for tower in config.stacks()}
+    finals = {config.of(stack).entry().final is not None for stack in config.stacks()}
     if found == "pre" and False in finals:
         yield "it has a norm after the last layer, and this placement has none"
     elif found == "post" and True in finals:
@@ -255,7 +255,7 @@ def _norms(family: Family, config: IsogradConfig) -> Iterator[str]:
 
 
 def _kinds(config: IsogradConfig, every: list[Residual]) -> set[str]:
-    norms = [config.of(tower).entry().final for tower in config.stacks()]
+    norms = [config.of(stack).entry().final for stack in config.stacks()]
     norms += [norm for residual in every for norm in (residual.pre, residual.post)]
     norms += [Norm() if config.embedding_norm else None]
     norms += [r.projections.norm for r in every if r.projections]
@@ -272,7 +272,7 @@ def _embedding(family: Family, config: IsogradConfig) -> Iterator[str]:
 
 
 def _positions(family: Family, config: IsogradConfig, kind: Kind) -> Iterator[str]:
-    for ours in {config.of(tower).position_embedding_type for tower in config.stacks()}:
+    for ours in {config.of(stack).position_embedding_type for stack in config.stacks()}:
         yield from _position_kind(family, ours, config)
     if family.first == "pad" and config.pad_token_id is None:
         yield "it counts positions by the pad token, and this model's config has no pad_token_id"
@@ -325,6 +325,6 @@ def _tables(family: Family, config: IsogradConfig, kind: Kind) -> Iterator[str]:
         yield "it has no second head, and this model has one (next_sentence=True)"
     if kind == PAIR:
         for name in ("hidden_size", "max_position_embeddings"):
-            encoder, decoder = (getattr(config.of(tower), name) for tower in config.stacks())
+            encoder, decoder = (getattr(config.of(stack), name) for stack in config.stacks())
             if encoder != decoder:
                 yield f"its stacks have one {name}, and this model's have {encoder} and {decoder}"
