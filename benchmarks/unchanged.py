@@ -45,6 +45,7 @@ RENAMED: tuple[tuple[str, str], ...] = (  # patterns of paths in this record, an
     (r"^(parity/.*)/writing/", r"\1/generated/"),
     (r"^(parity/.*)/holds$", r"\1/passed"),
 )
+DROPPED = re.compile(r"^parity/.*/beams$|/lines_per_second$")  # `search` says it; a time
 VOLATILE = re.compile(  # times, places, hashes and versions
     r"(^|/)(seconds|time|date|tokens_per_second|lines_per_second|folder|page|report|versions|facts|files|source|path|model|out|said)(/|$)"
 )
@@ -154,7 +155,8 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
     for part, items in before.items():
         if part not in after:
             continue
-        old = {renamed(f"{part}/{name}").partition("/")[2]: value for name, value in items.items()}
+        old = {renamed(f"{part}/{n}"): value for n, value in items.items() if not DROPPED.search(f"{part}/{n}")}
+        old = {name.partition("/")[2]: value for name, value in old.items()}
         new = after[part]
         differ = [n for n in old.keys() & new.keys() if not same(part, old[n], new[n])]
         gone, more = old.keys() - new.keys(), new.keys() - old.keys()
