@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isograd.errors import UnknownPlacement
-from isograd.interop.folder import export_folder
+from isograd.interop.export import export_folder
 from isograd.models import IsogradConfig, IsogradForCausalLM
 from isograd.placement import (
     CATALOGUE,
