@@ -8,46 +8,34 @@ from rich.table import Table
 
 from isograd.cli.console import output
 from isograd.cli.progress import COLOURS
-from isograd.report import tables
+from isograd.report import runs_page
 from isograd.report.runs import arms_of
-from isograd.report.sections import findings
 
 
 def print_table(folders: Sequence[Path], report: Path, reference: str | None = None) -> None:
     """A line per arm, what happened in sentences, and where the page is."""
     arms = arms_of(folders)
-    console, kind = output(), tables.kind_of(arms)
-    names, lines = tuple(column.short for column in tables.columns(arms)), tables.rows(arms)
-    shown = _fitting([names, *lines], console.width, tables.DISPENSABLE[kind])
+    console, kind = output(), runs_page.kind(arms)
+    names, lines = tuple(column.short for column in kind.columns), runs_page.results_table(arms).lines
+    shown = _fitting([names, *lines], console.width, kind.dispensable)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in shown:
         least = max(_widest(cells[i]) for cells in lines) if i == 1 else 0 if i else 12
         table.add_column(names[i], justify="left" if i < 2 else "right", no_wrap=i > 1, min_width=least)
     for arm, cells in zip(arms, lines, strict=True):
-        colour = (
-            "default" if kind == "ramp" else COLOURS[next((o for o in arm.outcomes if o != "finished"), "finished")]
-        )
+        worst = next((o for o in arm.outcomes if o != "finished"), "finished")
+        colour = "default" if kind.title == "LR range test" else COLOURS[worst]
         texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]
         table.add_row(*texts)
     console.print(table)
-    console.print(f"[dim]{_LEGEND[kind]}[/dim]")
-    console.print(f"\n{tables.summary(arms)}", markup=False)
-    for line in (line for lines in findings(arms, reference).values() for line in lines):
+    console.print(f"[dim]{kind.legend}[/dim]")
+    console.print()
+    for line in (runs_page.headline(arms), *runs_page.warnings(arms), *runs_page.findings(arms, reference)):
         console.print(line, markup=False)
     console.print(f"\nreport: {report}", markup=False, soft_wrap=True)
 
 
-_GRADIENT = "mean |gradient| of W_2, first layer over last, at step 1 → at the end"
-_LEGEND = {
-    "ramp": f"LR: the learning rate reached; g1/gL: {_GRADIENT}",
-    "language": f"losses in nats; g1/gL: {_GRADIENT}",
-    "masked": f"losses in nats per masked token; g1/gL: {_GRADIENT}",
-    "classification": "of the score on the dev part over the seeds; failed: not above the majority line, or diverged",
-    "translation": f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {_GRADIENT}",
-}
-
-
-def _fitting(lines: list[tuple[str, ...]], width: int, dispensable: Sequence[str]) -> list[int]:
+def _fitting(lines: Sequence[Sequence[str]], width: int, dispensable: Sequence[str]) -> list[int]:
     """Columns that a terminal has room for beside a label of 16; the files and the page have them all."""
     shown = list(range(len(lines[0])))
     for name in dispensable:
@@ -56,7 +44,7 @@ def _fitting(lines: list[tuple[str, ...]], width: int, dispensable: Sequence[str
     return shown
 
 
-def _width(lines: list[tuple[str, ...]], shown: list[int]) -> int:
+def _width(lines: Sequence[Sequence[str]], shown: list[int]) -> int:
     widths = (max(_widest(cells[i]) if i == 1 else len(cells[i]) for cells in lines) for i in shown[1:])
     return 16 + sum(2 + width for width in widths)
 

@@ -23,7 +23,7 @@ examples:
   isograd evaluate classification runs/mlm --task cola --data glue glue.dropout=0 training.weight_decay=0.1
 
 Killed or interrupted, the same command goes on where it was. A run has failed where its score on the dev part is not
-above that of a constant answer (the majority line), or where it diverged."""
+above that of a constant answer (the majority-class baseline), or where it diverged."""
 
 _TASKS = ("mrpc", "rte", "cola", "sst-2", "sts-b")
 _DATA = "a folder of GLUE's .tsv files (plain, .gz, .xz), or a data set on the hub; default nyu-mll/glue"
@@ -120,7 +120,7 @@ def _short(model: str) -> str:
 
 
 def _tell(arms: Sequence[Any], results: list[dict[str, Any]], as_json: bool) -> int:
-    from isograd.report import tuned
+    from isograd.report import finetuning
     from isograd.report.runs import arms_of
     from isograd.report.runs_page import write_report
 
@@ -128,8 +128,8 @@ def _tell(arms: Sequence[Any], results: list[dict[str, Any]], as_json: bool) -> 
     report = write_report(folders, folders[0].parent, title=f"Fine-tuning on {arms[0].run.glue.task}")
     found = arms_of(folders)
     if as_json:
-        content = {"arms": [tuned.as_dict(arm) for arm in found], "runs": results, "report": str(report)}
-        print(json.dumps(content | {"findings": list(tuned.findings(found))}, indent=2))
+        content = {"arms": [finetuning.as_dict(arm) for arm in found], "runs": results, "report": str(report)}
+        print(json.dumps(content | {"findings": list(finetuning.findings(found))}, indent=2))
     else:
         _print(found, report)
     broken = [result for result in results if result["outcome"] == "failed"]
@@ -139,18 +139,31 @@ def _tell(arms: Sequence[Any], results: list[dict[str, Any]], as_json: bool) -> 
 
 
 def _print(arms: Sequence[Any], report: Path) -> None:
-    from isograd.report import tuned
+    from isograd.report import finetuning
 
     console = output()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (tuned.title(arms[0]), "median", "lowest to highest", "mean [95 %]", "failed", "test"):
+    for name in (finetuning.title(arms[0]), "median", "lowest to highest", "mean [95 %]", "failed", "test"):
         table.add_column(name, justify="right" if table.columns else "left", no_wrap=bool(table.columns))
     for arm in arms:
-        cells = (tuned.median, tuned.ends, tuned.mean, tuned.failures, tuned.test)
+        cells = (
+            finetuning.median_score,
+            finetuning.score_range,
+            finetuning.mean_score,
+            finetuning.failures,
+            finetuning.test_score,
+        )
         table.add_row(escape(arm.label), *(cell(arm) for cell in cells))
-    table.add_row("[dim]majority line[/dim]", tuned.majority(arms[0]), "", "", "", tuned.majority(arms[0], "test"))
+    table.add_row(
+        "[dim]majority-class baseline[/dim]",
+        finetuning.baseline(arms[0]),
+        "",
+        "",
+        "",
+        finetuning.baseline(arms[0], "test"),
+    )
     console.print(table)
-    console.print("[dim]median of the seeds; failed: not above the majority line, or diverged[/dim]\n")
-    for said in tuned.findings(arms):
+    console.print("[dim]median of the seeds; failed: not above the majority-class baseline, or diverged[/dim]\n")
+    for said in finetuning.findings(arms):
         console.print(said, markup=False)
     console.print(f"report: {report}", markup=False, soft_wrap=True)

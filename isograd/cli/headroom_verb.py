@@ -18,6 +18,7 @@ from isograd.cli.searching import count
 from isograd.errors import UserError, one_line
 
 if TYPE_CHECKING:
+    from isograd.report.style import Output
     from isograd.study.headroom import Chain, Trial, Watch
     from isograd.study.headroom_plan import Plan
 
@@ -129,18 +130,19 @@ def _showing(console: Console, plan: "Plan") -> Iterator["Watch"]:
 def _said(end: Any) -> str:
     from dataclasses import asdict
 
-    from isograd.report.headroom_words import boundary_said
+    from isograd.report.headroom_page import chain_said
 
-    return boundary_said(asdict(end))
+    return chain_said(asdict(end))
 
 
-def tell(folder: Path, as_json: bool, out: Path | None = None, title: str | None = None) -> int:
+def tell(
+    folder: Path, as_json: bool, out: Path | None = None, title: str | None = None, output: "Output | None" = None
+) -> int:
     """Write the page of a search from its files, and say what was found; 1 where a run failed."""
-    from isograd.report.headroom_findings import findings, oddities
-    from isograd.report.headroom_page import read_headroom, write_headroom
+    from isograd.report.headroom_page import findings, oddities, read_headroom, write_headroom
 
     try:
-        page, content = write_headroom(folder, out, title), read_headroom(folder)
+        page, content = write_headroom(folder, out, title, output), read_headroom(folder)
     except ValueError as error:
         raise UserError(str(error)) from error
     if as_json:
@@ -156,17 +158,16 @@ def tell(folder: Path, as_json: bool, out: Path | None = None, title: str | None
 
 
 def _print(content: dict[str, Any], page: Path) -> None:
-    from isograd.report import headroom_words as words
-    from isograd.report.headroom_findings import findings
+    from isograd.report.headroom_page import boundaries, cost, findings
 
     console = output()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(words.HEADER):
+    for i, name in enumerate(boundaries(content).header):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    for line in words.rows(content):
+    for line in boundaries(content).lines:
         table.add_row(*map(escape, line))
     console.print(table)
     console.print()
     for said in findings(content):
         console.print(said, markup=False)
-    console.print(f"\ncost: {words.cost(content)}\nreport: {page}", markup=False, soft_wrap=True)
+    console.print(f"\ncost: {cost(content)}\nreport: {page}", markup=False, soft_wrap=True)

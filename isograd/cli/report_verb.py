@@ -4,14 +4,18 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isograd.errors import UserError
+
+if TYPE_CHECKING:
+    from isograd.report.style import Output
 
 _EPILOG = """\
 examples:
   isograd report runs/compare
   isograd report runs/pre-ln-12l runs/normformer-12l --out paper --title "12 layers"
+  isograd report runs/compare --style paper --width 3.25 --format pdf
   isograd report runs/warmup --reference normformer      of a study: one that holds a study.json
 
 Reads files only: a folder copied from another machine will do."""
@@ -29,12 +33,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="ARM",
         help="placement or label of the arm that the others are measured against (default: pre-ln, or the first)",
     )
+    parser.add_argument(
+        "--style", choices=["screen", "paper"], default="screen", help="of the figures' files: letters and lines"
+    )
+    parser.add_argument(
+        "--width", type=float, metavar="INCHES", help="of the figures' files (default: 8.4, of a paper 3.25)"
+    )
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        choices=["svg", "png", "pdf"],
+        default=["svg", "png"],
+        help="of the figures' files (default: svg png)",
+    )
     parser.add_argument("--json", action="store_true", help="the results as one JSON object on stdout")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    from isograd.report.folders import find_runs, readable
+    from isograd.report.runs import find_runs, readable
 
     for folder in options.folders:
         if not folder.is_dir():
@@ -54,13 +71,21 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _output(options: argparse.Namespace) -> "Output":
+    from isograd.report.style import Output
+
+    if options.width is not None and not 1 <= options.width <= 40:
+        raise UserError(f"--width {options.width:g}: expected 1 to 40 inches")
+    return Output(formats=options.format, style=options.style, width=options.width)
+
+
 def _report_study(options: argparse.Namespace) -> int:
     """The page of the study in a folder, and what a terminal or a program reads of it."""
     from isograd.cli.study_table import print_study
     from isograd.report.study_page import write_study_report
 
     try:
-        report = write_study_report(options.folders[0], options.out, options.title, options.reference)
+        report = write_study_report(options.folders[0], options.out, options.title, options.reference, _output(options))
     except ValueError as error:
         raise UserError(str(error)) from error
     if options.json:
@@ -74,7 +99,7 @@ def _report_headroom(options: argparse.Namespace) -> int:
     """The page of a search for the largest rate that trains."""
     from isograd.cli.headroom_verb import tell
 
-    tell(options.folders[0], options.json, options.out, options.title)
+    tell(options.folders[0], options.json, options.out, options.title, _output(options))
     return 0
 
 
@@ -83,8 +108,7 @@ def _write(runs: list[Path], options: argparse.Namespace) -> list[tuple[list[Pat
 
     Of several kinds the named reference may be in some only.
     """
-    from isograd.report.folders import by_kind
-    from isograd.report.runs import arms_of, reference_of
+    from isograd.report.runs import arms_of, by_kind, reference_of
     from isograd.report.runs_page import write_report
 
     kinds, name = by_kind(runs), options.reference
@@ -97,7 +121,7 @@ def _write(runs: list[Path], options: argparse.Namespace) -> list[tuple[list[Pat
     for kind, folders in kinds.items():
         into, reference = out if len(kinds) == 1 else out / kind, name if kind in having else None
         into.mkdir(parents=True, exist_ok=True)
-        page = write_report(folders, into, options.title, all_figures=True, reference=reference)
+        page = write_report(folders, into, options.title, True, reference, _output(options))
         written.append((folders, page, reference))
     return written
 
@@ -115,8 +139,8 @@ def _tell(written: list[tuple[list[Path], Path, str | None]], faults: list[str],
 def _content(folders: list[Path], page: Path, reference: str | None) -> dict[str, Any]:
     """What a program reads of a page."""
     from isograd.report.runs import arms_of
-    from isograd.report.sections import findings
+    from isograd.report.runs_page import findings
 
-    said = findings(arms_of(folders), reference)
+    said = list(findings(arms_of(folders), reference))
     results = json.loads(page.with_name("results.json").read_text(encoding="utf-8"))
-    return {"report": str(page), "findings": [line for lines in said.values() for line in lines], "runs": results}
+    return {"report": str(page), "findings": said, "runs": results}

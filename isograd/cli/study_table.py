@@ -9,7 +9,7 @@ from isograd.cli.console import output
 from isograd.report.study_page import StudyReport
 
 _DISPENSABLE = (
-    "gradient first/last",
+    "first/last gradient ratio",
     "diverged",
     "collapsed",
     "undecided",
@@ -21,7 +21,7 @@ def print_study(report: StudyReport) -> None:
     for line in report.left_out:
         print(f"left out: {line}", file=sys.stderr)
     console = output()
-    header, *lines = report.table
+    header, lines = report.table.header, report.table.lines
     table = Table(box=None, pad_edge=False, header_style="bold")
     shown = [i for i, name in enumerate(header) if name != _DISPENSABLE[0] or console.width >= 130]
     for i in shown:

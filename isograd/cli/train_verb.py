@@ -130,9 +130,9 @@ def _tell(outcome: dict[str, Any], folder: Path, as_json: bool) -> None:
     if outcome.get("score") is not None:
         losses.append(f"{outcome['metric']} {outcome['score']:.4f} (majority line {outcome['majority']:.4f})")
     print(", ".join([outcome["outcome"], *losses]))
-    from isograd.report import kept
+    from isograd.report import kept_weights
 
-    for line in kept.lines(outcome):
+    for line in kept_weights.lines(outcome):
         print(line)
     if outcome["outcome"] != "finished" and outcome.get("reason"):
         print(f"{outcome['outcome']}: {outcome['reason']}")

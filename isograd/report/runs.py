@@ -1,17 +1,20 @@
-"""What a report reads of a run's folder, and arms that differ only in their seed taken together."""
+"""What a report reads of runs: which folders hold some, their files, and arms that differ only in their seed."""
 
 import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from isograd.files import read_rows
+from isograd.placement import CATALOGUE
+from isograd.report.style import Look, look_of, looks
+from isograd.study.faults import FILES, fault
 from isograd.study.labels import labels
 
 Row = dict[str, Any]
@@ -32,7 +35,7 @@ class RunFiles:
 
     @cached_property
     def by_place(self) -> dict[tuple[str | None, str | None], list[Row]]:
-        """The rows of quantities by kind and tower; None for what a row does not name."""
+        """The rows of quantities by kind and stack; None for what a row does not name."""
         places: dict[tuple[str | None, str | None], list[Row]] = {}
         for row in self.quantities:
             places.setdefault((row.get("kind"), row.get("stack")), []).append(row)
@@ -45,6 +48,7 @@ class ArmFiles:
 
     label: str
     runs: Sequence[RunFiles]
+    look: Look = field(default_factory=lambda: look_of(""))  # its colour and dash in every figure
 
     @property
     def first(self) -> RunFiles:
@@ -103,35 +107,35 @@ class ArmFiles:
         return _over_seeds(points)
 
     def profile(
-        self, name: str, kind: str, when: Callable[[int, int], bool], tower: str
+        self, name: str, kind: str, when: Callable[[int, int], bool], stack: str
     ) -> tuple[list[int], list[float]]:
         """Layers, and the mean of a quantity over seeds and over the steps that `when(step, last)` picks."""
         by_layer: dict[int, list[float]] = {}
         for run in self.runs:
             last = max((r["step"] for r in run.quantities), default=0)
-            for row in _rows(run, name, kind, tower):
+            for row in _rows(run, name, kind, stack):
                 if when(row["step"], last):
                     by_layer.setdefault(row["layer"], []).append(row[name])
         layers = sorted(by_layer)
         return layers, [statistics.fmean(by_layer[layer]) for layer in layers]
 
-    def histories(self, name: str, kind: str, tower: str) -> dict[int, tuple[list[int], list[float]]]:
+    def histories(self, name: str, kind: str, stack: str) -> dict[int, tuple[list[int], list[float]]]:
         """For each layer, first to last: observed steps, and the mean of a quantity over seeds at each."""
         found: dict[int, dict[int, list[float]]] = {}
         for run in self.runs:
-            for row in _rows(run, name, kind, tower):
+            for row in _rows(run, name, kind, stack):
                 found.setdefault(row["layer"], {}).setdefault(row["step"], []).append(row[name])
         return {
             layer: (sorted(of), [statistics.fmean(of[step]) for step in sorted(of)])
             for layer, of in sorted(found.items())
         }
 
-    def ratio(self, name: str, kind: str, tower: str) -> tuple[list[int], list[float]]:
+    def ratio(self, name: str, kind: str, stack: str) -> tuple[list[int], list[float]]:
         """Observed steps, and the first layer's value over the last layer's, mean over seeds."""
         by_step: dict[int, list[float]] = {}
         for run in self.runs:
             ends: dict[int, dict[int, float]] = {}
-            for row in _rows(run, name, kind, tower):
+            for row in _rows(run, name, kind, stack):
                 ends.setdefault(row["step"], {})[row["layer"]] = row[name]
             for step, of in ends.items():
                 if of[max(of)]:
@@ -139,11 +143,11 @@ class ArmFiles:
         steps = sorted(by_step)
         return steps, [statistics.fmean(by_step[s]) for s in steps]
 
-    def level(self, when: Callable[[int, int], bool], tower: str) -> list[float]:
-        """For each seed that has it: mean |gradient| of W_2 in a tower's first layer over that in its last."""
+    def level(self, when: Callable[[int, int], bool], stack: str) -> list[float]:
+        """For each seed that has it: mean |gradient| of W_2 in a stack's first layer over that in its last."""
         found = []
         for run in self.runs:
-            layers, values = replace(self, runs=[run]).profile("gradient_mean_abs", "ffn", when, tower)
+            layers, values = replace(self, runs=[run]).profile("gradient_mean_abs", "ffn", when, stack)
             if layers and values[-1]:
                 found.append(values[0] / values[-1])
         return found
@@ -178,19 +182,19 @@ def reference_of(arms: Sequence[ArmFiles], named: str | None = None) -> ArmFiles
     return next((arm for arm in arms if arm.placement == "pre-ln"), arms[0] if arms else None)
 
 
-def towers(arms: Iterable[ArmFiles]) -> list[str]:
-    """The towers of these models, in the order in which text runs through them."""
+def stacks(arms: Iterable[ArmFiles]) -> list[str]:
+    """The stacks of these models, in the order in which text runs through them."""
     arms = list(arms)
-    named = {tower for arm in arms for run in arm.runs for _, tower in run.by_place if tower is not None}
-    return sorted(named, key="encoder decoder".find) or _TOWERS.get(arms[0].task, ["encoder"])
+    named = {stack for arm in arms for run in arm.runs for _, stack in run.by_place if stack is not None}
+    return sorted(named, key="encoder decoder".find) or _STACKS.get(arms[0].task, ["encoder"])
 
 
-_TOWERS = {"language": ["decoder"], "translation": ["encoder", "decoder"]}  # where no row names any
+_STACKS = {"language": ["decoder"], "translation": ["encoder", "decoder"]}  # where no row names any
 
 
-def _rows(run: RunFiles, name: str, kind: str, tower: str) -> Iterator[Row]:
-    """The rows of a tower's sublayers that have a quantity. A row that names no tower is of the only one."""
-    for place in ((kind, tower), (kind, None)):
+def _rows(run: RunFiles, name: str, kind: str, stack: str) -> Iterator[Row]:
+    """The rows of a stack's sublayers that have a quantity. A row that names no stack is of the only one."""
+    for place in ((kind, stack), (kind, None)):
         yield from (row for row in run.by_place.get(place, ()) if row.get(name) is not None)
 
 
@@ -229,7 +233,11 @@ def arms_of(folders: Iterable[Path]) -> list[ArmFiles]:
         recipe = {k: v for k, v in run.run.items() if k not in ("seed", "name")}
         groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(run)
     named = labels([group[0].run for group in groups.values()])
-    return [ArmFiles(label=label, runs=group) for label, group in zip(named, groups.values(), strict=True)]
+    shown = looks(group[0].run["model"]["placement"] for group in groups.values())
+    return [
+        ArmFiles(label=label, runs=group, look=look)
+        for label, group, look in zip(named, groups.values(), shown, strict=True)
+    ]
 
 
 def smoothed(points: Sequence[tuple[int, float]], window: int = 10) -> list[tuple[int, float]]:
@@ -244,3 +252,83 @@ def smoothed(points: Sequence[tuple[int, float]], window: int = 10) -> list[tupl
 
 def _json(path: Path) -> Row:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def curves(runs: Iterable[RunFiles]) -> Iterator[tuple[Any, ...]]:
+    """Every curve of every run in one tidy table, the header first: a line per run, step and quantity.
+
+    Of sublayers what the figures draw: the feed-forward ones' mean |gradient|, the stream and the branch's share.
+    """
+    yield ("run", "placement", "seed", "step", "quantity", "value")
+    for run in runs:
+        who = (run.folder.name, run.run["model"]["placement"], run.run["seed"])
+        named = {"loss": "validation_loss", "bleu": "validation_bleu"}
+        rows = [(row, {name: row.get(name) for name in ("loss", "lr", "grad_norm")}) for row in run.metrics]
+        rows += [(row, {named[name]: row.get(name) for name in named}) for row in run.validation]
+        for row in run.quantities:
+            if row.get("kind") == "ffn":
+                place = f"{row.get('stack') or 'stack'}.{row['layer']}.ffn"
+                rows.append((row, {f"{place}.{name}": row.get(name) for name in _DRAWN}))
+        for row, values in rows:
+            yield from ((*who, row["step"], name, value) for name, value in values.items() if value is not None)
+
+
+_DRAWN = ("gradient_mean_abs", "residual_rms", "branch_skip_ratio")
+
+
+DEEPEST = 3  # levels below a folder that are looked through
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """The run folders among and below `folders`, each once.
+
+    A run folder holds a file of a run's. Those below one folder stand in the catalogue's order of their placements,
+    then by name; a run that is named itself stands where it is named.
+    """
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        below = [folder] if _is_run(folder) else sorted(_below(folder, DEEPEST), key=_place)
+        for run in below:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in FILES)
+
+
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    for inner in folder.iterdir() if levels else ():
+        if inner.is_dir() and not inner.name.startswith("."):
+            yield from [inner] if _is_run(inner) else _below(inner, levels - 1)
+
+
+def _place(folder: Path) -> tuple[int, str]:
+    try:
+        placement = json.loads((folder / "run.json").read_text(encoding="utf-8"))["model"]["placement"]
+    except (OSError, ValueError, TypeError, KeyError):
+        placement = None
+    names = list(CATALOGUE)
+    return names.index(placement) if placement in names else len(names), str(folder)
+
+
+def readable(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Those run folders whose files can be reported on, and of each other one what is wrong, in a line.
+
+    What a kill leaves behind is no fault: a run without an outcome, a last row cut off.
+    """
+    wrong = {folder: fault(folder) for folder in folders}
+    return [folder for folder in folders if wrong[folder] is None], [line for line in wrong.values() if line]
+
+
+def by_kind(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """Readable run folders by what can stand on one page; see `kind`."""
+    kinds: dict[str, list[Path]] = {}
+    for folder in folders:
+        kinds.setdefault(kind_of(_json(folder / "run.json")), []).append(folder)
+    return kinds
+
+
+def kind_of(run: Row) -> str:
+    """The task of a run; "range-test" where its learning rate rises until the loss diverges."""
+    return "range-test" if run["training"].get("stop_when_broken") else run.get("task") or "language"

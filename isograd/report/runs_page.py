@@ -1,45 +1,53 @@
-"""The page of runs: one self-contained HTML file from the folders of runs."""
+"""The page of runs: what each arm came to, and the figures that its kind of run has. From the folders of runs alone."""
 
-import csv
-import io
 import json
-from collections.abc import Iterator, Sequence
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from isograd.files import finite, write_text
-from isograd.report import tables
-from isograd.report.ramps import is_ramp
-from isograd.report.runs import ArmFiles, Row, arms_of
-from isograd.report.sections import Section, sections
-from isograd.report.style import look as style
-from isograd.report.style import save, svg
-from isograd.report.style import settings as in_style
-from isograd.report.words import differing, settings, subtitle
+from isograd.report import equal_loss, figures, finetuning, kept_weights, lr_range
+from isograd.report.compared import Compared, difference, table, verdicts
+from isograd.report.figures import DEPTH, Maker, Subject
+from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
+from isograd.report.references import bibtex
+from isograd.report.runs import (
+    ArmFiles,
+    Row,
+    arms_of,
+    at_end,
+    at_start,
+    curves,
+    kind_of,
+    losses_of,
+    measure_of,
+    reference_of,
+)
+from isograd.report.settings import differing, settings, subtitle
+from isograd.report.style import Output
+from isograd.statistics import compare, side_by_side
 from isograd.study.labels import flat
 
-TITLES = {"classification": "Fine-tuning", "ramp": "Up to which learning rate a training holds"}
 
-
-@in_style()
 def write_report(
     folders: Sequence[Path],
     out: Path,
     title: str | None = None,
-    all_figures: bool = False,
+    everything: bool = False,
     reference: str | None = None,
+    output: Output | None = None,
 ) -> Path:
-    """Write report.html, results.csv and results.json into `out`, from the files in `folders`, and the main figure.
-
-    The figure, the page's first, is there as .svg and .png, for a paper or a README.
+    """Write report.html, results.csv, results.json and the main figure into `out`, from the files in `folders`.
 
     Args:
         folders: run folders, in the order of the table; seeds of one recipe are taken together.
         title: None: what the page is about.
-        all_figures: write every figure of the page as .svg and .png.
+        everything: write every figure, every table, the curves of all runs and the papers' BibTeX, too.
         reference: label or placement of the arm that others are measured against; None: the first pre-ln, or first.
+        output: of the figures' files.
 
     Returns:
         the path of the page.
@@ -50,39 +58,45 @@ def write_report(
     arms = arms_of(folders)
     if not arms:
         raise ValueError(f"no runs to report on in {', '.join(map(str, folders)) or 'no folders'}")
-    page = Environment(
-        loader=PackageLoader("isograd.report", "."), autoescape=True, undefined=StrictUndefined
-    ).get_template("runs.html.j2")
-    shown = sections(arms, _entropy(arms), reference)
-    content = _content(arms, title or TITLES.get(tables.kind_of(arms), "Placements side by side"), shown)
-    kept = shown if all_figures else shown[:1]
-    text = page.render(**content, files=[one.name for one in kept])
-    write_text(out / "report.html", text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8
+    out.mkdir(parents=True, exist_ok=True)
+    runs = [run for arm in arms for run in arm.runs]
     more = differing(arms)
-    results = [_result(arm, run.run, run.outcome, more) for arm in arms for run in arm.runs]
-    write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
-    write_text(out / "results.csv", as_csv(results))
-    for one in kept:
-        save(one.drawn, out / one.name, ("svg", "png"))
-    return out / "report.html"
+    results = [dict(flat(_result(arm, run.run, run.outcome, more))) for arm in arms for run in arm.runs]
+    nested = [_result(arm, run.run, run.outcome, more) for arm in arms for run in arm.runs]
+    write_text(out / "results.json", json.dumps(finite(nested), indent=2) + "\n")
+    write_text(out / "results.csv", csv_of_rows(results))
+    if everything:
+        write_text(out / "curves.csv", csv_of(curves(runs)))
+        write_text(out / "references.bib", bibtex(arm.first.resolved.get("paper") for arm in arms))
+    page = _page(arms, title, reference, everything)
+    return write_page(page, out / "report.html", output, main_figure_only=not everything)
 
 
-def _content(arms: Sequence[ArmFiles], title: str, shown: Sequence[Section]) -> dict[str, Any]:
+def _page(arms: Sequence[ArmFiles], title: str | None, reference: str | None, everything: bool) -> Page:
     text = next((run.resolved["data"] for arm in arms for run in arm.runs if run.resolved.get("data")), None)
-    entropy = _entropy(arms)
-    return {
-        "title": title,
-        "kind": tables.kind_of(arms),
-        "summary": tables.summary(arms),
-        "subtitle": subtitle(arms, text),
-        "header": [column.name for column in tables.columns(arms)],
-        "table": [_line(i, arm, cells) for i, (arm, cells) in enumerate(zip(arms, tables.rows(arms), strict=True))],
-        "entropy": "unknown here" if entropy is None else f"{entropy:.3f} here",
-        "figures": [{**vars(one), "svg": svg(one.drawn, one.name)} for one in shown],
-        "cards": list(_cards(arms)),
-        "settings": list(settings(arms, text)),
-        "runs": sum(len(a.runs) for a in arms),
-    }
+    about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
+    made = f"Made by isograd from the files of {sum(len(arm.runs) for arm in arms)} runs. `results.csv` and"
+    made += " `results.json`: a row per run."
+    made += " `curves.csv`: every curve; `references.bib`: the papers." if everything else ""
+    name = next((run.run.get("name") for arm in arms for run in arm.runs if run.run.get("name")), None)
+    alone = f"Run: {name or arms[0].label}" if len(arms) == 1 else None
+    return Page(
+        title=title or alone or kind(arms).title,
+        headline=headline(arms),
+        warnings=warnings(arms),
+        subtitle=subtitle(arms, text),
+        sections=[
+            Section(name="results", title="Results", sentence=_caption(arms, about.entropy), table=results_table(arms)),
+            *filter(None, (maker(about) for maker in kind(arms).sections)),
+            Section(name="formulas", title="Placements", sentence=_FORMULA, table=_formulas(arms)),
+            Section(name="settings", title="Settings and provenance", table=_settings(arms, text)),
+        ],
+        made=made,
+    )
+
+
+def _settings(arms: Sequence[ArmFiles], text: Row | None) -> Table:
+    return Table(header=("setting", "value"), lines=list(settings(arms, text)), left=2)
 
 
 def _entropy(arms: Sequence[ArmFiles]) -> float | None:
@@ -90,41 +104,38 @@ def _entropy(arms: Sequence[ArmFiles]) -> float | None:
     return next((one["unigram_entropy"] for one in facts if one.get("unigram_entropy") is not None), None)
 
 
-def _line(index: int, arm: ArmFiles, cells: tuple[str, ...]) -> dict[str, Any]:
-    look = style(index)
-    dash = "none" if look["linestyle"] == "-" else " ".join(str(2.6 * d) for d in look["linestyle"][1])
-    worst = next((o for o in arm.outcomes if o != "finished"), "finished")
-    return {"cells": cells, "colour": look["color"], "dash": dash, "outcome": "" if is_ramp(arm) else worst}
+_FORMULA = (
+    "A sublayer computes x ← post(skip · x + scale · out(f(pre(x)))), with one more norm inside f where a placement has"
+    " one; LN is the norm."
+)
 
 
-_CARD = ("placement", "formulas", "legend", "about", "note", "paper", "init", "parameters")
-
-
-def _cards(arms: Sequence[ArmFiles]) -> Iterator[dict[str, Any]]:
-    seen = set()
+def _formulas(arms: Sequence[ArmFiles]) -> Table | None:
+    lines, seen, shown = [], set(), []
     for arm in arms:
         built = arm.first.resolved
-        if any(built.get(name) is None for name in _CARD) or built["placement"] in seen:
+        name = built.get("placement")
+        if name is None or name in seen or not built.get("formulas"):
             continue
-        seen.add(built["placement"])
-        yield {
-            "placement": built["placement"],
-            "formulas": [line.replace("<-", "←") for line in built["formulas"].values() if line],
-            "final": (built.get("final") or "").replace("<-", "←"),
-            "legend": built["legend"],
-            "about": built["about"],
-            "note": built["note"],
-            "paper": built["paper"],
-            "init": built["init"],
-            "parameters": f"{built['parameters']:,}",
-        }
+        seen.add(name)
+        said = [line for line in built["formulas"].values() if line]
+        said += [f"{built['final']}  after the last layer"] if built.get("final") else []
+        about = " ".join(filter(None, [f"{built.get('about') or ''}.", built.get("note")]))
+        facts = [*(built.get("legend") or []), f"init: {built.get('init')}", built.get("paper")]
+        for i, line in enumerate(said):
+            last = (about, "; ".join(filter(None, facts))) if i == 0 else ("", "")
+            lines.append((name if i == 0 else "", line, *last))
+            shown.append(arm.look)
+    if not lines:
+        return None
+    return Table(header=("placement", "formula", "about", "symbols, initialization, paper"), lines=lines, left=4)
 
 
 def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
     """A row of results.json: settings, those in which the arms differ (`more`) under their dotted keys, the outcome."""
     model, training = run["model"], run["training"]
     encoder = model.get("encoder_layers")
-    settings = {
+    found = {
         "arm": arm.label,
         "task": arm.task,
         "placement": model["placement"],
@@ -137,16 +148,306 @@ def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
     }
     values = dict(flat(run))
     known = {"model.placement", "model.layers", "training.lr", "training.warmup", "training.steps"}
-    settings |= {key: values.get(key) for key in more if key not in known}
-    return settings | {k: v for k, v in outcome.items() if k != "provenance"}
+    found |= {key: values.get(key) for key in more if key not in known}
+    return found | {k: v for k, v in outcome.items() if k != "provenance"}
 
 
-def as_csv(results: Sequence[Row]) -> str:
-    """A table with a header; what lies deeper, such as scores by part and metric, under dotted names."""
-    results = [dict(flat(row)) for row in results]
-    names = list(dict.fromkeys(name for row in results for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(results)
-    return text.getvalue()
+# --------------------------------------------------------------------------------------- the table, by the kind of run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What stands above a column on the page and in a terminal, and in it."""
+
+    name: str
+    short: str
+    cell: Callable[[ArmFiles], str]
+
+
+def _mean(name: str, form: str) -> Callable[[ArmFiles], str]:
+    return lambda arm: spread(arm.values(name), form)
+
+
+def _ratio_of(stack: str) -> Callable[[ArmFiles], str]:
+    """At step 1, and over the last 50 steps."""
+    return lambda arm: f"{_geometric(arm.level(at_start, stack))} → {_geometric(arm.level(at_end, stack))}"
+
+
+def _ratio(arm: ArmFiles) -> str:
+    return f"{_geometric(arm.values('gradient_ratio_start'))} → {_geometric(arm.values('gradient_ratio_end'))}"
+
+
+def _geometric(values: Sequence[float]) -> str:
+    return f"{statistics.geometric_mean(values):.2g}" if values and min(values) > 0 else "–"
+
+
+def _speed(arm: ArmFiles) -> str:
+    found = arm.values("tokens_per_second")
+    return f"{statistics.median(found):,.0f}" if found else "–"
+
+
+def _perplexity(arm: ArmFiles) -> str:
+    return spread([math.exp(min(loss, 700)) for loss in arm.values("validation_loss")], "{:.2f}")
+
+
+def _size(arm: ArmFiles) -> str:
+    found = arm.values("parameters")
+    return f"{found[0]:,.0f}" if found else "–"
+
+
+def _range_end(arm: ArmFiles) -> str:
+    """What became of a rising rate: "diverged", or "2 diverged, 1 stable" over seeds that differ."""
+    counts = Counter(end.how if end else "not trained" for end in map(lr_range.end_of, arm.runs))
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {how}" for how, n in counts.most_common())
+
+
+def _rate(arm: ArmFiles) -> str:
+    return spread([end.rate for end in map(lr_range.end_of, arm.runs) if end], "{:.3g}")
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """ "1.890", or "1.890 (1.881 to 1.902)", or a dash."""
+    if not values:
+        return "–"
+    mean = form.format(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+_ARM = Column(name="placement", short="placement", cell=lambda arm: arm.label)
+_OUTCOME = Column(name="outcome", short="outcome", cell=lambda arm: arm.outcome)
+_FINAL = Column(name="final loss", short="final", cell=_mean("final_loss", "{:.3f}"))
+_VALID = Column(name="validation loss", short="valid", cell=_mean("validation_loss", "{:.3f}"))
+_GRADIENT = Column(name="first/last gradient ratio", short="g1/gL", cell=_ratio)
+_SPEED = Column(name="tokens/s", short="tok/s", cell=_speed)
+_SIZE = Column(name="parameters", short="params", cell=_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a page of runs of one kind shows.
+
+    Attributes:
+        measure: the number of the outcome that arms are told by.
+        columns: of the table; `dispensable` what a narrow terminal is spared, first things first.
+        caption: of the table; `legend` of the one in a terminal.
+        sections: in their order, the main figure first.
+    """
+
+    title: str = "Placements compared"
+    measure: str = "final_loss"
+    columns: tuple[Column, ...]
+    dispensable: tuple[str, ...]
+    caption: str
+    legend: str
+    sections: tuple[Maker, ...]
+
+
+def compared(about: Subject) -> Section | None:
+    """Every arm against the reference arm, seed by seed; None of a single seed."""
+    found, measure = comparisons(about.arms, about.reference), measure_of(about.arms)
+    shown = table(found, "median difference (nats)")
+    if shown is None:
+        return None
+    said = list(verdicts(found, loss_words(measure)))
+    return Section(name="comparison", title=f"Against {found[0].theirs}, seed by seed", table=shown, verdicts=said)
+
+
+def comparisons(arms: Sequence[ArmFiles], reference: str | None = None) -> list[Compared]:
+    theirs = reference_of(arms, reference)
+    mine = [arm for arm in arms if theirs is not None and arm is not theirs and len(arm.runs) > 1]
+    if theirs is None or not mine:
+        return []
+    measure = measure_of(arms)
+    found = side_by_side([compare(losses_of(arm, measure), losses_of(theirs, measure)) for arm in mine])
+    pairs = zip(mine, found, strict=True)
+    return [
+        Compared(mine=arm.label, theirs=theirs.label, found=one, size=difference(one), unit=" nats")
+        for arm, one in pairs
+    ]
+
+
+def loss_words(measure: str) -> dict[str, str]:
+    name = {"final_loss": "training"}.get(measure, "validation")
+    return {word: f"{word} {name} loss than" for word in ("lower", "higher")}
+
+
+_FIRST_LAST = (
+    "First/last gradient ratio: mean |gradient| of W_2 in the first layer over that in the last, before clipping, at"
+    " step 1 → over the last 50 steps; 1 where gradients are of one size."
+)
+_OUTCOMES = (
+    "Collapsed: the loss is at rest and not 0.10 nat below the unigram entropy, the loss of a model that knows only how"
+    " often each token occurs (1 nat = 1.44 bits). Diverged: a loss was not finite, or rose and did not come"
+    " back. Undecided: the run is too short to tell."
+)
+_OF_W2 = "mean |gradient| of W_2, first layer over last, at step 1 → at the end"
+_DEPTH = tuple(DEPTH.values())
+KINDS: Mapping[str, Kind] = {
+    "language": Kind(
+        columns=(_ARM, _OUTCOME, _FINAL, _VALID, _GRADIENT, _SPEED, _SIZE),
+        dispensable=("params", "valid", "tok/s"),
+        caption=f"Final loss: mean of the last 20 steps, nats per token. {_OUTCOMES} {_FIRST_LAST}",
+        legend=f"losses in nats; g1/gL: {_OF_W2}",
+        sections=(figures.loss, compared, equal_loss.section, *_DEPTH),
+    ),
+    "masked": Kind(
+        columns=(
+            *(_ARM, _OUTCOME, _FINAL, _VALID),
+            Column(name="perplexity", short="ppl", cell=_perplexity),
+            *(_GRADIENT, _SPEED, _SIZE),
+        ),
+        dispensable=("params", "ppl", "tok/s", "final"),
+        caption="Final loss: mean of the last 20 steps, nats per masked token; perplexity: exp of the validation loss."
+        f" {_OUTCOMES} {_FIRST_LAST}",
+        legend=f"losses in nats per masked token; g1/gL: {_OF_W2}",
+        sections=(figures.loss, compared, equal_loss.section, *_DEPTH),
+    ),
+    "translation": Kind(
+        measure="validation_loss",
+        columns=(
+            *(_ARM, _OUTCOME, _VALID),
+            Column(name="perplexity", short="ppl", cell=_mean("perplexity", "{:.2f}")),
+            Column(name="BLEU", short="BLEU", cell=_mean("bleu", "{:.1f}")),
+            Column(name="weights", short="weights", cell=kept_weights.cell),
+            Column(name="training loss", short="train", cell=_mean("final_loss", "{:.3f}")),
+            Column(name="first/last gradient ratio, encoder", short="g1/gL enc", cell=_ratio_of("encoder")),
+            Column(name="decoder", short="g1/gL dec", cell=_ratio),
+            _SPEED,
+        ),
+        dispensable=("train", "weights", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
+        caption="Validation loss (nats per target token, without label smoothing), perplexity and BLEU (sacrebleu,"
+        " detokenized) of held-out pairs, of the weights that were kept; training loss: mean of the last 20 steps."
+        f" {_OUTCOMES} {_FIRST_LAST}",
+        legend=f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {_OF_W2}",
+        sections=(figures.validation, figures.loss, compared, *_DEPTH),
+    ),
+    "classification": Kind(
+        title="Fine-tuning",
+        measure="validation_loss",
+        columns=(
+            Column(name="fine-tuning", short="fine-tuning", cell=lambda arm: arm.label),
+            _OUTCOME,
+            Column(name="median", short="median", cell=finetuning.median_score),
+            Column(name="lowest to highest", short="range", cell=finetuning.score_range),
+            Column(name="mean, 95 % interval", short="mean [95 %]", cell=finetuning.mean_score),
+            Column(name="failed runs", short="failed", cell=finetuning.failures),
+            Column(name="majority-class baseline", short="majority", cell=finetuning.baseline),
+            Column(name="median on test", short="test", cell=finetuning.test_score),
+            _VALID,
+        ),
+        dispensable=("valid", "outcome", "test", "mean [95 %]"),
+        caption="The task's score on its dev part over the seeds; failed runs: not above the majority-class baseline,"
+        " or diverged (a loss was not finite); validation loss: cross-entropy in nats, of scores mean squared error.",
+        legend="of the score on the dev part, over seeds; failed: not above the majority-class baseline, or diverged",
+        sections=(finetuning.scores, finetuning.worth, figures.loss, *_DEPTH),
+    ),
+    "range-test": Kind(
+        title="LR range test",
+        columns=(
+            _ARM,
+            Column(name="outcome", short="outcome", cell=_range_end),
+            Column(name="learning rate reached", short="LR", cell=_rate),
+            *(_GRADIENT, _SPEED, _SIZE),
+        ),
+        dispensable=("params", "tok/s", "g1/gL"),
+        caption="Learning rate reached: that of the step at which the loss diverged, or returned to the unigram entropy"
+        " (the loss of a model that knows only how often each token occurs); the highest one where the run was stable."
+        f" Not trained: the loss was never 0.10 nat below the unigram entropy. {_FIRST_LAST}",
+        legend=f"LR: the learning rate reached; g1/gL: {_OF_W2}",
+        sections=(lr_range.curves, lr_range.ratio_section, *_DEPTH),
+    ),
+}
+
+
+def kind(arms: Sequence[ArmFiles]) -> Kind:
+    return KINDS[_kind_name(arms)]
+
+
+def _kind_name(arms: Sequence[ArmFiles]) -> str:
+    names = {kind_of(arm.first.run) for arm in arms}
+    return names.pop() if len(names) == 1 else arms[0].task
+
+
+def results_table(arms: Sequence[ArmFiles]) -> Table:
+    """A line per arm; over several seeds the mean, and lowest to highest (of ratios the geometric mean)."""
+    columns = kind(arms).columns
+    return Table(
+        header=[column.name for column in columns],
+        lines=[tuple(column.cell(arm) for column in columns) for arm in arms],
+        looks=[arm.look for arm in arms],
+        verdict="outcome",
+        left=2,
+    )
+
+
+def _caption(arms: Sequence[ArmFiles], entropy: float | None) -> str:
+    seeds = " Of several seeds the mean, and lowest to highest." if any(len(arm.runs) > 1 for arm in arms) else ""
+    known = "" if entropy is None else f" Unigram entropy here: {entropy:.3f} nats."
+    return kind(arms).caption + seeds + known
+
+
+# ------------------------------------------------------------------------------------------------------------ sentences
+
+
+def headline(arms: Sequence[ArmFiles]) -> str:
+    """What trained, in one sentence. Who differs from whom is a verdict."""
+    name = _kind_name(arms)
+    if name == "classification":
+        return finetuning.headline(arms)
+    if name == "range-test":
+        highest = max(arms, key=lambda arm: max([end.rate for end in map(lr_range.end_of, arm.runs) if end], default=0))
+        return f"Highest learning rate reached: {_rate(highest)}, by {highest.label}."
+    measure = kind(arms).measure
+    lost = [arm for arm in arms if "finished" not in arm.outcomes]
+    trained = [arm for arm in arms if arm.values(measure) and arm not in lost]
+    parts = [f"{len(trained)} of {len(arms)} arms trained{_range(trained, measure)}"] if len(arms) > 1 else []
+    parts += [f"{arm.label}: {arm.outcome}{_missing(arm)}" for arm in arms if {*arm.outcomes} != {"finished"}][:6]
+    if len(arms) == 1 and trained:
+        parts = [f"{arms[0].label}: {arms[0].outcome}{_range(trained, measure)}"]
+    return f"{'; '.join(parts)}."
+
+
+def _range(trained: Sequence[ArmFiles], measure: str) -> str:
+    """From the lowest to the highest end of the runs that finished."""
+    outcomes = [run.outcome for arm in trained for run in arm.runs if run.outcome["outcome"] == "finished"]
+    losses = [end[measure] for end in outcomes if end.get(measure) is not None]
+    if not losses:
+        return ""
+    name = "validation" if measure == "validation_loss" else "final"
+    several = f"losses {min(losses):.3f} to" if len(losses) > 1 else "loss"
+    scores = [end["bleu"] for end in outcomes if end.get("bleu") is not None]
+    bleu = f", BLEU {min(scores):.1f} to {max(scores):.1f}" if scores else ""
+    return f" ({name} {several} {max(losses):.3f} nats{bleu})"
+
+
+def _missing(arm: ArmFiles) -> str:
+    """How many more steps an undecided arm needs, where that is known."""
+    short = [run.outcome for run in arm.runs if run.outcome["outcome"] == "undecided"]
+    needed = [(outcome.get("judged") or {}).get("needed") for outcome in short]
+    known = [steps for steps in needed if steps is not None]
+    return f" (about {max(known):,} more steps would tell)" if known else ""
+
+
+def warnings(arms: Sequence[ArmFiles]) -> list[str]:
+    """What a reader must not miss."""
+    found = list(kept_weights.warnings(arms))
+    if _kind_name(arms) in ("classification", "range-test"):
+        return []
+    if len(arms) > 1 and len({run.run["seed"] for arm in arms for run in arm.runs}) == 1:
+        found.append("One seed: differences of a few hundredths between arms mean nothing.")
+    if any(_overfits(arm) for arm in arms):
+        found.append("Overfitting: the validation loss is far above the training loss; compare validation losses.")
+    return found
+
+
+def _overfits(arm: ArmFiles) -> bool:
+    seen, held_out = arm.values("final_loss"), arm.values("validation_loss")
+    return bool(seen and held_out) and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5
+
+
+def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator[str]:
+    """The verdicts of all sections."""
+    about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
+    for maker in kind(arms).sections:
+        section = maker(about)
+        yield from section.verdicts if section else ()

@@ -5,12 +5,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from isograd.report.runs import Row
-from isograd.report.study_files import COUNTED, Cell, StudyFiles
-from isograd.report.study_words import condition_said, shown_value, who_names
-from isograd.statistics import Interval, median, median_interval, wilson
+from isograd.report.equal_loss import Speed, speeds
+from isograd.report.runs import ArmFiles, Row, RunFiles
+from isograd.report.study_files import COUNTED, Cell, StudyFiles, condition_said, shown_value, who_names
+from isograd.report.style import Look, looks
+from isograd.statistics import Comparison, Interval, compare, median, median_interval, side_by_side, wilson
 from isograd.study.sensitivity import Edge, best_rate, sensitivity
 
 RATE = "training.lr"
@@ -28,6 +30,7 @@ class StudyArm:
 
     label: str
     who: str
+    look: Look
     values: Row
     cells: Sequence[Cell]
     measure: str
@@ -117,7 +120,7 @@ class Design:
     Attributes:
         who_key: the axis whose values are compared: "arm", "model.placement", or the first of words, such as
             "model.norm"; None where there is none.
-        who: its values as people read them.
+        who: its values as people read them; `looks` their colours and dashes.
         rates: the learning rates, ascending; [] where they were not swept.
         others: every other axis that was swept, with its values.
         conditions: each combination of values of the other axes; [{}] where there is none.
@@ -125,6 +128,7 @@ class Design:
 
     who_key: str | None
     who: list[str]
+    looks: list[Look]
     rates: list[float]
     others: dict[str, list[Any]]
     conditions: list[Row]
@@ -138,13 +142,24 @@ def design_of(study: StudyFiles) -> Design:
     conditions: list[Row] = [{}]
     for key, values in others.items():
         conditions = [{**condition, key: value} for condition in conditions for value in values]
+    who = who_names(who_key, swept[who_key]) if who_key else [_placement(study)]
     return Design(
         who_key=who_key,
-        who=who_names(who_key, swept[who_key]) if who_key else [_placement(study)],
+        who=who,
+        looks=looks(_placements(study, who_key, swept[who_key]) if who_key else who),
         rates=sorted(swept.get(RATE, [])),
         others=others,
         conditions=conditions,
     )
+
+
+def _placements(study: StudyFiles, key: str, values: Sequence[Any]) -> list[str]:
+    """The placement of each value of what is compared; where it says none, its own name."""
+    found = {}
+    for cell in study.cells:
+        placement = cell.values.get("model.placement", study.setting("model.placement") if key == "arm" else None)
+        found[json.dumps(cell.values.get(key))] = str(placement)
+    return [str(value) if key != "arm" else found.get(json.dumps(value), str(value)) for value in values]
 
 
 def _placement(study: StudyFiles) -> str:
@@ -176,11 +191,13 @@ def study_arms(study: StudyFiles, design: Design) -> list[StudyArm]:
 
 def _arm(study: StudyFiles, design: Design, cells: Sequence[Cell], measure: str) -> StudyArm:
     values = {key: cells[0].values.get(key) for key in study.axes}
-    who = design.who[study.axes[design.who_key].index(values[design.who_key]) if design.who_key else 0]
+    place = study.axes[design.who_key].index(values[design.who_key]) if design.who_key else 0
+    who = design.who[place]
     told = {key: value for key, value in values.items() if key in design.others or (key == RATE and design.rates)}
     return StudyArm(
         label=", ".join([who, *([condition_said(told)] if told else [])]),
         who=who,
+        look=design.looks[place],
         values=values,
         cells=cells,
         measure=measure,
@@ -214,3 +231,126 @@ def _tuned(arms: Sequence[StudyArm], who: str, condition: Row) -> Tuned:
         return Tuned(who=who, condition=condition, arms=mine, best=best, edge=None)
     found = best_rate({arm.values[RATE]: arm.median if arm.trains else math.inf for arm in mine})
     return Tuned(who=who, condition=condition, arms=mine, best=best, edge=found[1] if found else None)
+
+
+# ------------------------------------------------------------------------------------------------ what is compared
+
+Group = tuple[Row | None, list[StudyArm]]  # arms under a condition; None: each over all conditions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One best arm against the reference's best arm.
+
+    Attributes:
+        condition: under which both were chosen; None: over all conditions.
+    """
+
+    condition: Row | None
+    mine: StudyArm
+    theirs: StudyArm
+    found: Comparison
+
+
+def reference_among(design: Design, named: str | None = None) -> str | None:
+    """The one `named` by its label or the placement that this begins with, else pre-ln, else the first.
+
+    None where there is none of that name.
+    """
+    if named in design.who:
+        return named
+    found = [who for who in design.who if who.partition(",")[0] == (named or "pre-ln")]
+    return found[0] if found else None if named else design.who[0]
+
+
+def comparisons(chosen: Sequence[Tuned], arms: Sequence[StudyArm], design: Design, reference: str) -> list[Compared]:
+    """Under each condition, then over all; without those of which one trained at no rate. Corrected for each other."""
+    groups: list[Group] = [
+        (condition, [one.best for one in chosen if one.condition == condition and one.best is not None])
+        for condition in design.conditions
+    ]
+    if tunable(design):
+        groups.append((None, overall(arms, design)))
+    pairs = [
+        (condition, mine, theirs)
+        for condition, best in groups
+        for theirs in best
+        for mine in best
+        if theirs.who == reference and mine is not theirs
+    ]
+    found = side_by_side([compare(mine.losses, theirs.losses) for _, mine, theirs in pairs])
+    return [
+        Compared(condition=condition, mine=mine, theirs=theirs, found=one)
+        for (condition, mine, theirs), one in zip(pairs, found, strict=True)
+    ]
+
+
+def tunable(design: Design) -> bool:
+    """Whether the other axes are settings of the training, which each placement may choose for itself."""
+    return len(design.conditions) > 1 and all(key.startswith("training.") for key in design.others)
+
+
+def showcase(chosen: Sequence[Tuned], arms: Sequence[StudyArm], design: Design) -> list[Group]:
+    """Best arms whose curves are drawn: over all conditions where that can be said, then of each condition.
+
+    For what trained nowhere the arm of its lowest median stands.
+    """
+    groups: list[Group] = []
+    if tunable(design):
+        best = {arm.who: arm for arm in overall(arms, design)}
+        others = {who: [arm for arm in arms if arm.who == who] for who in design.who if who not in best}
+        best |= {who: min(mine, key=lambda arm: arm.median) for who, mine in others.items() if mine}
+        groups.append((None, [best[who] for who in design.who if who in best]))
+    for condition in design.conditions:
+        here = [one for one in chosen if one.condition == condition]
+        groups.append((condition, [one.shown for one in here]))
+    return [group for group in groups if group[1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """Arms of one group with their files, and how soon each is where the reference ends."""
+
+    condition: Row | None
+    runs: list[ArmFiles]
+    speeds: list[Speed]
+
+
+def races(groups: Sequence[Group], design: Design, reference: str) -> list[Race]:
+    """Of each group that can tell; of the first alone where it is that over all conditions."""
+    groups = groups[:1] if groups and groups[0][0] is None else groups
+    found = []
+    for condition, arms in groups:
+        runs = in_line(arms, design)
+        named = next((run.label for run, who in zip(runs, design.who, strict=True) if who == reference), None)
+        if any(run.validation for of in runs for run in of.runs) and (known := speeds(runs, named)):
+            found.append(Race(condition=condition, runs=runs, speeds=known))
+    return found
+
+
+def in_line(arms: Sequence[StudyArm], design: Design) -> list[ArmFiles]:
+    """The runs of these arms, one of each that is compared, so that each has its own colour in every figure.
+
+    Of what is not among them, or has no files here, an empty run.
+    """
+    own = {arm.who: arm for arm in reversed(arms)}
+    return [_files(who, own.get(who), look) for who, look in zip(design.who, design.looks, strict=True)]
+
+
+def _files(who: str, arm: StudyArm | None, look: Look) -> ArmFiles:
+    runs = [] if arm is None else [cell.files for cell in arm.cells if cell.files is not None]
+    if arm is None or not runs:
+        return ArmFiles(label=f"{who} (no runs here)", runs=[_EMPTY], look=look)
+    wrong = ", ".join(f"{n} {how}" for how in COUNTED[1:] if (n := arm.count(how)))
+    return ArmFiles(label=f"{who} ({wrong})" if wrong else who, runs=runs, look=look)
+
+
+_EMPTY = RunFiles(
+    folder=Path(),
+    run={"seed": -1, "model": {"placement": ""}},
+    resolved={},
+    outcome={"outcome": "interrupted"},
+    metrics=[],
+    quantities=[],
+    validation=[],
+)

@@ -1,17 +1,16 @@
-"""What a report reads of a study's folder: the plan, the cells' files, and the ledger where these are not there."""
+"""What a report reads of a study's folder: plan, cells, the ledger where these are missing; names of axes."""
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
 from isograd.outcome import OutcomeName
 from isograd.report.runs import Row, RunFiles, read_run
-from isograd.report.study_words import named_apart
 from isograd.study.faults import fault
-from isograd.study.labels import flat
+from isograd.study.labels import flat, shown
 
 ENDED = ("finished", "collapsed", "diverged", "undecided", "failed")
 COUNTED = ("finished", "collapsed", "diverged", "undecided")  # a failure of the machine says nothing of a placement
@@ -67,16 +66,6 @@ class StudyFiles:
     def setting(self, key: str) -> Any:
         """A value of the recipe that the axes start from."""
         return dict(flat(self.base)).get(key)
-
-    @property
-    def any_run(self) -> RunFiles | None:
-        """A run whose facts (data, versions) stand for all: the first that ended."""
-        there = [cell.files for cell in self.cells if cell.files is not None]
-        return next((run for run in there if run.outcome.get("provenance")), there[0] if there else None)
-
-
-def is_study(folder: Path) -> bool:
-    return (folder / "study.json").is_file()
 
 
 def read_study(folder: Path) -> StudyFiles:
@@ -241,3 +230,97 @@ def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], miss
     outcome = files.outcome if files is not None and ended else {k: v for k, v in (row or {}).items() if k != "values"}
     values = dict(planned["values"])
     return Cell(name=planned["cell"], values=values, seed=planned["seed"], outcome=outcome, files=files)
+
+
+# ------------------------------------------------------------------------------------------------------ names of axes
+
+_LABELS = {  # dotted key -> beside others in a label
+    "model.layers": "{} layers",
+    "model.encoder_layers": "{} encoder layers",
+    "training.warmup": "warm-up {}",
+    "training.lr": "LR {}",
+    "training.steps": "{} steps",
+    "training.epochs": "{} epochs",
+    "training.batch": "batch {}",
+}
+_NAMES = {
+    "model.layers": "layers",
+    "model.placement": "placement",
+    "training.warmup": "warm-up (steps)",
+    "training.lr": "learning rate",
+}
+
+
+class Named(str):
+    """A text of an axis, shown by a name that is shorter: of a file's path the last parts."""
+
+    name: str
+
+
+def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
+    """The texts of an axis, each by a name that no other one has.
+
+    Args:
+        whole: they are no paths.
+
+    >>> [text.name for text in named_apart(["runs/a/model", "runs/b/model", "c.txt"]).values()]
+    ['a', 'b', 'c.txt']
+    >>> [text.name for text in named_apart(["en/train.txt", "de/train.txt", ""]).values()]
+    ['en/train.txt', 'de/train.txt', '“”']
+    """
+    texts = list(dict.fromkeys(values))
+    parts = [text.rstrip("/").removesuffix("/model").split("/") if not whole else [text] for text in texts]
+    tails = (["/".join(of[-n:]) for of in parts] for n in range(1, 1 + max(map(len, parts), default=0)))
+    names = next((tail for tail in tails if len(set(map(_printable, tail))) == len(texts)), texts)
+    found = {text: Named(text) for text in texts}
+    for text, name in zip(texts, names, strict=True):
+        found[text].name = _printable(name) or "“”"
+    return found
+
+
+def _printable(text: str) -> str:
+    """In one line, without what no font has."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def shown_value(value: Any) -> str:
+    """A value for people."""
+    return value.name if isinstance(value, Named) else shown(value)
+
+
+def who_names(key: str, values: Sequence[Any]) -> list[str]:
+    """The values of the axis that is compared: texts by their names, others behind the name of the axis.
+
+    >>> who_names("model.ffn", [None, 128]), who_names("model.norm", ["layernorm", "rmsnorm"])
+    (['ffn none', 'ffn 128'], ['layernorm', 'rmsnorm'])
+    """
+    texts = all(isinstance(value, str) for value in values)
+    names = [shown_value(value) if texts else f"{axis_name(key)} {shown_value(value)}" for value in values]
+    return names if len(set(names)) == len(names) else [f"{axis_name(key)} {json.dumps(value)}" for value in values]
+
+
+def axis_name(key: str) -> str:
+    """What stands at an axis or above a column.
+
+    >>> axis_name("training.lr"), axis_name("training.weight_decay")
+    ('learning rate', 'weight decay')
+    """
+    return _NAMES.get(key, key.rpartition(".")[2].replace("_", " "))
+
+
+def condition_said(condition: Mapping[str, Any]) -> str:
+    """For labels and headings.
+
+    >>> condition_said({"model.layers": 12, "training.warmup": 0, "training.clip": 1.0})
+    '12 layers, no warm-up, clip 1'
+    >>> condition_said({"model.layers": 1})
+    '1 layer'
+    """
+    return ", ".join(_said(key, value) for key, value in condition.items())
+
+
+def _said(key: str, value: Any) -> str:
+    if key == "training.warmup" and not value:
+        return "no warm-up"
+    words = _LABELS.get(key, f"{axis_name(key)} {{}}")
+    return (words.removesuffix("s") if value == 1 else words).format(shown_value(value))

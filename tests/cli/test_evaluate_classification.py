@@ -93,13 +93,13 @@ def test_everything_as_json(grid: list[str]) -> None:
 
 
 def test_the_table(grid: list[str]) -> None:
-    """The majority line is a row of its own, of dev and of test."""
+    """The majority-class baseline is a row of its own, of dev and of test."""
     code, out, _ = called(*grid)
     assert code == 0
     data = load_glue("mrpc", glue_folder())
     assert data.test
     line = [sum(part.labels) / len(part) for part in (data.dev, data.test)]
-    row = next(row for row in out.splitlines() if row.startswith("majority line"))
+    row = next(row for row in out.splitlines() if row.startswith("majority-class baseline"))
     assert row.split()[2:] == [f"{one:.3f}" for one in line]
     assert sum(row.startswith(("pre-trained, lr", "from scratch, lr")) for row in out.splitlines()) == 4
     assert "too few seeds" in out and "report: " in out
@@ -112,7 +112,7 @@ def test_training_one_says_its_score(model: str, tmp_path: Path) -> None:
         "training: {steps: 100, epochs: 1, batch: 8, probe_every: 0}\n"
     )
     code, out, err = called("train", str(recipe), "--out", str(tmp_path / "run"))
-    assert code == 0 and "(majority line 0.0000)" in out and "pearson" in out
+    assert code == 0 and "(majority-class baseline 0.0000)" in out and "pearson" in out
     assert "step 5 (epoch 1.0): validation loss" in err and "spearman" in err
 
 
@@ -165,5 +165,5 @@ def test_a_comparison_of_fine_tunings(model: str, tmp_path: Path) -> None:
     code, out, _ = called(*command)
     assert code == 0 and "majority" in out and "too few seeds" in out
     page = Path(told["report"]).read_text(encoding="utf-8")
-    assert "mrpc, fine-tuned from" in page and "majority line" in page
+    assert "mrpc, fine-tuned from" in page and "majority-class baseline" in page
     assert "set model.placement=pre-ln" in refused(*command, "--arm", "post-ln")

@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from isograd.report.headroom_figures import headroom_map
-from isograd.report.headroom_findings import findings, lead
-from isograd.report.headroom_page import read_headroom, write_headroom
-from isograd.report.headroom_words import HEADER, places, rows
+from isograd.report.headroom_page import (
+    HEADER,
+    boundaries,
+    findings,
+    headline,
+    headroom_map,
+    places,
+    read_headroom,
+    write_headroom,
+)
 from tests.report.headroom_written import FIVE, Edges, headroom_of, write
 from tests.report.test_page import checked
 from tests.study.arms import called, refused
@@ -41,8 +47,9 @@ def test_the_page_of_five_placements(tmp_path: Path) -> None:
     text = page.read_text()
     assert all(name in text for name, _ in FIVE) and "LR finder" not in text
     assert {p.name for p in page.parent.iterdir()} == {
-        "report.html", "headroom.png", "headroom.svg", "results.csv", "results.json"
-    }  # fmt: skip
+        *("report.html", "headroom.png", "headroom.svg", "results.csv", "results.json", "tables")
+    }
+    assert {p.stem for p in page.parent.glob("tables/*")} == {"headroom", "comparisons", "runs", "settings"}
 
 
 def test_results_are_a_row_per_training(tmp_path: Path) -> None:
@@ -66,14 +73,14 @@ def test_the_margin_of_the_users_setting() -> None:
     low, high = min(end["low"] for end in ends), max(end["high"] for end in ends)
     times = f"{middle / 1e-3:.2g} times ({low / 1e-3:.2g} to {high / 1e-3:.2g})"
     margin = f"{times} below the boundary of pre-ln, which is {middle:.3g} (n = 3)."
-    assert f"Your LR 0.001 with warm-up 0 is {margin}" in lead(content)
-    above = lead(headroom_of(TWO, lr=0.4, warmup=0, placement="pre-ln"))
+    assert f"Your LR 0.001 with warm-up 0 is {margin}" in headline(content)
+    above = headline(headroom_of(TWO, lr=0.4, warmup=0, placement="pre-ln"))
     assert re.search(r" times \(.* to .*\) above the boundary of pre-ln, ", above) and "below" not in above
-    inside = lead(headroom_of(TWO, lr=0.047, warmup=0, placement="pre-ln"))
+    inside = headline(headroom_of(TWO, lr=0.047, warmup=0, placement="pre-ln"))
     assert re.search(r"inside the interval of the boundary of pre-ln, which is 0.05\d+ \(n = 3\)", inside)
-    elsewhere = lead(headroom_of(TWO, lr=1e-3, warmup=20, placement="pre-ln"))
-    assert elsewhere == "Your warm-up of 20 is not among those tried; LR 0.001 has no margin here."
-    another = lead(headroom_of(TWO, lr=1e-3, warmup=0, placement="admin"))
+    elsewhere = headline(headroom_of(TWO, lr=1e-3, warmup=20, placement="pre-ln"))
+    assert elsewhere == "Your warm-up of 20 was not tried; LR 0.001 has no margin here."
+    another = headline(headroom_of(TWO, lr=1e-3, warmup=0, placement="admin"))
     assert another.startswith("Your LR 0.001 with warm-up 0, against the boundaries: post-ln ")
 
 
@@ -86,13 +93,13 @@ def test_the_rule_decides_who_is_above() -> None:
     """Nine seeds apart, seeds that disagree, and three seeds, with which nothing is above anything."""
     apart = headroom_of(nine(TWO))
     assert re.fullmatch(
-        r"Warm-up 0: highest pre-ln \(n = 9\); above post-ln \(\d+ times\)\.", said(apart, "Warm-up 0:")
+        r"warm-up 0: highest pre-ln \(n = 9\); above post-ln \(\d+ times\)\.", said(apart, "warm-up 0:")
     )
     near: Edges = {("post-ln", 0): (0.01, 0.02, 0.04), ("pre-ln", 0): (0.02, 0.03, 0.03)}
-    line = said(headroom_of(nine(near)), "Warm-up 0:")
+    line = said(headroom_of(nine(near)), "warm-up 0:")
     assert re.search(r"highest pre-ln \(n = 9\); no difference seen from post-ln \(1\.\d+ times\)", line)
-    line = said(headroom_of(TWO), "Warm-up 0:")
-    assert re.search(r"too few seeds for a verdict against post-ln \(\d+ times, higher with 3 of 3 seeds\)", line)
+    line = said(headroom_of(TWO), "warm-up 0:")
+    assert re.search(r"too few seeds to compare with post-ln \(\d+ times, higher with 3 of 3 seeds\)", line)
     (why,) = [line for line in findings(headroom_of(TWO)) if "Holm" in line]
     assert why.startswith("p is corrected for 4 comparisons") and why.endswith("it takes 8 seeds.")
 
@@ -114,13 +121,13 @@ def test_open_ends() -> None:
     """Above the highest rate, and nothing that trains: bounds, and no number is made up."""
     ends: Edges = {("post-ln", 0): (0, 0, 0), ("pre-ln", 0): (5, 5, 5), ("admin", 0): (0.01, 0.011, 0.012)}
     content = headroom_of(ends, lr=1e-3)
-    table = {line[0]: dict(zip(HEADER, line, strict=True)) for line in rows(content)}
+    table = {line[0]: dict(zip(HEADER, line, strict=True)) for line in boundaries(content).lines}
     assert table["post-ln"]["boundary (LR)"] == "none" and table["pre-ln"]["boundary (LR)"] == "above 1"
     assert table["post-ln"]["your LR"].startswith("far (at least ")
     assert table["pre-ln"]["your LR"] == "far (at least 1,000 times) below"
-    line = said(content, "Warm-up 0:")
+    line = said(content, "warm-up 0:")
     assert re.search(r"admin \(at least \d+ times, [^)]+\), post-ln \(none trains, [^)]+\)", line)
-    assert not re.search(r"\b(inf|nan|None)\b", " ".join(findings(content)) + str(rows(content)))
+    assert not re.search(r"\b(inf|nan|None)\b", " ".join(findings(content)) + str(boundaries(content).lines))
 
 
 def changed(content: dict[str, Any], index: int, **boundary: Any) -> dict[str, Any]:
@@ -134,7 +141,7 @@ def test_what_is_odd_is_said() -> None:
     again = changed(headroom_of(TWO), 1, again=[4e-3], under=[1e-5])
     who = "post-ln, warm-up 0, seed 2 is not monotone"
     assert any(line.startswith(f"{who}: trained again at 0.004, above 0.000") for line in findings(again))
-    assert any("seed 2 is not monotone: broke at 1e-05, below" in line for line in findings(again))
+    assert any("seed 2 is not monotone: diverged at 1e-05, below" in line for line in findings(again))
     stopped = changed(headroom_of(TWO), 0, kind="stopped", low=None, high=None)
     stopped["chains"][0]["tried"][-1] |= {"verdict": "failed", "error": "no room"}
     assert any(re.search(r"seed 1 stopped: the run at [\d.e-]+ failed \(no room\)", line) for line in findings(stopped))
@@ -147,7 +154,7 @@ def test_what_is_odd_is_said() -> None:
     assert not any("undecided" in line for line in findings(headroom_of(TWO)))
     running = headroom_of(TWO)
     running["chains"][2]["boundary"] = None
-    assert lead(running).startswith("1 of 12 chains are not decided yet. Your LR")
+    assert headline(running).startswith("1 of 12 chains are not decided yet. Your LR")
 
 
 def test_the_figure_shows_every_training_and_the_boundary() -> None:
@@ -195,7 +202,7 @@ def test_before_anything_is_decided(tmp_path: Path) -> None:
     for row in content["levels"]:
         row["level"] = None
     checked(write_headroom(write(tmp_path, content)))
-    assert {line[2] for line in rows(content)} == {"unknown"}
+    assert {line[2] for line in boundaries(content).lines} == {"unknown"}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,17 @@ import yaml
 from isograd.files import read_rows
 from isograd.report.study_arms import design_of, study_arms, tuned
 from isograd.report.study_files import read_study
-from isograd.report.study_findings import best, failures, progress, unlearnt
-from isograd.report.study_page import found_in, write_study_report
-from isograd.report.study_provenance import recipe
-from isograd.report.study_tables import arms_table, rates_table
+from isograd.report.study_page import (
+    arms_table,
+    failures,
+    found_in,
+    headline,
+    progress,
+    rates_table,
+    recipe,
+    unlearnt,
+    write_study_report,
+)
 from isograd.study.plan import load_study
 from tests.report.study_written import BASE, Row, Rule, write_study
 from tests.report.test_page import checked
@@ -43,14 +50,14 @@ def test_files_of_one_name_are_not_one(tmp_path: Path, more: Row) -> None:
     assert found.design.who == ["en/train.txt", "de/train.txt"]
     assert {(arm.who, arm.median) for arm in found.arms} == {("en/train.txt", 2.0), ("de/train.txt", 3.0)}
     assert {one.found.median for one in found.compared} == {1.0}
-    assert arms_table(found.arms, found.design, "loss")[0][0] == "source"
+    assert arms_table(found).header[0] == "source"
     assert yaml.safe_load(recipe(study))["axes"] == {"data.source": sources, **more}
 
 
 def test_files_of_one_name_beside_what_is_compared(tmp_path: Path) -> None:
     axes = {"model.placement": ["post-ln", "pre-ln"], "data.source": ["en/train.txt", "de/train.txt"]}
     report = write_study_report(written(tmp_path, axes))
-    assert {line[1] for line in report.table[1:]} == {"en/train.txt", "de/train.txt"}
+    assert {line[1] for line in report.table.lines} == {"en/train.txt", "de/train.txt"}
     assert [arm["data.source"] for arm in report.results["arms"]] == ["en/train.txt", "de/train.txt"] * 2
     assert "source en/train.txt" in checked(report.page).text
 
@@ -61,7 +68,7 @@ def test_files_of_one_name_beside_what_is_compared(tmp_path: Path) -> None:
         ("model.ffn", [None, 128], ["ffn none", "ffn 128"]),
         ("model.bias", [True, False], ["bias true", "bias false"]),
         ("training.betas", [[0.9, 0.98], [0.9, 0.999]], ["betas (0.9, 0.98)", "betas (0.9, 0.999)"]),
-        ("model.init", [None, "none"], ["start null", 'start "none"']),
+        ("model.init", [None, "none"], ["init null", 'init "none"']),
         ("data.field", ["", "text"], ["“”", "text"]),
         ("data.source", ["a\nb.txt", "c\td.txt"], ["a b.txt", "c d.txt"]),
         ("glue.model", ["runs/post/model", "runs/pre/model/"], ["post", "pre"]),
@@ -71,7 +78,7 @@ def test_files_of_one_name_beside_what_is_compared(tmp_path: Path) -> None:
 def test_what_is_compared_has_a_name(tmp_path: Path, key: str, values: Sequence[Any], named: list[str]) -> None:
     folder = write_study(tmp_path / "study", {key: values}, even, base={**SMALL, "glue": {}}, curves=False)
     report = write_study_report(folder, reference=named[1])
-    assert [line[0] for line in report.table] == [key.partition(".")[2], *named]
+    assert [report.table.header[0], *(line[0] for line in report.table.lines)] == [key.partition(".")[2], *named]
     assert " ".join(named[0].split()) in checked(report.page).text
     assert [arm[key] for arm in report.results["arms"]] == list(values)
 
@@ -93,7 +100,7 @@ def test_only_failures(tmp_path: Path) -> None:
 
 def test_one_cell(tmp_path: Path) -> None:
     study = read_study(written(tmp_path, {"training.lr": [1e-3]}, seeds=(1,)))
-    assert progress(study) == "1 of 1 cells has ended (one seed): 1 finished."
+    assert progress(study) == "1 of 1 cells has ended (one seed): 1 finished"
 
 
 def test_nobody_is_best_where_nothing_trains(tmp_path: Path) -> None:
@@ -101,8 +108,7 @@ def test_nobody_is_best_where_nothing_trains(tmp_path: Path) -> None:
     rules: list[Rule] = [lambda v, s: "collapsed", lambda v, s: 2.0]
     for i, rule in enumerate(rules):
         study = read_study(written(tmp_path / str(i), axes, rule))
-        design = design_of(study)
-        assert len(list(best(design, study_arms(study, design)))) == i
+        assert ("lowest median" in headline(study, found_in(study))) == bool(i)
 
 
 def test_each_text_has_its_own_entropy(tmp_path: Path) -> None:
@@ -113,15 +119,15 @@ def test_each_text_has_its_own_entropy(tmp_path: Path) -> None:
         put(path, json.loads(path.read_text()) | {"unigram_entropy": 2.6})
     found = found_in(read_study(folder))
     assert found.entropy is None
-    said = "".join(unlearnt(found.arms, found.entropy))
+    said = "".join(unlearnt(found))
     assert "of its text: a.txt, LR 0.003 (3 of 3 seeds); b.txt, LR 0.003" in said
-    assert [line[3] for line in rates_table(found.chosen, found.design)[1:]] == ["0.250", "0.050"]
+    assert [line[3] for line in rates_table(found).lines] == ["0.250", "0.050"]
 
 
 def test_a_sentence_is_no_table(tmp_path: Path) -> None:
     folder = written(tmp_path, {"training.clip": [i / 10 for i in range(40)]}, lambda v, s: 9.0, seeds=(1,))
     found = found_in(read_study(folder))
-    (said,) = unlearnt(found.arms, found.entropy)
+    (said,) = unlearnt(found)
     assert said.endswith("clip 1.1 (1 of 1 seed); and 28 other arms.")
 
 

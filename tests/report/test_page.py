@@ -19,9 +19,8 @@ import isograd
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas
 from isograd.report.runs import arms_of
-from isograd.report.runs_page import write_report
-from isograd.report.style import look as style
-from isograd.report.tables import rows, summary
+from isograd.report.runs_page import headline, results_table, warnings, write_report
+from isograd.report.style import MANY, Output, look, look_of, looks
 from isograd.study import labels
 from tests.study.arms import called, compare_command, lines, read, runs
 
@@ -109,10 +108,11 @@ def in_order(out: Path) -> list[Path]:
 def test_the_page(compared: Path) -> None:
     page = checked(compared / "report.html")
     placements = ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
+    squeezed = "".join(page.text.split())
     for name in placements:
         assert f"{name}, no warm-up" in page.text
         for formula in formulas(CATALOGUE[name]).values():
-            assert formula.replace("<-", "←") in page.text
+            assert "".join(formula.replace("<-", "←").replace(" * ", " · ").replace("_", "").split()) in squeezed
     assert "post-ln, warm-up 6" in page.text
     built = read(runs(compared)[0] / "resolved.json")["data"]
     assert f"unigram entropy {built['unigram_entropy']:.3f}" in page.text
@@ -121,7 +121,7 @@ def test_the_page(compared: Path) -> None:
     assert {"isograd", "torch", "transformers", "python"} <= set(provenance)
     assert all(version in page.text for version in provenance.values())
     assert isograd.__version__ in page.text
-    titles = ["Training loss", "Gradients over depth", "Learned coefficients over depth", "The formulas"]
+    titles = ["Training loss", "Gradients over depth", "Learned coefficients over depth", "Placements"]
     assert all(title in page.text for title in titles)
     assert "12 runs" in page.text
 
@@ -146,11 +146,11 @@ def test_means_over_seeds(compared: Path) -> None:
     """Once more by hand, from the outcomes: mean, lowest and highest; of the ratios the geometric mean."""
     arms, page = arms_of(in_order(compared)), checked(compared / "report.html")
     assert [len(a.runs) for a in arms] == [2] * 6
-    for arm, cells in zip(arms, rows(arms), strict=True):
+    for arm, cells in zip(arms, results_table(arms).lines, strict=True):
         one, two = (read(r.folder / "outcome.json") for r in arm.runs)
         low, high = sorted((one["final_loss"], two["final_loss"]))
         assert cells[2] == f"{(low + high) / 2:.3f} ({low:.3f} to {high:.3f})"
-        assert f"{(low + high) / 2:.3f} {low:.3f} to {high:.3f}" in page.text
+        assert f"{(low + high) / 2:.3f} ({low:.3f} to {high:.3f})" in page.text
         ratios = [(one[f"gradient_ratio_{w}"] * two[f"gradient_ratio_{w}"]) ** 0.5 for w in ("start", "end")]
         assert cells[4] == f"{ratios[0]:.2g} → {ratios[1]:.2g}"
         steps, mean, lowest, highest = arm.curve()
@@ -266,8 +266,9 @@ def test_nine_arms_three_seeds(study: Path) -> None:
         edit(copy / "run.json", seed=2)
     arms = arms_of(runs(study))
     assert len(arms) == 9
-    styles = [(style(i)["color"], str(style(i)["linestyle"])) for i in range(28)]
-    assert len(set(styles)) == 28
+    assert len({str(look(i)) for i in range(MANY)}) == MANY
+    assert all(arm.look == look_of(arm.placement) for arm in arms if arm.label != "post-ln, warm-up 6")
+    assert len({str(one) for one in looks(["pre-ln"] * 9)}) == 9
     source = (write_report(runs(study), study)).read_text()
     checked(study / "report.html")
     keys = re.findall(r'stroke="(#\w+)" stroke-width="2.6" stroke-dasharray="([^"]*)"', source)
@@ -290,19 +291,49 @@ def test_nothing_is_markup_or_a_formula(study: Path) -> None:
     assert page.text.count(nasty) >= 4  # as it is: neither rendered by the template nor set as a formula
 
 
-def test_the_summary_calls_nobody_best(study: Path) -> None:
+def test_the_headline_calls_nobody_best(study: Path) -> None:
     folders = in_order(study)
-    short = summary(arms_of(folders))
-    assert short.startswith("post-ln, no warm-up: undecided (about ") and "best" not in short and "Trained" not in short
+    short = headline(arms_of(folders))
+    assert short.startswith("0 of 6 arms trained; post-ln, no warm-up: undecided (about ") and "best" not in short
     for folder in folders:
         edit(folder / "outcome.json", outcome="finished")
-    text = summary(arms_of(folders))
-    assert text.startswith("Trained: post-ln, no warm-up; ") and "best" not in text and "One seed" not in text
+    text = headline(arms_of(folders))
+    assert re.fullmatch(r"6 of 6 arms trained \(final losses [\d.]+ to [\d.]+ nats\)\.", text)
+    assert not any("One seed" in line for line in warnings(arms_of(folders)))
     edit(folders[0] / "outcome.json", outcome="collapsed", final_loss=99.0)
-    mixed = summary(arms_of(folders))
-    assert mixed.startswith("Trained: post-ln, no warm-up (1 collapsed, 1 finished); ")
+    mixed = headline(arms_of(folders))
+    assert mixed.startswith("6 of 6 arms trained (") and mixed.endswith(
+        "; post-ln, no warm-up: 1 collapsed, 1 finished."
+    )
     assert "99" not in mixed  # a collapsed seed is no training loss
     edit(folders[1] / "outcome.json", outcome="diverged", final_loss=None)
-    arm = arms_of(folders)[0]
-    assert summary([arm]) == "post-ln, no warm-up: 1 collapsed, 1 diverged."
-    assert "One seed" in summary(arms_of(folders[::2]))
+    assert headline(arms_of(folders)[:1]) == "post-ln, no warm-up: 1 collapsed, 1 diverged."
+    assert any("One seed" in line for line in warnings(arms_of(folders[::2])))
+
+
+def test_a_single_run_is_compared_with_nothing(study: Path) -> None:
+    page = checked(write_report(in_order(study)[:1], study))
+    assert page.text.startswith("Run: post-ln, no warm-up") and "compared" not in page.text.partition("Results")[0]
+
+
+def test_for_a_paper(study: Path, tmp_path: Path) -> None:
+    """A column wide, text as text; tables, curves and papers beside the page."""
+    output = Output(formats=("svg", "pdf"), style="paper", width=3.25)
+    write_report(in_order(study), tmp_path / "paper", everything=True, output=output)
+    found = tmp_path / "paper"
+    (size,) = re.findall(r'<svg[^>]* width="([\d.]+)pt"', (found / "gradients.svg").read_text())
+    assert float(size) == pytest.approx(3.25 * 72) and "<text" in (found / "gradients.svg").read_text()
+    pdf = (found / "loss.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and b"/Type3" not in pdf and not list(found.glob("*.png"))
+    with (found / "tables/results.csv").open(newline="") as file:
+        table = list(csv.reader(file))
+    assert [tuple(line) for line in table] == list(results_table(arms_of(in_order(study))))
+    assert r"\toprule" in (found / "tables/results.tex").read_text()
+    with (found / "curves.csv").open(newline="") as file:
+        curves = list(csv.DictReader(file))
+    for folder in in_order(study)[:2]:
+        mine = [row for row in curves if row["run"] == folder.name and row["quantity"] == "loss"]
+        rows = lines(folder / "metrics.jsonl")
+        assert [(int(row["step"]), float(row["value"])) for row in mine] == [(r["step"], r["loss"]) for r in rows]
+    papers = (found / "references.bib").read_text()
+    assert papers.count("@") == 5 and "arXiv:2002.04745" in papers and "{xiong2020layer," in papers

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from isograd.report import figures
-from isograd.report.folders import find_runs
-from isograd.report.runs import ArmFiles, arms_of, at_end, at_start, towers
-from isograd.report.runs_page import write_report
+from isograd.report.runs import ArmFiles, arms_of, at_end, at_start, find_runs, stacks
+from isograd.report.runs_page import results_table, write_report
 from isograd.report.style import shade
-from isograd.report.tables import columns, rows
 from tests.report.test_page import checked, edit
 from tests.study.arms import called, compare_command, lines, read, runs
 
@@ -53,9 +51,9 @@ def arms(out: Path) -> list[ArmFiles]:
 def test_a_masked_page_shows_what_a_language_page_shows(masked: Path, compared: Path) -> None:
     page = checked(write_report(find_runs([masked]), masked))
     causal = checked(compared / "report.html")
-    for title in ("Gradients over depth", "Gradients of each layer, through training", "Learned coefficients"):
+    for title in ("Gradients over depth", "Gradients of each layer during training", "Learned coefficients"):
         assert title in page.text and title in causal.text
-    assert towers(arms(masked)) == ["encoder"] and towers(arms(compared)) == ["decoder"]
+    assert stacks(arms(masked)) == ["encoder"] and stacks(arms(compared)) == ["decoder"]
     for mine, theirs in zip(arms(masked), arms(compared), strict=True):
         assert mine.task == "masked"
         assert mine.profile("gradient_mean_abs", "ffn", at_start, "encoder")[0] == [1, 2, 3]
@@ -75,15 +73,15 @@ def test_rows_that_name_no_tower(masked: Path) -> None:
         kept = [{k: v for k, v in row.items() if k != "stack"} for row in lines(folder / "quantities.jsonl")]
         (folder / "quantities.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     assert [arm.ratio("gradient_mean_abs", "ffn", "encoder") for arm in arms(masked)] == before
-    assert all(x for x, _ in before) and towers(arms(masked)) == ["encoder"]
+    assert all(x for x, _ in before) and stacks(arms(masked)) == ["encoder"]
 
 
 def test_the_table_of_masked_models(masked: Path) -> None:
-    names = [column.name for column in columns(arms(masked))]
-    for arm, cells in zip(arms(masked), rows(arms(masked)), strict=True):
+    table = results_table(arms(masked))
+    for arm, cells in zip(arms(masked), table.lines, strict=True):
         ends = [read(run.folder / "outcome.json") for run in arm.runs]
         mean = statistics.fmean(np.exp(end["validation_loss"]) for end in ends)
-        assert dict(zip(names, cells, strict=True))["perplexity"].startswith(f"{mean:.2f} (")
+        assert dict(zip(table.header, cells, strict=True))["perplexity"].startswith(f"{mean:.2f} (")
 
 
 def test_histories_by_hand(compared: Path) -> None:
@@ -121,7 +119,12 @@ def test_bands_of_learned_scales(compared: Path) -> None:
     """FFN norm, norm after attention, heads and ResScale, each from the lowest to the highest of a layer."""
     drawn = figures.coefficients(arms(compared))
     assert drawn is not None
-    titles = ["skip, feed-forward", "head scale", "gain of the norm after attention", "gain of the norm inside the ffn"]
+    titles = [
+        "skip, feed-forward",
+        "head scale",
+        "weight of the norm after attention",
+        "weight of the norm inside the ffn",
+    ]
     assert [axes.get_ylabel() for axes in drawn.panels] == titles
     places = [("skip", "ffn"), ("heads", "attn"), ("out", "attn"), ("mid", "ffn")]
     (arm,) = (arm for arm in arms(compared) if arm.label.startswith("normformer"))

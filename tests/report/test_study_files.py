@@ -11,8 +11,7 @@ import pytest
 
 from isograd.report.study_arms import design_of, study_arms
 from isograd.report.study_files import StudyFiles, read_study
-from isograd.report.study_findings import progress
-from isograd.report.study_page import write_study_report
+from isograd.report.study_page import progress, write_study_report
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked
 
@@ -135,7 +134,7 @@ def test_a_cell_that_failed_or_goes_on(study: Path) -> None:
     (study / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if row["cell"] != cells[4]))
     found = read_study(study)
     assert (ends(found)[cells[0]][0], ends(found)[cells[4]][0], found.left_out) == ("failed", "not ended", [])
-    assert progress(found) == "11 of 12 cells have ended (3 seeds): 7 finished, 3 collapsed, 1 failed."
+    assert progress(found) == "11 of 12 cells have ended (3 seeds): 7 finished, 3 collapsed, 1 failed"
     arms = {arm.label: list(arm.losses) for arm in study_arms(found, design_of(found))}
     assert arms["post-ln, LR 0.001"] == [3] and arms["pre-ln, LR 0.001"] == [1, 2, 3]
 

@@ -11,14 +11,20 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from isograd.report.study_arms import design_of, study_arms, tuned
-from isograd.report.study_compared import in_line, showcase
+from isograd.report.study_arms import design_of, in_line, showcase, study_arms, tuned
 from isograd.report.study_files import read_study
-from isograd.report.study_findings import rates, trained, unlearnt
-from isograd.report.study_page import StudyReport, found_in, write_study_report
-from isograd.report.study_sections import parts
-from isograd.report.study_tables import arms_table, compared_table, rates_table
-from isograd.report.study_verdicts import differences
+from isograd.report.study_page import (
+    StudyReport,
+    arms_table,
+    comparison_section,
+    found_in,
+    main_section,
+    rates_table,
+    sections,
+    unlearnt,
+    verdicts,
+    write_study_report,
+)
 from isograd.report.style import svg
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked
@@ -43,7 +49,7 @@ def test_the_page_stands_alone(report: StudyReport) -> None:
     page = checked(report.page)
     assert report.page.parent.name == "report"
     assert all(" ".join(sentence.split()) in page.text for sentence in report.summary)
-    for name in ("map", "pace", "learning-rates", "losses", "gradients"):
+    for name in ("map", "equal-loss", "learning-rates", "losses", "gradients"):
         assert (report.page.parent / f"{name}.svg").exists() and (report.page.parent / f"{name}.png").exists()
     for what in ("sha256 of the data", "torch", "cells per hour", "training.lr", "Same data order"):
         assert what in page.text
@@ -71,12 +77,13 @@ def _ends(placement: str, warm: int, rate: float) -> list[float | str]:
     return [warmup_rule(values, seed) for seed in (1, 2, 3)]
 
 
-def test_what_trained_is_said(report: StudyReport) -> None:
+def test_what_trained_is_in_a_table(report: StudyReport, warmup: Path) -> None:
     counted = [_ends("post-ln", 0, rate).count("collapsed") for rate in RATES]
-    want = f"Without warm-up, post-ln finished in {9 - sum(counted)} of 9 cells ({sum(counted)} collapsed);"
-    assert any(line.startswith(want) for line in report.summary)
-    assert not any("pre-ln finished in" in line for line in report.summary)  # it did in every cell
-    assert report.summary[0] == "All 135 cells have ended (3 seeds): 124 finished, 7 collapsed, 4 diverged."
+    lines = {line[:2]: line[-1] for line in map(tuple, rates_table(found_in(read_study(warmup))).lines)}
+    assert lines["post-ln", "no warm-up"] == f"{9 - sum(counted)} finished, {sum(counted)} collapsed"
+    assert lines["pre-ln", "no warm-up"] == "9 finished"
+    assert report.summary[0].startswith("All 135 cells have ended (3 seeds): 124 finished, 7 collapsed, 4 diverged; lo")
+    assert "lowest median validation loss: normformer, warm-up 150, LR 0.001, " in report.summary[0]
 
 
 def test_each_at_its_own_best_rate(report: StudyReport) -> None:
@@ -93,8 +100,8 @@ def test_each_at_its_own_best_rate(report: StudyReport) -> None:
     assert all(difference < 0 for difference in want.values())
     assert one["verdict"] == "too few seeds" and (one["p"], one["p_corrected"]) == (0.25, 1)
     assert any("An exact test of 3 seeds cannot give p below 0.25 (1 corrected)" in line for line in report.summary)
-    edge = next(line for line in report.summary if line.startswith("At an end of the sweep"))
-    assert "pre-ln 0.003" in edge and "post-ln 0.0003 (no warm-up)" in edge and "admin" not in edge
+    edge = next(line for line in report.summary if line.startswith("Best learning rate at an end of the sweep"))
+    assert edge.endswith(": post-ln; pre-ln.")
 
 
 def test_the_map_names_what_did_not_train(report: StudyReport) -> None:
@@ -105,23 +112,22 @@ def test_the_map_names_what_did_not_train(report: StudyReport) -> None:
 
 def _map_has(report: StudyReport, number: str) -> bool:
     text = report.page.read_text()
-    figure = text[text.index('id="part-map"') : text.index('id="part-arms"')]
+    figure = text[text.index('id="part-map"') : text.index('id="part-rates"')]
     return number in figure
 
 
 def test_a_loss_that_is_only_noise_has_no_winner(tmp_path: Path) -> None:
-    """The negative control of `test_conditions_that_agree_share_a_sentence`: arms that differ in nothing but noise."""
+    """The negative control of `test_a_verdict_under_each_condition`: arms that differ in nothing but noise."""
     noise = [0.01, -0.02, 0.005, -0.01, 0.02]
     rule: Rule = lambda values, seed: 2.0 + noise[(seed + len(values["model.placement"])) % 5]  # noqa: E731
     axes: Row = {"model.placement": ["pre-ln", "post-ln", "admin"], "training.lr": [1e-3, 3e-3]}
     found = found_in(read_study(write_study(tmp_path / "noise", axes, rule, seeds=range(1, 9), base=SMALL)))
-    said = " ".join([*trained(found.design, found.arms), *differences(found.design, found.compared, "pre-ln")])
-    assert "no difference seen: post-ln and admin (n = 8)" in said
-    assert "lower loss" not in said and "higher loss" not in said
-    assert "Nothing collapsed or diverged in any cell that has ended." in said
+    said = verdicts(found)
+    assert said[0] == "No difference seen from pre-ln, LR 0.001: post-ln, LR 0.001 (n = 8); admin, LR 0.001 (n = 8)."
+    assert not any("lower validation" in line.lower() or "higher validation" in line.lower() for line in said)
 
 
-def test_conditions_that_agree_share_a_sentence(tmp_path: Path) -> None:
+def test_a_verdict_under_each_condition(tmp_path: Path) -> None:
     """Admin is worse by 0.1 and 0.3 at 2 and 4 layers, and not seen to differ at 6."""
     worse = {2: 0.1, 4: 0.3, 6: 0.0}
 
@@ -131,9 +137,10 @@ def test_conditions_that_agree_share_a_sentence(tmp_path: Path) -> None:
 
     axes: Row = {"model.placement": ["pre-ln", "admin"], "model.layers": [2, 4, 6]}
     found = found_in(read_study(write_study(tmp_path / "depth", axes, rule, range(1, 9), SMALL, curves=False)))
-    assert list(differences(found.design, found.compared, "pre-ln")) == [
-        "Against pre-ln, at 2 layers and at 4 layers: higher loss: admin by 0.100 to 0.300 nats (n = 8).",
-        "Against pre-ln, at 6 layers: no difference seen: admin (n = 8).",
+    assert verdicts(found)[:3] == [
+        "2 layers: higher validation loss than pre-ln: admin by 0.100 nats (n = 8).",
+        "4 layers: higher validation loss than pre-ln: admin by 0.300 nats (n = 8).",
+        "6 layers: no difference seen from pre-ln: admin (n = 8).",
     ]
 
 
@@ -159,9 +166,11 @@ def layers_rule(values: Row, seed: int) -> float | str:
     ],
 )
 def test_what_was_swept_decides_the_main_figure(tmp_path: Path, axes: Row, rule: Rule, main: str, words: str) -> None:
-    found = parts(found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL))))
-    assert found[0].name == main and found[0].drawn is not None
-    assert words in svg(found[0].drawn, main)
+    found = sections(found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL))))
+    assert found[0].name == main and found[0].figure is not None
+    drawn = found[0].figure()
+    assert drawn is not None
+    assert words in svg(drawn, main)
     assert any(one.name == "ratios" for one in found) == (main == "against")
 
 
@@ -169,9 +178,11 @@ def test_a_rate_at_which_nothing_trained_is_in_sight(tmp_path: Path) -> None:
     """At an end of the sweep, too: its marks stand above the panel, and the other rates where they belong."""
     rule: Rule = lambda values, seed: "collapsed" if values["training.lr"] == 3e-4 else 2.0 + 0.01 * seed  # noqa: E731
     axes: Row = {"model.placement": ["post-ln", "pre-ln"], "training.lr": [3e-4, 1e-3]}
-    (main, *_) = parts(found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL))))
-    assert main.name == "learning-rates" and main.drawn is not None
-    low, high = main.drawn.panels[0].get_xlim()
+    main = main_section(found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL))))
+    assert main.name == "learning-rates" and main.figure is not None
+    drawn = main.figure()
+    assert drawn is not None
+    low, high = drawn.panels[0].get_xlim()
     assert 2e-4 < low < 3e-4 and 1e-3 < high < 1.5e-3
 
 
@@ -185,12 +196,8 @@ def test_no_rate_is_best_where_a_collapse_ends_lower(tmp_path: Path) -> None:
         return 3.9 if values["model.placement"] == "post-ln" else 2.0
 
     found = found_in(read_study(write_study(tmp_path / "study", axes, rule, base=SMALL, curves=False)))
-    assert list(rates(found.design, found.chosen))[:2] == [
-        "The best learning rate: pre-ln 0.0001.",
-        "No learning rate trained: post-ln.",
-    ]
     assert not found.compared
-    assert [line[1] for line in rates_table(found.chosen, found.design)[1:]] == [
+    assert [line[1] for line in rates_table(found).lines] == [
         "none trained",
         "0.0001, the lowest of the sweep",
     ]
@@ -207,11 +214,11 @@ def test_updates_are_told_where_they_differ(tmp_path: Path) -> None:
     axes: Row = {"model.placement": ["post-ln", "pre-ln"]}
     folder = write_study(tmp_path / "study", axes, flat_rule, base=SMALL, curves=False)
     found = found_in(read_study(folder))
-    assert "updates" not in arms_table(found.arms, found.design, "loss")[0]
+    assert "updates" not in arms_table(found).header
     for outcome in folder.glob("cells/pre-ln*/outcome.json"):
         outcome.write_text(json.dumps({**json.loads(outcome.read_text()), "steps": 1234}))
     found = found_in(read_study(folder))
-    header, *lines = arms_table(found.arms, found.design, "loss")
+    header, *lines = arms_table(found)
     assert [line[header.index("updates")] for line in lines] == ["40", "1,234"]
 
 
@@ -220,9 +227,10 @@ def test_no_verdict_of_two_seeds(tmp_path: Path) -> None:
     rule: Rule = lambda values, seed: 2.0 + (values["model.placement"] == "admin") + 0.01 * seed  # noqa: E731
     axes: Row = {"model.placement": ["pre-ln", "admin"], "model.layers": [2, 4]}
     found = found_in(read_study(write_study(tmp_path / "study", axes, rule, seeds=(1, 2), base=SMALL, curves=False)))
-    said = "too few seeds for a verdict, higher with every one: admin by 1.000 nats (n = 2)."
-    assert list(differences(found.design, found.compared, "pre-ln")) == [f"Against pre-ln, whatever the layers: {said}"]
-    assert [line[-1] for line in compared_table(found.compared, found.design)] == ["verdict", *["too few seeds"] * 2]
+    said = "too few seeds to compare with pre-ln: admin (higher with 2 of 2 seeds)."
+    assert verdicts(found)[:2] == [f"2 layers: {said}", f"4 layers: {said}"]
+    section = comparison_section(found)
+    assert section and section.table and [line[-1] for line in section.table.lines] == ["too few seeds"] * 2
 
 
 def test_arms_of_a_recipe(tmp_path: Path) -> None:
@@ -270,7 +278,7 @@ def test_finished_is_not_learnt(tmp_path: Path) -> None:
     rule: Rule = lambda values, seed: 3.4 if seed == 1 and values["training.lr"] == 3e-3 else 2.0  # noqa: E731
     folder = write_study(tmp_path / "study", {"training.lr": [1e-3, 3e-3]}, rule, base=SMALL)
     found = found_in(read_study(folder))
-    assert list(unlearnt(found.arms, found.entropy)) == [
+    assert list(unlearnt(found)) == [
         f"Finished, with a validation loss not below the unigram entropy ({ENTROPY:.3f} nats): pre-ln, LR 0.003"
         " (1 of 3 seeds)."
     ]
@@ -285,17 +293,15 @@ def test_undecided_is_neither_trained_nor_collapsed(tmp_path: Path) -> None:
     axes: Row = {"model.placement": ["post-ln"], "training.lr": RATES, "training.warmup": [0, 50]}
     page = write_study_report(write_study(tmp_path / "short", axes, rule, base=SMALL))
     found = found_in(read_study(tmp_path / "short"))
-    assert "Too short to tell whether they train: 4 of 18 cells, neither finished nor collapsed" in " ".join(
-        page.summary
-    )
+    assert "Undecided, too short to tell: 4 of 18 cells" in " ".join(page.summary)
     assert "up to 203 more steps would tell" in " ".join(page.summary)
-    header, *lines = page.table
+    header, lines = page.table.header, page.table.lines
     assert [line[header.index("undecided")].split(" ")[0] for line in lines][::2] == ["2/3", "0/3", "0/3"]
     assert {line[header.index("collapsed")].split(" ")[0] for line in lines} == {"0/3"}
     short = [arm for arm in found.arms if arm.values["training.lr"] == 3e-4]
     assert not any(arm.trains for arm in short) and all(arm.trouble == ["2/3 undecided"] for arm in short)
     whole = write_study_report(write_study(tmp_path / "whole", axes, lambda *_: 2.0, base=SMALL, curves=False))
-    assert "undecided" not in whole.table[0]
+    assert "undecided" not in whole.table.header
 
 
 def test_the_same_bytes_again(tmp_path: Path) -> None:

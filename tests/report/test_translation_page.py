@@ -16,8 +16,7 @@ import pytest
 from isograd.cli.compare_table import print_table
 from isograd.report import figures
 from isograd.report.runs import ArmFiles, arms_of, at_end, at_start
-from isograd.report.runs_page import write_report
-from isograd.report.tables import columns, rows, summary
+from isograd.report.runs_page import headline, results_table, write_report
 from isograd.study.compare import compare, plan_arms
 from tests.report.test_page import checked, edit
 from tests.study.arms import lines, read
@@ -80,10 +79,10 @@ def test_the_page(compared: Path) -> None:
 
 
 def test_the_table_against_the_outcomes(compared: Path) -> None:
-    names = [c.name for c in columns(arms(compared))]
-    for arm, cells in zip(arms(compared), rows(arms(compared)), strict=True):
+    table = results_table(arms(compared))
+    for arm, cells in zip(arms(compared), table.lines, strict=True):
         one, two = (read(run.folder / "outcome.json") for run in arm.runs)
-        of = dict(zip(names, cells, strict=True))
+        of = dict(zip(table.header, cells, strict=True))
         for name, key, digits in (("validation loss", "validation_loss", 3), ("perplexity", "perplexity", 2),
                                   ("BLEU", "bleu", 1), ("training loss", "final_loss", 3)):  # fmt: skip
             low, high = sorted((one[key], two[key]))
@@ -154,7 +153,7 @@ def test_without_bleu_one_panel(study: Path) -> None:
     drawn = figures.validation_curves(arms(study), None)
     assert drawn is not None and len(drawn.panels) == 1
     checked(write_report(folders(study), study))
-    assert "BLEU" not in summary(arms(study))
+    assert "BLEU" not in headline(arms(study))
 
 
 def test_towers_are_not_mixed(compared: Path) -> None:
@@ -182,7 +181,7 @@ def test_towers_are_not_mixed(compared: Path) -> None:
         assert arm.level(at_end, "decoder") == pytest.approx(arm.values("gradient_ratio_end"), rel=1e-9)
 
 
-def test_panels_of_towers(compared: Path) -> None:
+def test_panels_of_stacks(compared: Path) -> None:
     drawn = figures.gradient_profiles(arms(compared))
     assert [axes.get_title().partition(",")[0] for axes in drawn.panels] == ["encoder"] * 2 + ["decoder"] * 2
     assert [len(axes.lines[0].get_xdata()) for axes in drawn.panels] == [3, 3, 2, 2]  # type: ignore[arg-type]
@@ -222,18 +221,17 @@ def test_results(compared: Path) -> None:
         assert row["perplexity"] == str(result["perplexity"])
 
 
-def test_the_summary(compared: Path, study: Path) -> None:
+def test_the_headline(compared: Path, study: Path) -> None:
     ends = [read(f / "outcome.json") for f in folders(study)]
     losses, scores = [e["validation_loss"] for e in ends], [e["bleu"] for e in ends]
     for folder in folders(study):
         edit(folder / "outcome.json", outcome="finished")
-    text = summary(arms(study))
-    assert text.startswith(f"Trained: {'; '.join(LABELS)}, with validation losses from {min(losses):.3f} to")
-    assert f"{max(losses):.3f} nats and BLEU from {min(scores):.1f} to {max(scores):.1f}." in text
-    assert "One seed" not in text and "best" not in text
+    text = headline(arms(study))
+    assert text.startswith(f"3 of 3 arms trained (validation losses {min(losses):.3f} to")
+    assert f"{max(losses):.3f} nats, BLEU {min(scores):.1f} to {max(scores):.1f})." in text
     for folder in (folders(study)[0], folders(study)[3]):
         edit(folder / "outcome.json", outcome="diverged", validation_loss=None, bleu=None, perplexity=None)
-    assert summary(arms(study)).startswith(f"{LABELS[0]}: diverged. Trained: {LABELS[1]}; ")
+    assert headline(arms(study)).startswith("2 of 3 arms trained (validation losses ")
     drawn = figures.validation_curves(arms(study), None)
     assert drawn is not None and drawn.panels[0].lines[0].get_label() == f"{LABELS[0]}: diverged"
     checked(write_report(folders(study), study))
@@ -248,9 +246,9 @@ def test_many_arms_are_counted(study: Path) -> None:
             edit(copy / "run.json", training=run["training"] | {"lr": 0.001 * (i + 1)})
             edit(copy / "outcome.json", outcome="collapsed" if (i, run["seed"]) == (7, 1) else "finished")
             made.append(copy)
-    text = summary(arms_of(made))
-    mixed = "pre-ln, no warm-up, lr 0.008 (1 finished, 1 collapsed)"
-    assert text.startswith(f"Trained: 8 of 8 arms; {mixed}, with validation losses")
+    text = headline(arms_of(made))
+    assert text.startswith("8 of 8 arms trained (validation losses")
+    assert text.endswith("; pre-ln, no warm-up, lr 0.008: 1 finished, 1 collapsed.")
 
 
 @pytest.mark.parametrize("gone", ["validation.jsonl", "quantities.jsonl", "outcome.json", "resolved.json"])

@@ -50,16 +50,6 @@ def lines(outcome: Outcome) -> Iterator[str]:
         yield f"{lowest} is better on validation than what was kept (training.select=auto keeps the better)"
 
 
-def summary(arms: Sequence[ArmFiles]) -> str:
-    """The same for the headline of several runs; "" where they do not say."""
-    counts = Counter(kept for arm in arms for run in arm.runs if (kept := name_of(run.outcome)))
-    if not counts:
-        return ""
-    of = f"of {counts.total()} runs"
-    each = [_WEIGHTS[kind] + (f" ({n} {of})" if len(counts) > 1 else "") for kind, n in counts.most_common()]
-    return f"Validation numbers are of {' or '.join(each)}."
-
-
 def warnings(arms: Sequence[ArmFiles]) -> list[str]:
     """A sentence for each run that keeps weights which are not its best; one for all where there are more than two."""
     runs = [(arm, run) for arm in arms for run in arm.runs if name_of(run.outcome)]
@@ -90,13 +80,6 @@ def cell(arm: ArmFiles) -> str:
     """Of a table: "last", or "average 2, last 1" over seeds that differ."""
     counts = Counter(kept for run in arm.runs if (kept := name_of(run.outcome)))
     return next(iter(counts), "–") if len(counts) < 2 else ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
-
-
-_WEIGHTS = {
-    "last": "the last weights",
-    "best": "the weights of the lowest validation loss",
-    "average": "averaged weights",
-}
 
 
 def _warning(arm: ArmFiles, run: RunFiles, lowest: str) -> str:

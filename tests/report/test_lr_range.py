@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from isograd.outcome import lr_reached
-from isograd.report import finding_figures, ramps
-from isograd.report.folders import find_runs
-from isograd.report.runs import ArmFiles, arms_of, read_run
-from isograd.report.runs_page import write_report
-from isograd.report.tables import columns, rows
+from isograd.report import lr_range
+from isograd.report.compared import verdicts
+from isograd.report.runs import ArmFiles, arms_of, find_runs, read_run
+from isograd.report.runs_page import results_table, write_report
 from tests.report.test_page import checked
 from tests.report.written import ENTROPY, ramp, written
 
@@ -34,30 +33,30 @@ def arms(folder: Path) -> list[ArmFiles]:
 
 def test_a_loss_that_breaks(tmp_path: Path) -> None:
     """Ten steps at 2.0 are best; five of 3.0 among ten are 0.5 above."""
-    end = ramps.end_of(read_run(run(tmp_path, "pre-ln", 0, BREAKS)))
-    assert end is not None and (end.how, end.rate) == ("broke", pytest.approx(0.1 * 45 / 60))
+    end = lr_range.end_of(read_run(run(tmp_path, "pre-ln", 0, BREAKS)))
+    assert end is not None and (end.how, end.rate) == ("diverged", pytest.approx(0.1 * 45 / 60))
     assert end.loss == pytest.approx(2.5) and str(end) == "0.075"
 
 
 def test_a_loss_that_returns_to_the_entropy(tmp_path: Path) -> None:
     """The foil is a higher entropy: to this one the same loss has not come back, and it never jumps."""
-    end = ramps.end_of(read_run(run(tmp_path, "post-ln", 0, RETURNS)))
+    end = lr_range.end_of(read_run(run(tmp_path, "post-ln", 0, RETURNS)))
     means = [sum(RETURNS[i - 10 : i]) / 10 for i in range(10, len(RETURNS) + 1)]
     learnt = next(i for i, mean in enumerate(means) if mean < ENTROPY - 0.1)
     step = next(i for i, mean in enumerate(means) if i > learnt and mean >= ENTROPY) + 10
-    assert end is not None and (end.how, end.rate) == ("broke", pytest.approx(0.1 * step / len(RETURNS)))
+    assert end is not None and (end.how, end.rate) == ("diverged", pytest.approx(0.1 * step / len(RETURNS)))
     assert lr_reached(ramp(RETURNS), ENTROPY + 1)["broke_at"] is None
 
 
 def test_a_loss_that_never_fell(tmp_path: Path) -> None:
     folder = run(tmp_path, "post-ln", 0, NEVER)
     assert read_run(folder).outcome == {"outcome": "finished", "broke_at": None, "lr_reached": None}
-    assert ramps.end_of(read_run(folder)) is None
+    assert lr_range.end_of(read_run(folder)) is None
 
 
 def test_a_loss_that_holds(tmp_path: Path) -> None:
-    end = ramps.end_of(read_run(run(tmp_path, "pre-ln", 0, FALL)))
-    assert end is not None and (end.how, end.rate, str(end)) == ("held", pytest.approx(0.1), "above 0.1")
+    end = lr_range.end_of(read_run(run(tmp_path, "pre-ln", 0, FALL)))
+    assert end is not None and (end.how, end.rate, str(end)) == ("stable", pytest.approx(0.1), "above 0.1")
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
@@ -66,14 +65,14 @@ def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     known = [{**row, "loss": math.nan if row["loss"] is None else row["loss"]} for row in metrics]
     outcome = {"outcome": "diverged", **lr_reached(known, ENTROPY)}
     folder = written(tmp_path, "pre-ln", outcome=outcome, metrics=metrics, stop_when_broken=True)
-    end = ramps.end_of(read_run(folder))
-    assert end is not None and (end.how, end.loss, end.rate) == ("broke", None, pytest.approx(0.1 * 41 / 42))
-    finding_figures.ramp_curves(arms(tmp_path), ENTROPY)
+    end = lr_range.end_of(read_run(folder))
+    assert end is not None and (end.how, end.loss, end.rate) == ("diverged", None, pytest.approx(0.1 * 41 / 42))
+    lr_range.range_curves(arms(tmp_path), ENTROPY)
 
 
 def test_a_run_that_has_not_ended(tmp_path: Path) -> None:
     folder = written(tmp_path, "pre-ln", outcome=None, metrics=ramp(FALL), stop_when_broken=True)
-    assert ramps.end_of(read_run(folder)) is None
+    assert lr_range.end_of(read_run(folder)) is None
     checked(write_report([folder], tmp_path))
 
 
@@ -90,39 +89,47 @@ def study(folder: Path, *pairs: tuple[int | None, int | None]) -> Path:
     return folder
 
 
+def said(one: lr_range.Ratio) -> str:
+    return next(verdicts(lr_range.compared([one]), lr_range.WORDS))
+
+
 def test_ratios_are_paired_by_seed(tmp_path: Path) -> None:
-    (one,) = ramps.ratios(arms(study(tmp_path, (40, 60), (50, 60), (80, 88))))
+    (one,) = lr_range.ratios(arms(study(tmp_path, (40, 60), (50, 60), (80, 88))))
     assert one.values == pytest.approx({0: 1.5, 1: 1.2, 2: 1.1})
-    assert ramps.said(one) == (
-        "normformer, no warm-up held up to 1.20 times the learning rate of pre-ln, no warm-up"
-        " (median of 3 seeds, 1.10 to 1.50): too few seeds (p = 0.25)."
+    (found,) = lr_range.compared([one])
+    assert (found.size, found.more) == ("× 1.20 (1.10 to 1.50)", ["–"])
+    assert (
+        said(one)
+        == "Too few seeds to compare with pre-ln, no warm-up: normformer, no warm-up (higher with 3 of 3 seeds)."
     )
 
 
 def test_six_seeds_decide(tmp_path: Path) -> None:
     """All on one side, and the negative control: three on either."""
-    (one,) = ramps.ratios(arms(study(tmp_path / "one", *[(40, 60)] * 6)))
-    assert ramps.said(one).endswith("(median of 6 seeds, 1.50 to 1.50): higher (p = 0.031).")
-    (one,) = ramps.ratios(arms(study(tmp_path / "both", *[(40, 60), (60, 40)] * 3)))
-    assert ramps.said(one).endswith("(median of 6 seeds, 0.67 to 1.50): no difference seen (p = 0.34).")
+    (one,) = lr_range.ratios(arms(study(tmp_path / "one", *[(40, 60)] * 6)))
+    assert said(one) == (
+        "Stable up to a higher learning rate than pre-ln, no warm-up: normformer, no warm-up by × 1.50 (n = 6)."
+    )
+    (one,) = lr_range.ratios(arms(study(tmp_path / "both", *[(40, 60), (60, 40)] * 3)))
+    assert said(one) == "No difference seen from pre-ln, no warm-up: normformer, no warm-up (n = 6)."
 
 
 def test_what_was_not_reached(tmp_path: Path) -> None:
     """An arm that held has at least this ratio, one whose reference held at most; of both nothing is known."""
-    (one,) = ramps.ratios(arms(study(tmp_path, (50, None), (None, 80), (None, None))))
+    (one,) = lr_range.ratios(arms(study(tmp_path, (50, None), (None, 80), (None, None))))
     assert one.values == pytest.approx({0: 2.0, 1: 0.8})
     assert (list(one.at_least), list(one.at_most)) == ([0], [1])
-    said = ramps.said(one)
-    assert "median of 2 of 3 seeds" in said and "seed 0: at least that" in said and "seed 1: at most that" in said
+    (found,) = lr_range.compared([one])
+    assert found.more == ["seed 0: at least; seed 1: at most; 1 of 3 seeds without a ratio"]
 
 
 def test_nothing_to_compare(tmp_path: Path) -> None:
-    (one,) = ramps.ratios(arms(study(tmp_path / "held", (None, None))))
-    assert ramps.said(one).endswith("no rates to compare; both held up to the highest rate.")
+    (one,) = lr_range.ratios(arms(study(tmp_path / "held", (None, None))))
+    assert lr_range.compared([one])[0].size == "both stable up to the highest rate"
     run(tmp_path / "never", "pre-ln", 0, BREAKS)
     run(tmp_path / "never", "post-ln", 0, NEVER)
-    (one,) = ramps.ratios(arms(tmp_path / "never"))
-    assert ramps.said(one).endswith("with no seed did both train.")
+    (one,) = lr_range.ratios(arms(tmp_path / "never"))
+    assert lr_range.compared([one])[0].size == "no seed with which both trained"
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -130,27 +137,28 @@ def test_the_page(tmp_path: Path) -> None:
         run(tmp_path, "pre-ln", seed, pre)
         run(tmp_path, "post-ln", seed, post)
     found = arms(tmp_path)
-    assert ramps.table(found) == [
+    assert list(lr_range.rates_table(found)) == [
         ("learning rate reached", "seed 0", "seed 1"),
-        ("post-ln, no warm-up", str(ramps.end_of(found[0].runs[0])), "not trained"),
+        ("post-ln, no warm-up", str(lr_range.end_of(found[0].runs[0])), "not trained"),
         ("pre-ln, no warm-up", "0.075", "above 0.1"),
     ]
-    of = [dict(zip((c.name for c in columns(found)), cells, strict=True)) for cells in rows(found)]
-    assert {*of[0]["outcome"].split(", ")} == {"1 broke", "1 not trained"}
+    header, *lines = results_table(found)
+    of = [dict(zip(header, cells, strict=True)) for cells in lines]
+    assert {*of[0]["outcome"].split(", ")} == {"1 diverged", "1 not trained"}
     assert of[1]["learning rate reached"] == "0.0875 (0.075 to 0.1)"
-    page = checked(write_report(find_runs([tmp_path]), tmp_path, all_figures=True))
-    for words in ("Up to which learning rate", "above 0.1", "The learning rate rose", "held up to"):
+    page = checked(write_report(find_runs([tmp_path]), tmp_path, everything=True))
+    for words in ("LR range test", "above 0.1", "Highest learning rate reached: ", "pre-ln, no warm-up"):
         assert words in page.text
-    assert "Training loss" not in page.text and "Collapsed" not in page.text
-    assert (tmp_path / "ramp.svg").exists()
+    assert "Training loss" not in page.text and "Collapsed:" not in page.text
+    assert (tmp_path / "lr-range.svg").exists()
 
 
 def test_what_the_figure_marks(tmp_path: Path) -> None:
     run(tmp_path, "pre-ln", 0, BREAKS)
     run(tmp_path, "post-ln", 0, RETURNS)
     run(tmp_path, "post-ln", 1, NEVER)
-    (axes,) = finding_figures.ramp_curves(arms(tmp_path), ENTROPY).panels
+    (axes,) = lr_range.range_curves(arms(tmp_path), ENTROPY).panels
     marks = [line for line in axes.lines if line.get_marker() == "X" and np.size(line.get_xdata())]
     drawn = [(line.get_marker(), *np.asarray(line.get_xydata())[0].tolist()) for line in marks]
-    ends = [end for arm in arms(tmp_path) for end in map(ramps.end_of, arm.runs) if end]
+    ends = [end for arm in arms(tmp_path) for end in map(lr_range.end_of, arm.runs) if end]
     assert drawn == [("X", ends[0].rate, ends[0].loss), ("X", ends[1].rate, ends[1].loss)]

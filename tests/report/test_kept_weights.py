@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from isograd.report import figures, kept
+from isograd.report import figures, kept_weights
 from isograd.report.runs import arms_of
-from isograd.report.runs_page import write_report
-from isograd.report.tables import columns, rows, summary
+from isograd.report.runs_page import results_table, warnings, write_report
 from tests.report.test_page import checked
 from tests.report.written import curve, put, written
 from tests.study.arms import called, lines, read
@@ -47,10 +46,9 @@ def test_every_output_says_the_same(better: str, select: str, tmp_path: Path) ->
     worse = name != better
     assert ("last is better on validation than what was kept" in out) == worse
     (arm,) = arms_of([tmp_path / "run"])
-    cells = dict(zip((column.name for column in columns([arm])), rows([arm])[0], strict=True))
+    cells = dict(zip(results_table([arm]).header, results_table([arm]).lines[0], strict=True))
     assert (cells["weights"], cells["validation loss"], cells["BLEU"]) == (name, f"{loss:.3f}", f"{bleu:.1f}")
-    said = summary([arm])
-    assert ("averaged weights" if name == "average" else "the last weights") in said
+    said = " ".join(warnings([arm]))
     assert ("is better, with validation loss" in said) == worse
     drawn = figures.validation_curves([arm], None)
     assert drawn is not None
@@ -78,15 +76,15 @@ def outcome(of: str) -> dict[str, Any]:
 
 
 def test_the_words_of_a_run() -> None:
-    assert list(kept.lines(outcome("average"))) == [
+    assert list(kept_weights.lines(outcome("average"))) == [
         "weights kept: average of 3 (steps 10 to 30)",
         "not kept: last (step 30), validation loss 2.0000, BLEU 30.0",
         "not kept: best (step 20), validation loss 1.9000, BLEU 31.0",
         "best is better on validation than what was kept (training.select=auto keeps the better)",
     ]
-    assert kept.better(outcome("best")) is None and kept.better(outcome("last")) == "best"
+    assert kept_weights.better(outcome("best")) is None and kept_weights.better(outcome("last")) == "best"
     for unknown in ({}, {"kept_steps": [3]}, {"kept_weights": None, "candidates": None}):
-        assert list(kept.lines(unknown)) == [] and kept.better(unknown) is None
+        assert list(kept_weights.lines(unknown)) == [] and kept_weights.better(unknown) is None
 
 
 def test_several_runs(tmp_path: Path) -> None:
@@ -96,23 +94,19 @@ def test_several_runs(tmp_path: Path) -> None:
         for seed, of in enumerate(("average", "best", "best"))
     ]
     (arm,) = arms_of(made)
-    assert kept.cell(arm) == "best 2, average 1"
-    assert kept.summary([arm]) == (
-        "Validation numbers are of the weights of the lowest validation loss (2 of 3 runs) or averaged weights"
-        " (1 of 3 runs)."
-    )
-    (worse,) = kept.warnings([arm])
+    assert kept_weights.cell(arm) == "best 2, average 1"
+    (worse,) = kept_weights.warnings([arm])
     assert worse == (
         "pre-ln, no warm-up, seed 0: kept is the average, but best (step 20) is better,"
         " with validation loss 1.9000, BLEU 31.0."
     )
-    assert worse in summary([arm])  # also of a language model
+    assert worse in warnings([arm])  # also of a language model
     three = [written(tmp_path / "three", "admin", seed, outcome=outcome("average")) for seed in range(3)]
-    assert kept.warnings(arms_of([*made, *three])) == [
+    assert kept_weights.warnings(arms_of([*made, *three])) == [
         "4 of 6 runs keep weights that are not their best on validation, by up to 0.300 nats"
         " (candidates in results.json)."
     ]
-    assert kept.point(arm, "loss") == (pytest.approx((30 + 20 + 20) / 3), pytest.approx((2.2 + 1.9 + 1.9) / 3))
+    assert kept_weights.point(arm, "loss") == (pytest.approx((30 + 20 + 20) / 3), pytest.approx((2.2 + 1.9 + 1.9) / 3))
 
 
 def test_runs_that_do_not_say(tmp_path: Path) -> None:
@@ -121,4 +115,4 @@ def test_runs_that_do_not_say(tmp_path: Path) -> None:
         run = written(tmp_path / str(i), "pre-ln", outcome={"validation_loss": 2.0} | odd, validation=curve(3.0, 2.0))
         put(run / "outcome.json", {"outcome": "finished", "validation_loss": 2.0} | odd)
         (arm,) = arms_of([run])
-        assert kept.point(arm, "loss") is None and kept.warnings([arm]) == []
+        assert kept_weights.point(arm, "loss") is None and kept_weights.warnings([arm]) == []

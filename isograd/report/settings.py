@@ -17,7 +17,7 @@ def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
     said = _translation(arms, text) if arms[0].task == "translation" else _SAID.get(arms[0].task, _language)(arms)
     return (
         f"{said}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
-        " Same data order and same start seed for all arms."
+        " The same data order and initialization seed for all arms."
     )
 
 
