@@ -15,20 +15,21 @@ from isograd.report.runs import arms_of
 def print_table(folders: Sequence[Path], report: Path, reference: str | None = None) -> None:
     """A line per arm, what happened in sentences, and where the page is."""
     arms = arms_of(folders)
-    console, kind = output(), runs_page.kind(arms)
-    names, lines = tuple(column.short for column in kind.columns), runs_page.results_table(arms).lines
-    shown = _fitting([names, *lines], console.width, kind.dispensable)
+    console, columns = output(), runs_page.columns(arms)
+    names, lines = tuple(column.short for column in columns), runs_page.results_table(arms).lines
+    dispensable = [column.short for column in sorted(columns, key=lambda column: column.spare) if column.spare]
+    shown = _fitting([names, *lines], console.width, dispensable)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in shown:
         least = max(_widest(cells[i]) for cells in lines) if i == 1 else 0 if i else 12
         table.add_column(names[i], justify="left" if i < 2 else "right", no_wrap=i > 1, min_width=least)
     for arm, cells in zip(arms, lines, strict=True):
         worst = next((o for o in arm.outcomes if o != "finished"), "finished")
-        colour = "default" if kind.title == "LR range test" else COLOURS[worst]
+        colour = "default" if runs_page.kind_name(arms) == runs_page.RANGE_TEST else COLOURS[worst]
         texts = [f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown]
         table.add_row(*texts)
     console.print(table)
-    console.print(f"[dim]{kind.legend}[/dim]")
+    console.print(f"[dim]{runs_page.legend(arms)}[/dim]")
     console.print()
     for line in (runs_page.headline(arms), *runs_page.warnings(arms), *runs_page.findings(arms, reference)):
         console.print(line, markup=False)

@@ -16,6 +16,7 @@ from isograd.placement import CATALOGUE
 from isograd.report.style import Look, look_of, looks
 from isograd.study.faults import FILES, fault
 from isograd.study.labels import labels
+from isograd.train.tasks import TASKS
 
 Row = dict[str, Any]
 Curve = tuple[list[float], list[float], list[float], list[float]]  # x; over seeds the mean, the lowest, the highest
@@ -186,10 +187,7 @@ def stacks(arms: Iterable[ArmFiles]) -> list[str]:
     """The stacks of these models, in the order in which text runs through them."""
     arms = list(arms)
     named = {stack for arm in arms for run in arm.runs for _, stack in run.by_place if stack is not None}
-    return sorted(named, key="encoder decoder".find) or _STACKS.get(arms[0].task, ["encoder"])
-
-
-_STACKS = {"language": ["decoder"], "translation": ["encoder", "decoder"]}  # where no row names any
+    return sorted(named, key="encoder decoder".find) or list(TASKS[arms[0].task].stacks)
 
 
 def _rows(run: RunFiles, name: str, kind: str, stack: str) -> Iterator[Row]:

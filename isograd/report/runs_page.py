@@ -5,7 +5,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from isograd.files import finite, write_text
@@ -30,6 +30,8 @@ from isograd.report.settings import differing, settings, subtitle
 from isograd.report.style import Output
 from isograd.statistics import compare, side_by_side
 from isograd.study.labels import flat
+from isograd.train.tasks import TASKS, Column
+from isograd.train.tasks.base import GRADIENT, LABEL, RATIO, SIZE, SPEED
 
 
 def write_report(
@@ -81,13 +83,13 @@ def _page(arms: Sequence[ArmFiles], title: str | None, reference: str | None, ev
     name = next((run.run.get("name") for arm in arms for run in arm.runs if run.run.get("name")), None)
     alone = f"Run: {name or arms[0].label}" if len(arms) == 1 else None
     return Page(
-        title=title or alone or kind(arms).title,
+        title=title or alone or title_of(arms),
         headline=headline(arms),
         warnings=warnings(arms),
         subtitle=subtitle(arms, text),
         sections=[
             Section(name="results", title="Results", sentence=_caption(arms, about.entropy), table=results_table(arms)),
-            *filter(None, (maker(about) for maker in kind(arms).sections)),
+            *filter(None, (maker(about) for maker in KINDS[kind_name(arms)].sections)),
             Section(name="formulas", title="Placements", sentence=_FORMULA, table=_formulas(arms)),
             Section(name="settings", title="Settings and provenance", table=_settings(arms, text)),
         ],
@@ -155,19 +157,6 @@ def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
 # --------------------------------------------------------------------------------------- the table, by the kind of run
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """What stands above a column on the page and in a terminal, and in it."""
-
-    name: str
-    short: str
-    cell: Callable[[ArmFiles], str]
-
-
-def _mean(name: str, form: str) -> Callable[[ArmFiles], str]:
-    return lambda arm: spread(arm.values(name), form)
-
-
 def _ratio_of(stack: str) -> Callable[[ArmFiles], str]:
     """At step 1, and over the last 50 steps."""
     return lambda arm: f"{_geometric(arm.level(at_start, stack))} → {_geometric(arm.level(at_end, stack))}"
@@ -213,32 +202,44 @@ def spread(values: Sequence[float], form: str) -> str:
     return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
 
 
-_ARM = Column(name="placement", short="placement", cell=lambda arm: arm.label)
-_OUTCOME = Column(name="outcome", short="outcome", cell=lambda arm: arm.outcome)
-_FINAL = Column(name="final loss", short="final", cell=_mean("final_loss", "{:.3f}"))
-_VALID = Column(name="validation loss", short="valid", cell=_mean("validation_loss", "{:.3f}"))
-_GRADIENT = Column(name="first/last gradient ratio", short="g1/gL", cell=_ratio)
-_SPEED = Column(name="tokens/s", short="tok/s", cell=_speed)
-_SIZE = Column(name="parameters", short="params", cell=_size)
+CELLS: Mapping[str, Callable[[ArmFiles], str]] = {  # what a task's column names and no outcome.json holds
+    "label": lambda arm: arm.label,
+    "outcome": lambda arm: arm.outcome,
+    "gradient_ratio": _ratio,
+    "gradient_ratio_encoder": _ratio_of("encoder"),
+    "tokens_per_second": _speed,
+    "parameters": _size,
+    "exp_validation_loss": _perplexity,
+    "kept_weights": kept_weights.cell,
+    "score_median": finetuning.median_score,
+    "score_range": finetuning.score_range,
+    "score_mean": finetuning.mean_score,
+    "score_failed": finetuning.failures,
+    "score_majority": finetuning.baseline,
+    "score_test": finetuning.test_score,
+    "range_outcome": _range_end,
+    "range_rate": _rate,
+}
+_RANGE_COLUMNS = (
+    LABEL,
+    Column(name="outcome", short="outcome", field="range_outcome"),
+    Column(name="learning rate reached", short="LR", field="range_rate"),
+    replace(RATIO, spare=3),
+    replace(SPEED, spare=2),
+    SIZE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a page of runs of one kind shows.
+    """What the page of a task's runs shows beside its columns.
 
     Attributes:
-        measure: the number of the outcome that arms are told by.
-        columns: of the table; `dispensable` what a narrow terminal is spared, first things first.
-        caption: of the table; `legend` of the one in a terminal.
+        caption: of the table.
         sections: in their order, the main figure first.
     """
 
-    title: str = "Placements compared"
-    measure: str = "final_loss"
-    columns: tuple[Column, ...]
-    dispensable: tuple[str, ...]
     caption: str
-    legend: str
     sections: tuple[Maker, ...]
 
 
@@ -280,110 +281,80 @@ _OUTCOMES = (
     " often each token occurs (1 nat = 1.44 bits). Diverged: a loss was not finite, or rose and did not come"
     " back. Undecided: the run is too short to tell."
 )
-_OF_W2 = "mean |gradient| of W_2, first layer over last, at step 1 → at the end"
-_DEPTH = tuple(DEPTH.values())
+_OVER_DEPTH = tuple(DEPTH.values())
+RANGE_TEST = "range-test"
 KINDS: Mapping[str, Kind] = {
     "language": Kind(
-        columns=(_ARM, _OUTCOME, _FINAL, _VALID, _GRADIENT, _SPEED, _SIZE),
-        dispensable=("params", "valid", "tok/s"),
         caption=f"Final loss: mean of the last 20 steps, nats per token. {_OUTCOMES} {_FIRST_LAST}",
-        legend=f"losses in nats; g1/gL: {_OF_W2}",
-        sections=(figures.loss, compared, equal_loss.section, *_DEPTH),
+        sections=(figures.loss, compared, equal_loss.section, *_OVER_DEPTH),
     ),
     "masked": Kind(
-        columns=(
-            *(_ARM, _OUTCOME, _FINAL, _VALID),
-            Column(name="perplexity", short="ppl", cell=_perplexity),
-            *(_GRADIENT, _SPEED, _SIZE),
-        ),
-        dispensable=("params", "ppl", "tok/s", "final"),
         caption="Final loss: mean of the last 20 steps, nats per masked token; perplexity: exp of the validation loss."
         f" {_OUTCOMES} {_FIRST_LAST}",
-        legend=f"losses in nats per masked token; g1/gL: {_OF_W2}",
-        sections=(figures.loss, compared, equal_loss.section, *_DEPTH),
+        sections=(figures.loss, compared, equal_loss.section, *_OVER_DEPTH),
     ),
     "translation": Kind(
-        measure="validation_loss",
-        columns=(
-            *(_ARM, _OUTCOME, _VALID),
-            Column(name="perplexity", short="ppl", cell=_mean("perplexity", "{:.2f}")),
-            Column(name="BLEU", short="BLEU", cell=_mean("bleu", "{:.1f}")),
-            Column(name="weights", short="weights", cell=kept_weights.cell),
-            Column(name="training loss", short="train", cell=_mean("final_loss", "{:.3f}")),
-            Column(name="first/last gradient ratio, encoder", short="g1/gL enc", cell=_ratio_of("encoder")),
-            Column(name="decoder", short="g1/gL dec", cell=_ratio),
-            _SPEED,
-        ),
-        dispensable=("train", "weights", "g1/gL enc", "tok/s", "ppl", "g1/gL dec"),
         caption="Validation loss (nats per target token, without label smoothing), perplexity and BLEU (sacrebleu,"
         " detokenized) of held-out pairs, of the weights that were kept; training loss: mean of the last 20 steps."
         f" {_OUTCOMES} {_FIRST_LAST}",
-        legend=f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {_OF_W2}",
-        sections=(figures.validation, figures.loss, compared, *_DEPTH),
+        sections=(figures.validation, figures.loss, compared, *_OVER_DEPTH),
     ),
     "classification": Kind(
-        title="Fine-tuning",
-        measure="validation_loss",
-        columns=(
-            Column(name="fine-tuning", short="fine-tuning", cell=lambda arm: arm.label),
-            _OUTCOME,
-            Column(name="median", short="median", cell=finetuning.median_score),
-            Column(name="lowest to highest", short="range", cell=finetuning.score_range),
-            Column(name="mean, 95 % interval", short="mean [95 %]", cell=finetuning.mean_score),
-            Column(name="failed runs", short="failed", cell=finetuning.failures),
-            Column(name="majority-class baseline", short="majority", cell=finetuning.baseline),
-            Column(name="median on test", short="test", cell=finetuning.test_score),
-            _VALID,
-        ),
-        dispensable=("valid", "outcome", "test", "mean [95 %]"),
         caption="The task's score on its dev part over the seeds; failed runs: not above the majority-class baseline,"
         " or diverged (a loss was not finite); validation loss: cross-entropy in nats, of scores mean squared error.",
-        legend="of the score on the dev part, over seeds; failed: not above the majority-class baseline, or diverged",
-        sections=(finetuning.scores, finetuning.worth, figures.loss, *_DEPTH),
+        sections=(finetuning.scores, finetuning.worth, figures.loss, *_OVER_DEPTH),
     ),
-    "range-test": Kind(
-        title="LR range test",
-        columns=(
-            _ARM,
-            Column(name="outcome", short="outcome", cell=_range_end),
-            Column(name="learning rate reached", short="LR", cell=_rate),
-            *(_GRADIENT, _SPEED, _SIZE),
-        ),
-        dispensable=("params", "tok/s", "g1/gL"),
+    RANGE_TEST: Kind(
         caption="Learning rate reached: that of the step at which the loss diverged, or returned to the unigram entropy"
         " (the loss of a model that knows only how often each token occurs); the highest one where the run was stable."
         f" Not trained: the loss was never 0.10 nat below the unigram entropy. {_FIRST_LAST}",
-        legend=f"LR: the learning rate reached; g1/gL: {_OF_W2}",
-        sections=(lr_range.curves, lr_range.ratio_section, *_DEPTH),
+        sections=(lr_range.curves, lr_range.ratio_section, *_OVER_DEPTH),
     ),
 }
 
 
-def kind(arms: Sequence[ArmFiles]) -> Kind:
-    return KINDS[_kind_name(arms)]
-
-
-def _kind_name(arms: Sequence[ArmFiles]) -> str:
+def kind_name(arms: Sequence[ArmFiles]) -> str:
     names = {kind_of(arm.first.run) for arm in arms}
     return names.pop() if len(names) == 1 else arms[0].task
 
 
+def title_of(arms: Sequence[ArmFiles]) -> str:
+    """Of a page of several arms."""
+    if kind_name(arms) == RANGE_TEST:
+        return "LR range test"
+    return TASKS[arms[0].task].captions.get("title", "Placements compared")
+
+
+def columns(arms: Sequence[ArmFiles]) -> tuple[Column, ...]:
+    return _RANGE_COLUMNS if kind_name(arms) == RANGE_TEST else TASKS[arms[0].task].columns
+
+
+def legend(arms: Sequence[ArmFiles]) -> str:
+    """Of the table in a terminal."""
+    if kind_name(arms) == RANGE_TEST:
+        return f"LR: the learning rate reached; g1/gL: {GRADIENT}"
+    return TASKS[arms[0].task].captions["table"]
+
+
 def results_table(arms: Sequence[ArmFiles]) -> Table:
     """A line per arm; over several seeds the mean, and lowest to highest (of ratios the geometric mean)."""
-    columns = kind(arms).columns
     return Table(
-        header=[column.name for column in columns],
-        lines=[tuple(column.cell(arm) for column in columns) for arm in arms],
+        header=[column.name for column in columns(arms)],
+        lines=[tuple(_cell(column, arm) for column in columns(arms)) for arm in arms],
         looks=[arm.look for arm in arms],
         verdict="outcome",
         left=2,
     )
 
 
+def _cell(column: Column, arm: ArmFiles) -> str:
+    return spread(arm.values(column.field), column.form) if column.form else CELLS[column.field](arm)
+
+
 def _caption(arms: Sequence[ArmFiles], entropy: float | None) -> str:
     seeds = " Of several seeds the mean, and lowest to highest." if any(len(arm.runs) > 1 for arm in arms) else ""
     known = "" if entropy is None else f" Unigram entropy here: {entropy:.3f} nats."
-    return kind(arms).caption + seeds + known
+    return KINDS[kind_name(arms)].caption + seeds + known
 
 
 # ------------------------------------------------------------------------------------------------------------ sentences
@@ -391,13 +362,13 @@ def _caption(arms: Sequence[ArmFiles], entropy: float | None) -> str:
 
 def headline(arms: Sequence[ArmFiles]) -> str:
     """What trained, in one sentence. Who differs from whom is a verdict."""
-    name = _kind_name(arms)
+    name = kind_name(arms)
     if name == "classification":
         return finetuning.headline(arms)
-    if name == "range-test":
+    if name == RANGE_TEST:
         highest = max(arms, key=lambda arm: max([end.rate for end in map(lr_range.end_of, arm.runs) if end], default=0))
         return f"Highest learning rate reached: {_rate(highest)}, by {highest.label}."
-    measure = kind(arms).measure
+    measure = TASKS[arms[0].task].judged
     lost = [arm for arm in arms if "finished" not in arm.outcomes]
     trained = [arm for arm in arms if arm.values(measure) and arm not in lost]
     parts = [f"{len(trained)} of {len(arms)} arms trained{_range(trained, measure)}"] if len(arms) > 1 else []
@@ -431,7 +402,7 @@ def _missing(arm: ArmFiles) -> str:
 def warnings(arms: Sequence[ArmFiles]) -> list[str]:
     """What a reader must not miss."""
     found = list(kept_weights.warnings(arms))
-    if _kind_name(arms) in ("classification", "range-test"):
+    if kind_name(arms) in ("classification", RANGE_TEST):
         return []
     if len(arms) > 1 and len({run.run["seed"] for arm in arms for run in arm.runs}) == 1:
         found.append("One seed: differences of a few hundredths between arms mean nothing.")
@@ -448,6 +419,6 @@ def _overfits(arm: ArmFiles) -> bool:
 def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator[str]:
     """The verdicts of all sections."""
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
-    for maker in kind(arms).sections:
+    for maker in KINDS[kind_name(arms)].sections:
         section = maker(about)
         yield from section.verdicts if section else ()

@@ -360,8 +360,8 @@ _ARMS = (
     " such an interval covers the true median in 75 % of cases at most, of five in 94 %. Collapsed: at rest, and not"
     " 0.10 nat below the unigram entropy, the loss of a model that knows only how often each token occurs. Diverged: a"
     " loss was not finite, or rose and did not come back. Undecided: too short to tell. After the counts the Wilson"
-    " interval of the rate (95 %). First/last gradient ratio: mean |gradient| of W_2 in the first layer over that in the"
-    " last, at step 1 → over the last 50 steps, geometric mean over the seeds."
+    " interval of the rate (95 %). First/last gradient ratio: mean |gradient| of W_2 in the first layer over that in"
+    " the last, at step 1 → over the last 50 steps, geometric mean over the seeds."
 )
 _RATES = (
     "The rate of the lowest median among those at which more than half of the seeds finished; none where a rate at"

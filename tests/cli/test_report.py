@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isograd.placement import CATALOGUE
-from isograd.report.folders import find_runs, readable
+from isograd.report.runs import find_runs, readable
 from isograd.study.faults import fault
 from tests.report.test_page import checked, edit
 from tests.study.arms import called, compare_command, read, refused, runs

@@ -47,8 +47,8 @@ class Column:
 
 LABEL = Column(name="placement", short="placement", field="label")
 OUTCOME = Column(name="outcome", short="outcome", field="outcome")
-VALIDATION = Column(name="validation", short="valid", field="validation_loss", form="{:.3f}")
-RATIO = Column(name="gradient first/last", short="g1/gL", field="gradient_ratio")
+VALIDATION = Column(name="validation loss", short="valid", field="validation_loss", form="{:.3f}")
+RATIO = Column(name="first/last gradient ratio", short="g1/gL", field="gradient_ratio")
 SPEED = Column(name="tokens/s", short="tok/s", field="tokens_per_second")
 SIZE = Column(name="parameters", short="params", field="parameters", spare=1)
 

@@ -150,7 +150,7 @@ class Classification(Task):
         OUTCOME,
         Column(name="median", short="median", field="score_median"),
         Column(name="lowest to highest", short="range", field="score_range"),
-        Column(name="mean, 95 % of it", short="mean [95 %]", field="score_mean", spare=4),
+        Column(name="mean, 95 % interval", short="mean [95 %]", field="score_mean", spare=4),
         Column(name="failed runs", short="failed", field="score_failed"),
         Column(name="majority-class baseline", short="majority", field="score_majority"),
         Column(name="median on test", short="test", field="score_test", spare=3),

@@ -172,7 +172,7 @@ class Translation(Task):
         Column(name="BLEU", short="BLEU", field="bleu", form="{:.1f}"),
         Column(name="weights", short="weights", field="kept_weights", spare=2),
         Column(name="training loss", short="train", field="final_loss", form="{:.3f}", spare=1),
-        Column(name="gradient first/last, encoder", short="g1/gL enc", field="gradient_ratio_encoder", spare=3),
+        Column(name="first/last gradient ratio, encoder", short="g1/gL enc", field="gradient_ratio_encoder", spare=3),
         Column(name="decoder", short="g1/gL dec", field="gradient_ratio", spare=6),
         replace(SPEED, spare=4),
     )
