@@ -96,7 +96,8 @@ def write_page(page: Page, path: Path, output: Output | None = None, main_figure
     drawn = [(section, _draw(section, None)) for section in page.sections]
     shown = [(section, one) for section, one in drawn if one or section.table or section.code or section.verdicts]
     known = [(section, one) for section, one in shown if one is not None]
-    parts = [{**vars(section), "svg": style.svg(one, section.name) if one else None} for section, one in shown]
+    with style.settings():
+        parts = [{**vars(section), "svg": style.svg(one, section.name) if one else None} for section, one in shown]
     written = known[:1] if main_figure_only else known
     text = _TEMPLATES.get_template("page.html.j2").render(
         page=page,

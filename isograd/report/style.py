@@ -249,7 +249,7 @@ def save(drawn: Drawing, path: Path, formats: Sequence[str]) -> None:
 def _saved(figure: Figure, form: str, salt: str) -> bytes:
     image, nothing = io.BytesIO(), {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",)}
     facts: dict[str, Any] = dict.fromkeys(nothing.get(form, ("Creator", "Producer", "CreationDate")))
-    with mpl.rc_context({"svg.hashsalt": salt}):
+    with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure.savefig(image, format=form, dpi=160 if form == "png" else "figure", metadata=facts)
     return image.getvalue()
 
