@@ -89,7 +89,7 @@ def _page(arms: Sequence[ArmFiles], title: str | None, reference: str | None, ev
         subtitle=subtitle(arms, text),
         sections=[
             Section(name="results", title="Results", sentence=_caption(arms, about.entropy), table=results_table(arms)),
-            *filter(None, (maker(about) for maker in KINDS[kind_name(arms)].sections)),
+            *filter(None, (maker(about) for maker in KINDS.get(kind_name(arms), KINDS["language"]).sections)),
             Section(name="formulas", title="Placements", sentence=_FORMULA, table=_formulas(arms)),
             Section(name="settings", title="Settings and provenance", table=_settings(arms, text)),
         ],
@@ -354,7 +354,7 @@ def _cell(column: Column, arm: ArmFiles) -> str:
 def _caption(arms: Sequence[ArmFiles], entropy: float | None) -> str:
     seeds = " Of several seeds the mean, and lowest to highest." if any(len(arm.runs) > 1 for arm in arms) else ""
     known = "" if entropy is None else f" Unigram entropy here: {entropy:.3f} nats."
-    return KINDS[kind_name(arms)].caption + seeds + known
+    return KINDS.get(kind_name(arms), KINDS["language"]).caption + seeds + known
 
 
 # ------------------------------------------------------------------------------------------------------------ sentences
@@ -419,6 +419,6 @@ def _overfits(arm: ArmFiles) -> bool:
 def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator[str]:
     """The verdicts of all sections."""
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
-    for maker in KINDS[kind_name(arms)].sections:
+    for maker in KINDS.get(kind_name(arms), KINDS["language"]).sections:
         section = maker(about)
         yield from section.verdicts if section else ()
