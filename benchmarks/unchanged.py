@@ -45,7 +45,7 @@ RENAMED: tuple[tuple[str, str], ...] = (  # patterns of paths in this record, an
     (r"^(parity/.*)/writing/", r"\1/generated/"),
     (r"^(parity/.*)/holds$", r"\1/passed"),
 )
-DROPPED = re.compile(r"^parity/.*/beams$|/lines_per_second$")  # `search` says it; a time
+DROPPED = re.compile(r"/lines_per_second$")  # a time
 VOLATILE = re.compile(  # times, places, hashes and versions
     r"(^|/)(seconds|time|date|tokens_per_second|lines_per_second|folder|page|report|versions|facts|files|source|path|model|out|said)(/|$)"
 )
