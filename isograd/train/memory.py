@@ -164,7 +164,12 @@ def must_fit(run: Run, config: IsogradConfig, devices: int, available: float, wh
     Raises:
         RecipeError: what it needs, what there is, and what to do.
     """
-    needed = memory(run, config, devices).static
+    try:
+        needed = memory(run, config, devices).static
+    except RecipeError:
+        raise
+    except Exception:  # of a placement's own law: a model that cannot be built is the run's outcome, and written there
+        return
     if needed > available:
         count = sum(parameters(config, run.task).values())
         spread = "more devices" if sharded_by(run.training) else "shards on several GPUs (training.fsdp=true)"

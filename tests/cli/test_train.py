@@ -24,7 +24,7 @@ def test_keys_are_a_recipe(tmp_path: Path) -> None:
     assert load_run(tmp_path / "all.yaml") == LanguageRun()
     content = yaml.safe_load(out)
     flat = {f"{a}.{b}" if isinstance(v, dict) else a for a, v in content.items() for b in (v if v else [0])}
-    assert {k for k in flat if not k.endswith(".0")} >= set(known_keys()) - {"name", "seed"}
+    assert {k for k in flat if not k.endswith(".0")} >= set(known_keys("language")) - {"name", "seed"}
     changed = called("train", "training.lr=3e-4", "model.placement=admin", "--keys")[1]
     (tmp_path / "changed.yaml").write_text(changed)
     assert load_run(tmp_path / "changed.yaml") == load_run(None, ["training.lr=3e-4", "model.placement=admin"])
@@ -70,7 +70,7 @@ def test_exit_codes(text: Path, tmp_path: Path) -> None:
         (["model.heads=3"], "model.heads=3"),
         (["model.placement=postln"], "did you mean 'post-ln'"),
         (["data.source=nosuch.txt"], "nosuch.txt: no such file"),
-        (["model.layers=2", "words"], "write key=value"),
+        (["model.layers=2", "words"], "expected key=value"),
         (["--bogus"], "--bogus"),
     ],
 )
