@@ -23,12 +23,12 @@ def test_json_a_page_and_figures(tmp_path: Path) -> None:
     assert [row["holds"] for row in content["foils"]] == [False, False]
     assert content["page"] == str(out / "theory.html")
     page = (out / "theory.html").read_text()
-    assert page.count("<svg") == 2 and page.count('class="holds"') == 2 and "gelu: 0.96" in page
+    assert page.count("<svg") == 2 and page.count('class="good">holds') == 2 and "gelu: 0.96" in page
     assert not re.search(r"(?:src|href)=[\"']?(?:http|//|file)", page)
     kept = json.loads((out / "theory.json").read_text())
     assert kept["verdicts"][0]["curve"]["x"] == [64, 128, 256, 512, 1024] and kept["verdicts"][0]["lines"]
     names = {f"{claim}.{kind}" for claim in ("lemma-1", "lemma-3") for kind in ("svg", "png")}
-    assert {path.name for path in out.iterdir()} == {"theory.html", "theory.json", *names}
+    assert {path.name for path in out.iterdir()} == {"theory.html", "theory.json", "tables", *names}
 
 
 def test_a_table_and_progress(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_claim_that_fails(tmp_path: Path) -> None:
     code, told, err = called("theory", "lemma-2-post-ln", "--seeds", "1", "--out", str(tmp_path))
     assert code == 1 and "0 of 1 verdicts hold." in told and " fails" in told
     assert err.endswith("isograd theory: lemma-2-post-ln does not hold for post-ln\n")
-    assert 'class="fails"' in (tmp_path / "theory.html").read_text()
+    assert 'class="bad">fails' in (tmp_path / "theory.html").read_text()
 
 
 def test_the_same_seeds_give_the_same_numbers(tmp_path: Path) -> None:
