@@ -4,7 +4,8 @@ A message says what came, what was expected, and what to type instead.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -87,26 +88,66 @@ def needed(extra: str, *modules: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def hint(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
+_ELSEWHERE = {  # what keys and options are called in other libraries
+    "layers": "n_layer n_layers num_layers num_hidden_layers depth blocks",
+    "width": "d_model n_embd hidden_size hidden embed_dim embedding_dim dim",
+    "heads": "n_head n_heads num_heads num_attention_heads nhead attention_heads",
+    "lr": "learning_rate rate peak_lr max_lr",
+    "warmup": "warmup_steps num_warmup_steps warmup_updates warm_up",
+    "steps": "max_steps num_steps total_steps iters max_iters iterations updates max_update",
+    "batch": "batch_size per_device_train_batch_size micro_batch_size bsz",
+    "length": "seq_len sequence_length block_size max_length context_length max_seq_len",
+    "placement": "norm norm_type normalization norm_first normalize_before",
+    "clip": "grad_clip max_grad_norm clip_norm gradient_clipping",
+    "epochs": "num_train_epochs max_epochs n_epochs num_epochs",
+    "jobs": "workers num_workers n_jobs parallel",
+    "seeds": "seed",
+    "seed": "seeds random_seed manual_seed",
+    "out": "output output_dir out_dir folder dir",
+    "data": "dataset file corpus text",
+    "fresh": "force overwrite",
+}
+
+
+def hint(name: str, known: Iterable[str]) -> str:
     """What the user may have meant by `name`: "did you mean 'layers'?", or all that is known.
 
-    Args:
-        others: what `known` names are called elsewhere, such as {"n_layer": "layers"}.
-
-    >>> hint("layrs", ["layers", "width"]), hint("n_layer", ["layers", "width"], {"n_layer": "layers"})
-    ("did you mean 'layers'?", "did you mean 'layers'?")
+    >>> hint("layrs", ["layers", "width"]), hint("model.n_layer", ["model.layers", "model.width"])
+    ("did you mean 'layers'?", "did you mean 'model.layers'?")
     >>> hint("x", ["layers", "width"])
     'choose one of layers, width'
     """
-    near = nearest(name, known, others)
+    known = list(known)
+    near = nearest(name, known)
     return f"did you mean {near!r}?" if near else "choose one of " + ", ".join(known)
 
 
-def nearest(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str | None:
-    """The known name that `name` is likely to mean; None where no name is near."""
-    if others and name in others:
-        return others[name]
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is likely to mean, misspelt or as other libraries call it; None if none is near.
+
+    Names may be keys (model.layers) or options (--layers).
+    """
+    known, bare = list(known), _bare(name)
+    same = [one for one in known if _bare(one) == bare]
+    same = same or [one for one in known if bare in _ELSEWHERE.get(_bare(one), "").split()]
+    like = difflib.get_close_matches(bare, map(_bare, known), n=1, cutoff=0.6)
+    same = same or [one for one in known if _bare(one) in like]
+    return next(iter(difflib.get_close_matches(name, same or known, n=1, cutoff=0.0 if same else 0.6)), None)
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
+
+
+@contextmanager
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """What the block raises of these kinds becomes a UserError of one line."""
+    try:
+        yield
+    except IsogradError:
+        raise
+    except kinds as error:
+        raise UserError(one_line(error)) from error
 
 
 def one_line(error: BaseException) -> str:

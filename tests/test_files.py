@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from isograd.errors import FolderBusyError, IsogradError, MissingExtra, UnknownPlacement, hint, needed, one_line
+from isograd.errors import (
+    FolderBusyError,
+    IsogradError,
+    MissingExtra,
+    UnknownPlacement,
+    hint,
+    nearest,
+    needed,
+    one_line,
+)
 from isograd.files import is_locked, locked, new_folder, read_rows, write_json, write_text
 
 
@@ -57,6 +66,17 @@ def test_errors_say_one_line_and_keep_their_kind() -> None:
         needed("export", "no_such_module.inside")
 
 
-def test_a_hint_is_another_name_a_near_one_or_all() -> None:
-    assert hint("depth", ["layers"], {"depth": "layers"}) == hint("layer", ["layers"]) == "did you mean 'layers'?"
+def test_a_hint_is_a_name_elsewhere_a_near_one_or_all() -> None:
+    keys = ["model.layers", "model.encoder_layers", "training.lr", "training.batch", "data.length", "model.placement"]
+    for name, said in {
+        "n_layer": "model.layers",
+        "model.num_hidden_layers": "model.layers",
+        "training.learning_rate": "training.lr",
+        "batch_size": "training.batch",
+        "training.layers": "model.layers",
+        "norm": "model.placement",
+        "model.layesr": "model.layers",
+    }.items():
+        assert hint(name, keys) == f"did you mean {said!r}?"
+    assert nearest("--n-layer", ["--layers", "--lr"]) == "--layers" and nearest("--workers", ["--jobs"]) == "--jobs"
     assert hint("?", ["layers", "width"]) == "choose one of layers, width"

@@ -41,8 +41,8 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
         "python -m pytest -p no:cacheprovider tests/lint/test_families.py tests/lint/test_faults.py",
         1.5,
     ),
-    "study-warmup": ("isograd study recipes/studies/warmup.yaml --workers 1 --out {out}", 44),
-    "study-depth": ("isograd study recipes/studies/depth.yaml --workers 1 --out {out}", 68),
+    "study-warmup": ("isograd study recipes/studies/warmup.yaml --jobs 1 --out {out}", 44),
+    "study-depth": ("isograd study recipes/studies/depth.yaml --jobs 1 --out {out}", 68),
     "headroom": (f"isograd headroom recipes/studies/headroom.yaml {_ONE}", 53),
     "initial-gradients": ("python examples/initial_gradients.py", 3),
 }
@@ -135,7 +135,7 @@ _JOBS = [
         Job(name=name, command=command, minutes=minutes, needs=needs)
         for name, (command, minutes, needs) in _ELSEWHERE.items()
     ),
-    Job(name="theory", command="isograd theory --foils --out {out}", minutes=4.5, codes=(0, 1)),
+    Job(name="theory", command="isograd theory --negative-controls --out {out}", minutes=4.5, codes=(0, 1)),
     Job(
         name="collapse-grid-new",
         command="python benchmarks/collapse_grid.py --first 20000 --runs 60 --folder {out}",

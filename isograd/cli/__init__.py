@@ -1,57 +1,69 @@
-"""The command line: one file per verb, imported when it is called.
+"""The command line: a verb is a function with types and a docstring, imported when it is called.
 
 Exit codes: 0 done (also where a run collapsed or is undecided), 1 a run failed or a check did not hold, 2 wrong use or
 bad input, 3 diverged, 130 interrupted.
 """
 
-import argparse
+import ast
+import inspect
 import os
 import signal
 import sys
-import textwrap
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
-from isograd.errors import IsogradError, UserError, one_line
+from isograd.errors import IsogradError, UserError, nearest, one_line
 
-VERBS = {
-    "compare": "train placements side by side on real text; a table and a page at the end",
-    "study": "a grid of trainings with seeds: placements x depths x rates x warm-ups, and their statistics",
-    "headroom": "the largest peak learning rate that still trains, by placement and warm-up",
-    "train": "train one model from a recipe",
-    "translate": "translate lines of stdin with a trained model",
-    "evaluate": "score a trained model on held-out data",
-    "fold": "coefficients of a trained model into plain weights, with a parity report",
-    "import": "models of fairseq, torch and transformers as isograd's, with a parity report",
-    "export": "a model as a class of transformers, or for another runtime, with a parity report",
-    "check": "a linter for Transformers: what is wired or started otherwise than it seems",
-    "diagnose": "the depth profile of any model: gradients, stream, attention by sublayer",
-    "report": "tables and figures of trained runs, from their folders",
-    "theory": "the papers' claims about the start, measured: a verdict each",
-    "list": "the catalogue of placements",
-    "show": "one placement: its formulas with their numbers",
+VERBS = {  # what is typed -> the file and the function, whose docstring is the help
+    "compare": "compare.compare",
+    "study": "study.study",
+    "headroom": "headroom.headroom",
+    "train": "train.train",
+    "translate": "translation.translate",
+    "evaluate translation": "translation.evaluate",
+    "evaluate classification": "compare.classification",
+    "evaluate zero-shot": "zero_shot.zero_shot",
+    "fold": "interop.fold",
+    "import fairseq": "interop.import_fairseq",
+    "import hf": "interop.import_hf",
+    "import torch": "interop.import_torch",
+    "export": "interop.export",
+    "check": "check.check",
+    "diagnose": "diagnose.diagnose",
+    "report": "report.report",
+    "theory": "theory.theory",
+    "list": "catalogue.list_placements",
+    "show": "catalogue.show",
 }
+_ABOUT = """\
+Level gradients at every depth: placements of the norms in deep Transformers.
 
-_IMPORT = "a module to import first, such as one of yours that registers placements"
+{verbs}
+
+'isograd VERB --help' shows the options of a verb. Completion in bash and zsh, with the package argcomplete:
+eval "$(register-python-argcomplete isograd)\""""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    verb = next((a for a in arguments if not a.startswith("-")), None)
+    words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # an arrow in a terminal that has none is no reason to stop
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
+    if not words or words[0].startswith("-"):
+        return _top(words)
+    words = _kind_first(words)
+    verb = _verb(words)
+    if verb is None:
+        return _group(words)
     try:
-        options = _options(arguments, verb)
-        _import(options.imports)
-        signal.signal(signal.SIGTERM, _terminate)
-        code = int(options.run(options))
-        sys.stdout.flush()
-        return code
+        return _run(verb, words[len(verb.split()) :])
     except KeyboardInterrupt:
         print("interrupted; start the same command again to go on", file=sys.stderr)
         return 130
@@ -63,65 +75,103 @@ def main(argv: Sequence[str] | None = None) -> int:
         return getattr(error, "exit_code", 2)
 
 
-def _import(modules: list[str]) -> None:
-    """Import what registers placements, also from the current folder."""
-    if modules:
-        sys.path.insert(0, str(Path.cwd()))
-    for module in modules:
+def _run(verb: str, words: Sequence[str]) -> int:
+    from isograd.cli.parser import parse
+
+    module, _, function = VERBS[verb].partition(".")
+    call, options = parse(getattr(import_module(f"isograd.cli.{module}"), function), f"isograd {verb}", words)
+    if options.imports:
+        sys.path.insert(0, str(Path.cwd()))  # what registers placements, also from the current folder
+    for name in options.imports:
         try:
-            import_module(module)
+            import_module(name)
         except ImportError as error:
-            raise UserError(f"--import {module}: {error}") from error
+            raise UserError(f"--import {name}: {error}") from error
+    if options.quiet:
+        from isograd.cli.console import silence
+
+        silence(True)
+    signal.signal(signal.SIGTERM, _terminate)
+    code = call()
+    sys.stdout.flush()
+    return code
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Lines end where they were written to end, and where the terminal does."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return [
-            part for line in text.splitlines() for part in textwrap.wrap(line, width, break_on_hyphens=False) or [""]
-        ]
-
-
-class _Parser(argparse.ArgumentParser):
-    """Wrong use is said in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message} ('{self.prog} --help' shows all)", file=sys.stderr)
-        sys.exit(2)
+def _kind_first(words: list[str]) -> list[str]:
+    """`evaluate --import M translation` as `evaluate translation --import M`."""
+    end = 1
+    while words[end : end + 1] and words[end].startswith("--import"):
+        end += 1 if "=" in words[end] else 2
+    return [words[0], *words[end : end + 1], *words[1:end], *words[end + 1 :]]
 
 
-def _options(arguments: list[str], verb: str | None) -> argparse.Namespace:
-    """The options of the verb. Words behind an option, as in `RECIPE --json key=value`, join those before it."""
-    parser = _parser(verb)
-    options, rest = parser.parse_known_args(arguments)
-    words = vars(options).get(vars(options).get("words", ""))
-    if rest and (words is None or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if words is not None:
-        words.extend(rest)
-    return options
+def _verb(words: Sequence[str]) -> str | None:
+    """The verb of a command line, of one word or two."""
+    return next((verb for verb in (" ".join(words[:2]), words[0]) if verb in VERBS), None)
 
 
-def _parser(verb: str | None) -> argparse.ArgumentParser:
-    """The whole parser; only the verb that is called loads its own options."""
-    parser = _Parser(
-        prog="isograd", description="Level gradients at every depth: placements of the norms in deep Transformers."
-    )
-    parser.add_argument("--version", action="version", version=f"isograd {_version()}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, text in VERBS.items():
-        sub = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", formatter_class=Help)
-        sub.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=_IMPORT)
-        if name == verb:
-            import_module(f"isograd.cli.{name}_verb").configure(sub)
-    return parser
+def _top(words: Sequence[str]) -> int:
+    if words and words[0] in ("-h", "--help"):
+        print("usage: isograd VERB ...\n\n" + _ABOUT.format(verbs=_summaries(VERBS)))
+        return 0
+    if words and words[0] == "--version":
+        from isograd import __version__
+
+        print(f"isograd {__version__}")
+        return 0
+    return _refuse("isograd", f"unrecognized argument {words[0]}" if words else "expected a verb")
 
 
-def _version() -> str:
-    from isograd import __version__
+def _group(words: Sequence[str]) -> int:
+    """A first word of two, such as `evaluate`, or a verb that does not exist."""
+    members = {verb: where for verb, where in VERBS.items() if verb.split()[0] == words[0]}
+    prog = f"isograd {words[0]}" if members else "isograd"
+    kinds = [verb.split()[-1] for verb in members] or list(dict.fromkeys(verb.split()[0] for verb in VERBS))
+    rest = words[1:] if members else words
+    if members and rest and rest[0] in ("-h", "--help"):
+        print(f"usage: {prog} {{{','.join(kinds)}}} ...\n\n{_summaries(members)}")
+        return 0
+    near = nearest(rest[0], kinds) if rest else None
+    hint = f"did you mean {near!r}?" if near else "choose one of " + ", ".join(kinds)
+    return _refuse(prog, f"{f'no verb {rest[0]!r}; ' if rest else ''}{hint}")
 
-    return __version__
+
+def _refuse(prog: str, said: str) -> int:
+    print(f"{prog}: {said} ('{prog} --help' shows all)", file=sys.stderr)
+    return 2
+
+
+def _summaries(verbs: dict[str, str]) -> str:
+    """A line per verb, read from the docstrings without importing what verbs import."""
+    lines = []
+    for verb, where in verbs.items():
+        module, _, function = where.partition(".")
+        spec = find_spec(f"isograd.cli.{module}")
+        assert spec is not None and spec.origin is not None
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        found = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
+        lines.append(f"  {verb:<24} {inspect.cleandoc(ast.get_docstring(found) or '').partition(chr(10))[0]}")
+    return "\n".join(lines)
+
+
+def _complete() -> None:
+    """Answer the shell, which asks with an environment variable set: all verbs with their options."""
+    import argparse
+
+    import argcomplete
+
+    from isograd.cli.parser import documentation, fill
+
+    parser = argparse.ArgumentParser(prog="isograd")
+    groups = {"": parser.add_subparsers()}
+    for verb, where in VERBS.items():
+        group, _, name = verb.rpartition(" ")
+        if group not in groups:
+            groups[group] = groups[""].add_parser(group).add_subparsers()
+        module, _, function = where.partition(".")
+        called = getattr(import_module(f"isograd.cli.{module}"), function)
+        fill(groups[group].add_parser(name), called, documentation(called)[2])
+    argcomplete.autocomplete(parser)
 
 
 def _terminate(*_: object) -> NoReturn:

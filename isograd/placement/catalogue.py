@@ -8,6 +8,7 @@ To add your own, write an entry and register it:
 """
 
 import difflib
+import re
 from dataclasses import replace
 
 from isograd.errors import UnknownPlacement
@@ -146,11 +147,22 @@ def get(name: str) -> Placement:
         return CATALOGUE[name]
     if (made := flagged(name)) is not None:
         return made
-    near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(CATALOGUE)
+    near = _nearest(name)
+    hint = f"did you mean {near!r}?" if near else "choose one of " + ", ".join(CATALOGUE)
     raise UnknownPlacement(
         f"unknown placement {name!r}: {hint} ('isograd list' shows all; one of your own must be registered first)"
     )
+
+
+def _nearest(name: str) -> str | None:
+    """However the norm is spelt (prenorm, pre_layer_norm); never a post-norm for a pre-norm, nor the reverse."""
+    spelt = {_spelt(one): one for one in CATALOGUE if {one[:3], name.lower()[:3]} != {"pre", "pos"}}
+    near = difflib.get_close_matches(_spelt(name), spelt, n=1, cutoff=0.6)
+    return spelt[near[0]] if near else None
+
+
+def _spelt(name: str) -> str:
+    return re.sub("(layer)?norm", "ln", re.sub(r"\W|_", "", name.lower()))
 
 
 def register(name: str, placement: Placement, *, overwrite: bool = False) -> Placement:

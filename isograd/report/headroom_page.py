@@ -21,7 +21,7 @@ from isograd.report.compared import Compared
 from isograd.report.page import Page, Section, Table, csv_of_rows, write_page
 from isograd.report.style import COLOURS, INK, Drawing, Look, Output, drawing, heading, is_first, label, log, look_of
 from isograd.statistics import caution, compare, side_by_side
-from isograd.study.boundary import Boundary, Level, Search, log_middle
+from isograd.study.boundary import Boundary, Level, RateSearch, log_middle
 from isograd.study.labels import flat, shown
 
 Row = Mapping[str, Any]
@@ -78,7 +78,7 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     path = folder / HEADROOM
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        Search(**content["search"])
+        RateSearch(**content["search"])
         _page(content, None)
         list(_results(content))
     except FileNotFoundError as error:

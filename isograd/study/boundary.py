@@ -3,7 +3,7 @@
 Nothing is trained here. `next_rate` names the rate to train next, or the boundary, so that a search can be stopped and
 replayed at any point, and tested against a boundary that is known.
 
-Short trainings fail at both ends: a rate that is too large breaks the loss or lays the stack at the unigram entropy, a
+Short runs fail at both ends: a rate that is too large breaks the loss or lays the stack at the unigram entropy, a
 rate that is too small has not come below it yet. The upper end is looked for. A rate above one that trained is too
 large, whatever it looked like; only where none has trained yet do the looks of its losses (`verdict_of`) decide
 whether to go down or up.
@@ -54,7 +54,7 @@ def verdict_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class RateSearch:
     """Where a chain begins and how far it goes; rates are peak learning rates.
 
     Attributes:
@@ -94,14 +94,14 @@ class Boundary:
     under: tuple[float, ...] = ()
 
 
-def next_rate(seen: Mapping[float, Verdict], search: Search) -> float | Boundary:
+def next_rate(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boundary:
     """The rate that is to be tried next, or the boundary when nothing more needs to be tried.
 
     Up or down by factors of four from the start until one rate trains and a larger one does not; then their geometric
     middle, until they are close enough; then, unless larger ones were tried on the way, one rate four times above: a
     training that holds there is not hidden.
 
-    >>> search = Search(start=1e-3, precision=2)
+    >>> search = RateSearch(start=1e-3, precision=2)
     >>> next_rate({}, search), next_rate({1e-3: "trained"}, search), next_rate({1e-3: "broke"}, search)
     (0.001, 0.004, 0.00025)
     >>> next_rate({1e-3: "trained", 4e-3: "broke"}, search)
@@ -116,12 +116,12 @@ def next_rate(seen: Mapping[float, Verdict], search: Search) -> float | Boundary
     return _none_trained(seen, search)
 
 
-def first_rate(search: Search) -> float:
+def first_rate(search: RateSearch) -> float:
     """The user's own, where it lies in the range."""
     return rounded(min(max(search.start, search.low), search.high))
 
 
-def _above_a_trained(seen: Mapping[float, Verdict], search: Search) -> float | Boundary:
+def _above_a_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boundary:
     rates = _without_slow(seen)
     first = next(i for i, rate in enumerate(rates) if seen[rate] == "trained")
     end = next((i for i in range(first, len(rates)) if seen[rates[i]] != "trained"), len(rates))
@@ -144,7 +144,7 @@ def _without_slow(seen: Mapping[float, Verdict]) -> list[float]:
     return sorted(rate for rate, verdict in seen.items() if verdict != "slow" or rate > largest)
 
 
-def _none_trained(seen: Mapping[float, Verdict], search: Search) -> float | Boundary:
+def _none_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boundary:
     """Down from what is too large, up from what is too slow, and into the gap between them.
 
     Looks may deceive: before none is said to train, a rate has been tried below whatever looked slow, and one above

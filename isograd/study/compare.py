@@ -1,23 +1,25 @@
-"""The main job: one recipe, placements side by side."""
+"""The main job: one recipe, placements side by side. Planning, and refusing, loads no torch."""
 
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isograd.errors import RecipeError
 from isograd.files import locked
 from isograd.placement import get
 from isograd.study.labels import labels
-from isograd.study.tasks import tasks_of
-from isograd.study.workers import OnEnd, OnStep, default_jobs, in_processes
 from isograd.train.recipe import with_overrides
-from isograd.train.run import Model, Run
+from isograd.train.run import Model, Placed, Run
 from isograd.train.tasks import task_of
+from isograd.train.tasks.classification import ClassificationRun, FineTuning, Glue, GlueTask
 from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
-from isograd.train.train import check_text, ended, train
+
+if TYPE_CHECKING:
+    from isograd.study.jobs import OnEnd, OnStep
 
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
     ("post-ln", False),
@@ -126,14 +128,14 @@ def seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]
 
 
 def compare(
-    arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, jobs: int | None = None, fresh: bool = False
+    arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", jobs: int | None = None, fresh: bool = False
 ) -> list[dict[str, Any]]:
     """Train every arm that has not ended yet, and give their results in the order of the arms.
 
     Args:
         on_step: called with (index of the arm, step, loss) while an arm trains.
         on_end: called with (index, result) when an arm has ended, also when it had ended before.
-        jobs: trainings at once, each in a process with its share of the cores; None takes one per core, or one in all
+        jobs: runs at once, each in a process with its share of the cores; None takes one per core, or one in all
             where there is a GPU. With 1, or a single arm, the training runs here, without another process.
         fresh: remove what the arms' folders hold, and train anew.
 
@@ -143,6 +145,10 @@ def compare(
         FileExistsError: a folder holds a run of another recipe, or on another text.
         FolderBusyError: another process is at work there.
     """
+    from isograd.study.jobs import tasks_of
+    from isograd.study.workers import default_jobs
+    from isograd.train.train import check_text
+
     at_once = min(default_jobs() if jobs is None else jobs, len(arms))
     if at_once < 1:
         raise RecipeError(f"jobs={jobs} must be at least 1")
@@ -156,7 +162,10 @@ def compare(
     return [result_of(arm, outcomes[i]) for i, arm in enumerate(arms)]
 
 
-def _compare(arms: Sequence[Arm], on_step: OnStep, on_end: OnEnd, at_once: int) -> dict[int, dict[str, Any]]:
+def _compare(arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", at_once: int) -> dict[int, dict[str, Any]]:
+    from isograd.study.workers import in_processes
+    from isograd.train.train import ended, train
+
     outcomes: dict[int, dict[str, Any]] = {}
 
     def keep(index: int, outcome: dict[str, Any]) -> None:
@@ -194,3 +203,72 @@ def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
         | {name: outcome.get(name) for name in [*numbers, "warning"]}
         | {"folder": str(arm.folder)}
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is tried. `scratch` adds the same from fresh weights."""
+
+    rates: Sequence[float] = (1e-4,)
+    batches: Sequence[int] = (32,)
+    epochs: Sequence[int] = (3,)
+    scratch: bool = False
+
+
+# The ranges are those of Xiong et al. 2020: batch 16 or 32, rates from 1e-5 to 1e-4, 3 to 8 epochs, and six seeds; the
+# points inside them are ours.
+PAPER = Grid(rates=(1e-5, 2e-5, 5e-5, 1e-4), batches=(16, 32), epochs=(3, 5, 8))
+PAPER_SEEDS = range(6)
+LENGTH = 128  # tokens of a sequence, where the model has as many positions
+
+
+def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> ClassificationRun:
+    """The first point of a grid, trained as BERT and RoBERTa are.
+
+    AdamW with decoupled decay, a linear fall of the rate after a short warm-up, dropout 0.1.
+
+    Raises:
+        DataError: there is no such model.
+        RecipeError: a value of the grid that no training has.
+    """
+    from isograd.train.pretrained import find_pretrained
+
+    config = find_pretrained(model).config
+    length = min(LENGTH, config.max_position_embeddings)
+    return ClassificationRun(
+        model=Placed(placement=config.placement),
+        glue=Glue(task=task, source=source, model=model, length=length, dropout=0.1, attention_dropout=0.1),
+        training=FineTuning(
+            steps=1_000_000,  # the epochs end it
+            lr=grid.rates[0],
+            batch=grid.batches[0],
+            epochs=grid.epochs[0],
+            optimizer="adamw",
+            betas=(0.9, 0.98),
+            eps=1e-6,
+            weight_decay=0.01,
+            decay="linear",
+            clip=1.0,
+            probe_every=0,
+            checkpoint_every=200,
+        ),
+    )
+
+
+def plan_grid(folder: Path, base: ClassificationRun, grid: Grid, seeds: Sequence[int]) -> list[Arm]:
+    """The arms, seed by seed, pre-trained ones before those from scratch.
+
+    Raises:
+        RecipeError: settings that contradict each other.
+    """
+    weights = (False, True) if grid.scratch else (False,)
+    points = product(weights, grid.rates, grid.batches, grid.epochs)
+    runs = [
+        replace(
+            base,
+            glue=replace(base.glue, scratch=scratch),
+            training=replace(base.training, lr=lr, batch=batch, epochs=epochs),
+        )
+        for scratch, lr, batch, epochs in points
+    ]
+    return seeded(folder, runs, seeds)

@@ -1,9 +1,9 @@
-"""The largest peak learning rate that still trains, by placement and warm-up: a chain of short trainings each.
+"""The maximum stable learning rate, by placement and warm-up: a chain of short runs each.
 
 FOLDER/
   headroom.json   settings, every chain with each rate tried and what became of it, boundaries, cost
   ledger.jsonl    a row per training
-  cells/NAME/     the trainings; headroom.json is made of them, so the same command goes on after a kill
+  cells/NAME/     the runs; headroom.json is made of them, so the same command goes on after a kill
 """
 
 import math
@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from isograd.files import locked, read_rows, write_json
-from isograd.study.boundary import Boundary, Search, Verdict, first_rate, next_rate, over_seeds, verdict_of
-from isograd.study.headroom_plan import AXES, Plan, run_at
-from isograd.study.jobs import Engine
+from isograd.study.boundary import Boundary, RateSearch, Verdict, first_rate, next_rate, over_seeds, verdict_of
+from isograd.study.headroom_plan import AXES, SearchPlan, run_at
+from isograd.study.jobs import Engine, check_jobs, tasks_of
 from isograd.study.ledger import CELLS, Row, outcome_in, write_ledger
 from isograd.study.plan import Cell
 from isograd.study.runner import run_cells
-from isograd.study.tasks import check_jobs, tasks_of
 from isograd.train.provenance import provenance
 
 HEADROOM = "headroom.json"
@@ -48,7 +47,7 @@ class Chain:
     seed: int
     tried: dict[float, Trial] = field(default_factory=dict)
 
-    def next(self, search: Search) -> float | Boundary:
+    def next(self, search: RateSearch) -> float | Boundary:
         return next_rate({rate: trial.verdict for rate, trial in self.tried.items()}, search)
 
     def __str__(self) -> str:
@@ -56,15 +55,15 @@ class Chain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
-    """Who is told while a search runs."""
+class Listener:
+    """Called while a search runs."""
 
     step: Callable[[Chain, float, int, float], None] = lambda *_: None  # chain, rate, step, loss
     trial: Callable[[Chain, Trial], None] = lambda *_: None  # a training has ended, or had before
     note: Callable[[str], None] = lambda *_: None
 
 
-def chains_of(plan: Plan) -> list[Chain]:
+def chains_of(plan: SearchPlan) -> list[Chain]:
     """In the order of placements, warm-ups and seeds."""
     return [
         Chain(placement=placement, warmup=warmup, seed=seed)
@@ -74,8 +73,8 @@ def chains_of(plan: Plan) -> list[Chain]:
     ]
 
 
-def headroom(plan: Plan, folder: Path, engine: Engine, watch: Watch | None = None, retry: bool = False) -> Row:
-    """Search every chain to its end, round by round, and give what headroom.json says.
+def headroom(plan: SearchPlan, folder: Path, engine: Engine, watch: Listener | None = None, retry: bool = False) -> Row:
+    """RateSearch every chain to its end, round by round, and give what headroom.json says.
 
     Killed at any moment and called again, it goes on: what was trained answers from disk.
 
@@ -87,7 +86,7 @@ def headroom(plan: Plan, folder: Path, engine: Engine, watch: Watch | None = Non
         FileExistsError: the folder holds a search on another text.
         FolderBusyError: another process is at work there.
     """
-    watch = watch or Watch()
+    watch = watch or Listener()
     chains = chains_of(plan)
     facts = tasks_of([plan.base])[0].facts()
     first = [_cell(plan, chain, first_rate(plan.search)) for chain in chains]
@@ -103,12 +102,12 @@ def headroom(plan: Plan, folder: Path, engine: Engine, watch: Watch | None = Non
 
 
 def _train(
-    plan: Plan,
+    plan: SearchPlan,
     wanted: Sequence[tuple[Chain, float]],
     rows: dict[str, Row],
     folder: Path,
     engine: Engine,
-    watch: Watch,
+    watch: Listener,
     retry: bool,
 ) -> None:
     """One round: the next rate of each chain that has one. Rows are kept in the order in which they were wanted."""
@@ -131,7 +130,7 @@ def _train(
             watch.trial(chain, chain.tried[rate])
 
 
-def _cell(plan: Plan, chain: Chain, rate: float) -> Cell:
+def _cell(plan: SearchPlan, chain: Chain, rate: float) -> Cell:
     run = run_at(plan, chain.placement, chain.warmup, chain.seed, rate)
     return Cell(
         run=run, name=run.folder_name(), values=dict(zip(AXES, (chain.placement, chain.warmup, rate), strict=True))
@@ -161,7 +160,7 @@ def _verdict(row: Row, folder: Path) -> Verdict:
     return verdict_of(row["outcome"], losses, rates, row["unigram_entropy"], broke)
 
 
-def _content(plan: Plan, chains: Sequence[Chain], facts: Row) -> Row:
+def _content(plan: SearchPlan, chains: Sequence[Chain], facts: Row) -> Row:
     trials = [trial for chain in chains for trial in chain.tried.values()]
     return {
         "name": plan.name,
@@ -182,7 +181,7 @@ def _content(plan: Plan, chains: Sequence[Chain], facts: Row) -> Row:
     }
 
 
-def _chain(chain: Chain, search: Search) -> Row:
+def _chain(chain: Chain, search: RateSearch) -> Row:
     found = chain.next(search)
     trials = [asdict(trial) | {"verdict": _in_place(trial, found)} for trial in chain.tried.values()]
     return {
@@ -200,7 +199,7 @@ def _in_place(trial: Trial, found: float | Boundary) -> Verdict:
     return "undecided" if low is not None and trial.verdict == "slow" and trial.lr > low else trial.verdict
 
 
-def _levels(plan: Plan, chains: Sequence[Chain]) -> Iterator[Row]:
+def _levels(plan: SearchPlan, chains: Sequence[Chain]) -> Iterator[Row]:
     """Over the seeds of each placement and warm-up. An end that is open is None: 0 below, infinite above."""
     for placement in plan.placements:
         for warmup in plan.warmups:

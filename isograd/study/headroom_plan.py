@@ -7,7 +7,7 @@ from typing import Any
 
 from isograd.errors import RecipeError
 from isograd.placement import get
-from isograd.study.boundary import Search
+from isograd.study.boundary import RateSearch
 from isograd.study.labels import shown
 from isograd.study.plan import ARM, load_study
 from isograd.train.recipe import load_arms, load_run, read_recipe
@@ -20,7 +20,7 @@ SEEDS = (1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SearchPlan:
     """What is searched: each placement with each warm-up and each seed is a chain.
 
     Attributes:
@@ -32,7 +32,7 @@ class Plan:
     placements: tuple[str, ...]
     warmups: tuple[int, ...]
     seeds: tuple[int, ...]
-    search: Search
+    search: RateSearch
 
 
 def load_plan(
@@ -42,27 +42,27 @@ def load_plan(
     placements: Sequence[str] = (),
     warmups: Sequence[int] = (),
     seeds: Sequence[int] = (),
-    low: float = Search.low,
-    high: float = Search.high,
-    precision: float = Search.precision,
-) -> Plan:
+    low: float = RateSearch.low,
+    high: float = RateSearch.high,
+    precision: float = RateSearch.precision,
+) -> SearchPlan:
     """The plan of a recipe.
 
     Where nothing is given, placements, warm-ups and seeds are those of a study's axes, else the recipe's own placement,
     its own warm-up beside none, and three seeds.
 
     Raises:
-        RecipeError: settings that contradict each other, or a rate that no training of this recipe can have.
+        RecipeError: settings that contradict each other, or a rate that no run of this recipe can have.
         UnknownPlacement: a name that is not in the catalogue.
     """
     name, base, axes, seeds_there = _read(recipe, overrides)
-    plan = Plan(
+    plan = SearchPlan(
         name=name,
         base=base,
         placements=_each(placements or axes.get(AXES[0]) or [base.model.placement]),
         warmups=tuple(sorted(_each(warmups or axes.get(AXES[1]) or [0, base.training.warmup]))),
         seeds=_each(seeds or seeds_there or SEEDS),
-        search=Search(start=base.training.lr, low=low, high=high, precision=precision),
+        search=RateSearch(start=base.training.lr, low=low, high=high, precision=precision),
     )
     _check(plan)
     return plan
@@ -83,9 +83,9 @@ def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict
         )
     for key, values in others.items():
         if len(values) > 1:
-            raise RecipeError(f"{recipe}: headroom takes one {key}; write {key}={shown(values[0])} behind the recipe")
+            raise RecipeError(f"{recipe}: headroom takes one {key}; write {key}={shown(values[0])} after the recipe")
     if study.budget is not None and study.budget.unit == "seconds":
-        raise RecipeError(f"{recipe}: headroom takes no budget in seconds; write budget.steps=N behind the recipe")
+        raise RecipeError(f"{recipe}: headroom takes no budget in seconds; write budget.steps=N after the recipe")
     cell, base = study.cells[0].run, study.base  # the cell has what the budget pays, and the other axes' only values
     model = replace(cell.model, placement=base.model.placement)
     training = replace(cell.training, warmup=base.training.warmup, lr=base.training.lr)
@@ -96,7 +96,7 @@ def _each(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: SearchPlan) -> None:
     """Refuse before anything is trained what a chain would stumble on."""
     if not task_of(plan.base).lr_range:
         able = " or ".join(name for name, task in TASKS.items() if task.lr_range)
@@ -116,7 +116,7 @@ def _check(plan: Plan) -> None:
                 raise RecipeError(f"at a peak rate of {rate:g}: {error}") from error
 
 
-def run_at(plan: Plan, placement: str, warmup: int, seed: int, rate: float) -> Run:
+def run_at(plan: SearchPlan, placement: str, warmup: int, seed: int, rate: float) -> Run:
     """The user's run at this rate. It stops where its loss breaks; what is only looked at, or kept, is left out."""
     training = plan.base.training
     assert isinstance(training, TextTraining)

@@ -1,7 +1,8 @@
 """A job: a run and the folder that it lives in, and what a worker does with it."""
 
 import gc
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from isograd.train.callbacks import Progress
 from isograd.train.memory import keep_freed_memory
 from isograd.train.provenance import provenance
 from isograd.train.run import Run
-from isograd.train.train import train
+from isograd.train.tasks import Task
+from isograd.train.train import load_task, train
+from isograd.train.trainer import check_machine
 
 Job = tuple[Run, Path]
 OnStep = Callable[[int, int, float], None]
@@ -64,3 +67,45 @@ def write_failed(job: Job, how: str) -> dict[str, Any]:
         write_json(folder / "run.json", run.as_dict())
         write_json(folder / "outcome.json", outcome)
     return outcome
+
+
+def tasks_of(runs: Sequence[Run]) -> list[Task]:
+    """The task of each run, every corpus loaded once.
+
+    Raises:
+        DataError: the data cannot be used.
+        RecipeError: settings that no model or this machine has.
+    """
+    corpora: dict[Any, Any] = {}
+    tasks = []
+    for run in runs:
+        check_machine(run)
+        task = load_task(run, corpora.get(run.corpus_key))
+        task.config()
+        corpora[run.corpus_key] = task.corpus
+        tasks.append(task)
+    return tasks
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Refuse what cannot be trained, and folders of runs on another text.
+
+    Raises:
+        DataError, RecipeError: as `tasks_of`.
+        FileExistsError: the text has changed since; runs on both would not be a comparison.
+    """
+    for (_, folder), task in zip(jobs, tasks_of([run for run, _ in jobs]), strict=True):
+        if _text_of(folder) not in (None, task.sha256):
+            raise FileExistsError(
+                f"{folder} was trained on another text: {task.source} (or how it is read) has changed since;"
+                " choose another folder"
+            )
+
+
+def _text_of(folder: Path) -> str | None:
+    """The hash of what a run was trained on; None where nothing tells."""
+    try:
+        found = json.loads((folder / "resolved.json").read_text(encoding="utf-8"))["data"]["sha256"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found, str) else None

@@ -74,7 +74,7 @@ def write_study(study: Study, folder: Path, threads: int) -> None:
 
 
 def write_ledger(folder: Path, rows: Sequence[Row]) -> None:
-    """These rows, and behind them those of other cells that were there: of other shards, of an earlier recipe.
+    """These rows, and after them those of other cells that were there: of other shards, of an earlier recipe.
 
     A ledger that says this already is left alone.
     """

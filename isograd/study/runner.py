@@ -72,7 +72,7 @@ def run_cells(
 ) -> list[Row]:
     """Train what has not ended, and give the rows of the ledger in the order of the cells.
 
-    Killed at any moment and called again, it goes on to the same rows. Broken cells are told of and left as they are.
+    Killed at any moment and called again, it goes on to the same rows. Broken cells are reported and left as they are.
     Cells that another process is at work at are waited for.
 
     Args:

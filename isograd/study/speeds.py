@@ -1,4 +1,4 @@
-"""How long cells take here: measured once per shape on short trainings, and kept beside the study."""
+"""How long cells take here: measured once per shape on short runs, and kept beside the study."""
 
 import json
 import math
@@ -65,13 +65,13 @@ def known(cells: Sequence[Cell], folder: Path) -> dict[str, Speed]:
 def measured(
     cells: Sequence[Cell], folder: Path, engine: Engine, on_measured: Callable[[int, int], None], ended: bool = True
 ) -> dict[str, Speed]:
-    """By shape of the cells, those that are not known measured by short trainings on the study's own engine.
+    """By shape of the cells, those that are not known measured by short runs on the study's own engine.
 
     Each shape is trained in turn, several times, so that a moment's load falls on all alike; the median counts. What
     was measured is kept in speeds.json.
 
     Args:
-        on_measured: called with how many of how many trainings have ended.
+        on_measured: called with how many of how many runs have ended.
         ended: take the speeds of cells that have ended, where there are any. Not for a budget in seconds, of which the
             number of updates must stay as it is.
 

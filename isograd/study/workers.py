@@ -1,4 +1,4 @@
-"""Several small trainings at once, each in a process with its share of the cores.
+"""Several small runs at once, each in a process with its share of the cores.
 
 Small models leave most of a machine idle when several threads work on one of them; one process per core does not.
 
@@ -34,7 +34,7 @@ def cores() -> int:
 
 
 def default_jobs() -> int:
-    """One per core; one in all where trainings share a GPU."""
+    """One per core; one in all where runs share a GPU."""
     return 1 if torch.cuda.is_available() else cores()
 
 

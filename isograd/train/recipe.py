@@ -1,6 +1,5 @@
 """Recipes: a run from YAML and `key=value` overrides, unknown keys refused with a suggestion."""
 
-import difflib
 import json
 import re
 from argparse import ArgumentError
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser
 
-from isograd.errors import RecipeError
+from isograd.errors import RecipeError, nearest
 from isograd.train.run import Run
 from isograd.train.tasks import DEFAULT, TASKS
 
@@ -166,11 +165,14 @@ def _check_keys(content: Mapping[str, Any], task: str) -> None:
     sections = {key.split(".")[0] for key in known if "." in key}
     for name, section in content.items():
         if name in sections and not isinstance(section, Mapping):
-            raise RecipeError(f"{name} is a section; set one of its keys, such as {nearest(f'{name}.', own)}")
+            first = next((key for key in own if key.startswith(f"{name}.")), f"{name}.KEY")
+            raise RecipeError(f"{name} is a section; set one of its keys, such as {first}")
         keys = {f"{name}.{key}": value for key, value in section.items()} if name in sections else {str(name): section}
         for key, value in keys.items():
             if key not in known:
-                raise RecipeError(f"unknown key {key!r}; did you mean {nearest(key, own)!r}?")
+                near = nearest(key, own)
+                meant = f"did you mean {near!r}?" if near else "'isograd train --keys' prints all"
+                raise RecipeError(f"unknown key {key!r}; {meant}")
             if key not in defaults:
                 readers = " or ".join(other for other in TASKS if key in _defaults(other))
                 raise RecipeError(f"{key} is read by task={readers} only, and this is task={task}")
@@ -182,12 +184,3 @@ def _plain(message: str) -> str:
     """The parser's message in one line, with our keys and without Python's words."""
     one_line = " ".join(message.split()).replace('Parser key "run.', '"')
     return re.sub(r"a (?:<class '(\w+)'>|typing\.(?=Literal))", r"\1", one_line)
-
-
-def nearest(key: str, known: list[str]) -> str:
-    """By the last part first (`lr` -> training.lr), then by likeness."""
-    same_end = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
-    likely = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    likely_end = difflib.get_close_matches(key.split(".")[-1], [k.split(".")[-1] for k in known], n=1, cutoff=0.6)
-    by_end = [k for k in known if likely_end and k.split(".")[-1] == likely_end[0]]
-    return difflib.get_close_matches(key, same_end or by_end or likely, n=1, cutoff=0.0)[0]

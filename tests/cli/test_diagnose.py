@@ -136,7 +136,7 @@ def test_a_model_without_sublayers_ends_with_1() -> None:
         (("my_layers:layers", "--batch", "my_layers:none"), "my_layers has no 'none'"),
         (("my_layers:layers", "--text", "none.txt"), "none.txt"),
         (("my_layers:layers", "--out", "notes.txt"), "--out notes.txt: not a folder"),
-        (("my_layers:layers", "--batch", "my_layers:batch", "--text", "notes.txt"), "not allowed with argument"),
+        (("my_layers:layers", "--batch", "my_layers:batch", "--text", "notes.txt"), "contradict each other"),
     ],
 )
 def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:

@@ -109,7 +109,7 @@ def test_fine_tuning_takes_the_shape_of_its_model(tmp_path: Path) -> None:
         (["model.placement=postln", "--dry-run"], "did you mean 'post-ln'"),
         (["data.level=bpe", "data.vocab_size=259", "--dry-run"], "data.vocab_size=259: BPE needs at least 260"),
         (["--dry-run", "--world-size", "3"], "training.batch=16 does not divide by 3 processes"),
-        (["--dry-run", "--world-size", "0"], "expected a whole number of devices, at least 1"),
+        (["--dry-run", "--world-size", "0"], "expected a whole number of at least 1"),
         (["--dry-run", "--world-size", "two"], "'two'"),
         (["--world-size", "2"], "--world-size is read by --dry-run only"),
         (["nosuch.yaml", "--dry-run"], "no such recipe"),

@@ -128,7 +128,7 @@ def test_refused(words: list[str], said: str, folder: Path, files: list[str]) ->
 
 
 def test_a_kind_must_be_named() -> None:
-    assert "WHAT" in refused("evaluate")
+    assert "choose one of translation" in refused("evaluate")
     assert "'nosuch'" in refused("evaluate", "nosuch")
 
 

@@ -106,7 +106,7 @@ def test_options_reach_the_model(model: Path, data: Path) -> None:
     """Neither batches nor bf16 change the count of texts; one document has no standard error."""
     command = [str(model), "--data", "data", "--tasks", "piqa"]
     facts = evaluated(*command)
-    assert told(evaluated(*command, "--batch-size", "1")) == told(facts)
+    assert told(evaluated(*command, "--batch", "1")) == told(facts)
     half = evaluated(*command, "--precision", "bf16", "--threads", "1")
     assert (half["precision"], half["texts"]) == ("bf16", facts["texts"])
     alone = evaluated(*command, "--limit", "1")["scores"][0]

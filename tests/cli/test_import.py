@@ -179,7 +179,7 @@ def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
         "merges": (fairseq("good.pt", "--bpe-codes", str(words)), "merges need the dictionary"),
         "word": (fairseq("good.pt", "--option", "heads"), "expected NAME=VALUE"),
         "there": (["fairseq", str(good), str(folder)], "exists already"),
-        "kind": (["tensorflow"], "KIND"),
+        "kind": (["tensorflow"], "choose one of fairseq, hf, torch"),
         "heads": (["torch", str(good), out], "--heads"),
         "layers": (["torch", str(good), out, "--heads", "4"], "no layers of torch.nn.TransformerEncoder"),
         "folder": (["hf", str(folder / "none/such/model"), out], "no such folder"),

@@ -1,6 +1,7 @@
 """The verbs that need no torch."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_words_behind_an_option() -> None:
     [
         (["show", "depnorm"], "did you mean 'deepnorm'?"),
         (["show", "zzz"], "choose one of post-ln"),
-        (["show"], "required: placement"),
+        (["show"], "required: PLACEMENT"),
         (["show", "pre-ln", "layers=0"], "at least 1"),
         (["show", "pre-ln", "layers=-3"], "at least 1"),
         (["show", "pre-ln", "layers=x"], "whole number"),
@@ -92,9 +93,21 @@ def test_words_behind_an_option() -> None:
         (["show", "pre-ln", "--bogus"], "--bogus"),
         (["list", "more"], "more"),
         (["lst"], "'lst'"),
-        ([], "required: VERB"),
+        ([], "expected a verb"),
         (["compare", "--lr", "fast"], "'fast'"),
         (["compare", "--level", "word"], "'word'"),
+        (["compare", "--layrs", "3"], "did you mean --layers?"),
+        (["compare", "--learning-rate", "3"], "did you mean --lr?"),
+        (["study", "x.yaml", "--workers", "3"], "did you mean --jobs?"),
+        (["trian"], "did you mean 'train'?"),
+        (["evaluate"], "choose one of translation"),
+        (["evaluate", "zeroshot"], "did you mean 'zero-shot'?"),
+        (["show", "prenorm"], "did you mean 'pre-ln'?"),
+        (["show", "post_layernorm"], "did you mean 'post-ln'?"),
+        (["show", "deepnet"], "did you mean 'deepnorm'?"),
+        (["train", "n_layer=3"], "did you mean 'model.layers'?"),
+        (["train", "training.learning_rate=3"], "did you mean 'training.lr'?"),
+        (["compare", "--placements", "prenorm"], "did you mean 'pre-ln'?"),
     ],
 )
 def test_wrong_use(command: list[str], said: str) -> None:
@@ -104,9 +117,9 @@ def test_wrong_use(command: list[str], said: str) -> None:
 def test_help_and_version() -> None:
     assert called("--version")[:2] == (0, f"isograd {isograd.__version__}\n")
     code, out, err = called("--help")
-    assert (code, err) == (0, "") and all(f"    {verb} " in out for verb in VERBS)
+    assert (code, err) == (0, "") and all(f"\n  {verb} " in out for verb in VERBS)
     for verb in VERBS:
-        code, out, err = called(verb, "--help")
+        code, out, err = called(*verb.split(), "--help")
         assert (code, err) == (0, "") and "usage: isograd " + verb in out
     out = called("compare", "--help")[1]
     for flag in [
@@ -135,6 +148,38 @@ def test_a_reader_that_goes_early_and_a_terminal_without_arrows() -> None:
     code = "import sys; from isograd.cli import main; print(main(['list']), '\\u2192')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ascii_only)
     assert done.stdout.endswith("0 ?\n") and not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("isograd comp", "compare"), ("isograd evaluate zero-shot --l", "--limit"), ("isograd study --j", "--jobs")],
+)
+def test_completion(line: str, found: str, tmp_path: Path) -> None:
+    """As bash asks for it, by argcomplete."""
+    pytest.importorskip("argcomplete")
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    environment = os.environ | asked | {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "found")}
+    subprocess.run([sys.executable, "-m", "isograd"], env=environment, check=True)
+    assert found in (tmp_path / "found").read_text().replace("\v", " ").split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train model.layrs=3",
+        "compare --placements prenorm",
+        "study recipes/studies/warmup.yaml model.layrs=3",
+        "headroom model.layrs=3",
+    ],
+)
+def test_a_refusal_of_the_recipe_loads_no_torch(command: str) -> None:
+    code = (
+        f"import sys; from isograd.cli import main\ncode = main({command.split()})\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nsys.exit(code)"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "did you mean" in done.stderr, done.stderr
 
 
 def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from tests.study.arms import called, refused
 
 def test_json_a_page_and_figures(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "theory"
-    code, told, err = called("theory", "lemma-3", "lemma-1", "--seeds", "1", "--json", "--foils", "--out", str(out))
+    code, told, err = called(
+        "theory", "lemma-3", "lemma-1", "--seeds", "1", "--json", "--negative-controls", "--out", str(out)
+    )
     assert code == 0, err
     content = json.loads(told)
     assert [row["claim"] for row in content["verdicts"]] == ["lemma-1", "lemma-3"]

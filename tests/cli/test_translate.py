@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from isograd.cli.translate_verb import windows
+from isograd.cli.translation import windows
 from isograd.evaluate.translation import Translator
 from tests.evaluate.small import LINES, saved
 from tests.study.arms import called, refused
@@ -102,12 +102,12 @@ def test_lines_that_fail(folder: Path, expected: list[str], given: Any) -> None:
     ("words", "said"),
     [
         (["nosuch"], "nosuch: no such folder"),
-        (["FOLDER", "--beam", "0"], "--beam: expected a whole number of at least 1, and got '0'"),
-        (["FOLDER", "--length-penalty", "nan"], "--length-penalty: expected a number, and got 'nan'"),
+        (["FOLDER", "--beam", "0"], "--beam: expected a whole number of at least 1, got '0'"),
+        (["FOLDER", "--length-penalty", "nan"], "--length-penalty: expected a number, got 'nan'"),
         (["FOLDER", "--length-penalty", "2000"], "length_penalty=2000.0 must be from -50 to 50"),
         (["FOLDER", "--precision", "fp8"], "--precision"),
         (["FOLDER", "more"], "unrecognized arguments: more"),
-        ([], "model"),
+        ([], "MODEL"),
     ],
 )
 def test_refused(words: list[str], said: str, folder: Path, given: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isograd.cli.compare_table import print_table
+from isograd.cli.compare import print_arms
 from isograd.report import figures
 from isograd.report.runs import ArmFiles, arms_of, at_end, at_start
 from isograd.report.runs_page import headline, results_table, write_report
@@ -266,7 +266,7 @@ def test_in_a_terminal(compared: Path, capsys: pytest.CaptureFixture[str], monke
     shown = {}
     for width in (200, 80):
         monkeypatch.setenv("COLUMNS", str(width))
-        print_table(folders(compared), compared / "report.html")
+        print_arms(folders(compared), compared / "report.html")
         shown[width] = capsys.readouterr().out.splitlines()
     assert re.split(r"\s{2,}", shown[200][0].strip())[:6] == ["placement", "outcome", "valid", "ppl", "BLEU", "weights"]
     assert {"outcome", "valid", "BLEU"} <= set(shown[80][0].split())

@@ -12,7 +12,7 @@ from isograd.outcome import LossWatch, OutcomeName, judge
 from isograd.study.boundary import (
     PATIENCE,
     Boundary,
-    Search,
+    RateSearch,
     Verdict,
     log_middle,
     next_rate,
@@ -25,7 +25,7 @@ Oracle = Callable[[float], Verdict]
 ENTROPY = 3.0
 
 
-def searched(oracle: Oracle, search: Search) -> tuple[Boundary, dict[float, Verdict]]:
+def searched(oracle: Oracle, search: RateSearch) -> tuple[Boundary, dict[float, Verdict]]:
     """Until the search knows; no rate is asked for twice."""
     seen: dict[float, Verdict] = {}
     while not isinstance(wanted := next_rate(seen, search), Boundary):
@@ -47,7 +47,7 @@ def test_a_boundary_anywhere(precision: float, above: Verdict) -> None:
     halvings = math.ceil(math.log2(math.log(4) / math.log(precision)))
     for _ in range(200):
         edge, start = (10 ** draw.uniform(-4.5, -0.3) for _ in range(2))
-        search = Search(start=start, precision=precision)
+        search = RateSearch(start=start, precision=precision)
         slow = min(edge / 20, 3e-5)
         found, seen = searched(trains_between(slow, edge, above), search)
         if above == "slow" and start > edge:
@@ -66,41 +66,41 @@ def test_a_start_that_looks_slow_and_is_too_large() -> None:
     def oracle(rate: float) -> Verdict:
         return "slow" if rate < 1e-4 else "trained" if rate < 2e-3 else "slow" if rate < 1e-2 else "broke"
 
-    found, _ = searched(oracle, Search(start=4e-3))
+    found, _ = searched(oracle, RateSearch(start=4e-3))
     assert found.kind == "between" and found.low is not None and 2e-3 / 1.26 <= found.low <= 2e-3
 
 
 def test_too_coarse_a_bracket_would_be_seen() -> None:
     """The foil: a search told to stop at a factor of four misses the same precision."""
-    found, _ = searched(trains_between(1e-5, 2.3e-3), Search(start=1e-3, precision=4))
+    found, _ = searched(trains_between(1e-5, 2.3e-3), RateSearch(start=1e-3, precision=4))
     assert found.low is not None and found.high is not None and found.high / found.low > 1.25
 
 
 def test_every_rate_trains() -> None:
-    found, seen = searched(lambda _: "trained", Search(start=1e-3, high=0.1))
+    found, seen = searched(lambda _: "trained", RateSearch(start=1e-3, high=0.1))
     assert found == Boundary(kind="above", low=0.1)
     assert sorted(seen) == [1e-3, 4e-3, 0.016, 0.064, 0.1]
 
 
 def test_no_rate_trains() -> None:
-    found, seen = searched(lambda _: "broke", Search(start=1e-3, low=1e-5))
+    found, seen = searched(lambda _: "broke", RateSearch(start=1e-3, low=1e-5))
     assert found == Boundary(kind="none", low=None, high=1e-5)
     assert sorted(seen) == [1e-5, 1.56e-5, 6.25e-5, 2.5e-4, 1e-3] and over_seeds([found])
 
 
 def test_every_rate_is_too_slow() -> None:
     """Unlike a rate that is too large at the lowest one, that says nothing of a boundary."""
-    found, _ = searched(lambda _: "slow", Search(start=1e-3))
+    found, _ = searched(lambda _: "slow", RateSearch(start=1e-3))
     assert found == Boundary(kind="none", low=1.0) and over_seeds([found]) is None
 
 
 @pytest.mark.parametrize("above", ["broke", "stuck", "undecided"])
 def test_too_slow_below_and_too_large_above(above: Verdict) -> None:
     """Nothing trains: the gap is closed before that is said. A window in it, as narrow as the precision, is found."""
-    none, seen = searched(trains_between(3e-4, 2e-4, above), Search(start=1e-3))
+    none, seen = searched(trains_between(3e-4, 2e-4, above), RateSearch(start=1e-3))
     assert none.kind == "none" and none.low is not None and none.high is not None
     assert none.low < 3e-4 <= none.high <= none.low * 1.25 * 1.01 and "trained" not in seen.values()
-    found, _ = searched(trains_between(3e-4, 3.9e-4, above), Search(start=1e-3))
+    found, _ = searched(trains_between(3e-4, 3.9e-4, above), RateSearch(start=1e-3))
     assert found.kind == "between" and found.low is not None and 3e-4 <= found.low <= 3.9e-4
 
 
@@ -110,7 +110,7 @@ def test_a_start_that_only_looks_stuck() -> None:
     def oracle(rate: float) -> Verdict:
         return "slow" if rate < 1e-4 else "stuck" if rate < 5e-4 else "trained" if rate < 5e-3 else "broke"
 
-    found, _ = searched(oracle, Search(start=2e-4))
+    found, _ = searched(oracle, RateSearch(start=2e-4))
     assert found.kind == "between" and found.low is not None and 4e-3 / 1.01 <= found.low <= 5e-3
 
 
@@ -120,33 +120,33 @@ def test_trained_again_above() -> None:
     def oracle(rate: float) -> Verdict:
         return "broke" if 3.7e-3 < rate < 8e-3 or rate > 1.7e-2 else "trained"
 
-    found, _ = searched(oracle, Search(start=1e-3))
+    found, _ = searched(oracle, RateSearch(start=1e-3))
     assert found.low is not None and found.low <= 3.7e-3 < (found.high or 0) and found.again
     assert all(8e-3 <= rate <= 1.7e-2 for rate in found.again)
-    monotone, _ = searched(lambda rate: "broke" if rate > 3.7e-3 else "trained", Search(start=1e-3))
+    monotone, _ = searched(lambda rate: "broke" if rate > 3.7e-3 else "trained", RateSearch(start=1e-3))
     assert monotone.again == () and (monotone.low, monotone.high) == (found.low, found.high)
 
 
 def test_broke_below() -> None:
-    found, _ = searched(lambda r: "broke" if r < 3e-4 or r > 3e-3 else "trained", Search(start=1e-4, low=5e-5))
+    found, _ = searched(lambda r: "broke" if r < 3e-4 or r > 3e-3 else "trained", RateSearch(start=1e-4, low=5e-5))
     assert found.kind == "none"  # it went down, where it was told that the rate was too large
     seen: dict[float, Verdict] = {1e-4: "broke", 4e-4: "trained", 1e-3: "trained", 1.2e-3: "broke", 4e-3: "stuck"}
-    told = next_rate(seen, Search(start=1e-4))
+    told = next_rate(seen, RateSearch(start=1e-4))
     assert told == Boundary(kind="between", low=1e-3, high=1.2e-3, under=(1e-4,))
 
 
 def test_a_failed_run_stops_the_chain() -> None:
-    found, seen = searched(lambda rate: "failed" if rate > 3e-3 else "trained", Search(start=1e-3))
+    found, seen = searched(lambda rate: "failed" if rate > 3e-3 else "trained", RateSearch(start=1e-3))
     assert found == Boundary(kind="stopped") and len(seen) == 2 and over_seeds([found]) is None
 
 
 def test_the_start_is_brought_into_range() -> None:
-    assert next_rate({}, Search(start=5.0)) == 1.0 and next_rate({}, Search(start=1e-9)) == 1e-5
+    assert next_rate({}, RateSearch(start=5.0)) == 1.0 and next_rate({}, RateSearch(start=1e-9)) == 1e-5
 
 
 def test_the_same_search_from_any_point() -> None:
     """Stopped anywhere, what was seen so far leads to the same rates: nothing else is kept."""
-    oracle, search = trains_between(1e-5, 2.3e-3), Search(start=4e-2, precision=1.1)
+    oracle, search = trains_between(1e-5, 2.3e-3), RateSearch(start=4e-2, precision=1.1)
     whole, seen = searched(oracle, search)
     order = list(seen)
     for kept in range(len(order)):
@@ -160,7 +160,7 @@ def test_the_same_search_from_any_point() -> None:
 )
 def test_settings_that_no_search_has(wrong: dict[str, float]) -> None:
     with pytest.raises(RecipeError):
-        Search(**{"start": 1e-3} | wrong)
+        RateSearch(**{"start": 1e-3} | wrong)
 
 
 def falling(to: float, steps: int, start: float = 5.0) -> list[float]:

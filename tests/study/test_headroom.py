@@ -15,8 +15,8 @@ from isograd.errors import RecipeError
 from isograd.files import finite
 from isograd.placement import get
 from isograd.study.boundary import Boundary, next_rate, over_seeds
-from isograd.study.headroom import Trial, Watch, headroom
-from isograd.study.headroom_plan import Plan, load_plan
+from isograd.study.headroom import Listener, Trial, headroom
+from isograd.study.headroom_plan import SearchPlan, load_plan
 from isograd.study.jobs import Job, OnEnd, OnStep, attempt
 from isograd.train.recipe import with_overrides
 from isograd.train.train import train
@@ -27,7 +27,7 @@ TINY = """model: {layers: 2, width: 16, heads: 2}
 data: {length: 16}
 training: {steps: 40, batch: 8, lr: 0.02, valid_sequences: 8, checkpoint_every: 0}
 """
-Searched = tuple[Plan, Path, dict[str, Any]]
+Searched = tuple[SearchPlan, Path, dict[str, Any]]
 TOLD = ("seconds", "provenance", "cost")
 
 
@@ -202,7 +202,7 @@ def test_a_failed_run_stops_its_chain_alone(recipe: Path, tmp_path: Path) -> Non
                 here({i: job}, on_step, on_end)
 
     told: list[Trial] = []
-    content = headroom(plan, tmp_path / "out", failing, Watch(trial=lambda _, one: told.append(one)))
+    content = headroom(plan, tmp_path / "out", failing, Listener(trial=lambda _, one: told.append(one)))
     stopped, other = content["chains"]
     assert stopped["boundary"]["kind"] == "stopped" and stopped["tried"][-1]["error"] == "no room"
     assert other["boundary"]["kind"] == "between" and content["levels"][0]["level"] is None
@@ -230,12 +230,12 @@ def test_plans(text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--warmups", "40"], "a warm-up of 40 must be less than training.steps=40"),
+        (["--warmup", "40"], "a warm-up of 40 must be less than training.steps=40"),
         (["--placements", "post-nl"], "post-nl"),
         (["--low", "2"], "the lowest rate 2 must be above 0 and below the highest, 1"),
         (["--precision", "1"], "a precision of 1 must be a factor from 1.02 to 4"),
         (["training.decay=linear", "training.decay_to=1e-3"], "at a peak rate of 1e-05"),
-        (["--placements", "pre-ln", "training.lr=1"], "'training.lr=1' is no placement"),
+        (["--placements", "pre-ln", "training.lr=1"], "'training.lr=1' is not a placement"),
         (["data.source=nowhere.txt"], "nowhere.txt"),
         (["--seeds", "-1"], "seed=-1"),
         (["task=translation"], "task=translation"),
@@ -251,9 +251,9 @@ def test_another_axis_is_of_one_value(text: Path, tmp_path: Path) -> None:
     """What is refused of a study says what to write instead, and that is taken."""
     axes = "axes: {model.layers: [1, 2], model.placement: [post-ln, admin]}\n"
     study = written(tmp_path, text, axes + "budget: {seconds: 3}\n")
-    with pytest.raises(RecipeError, match=re.escape("write model.layers=1 behind")):
+    with pytest.raises(RecipeError, match=re.escape("write model.layers=1 after")):
         load_plan(study)
-    with pytest.raises(RecipeError, match=re.escape("write budget.steps=N behind")):
+    with pytest.raises(RecipeError, match=re.escape("write budget.steps=N after")):
         load_plan(study, ["model.layers=1"])
     plan = load_plan(study, ["model.layers=1", "budget.steps=20"])
     assert (plan.base.model.layers, plan.base.training.steps, plan.base.training.lr) == (1, 20, 0.02)

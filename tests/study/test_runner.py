@@ -17,11 +17,10 @@ import pytest
 
 from isograd.files import locked
 from isograd.placement import Norm, Placement, Residual, Site, register
-from isograd.study.jobs import Job, OnEnd, OnStep
+from isograd.study.jobs import Job, OnEnd, OnStep, check_jobs
 from isograd.study.ledger import LEDGER, Row, write_study
 from isograd.study.plan import Cell, Study
 from isograd.study.runner import PAUSE, jobs_of, run_cells, survey
-from isograd.study.tasks import check_jobs
 from isograd.study.workers import cores, in_processes, local
 from tests.study.arms import TEXT, lines, read
 from tests.study.tiny_study import Told, here, ledger, ran, study

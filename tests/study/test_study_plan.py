@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from isograd.errors import RecipeError, UnknownPlacement
-from isograd.study.budget import Budget
-from isograd.study.plan import Cell, Study, load_study, with_cells
+from isograd.study.plan import Budget, Cell, Study, load_study, with_cells
 from isograd.train.recipe import run_from_dict
 from tests.study.tiny_study import AXES, content, study
 from tests.train.recipes import TRANSLATION

@@ -1,8 +1,7 @@
 """A study's progress: in a terminal a live table with a mark per cell, elsewhere a line per ended cell."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -11,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from isograd.cli.console import output
-from isograd.cli.progress import COLOURS
+from isograd.cli.console import COLOURS, progress
 from isograd.study.labels import said, shown
 from isograd.study.plan import Cell
 
@@ -39,10 +37,10 @@ class StudyProgress:
         axes: dotted keys; those with one value are not shown.
     """
 
-    def __init__(self, cells: Sequence[Cell], axes: Sequence[str], console: Console) -> None:
+    def __init__(self, cells: Sequence[Cell], axes: Sequence[str], console: Console | None = None) -> None:
         self.cells = cells
         self.axes = [key for key in axes if len({str(cell.values.get(key)) for cell in cells}) > 1]
-        self.console = console
+        self.console = console or progress()
         self.states = ["waiting"] * len(cells)
         self.now: dict[int, tuple[int, float]] = {}
         self.before = 0
@@ -51,7 +49,17 @@ class StudyProgress:
             TextColumn("cells"), BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
         )
         self.task = self.bar.add_task("", total=len(cells), left="")
-        self.live = False
+        self.live = self.console.is_terminal  # drawn four times a second, not at every step
+        self.drawing = Live(get_renderable=self.table, console=self.console, refresh_per_second=4)
+
+    def __enter__(self) -> "StudyProgress":
+        if self.live:
+            self.drawing.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.drawing.stop()
 
     def step(self, place: int, step: int, loss: float) -> None:
         self.states[place] = "running"
@@ -136,18 +144,6 @@ class StudyProgress:
         return Text(gap).join([Text(MARKS[self.states[i]], _LOOKS[self.states[i]]) for i in places])
 
 
-@contextmanager
-def showing_cells(cells: Sequence[Cell], axes: Sequence[str], console: Console) -> Iterator[StudyProgress]:
-    """Live in a terminal, quiet lines elsewhere."""
-    progress = StudyProgress(cells, axes, console)
-    if not console.is_terminal:
-        yield progress
-        return
-    progress.live = True
-    with Live(get_renderable=progress.table, console=console, refresh_per_second=4):  # drawn then, not at every step
-        yield progress
-
-
 def duration(seconds: float) -> str:
     """ "40 s", "12 min", "3 h 20 min".
 
@@ -168,23 +164,3 @@ def _ended(row: dict[str, Any]) -> str:
     losses = [row.get(name) for name in ("validation_loss", "final_loss") if row.get(name) is not None]
     why = f": {row['error']}" if row.get("error") else ""
     return f"{row['cell']}: {row['outcome']}" + (f", loss {losses[0]:.3f}" if losses else "") + why
-
-
-@contextmanager
-def showing_count(what: str, console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A line that says how many of how many are done; quiet elsewhere than in a terminal."""
-    with console.status(what) as status:
-        yield lambda done, total: status.update(f"{what}: {done} of {total}")
-
-
-def print_cells(cells: Sequence[Cell], seconds: Mapping[str, float], left: Collection[str]) -> None:
-    """A line per cell: its name, the time it will take, and whether it has ended before."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", no_wrap=True, overflow="fold")
-    table.add_column("updates", justify="right")
-    table.add_column("about", justify="right")
-    table.add_column("")
-    for cell in cells:
-        steps = f"{cell.run.training.steps:,}"
-        table.add_row(cell.name, steps, duration(seconds[cell.name]), "" if cell.name in left else "ended")
-    output().print(table)

@@ -1,0 +1,125 @@
+"""`isograd check MODEL`: finds wiring and initialization bugs in Transformers."""
+
+import re
+import sys
+import warnings
+from typing import TYPE_CHECKING, Annotated
+
+from isograd.cli.console import loading, output, print_json, print_table
+from isograd.cli.parser import EACH
+from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
+
+if TYPE_CHECKING:
+    from isograd.lint import Findings
+
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+def check(
+    model: str,
+    *,
+    batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
+    lr: float | None = None,
+    warmup: int | None = None,
+    ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
+    json: bool = False,
+) -> int:
+    """Find wiring and initialization bugs in a Transformer.
+
+    MODEL is a folder with a checkpoint (or with a config.json only: a model at initialization), a hub id, or
+    package.module:callable, a function without arguments that returns an nn.Module (found from the working directory
+    too).
+
+    examples:
+      isograd check gpt2
+      isograd check runs/compare/pre-ln-12l/model
+      isograd check my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
+      isograd check my_model:build --json --ignore layers-identical
+
+    Exit code 1 with a finding of severity error, 2 on bad input.
+
+    Args:
+        model: a folder, a hub id, or package.module:callable
+        batch: returns what forward takes, where it cannot be guessed
+        lr: the peak learning rate to come: whether a Post-LN stack tolerates it is reported
+        warmup: the warm-up steps to come (default: none)
+        ignore: a code that is not reported; can be repeated
+        json: one JSON object on stdout
+    """
+    findings = _findings(model, batch, lr, warmup, ignore or [])
+    if json:
+        print_json(findings.as_dict())
+    else:
+        _print(findings)
+    return 1 if findings.errors else 0
+
+
+def _findings(model: str, batch: str | None, lr: float | None, warmup: int | None, ignore: list[str]) -> "Findings":
+    if lr is not None and not 0 < lr < float("inf"):
+        raise UserError(f"--lr {lr:g}: expected a number above 0")
+    if warmup is not None and warmup < 0:
+        raise UserError(f"--warmup {warmup}: expected a number of steps, 0 or more")
+    with loading():
+        from isograd.lint import check
+        from isograd.lint.check import known_codes
+        from isograd.trace.inputs import as_inputs
+        from isograd.trace.load import load_callable, load_model
+
+        try:
+            with refusing(ValueError):
+                known_codes(ignore)
+        except UserError as error:
+            raise UserError(f"--ignore: {error}") from error
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
+                network = load_model(model)
+                inputs = as_inputs(load_callable(batch)()) if batch else None
+                return check(network, inputs, lr=lr, warmup=warmup, ignore=ignore, name=model)
+        except InputsError as error:
+            raise UserError(f"{batch or model}: {one_line(error)}") from error
+        except ModelError:
+            raise
+        except Exception as error:
+            what = f"it does not run on {batch or 'the inputs guessed for it'}"
+            raise UserError(f"{model}: {what}: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _print(findings: "Findings") -> None:
+    from rich.markup import escape
+    from rich.text import Text
+
+    console = output()
+    console.print(Text(findings.model, style="bold"))
+    if findings.placements:
+        rows = [[escape(cell) for cell in group] for group in _groups(findings)]
+        print_table(["sublayers", "placement", "formula"], rows, left=3)
+    for finding in findings:
+        console.print()
+        head = Text.assemble((finding.severity, _STYLES[finding.severity]), f" {finding.code}  ", finding.address)
+        console.print(head)
+        console.print(Text(f"  {finding.message}"))
+        console.print(Text(f"  -> {finding.remedy}"))
+        console.print(Text(f"  {finding.page}", style="dim"))
+    for line in findings.missed:
+        print(f"could not look at {line}", file=sys.stderr)
+    console.print()
+    console.print(Text(_summary(findings)))
+
+
+def _groups(findings: "Findings") -> list[tuple[str, str, str]]:
+    """Sublayers whose address differs by numbers only, of one placement, as one line."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for address, placement in findings.placements.items():
+        pattern = re.sub(r"\d+", "*", address)
+        groups.setdefault((pattern, placement, findings.formulas[address]), []).append(address)
+    return [
+        (f"{pattern}  ({len(found)})" if len(found) > 1 else found[0], placement, formula)
+        for (pattern, placement, formula), found in groups.items()
+    ]
+
+
+def _summary(findings: "Findings") -> str:
+    counts = {s: sum(f.severity == s for f in findings) for s in ("error", "warning", "info")}
+    said = [f"{n} {name}{'s' if n > 1 and name != 'info' else ''}" for name, n in counts.items() if n]
+    return f"{len(findings.placements)} sublayers: " + (", ".join(said) if said else "nothing found")

@@ -1,0 +1,168 @@
+"""A verb's command line from its function: the signature says the options, the docstring is the help.
+
+Positional parameters are arguments, keyword-only ones options (`layers: Count` is --layers N), `*words` any number of
+arguments, also after an option (RECIPE --json key=value). A bool is a switch; a list takes one value or more; a list
+of lists, or one marked EACH, may be given again; a Literal says its choices. In `Annotated`, a text is how the help
+calls the value, a function reads it.
+
+jsonargparse, which reads the recipes, makes parsers of functions as well; it takes neither `--seeds 0 1 2` nor a bare
+`--json` nor `*words`, and importing it takes longer than all of `isograd list`.
+"""
+
+import argparse
+import inspect
+import math
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from isograd.errors import nearest
+
+EACH = object()  # marks a list of which every value takes an option of its own: --ignore A --ignore B
+_COMMON = (
+    ("--import", "imports", "append", "a module to import first, such as one of yours that registers placements"),
+    ("--quiet", "quiet", "store_true", "no progress on stderr"),
+)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def finite(text: str) -> float:
+    """A number that is neither infinite nor NaN."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return number
+
+
+Count = Annotated[int, count, "N"]
+Number = Annotated[float, finite, "X"]
+Name = Annotated[str, "NAME"]
+File = Annotated[Path, "FILE"]
+Folder = Annotated[Path, "FOLDER"]
+Words = Annotated[str, "key=value"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong use is said in one line, with the option that may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} ('{self.prog} --help' shows all)", file=sys.stderr)
+        sys.exit(2)
+
+    def unknown(self, words: Iterable[str]) -> NoReturn:
+        options = [option for action in self._actions for option in action.option_strings]
+        near = {word: nearest(word.partition("=")[0], options) for word in words if word.startswith("-")}
+        hints = [f"did you mean {option}?" for option in near.values() if option]
+        self.error("; ".join([f"unrecognized arguments: {' '.join(words)}", *hints[:1]]))
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """The epilog as it was written; help texts in lines that do not break at hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+
+
+def parser_of(function: Callable[..., int], prog: str) -> Parser:
+    """The parser of a verb."""
+    summary, body, helps = documentation(function)
+    parser = Parser(prog=prog, description=summary, epilog=body, formatter_class=Help, allow_abbrev=False)
+    fill(parser, function, helps)
+    return parser
+
+
+def fill(parser: argparse.ArgumentParser, function: Callable[..., int], helps: dict[str, str]) -> None:
+    """Add the arguments of `function`, and those that every verb has."""
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        options = _options(hints[name]) | {"help": helps.get(name, "").replace("%", "%%")}
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            required = parameter.default is parameter.empty
+            default = {"required": True} if required else {"default": parameter.default}
+            parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **options, **default)
+        else:
+            options["metavar"] = options.get("metavar") or name.upper()
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                options["nargs"] = "*"
+            elif parameter.default is not parameter.empty:
+                options |= {"nargs": "?", "default": parameter.default}
+            parser.add_argument(name, **options)
+    for flag, name, action, text in _COMMON:
+        extra: dict[str, Any] = {"metavar": "MODULE", "default": []} if action == "append" else {}
+        parser.add_argument(flag, dest=name, action=action, help=text, **extra)
+
+
+def parse(
+    function: Callable[..., int], prog: str, words: Sequence[str]
+) -> tuple[Callable[[], int], argparse.Namespace]:
+    """The call that a command line asks for, and its options."""
+    parser = parser_of(function, prog)
+    options, rest = parser.parse_known_args(list(words))
+    parameters = inspect.signature(function).parameters.values()
+    several = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    if rest and (several is None or any(word.startswith("-") for word in rest)):
+        parser.unknown(rest)
+    values = vars(options)
+    plain = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    read = next((action.type for action in parser._actions if action.dest == several), None)
+    more = [*values[several], *(read(word) if callable(read) else word for word in rest)] if several else []
+    named = {p.name: values[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return lambda: function(*plain, *more, **named), options
+
+
+def documentation(function: Callable[..., Any]) -> tuple[str, str, dict[str, str]]:
+    """The summary, what follows it, and the help of each argument.
+
+    >>> def verb(*, layers: int) -> int:
+    ...     '''Train.
+    ...
+    ...     examples:
+    ...       isograd verb
+    ...
+    ...     Args:
+    ...         layers: how many,
+    ...             in all
+    ...     '''
+    >>> documentation(verb)
+    ('Train.', 'examples:\\n  isograd verb', {'layers': 'how many, in all'})
+    """
+    text, _, arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    summary, _, body = text.partition("\n")
+    found = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", arguments, re.MULTILINE)
+    return summary, body.strip("\n"), {name: " ".join(said.split()) for name, said in found}
+
+
+def _options(hint: Any) -> dict[str, Any]:
+    """A type as `add_argument` says it."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(one for one in get_args(hint) if one is not type(None))
+    extras: list[Any] = []
+    while get_origin(hint) is Annotated:
+        hint, *more = get_args(hint)
+        extras += more
+    called = next((extra for extra in reversed(extras) if isinstance(extra, str | tuple)), None)
+    names = {"metavar": called} if called else {}
+    if hint is bool:
+        return {"action": "store_true"}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if get_origin(hint) is list:
+        inner = _options(get_args(hint)[0]) | names
+        if EACH in extras or "nargs" in inner:
+            return inner | {"action": "append"}
+        return inner | {"nargs": "+"}
+    read = next((extra for extra in extras if callable(extra)), hint)
+    return {"type": read, "metavar": {int: "N", float: "X", Path: "FILE"}.get(hint)} | names

@@ -1,0 +1,138 @@
+"""`isograd theory`: the papers' claims about a stack at initialization, measured; a verdict each."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.markup import escape
+
+from isograd.cli.console import Bar, loading, output, print_json, print_table, warn
+from isograd.cli.parser import Count, Folder
+from isograd.errors import UserError
+
+if TYPE_CHECKING:
+    from isograd.theory import Claim, Verdict
+
+_THREADS = 1  # two wait for each other in products this small: 6.5 CPU minutes for 1.8, on busy cores
+
+
+def theory(
+    *claims: Annotated[str, "CLAIM"],
+    list: bool = False,  # noqa: A002  (it is --list)
+    negative_controls: bool = False,
+    seeds: Count | None = None,
+    out: Folder = Path("runs/theory"),
+    json: bool = False,
+) -> int:
+    """Measure the papers' claims about a stack at initialization: a verdict each.
+
+    examples:
+      isograd theory                              every claim: a table, and a page in runs/theory
+      isograd theory theorem-1 amplification
+      isograd theory --negative-controls          also networks for which each claim must be false
+      isograd theory --list
+
+    Exit code 1 where a verdict does not hold, or a negative control does. One thread; two minutes for all, four with
+    --negative-controls.
+
+    Args:
+        claims: default: all of them
+        list: name the claims, and measure nothing
+        negative_controls: measure the negative controls, too: networks for which each claim must be false
+        seeds: in place of each claim's own number; few seeds are noisy
+        out: default runs/theory
+        json: one JSON object on stdout
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: not a folder")
+    with loading():
+        from isograd.theory import chosen
+    found = chosen(claims)
+    if list:
+        _list(found, json)
+        return 0
+    out.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
+    return _measure(found, negative_controls, seeds, out, json)
+
+
+def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path, json: bool) -> int:
+    import torch
+
+    from isograd.report.theory_page import write_theory
+    from isograd.theory import negative_controls as refusals
+    from isograd.theory import verdicts
+
+    begun, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(min(_THREADS, threads))
+    try:
+        with Bar("measuring", sum(len(claim.cases) for claim in claims) * (1 + controls)) as bar:
+            found = _each(verdicts(claims, seeds), bar)
+            refused = _each(refusals(claims, seeds), bar, "negative control: ") if controls else []
+    finally:
+        torch.set_num_threads(threads)
+    rows, refused_rows = [whole(one) for one in found], [whole(one) for one in refused]
+    facts = _facts(time.perf_counter() - begun)
+    page = write_theory(out, [_about(claim) for claim in claims], rows, refused_rows, facts)
+    if json:
+        content = {"verdicts": [_short(row) for row in rows], "foils": [_short(row) for row in refused_rows]}
+        print_json(content | {"page": str(page), "facts": facts})
+    else:
+        _print(rows, refused_rows, page)
+    failed = [f"{one.claim} does not hold for {one.placement}" for one in found if not one.holds]
+    failed += [f"{one.claim} for {one.placement} does not refuse {one.subject}" for one in refused if one.holds]
+    for line in failed:
+        warn("theory", line)
+    return 1 if failed else 0
+
+
+def _each(found: "Iterable[Verdict]", bar: Bar, prefix: str = "") -> "list[Verdict]":
+    """Measure them, a line for each."""
+    kept = []
+    for one in found:
+        kept.append(one)
+        bar.end(f"{prefix}{one.claim}, {one.subject}: {one.measured:.4g} ({'holds' if one.holds else 'fails'})")
+    return kept
+
+
+def whole(verdict: "Verdict") -> dict[str, Any]:
+    """A verdict with its curve, as plain data."""
+    return verdict.row() | {"curve": vars(verdict.curve), "lines": [vars(line) for line in verdict.lines]}
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("curve", "lines")}
+
+
+def _about(claim: "Claim") -> dict[str, Any]:
+    names = ("name", "title", "source", "statement", "number", "how")
+    return {name: getattr(claim, name) for name in names} | {"axes": vars(claim.axes)}
+
+
+def _facts(seconds: float) -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("isograd", "torch")} | {"time": f"{seconds:.0f} s"}
+
+
+def _print(rows: "list[dict[str, Any]]", controls: "list[dict[str, Any]]", page: Path) -> None:
+    from isograd.report.theory_page import summary, verdict_table
+
+    table = verdict_table(rows, controls)
+    lines = [
+        [*map(escape, line), f"[{'green' if verdict == 'holds' else 'red'}]{verdict}[/]"]
+        for *line, verdict in table.lines
+    ]
+    print_table(table.header, lines, left=table.left)
+    output().print(f"\n{summary(rows, controls)} {escape(str(page))}", soft_wrap=True)
+
+
+def _list(claims: "list[Claim]", json: bool) -> None:
+    if json:
+        print_json({one.name: _about(one) | {"placements": [c.placement for c in one.cases]} for one in claims})
+        return
+    console = output(soft_wrap=True)
+    for claim in claims:
+        console.print(f"[bold]{claim.name}[/bold]  {escape(claim.title)}  [dim]{escape(claim.source)}[/dim]")
+        console.print(f"    {escape(claim.statement)}")
+        console.print(f"    [dim]{', '.join(case.placement for case in claim.cases)}: {escape(claim.number)}[/dim]")

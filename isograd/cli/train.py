@@ -1,0 +1,230 @@
+"""`isograd train RECIPE key=value ...`: one run, or with --dry-run what it will need."""
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isograd.cli.console import RunProgress, loading, output, print_json
+from isograd.cli.parser import Count, Folder, Words
+from isograd.errors import UserError
+
+if TYPE_CHECKING:
+    from isograd.train.forecast import Forecast
+    from isograd.train.run import Run
+
+Row = tuple[str, str, str]
+
+
+def train(
+    recipe: str | None = None,
+    *overrides: Words,
+    out: Folder | None = None,
+    keys: bool = False,
+    dry_run: bool = False,
+    world_size: Count | None = None,
+    json: bool = False,
+) -> int:
+    """Train one model from a recipe.
+
+    examples:
+      isograd train recipes/number-words.yaml
+      isograd train recipes/post-ln-collapses-without-warmup.yaml training.warmup=150
+      isograd train model.layers=36 training.lr=3e-4
+      isograd train recipes/normformer2021/clm-1.3b.yaml --dry-run --world-size 8
+      torchrun --standalone --nproc-per-node 2 -m isograd train RECIPE training.fsdp=true
+
+    Killed or interrupted, the same command goes on from the last checkpoint.
+
+    Args:
+        recipe: a YAML recipe (default: the defaults of every key)
+        overrides: such as model.layers=36
+        out: folder of the run (default: runs/NAME, NAME from recipe or settings)
+        keys: print every key with its value (with no recipe: its default), and stop
+        dry_run: print parameters, memory, tokens and learning rates, and stop; nothing is built
+        world_size: devices that --dry-run assumes (default: 1)
+        json: the outcome as one JSON object on stdout
+    """
+    from isograd.train.recipe import load_run
+
+    words = [word for word in (recipe, *overrides) if word]
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    run = load_run(path, words)
+    if keys:
+        import yaml
+
+        print(yaml.safe_dump(run.as_dict(), sort_keys=False), end="")
+        return 0
+    if dry_run:
+        return _forecast(run, world_size or 1, json)
+    if world_size is not None:
+        raise UserError("--world-size is read by --dry-run only; a run takes the processes that torchrun starts")
+    return _train(run, out, json)
+
+
+def _train(run: "Run", out: Path | None, json: bool) -> int:
+    with loading():
+        import torch
+        from accelerate import PartialState
+
+        from isograd.train.train import train as train_run
+
+    state = PartialState(cpu=not torch.cuda.is_available())
+    folder = out or Path("runs") / (run.name or run.folder_name())
+    with RunProgress([run.model.placement], run.training.steps, [folder]) as progress:
+        progress.console.quiet |= not state.is_main_process  # one voice of several
+        outcome = train_run(run, folder, partial(progress.step, 0), progress.validated)
+        progress.end(0, outcome)
+    if state.is_main_process:
+        if json:
+            print_json(outcome | {"folder": str(folder)})
+        else:
+            _print(outcome, folder)
+    return {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
+
+
+def _print(outcome: dict[str, Any], folder: Path) -> None:
+    if outcome["outcome"] == "failed":
+        print(f"failed: {outcome['error']} (see {folder}/error.txt)", file=sys.stderr)
+        return
+    named = {"final loss": outcome.get("final_loss"), "validation loss": outcome.get("validation_loss")}
+    losses = [f"{name} {loss:.4f}" for name, loss in named.items() if loss is not None]
+    if outcome.get("bleu") is not None:
+        losses.append(f"validation BLEU {outcome['bleu']:.1f}")
+    if outcome.get("score") is not None:
+        losses.append(f"{outcome['metric']} {outcome['score']:.4f} (majority-class baseline {outcome['majority']:.4f})")
+    print(", ".join([outcome["outcome"], *losses]))
+    from isograd.report import kept_weights
+
+    for line in kept_weights.lines(outcome):
+        print(line)
+    if outcome["outcome"] != "finished" and outcome.get("reason"):
+        print(f"{outcome['outcome']}: {outcome['reason']}")
+    print(f"folder: {folder}")
+
+
+def _forecast(run: "Run", devices: int, json: bool) -> int:
+    """What will be built, what a device holds, what the run takes; three tables, and the rates in a line."""
+    from isograd.train.forecast import forecast
+    from isograd.train.run import sharded_by
+
+    found = forecast(run, devices)
+    if json:
+        print_json(found.as_dict())
+        return 0
+    console = output()
+    console.print(f"[bold]{run.name or run.task}[/bold]  ", end="")
+    console.print(_shape(found), markup=False)
+    sharded = "sharded" if sharded_by(run.training) else "replicated" if devices > 1 else "whole"
+    each = "1 device" if devices == 1 else f"each of {devices} devices"
+    _table("parameters", _parameters(found))
+    _table(f"memory of {each}, {sharded}", _memory(found))
+    _table("training", _training(found))
+    console.print(f"\n[bold]learning rate[/bold]  {rates_in_words(found)}")
+    return 0
+
+
+def _table(title: str, rows: Iterable[Row]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(min_width=24)
+    table.add_column(justify="right", min_width=22)
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    output().print(f"\n[bold]{title}[/bold]")
+    output().print(table)
+
+
+def rates_in_words(found: "Forecast") -> str:
+    """The rate where the schedule turns, such as "0 in update 1, 0.0006 in update 750 (warm-up 750, polynomial)"."""
+    t, warmup = found.run.training, found.run.warmup_in_words
+    turns = ", ".join(f"{rate:.3g} in update {step:,}" for step, rate in found.rates)
+    return f"{turns} ({warmup}, {t.decay})" if turns else f"peak {t.lr:g}, {warmup}, {t.decay}"
+
+
+def bytes_in_words(count: float) -> str:
+    """Bytes as GiB or MiB.
+
+    >>> bytes_in_words(80 * 2**30), bytes_in_words(3 * 2**20)
+    ('80.0 GiB', '3.0 MiB')
+    """
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def _shape(found: "Forecast") -> str:
+    run, config = found.run, found.config
+    layers = f"{config.encoder_layers} + " if config.encoder_layers else ""
+    return (
+        f"{config.placement}, {layers}{config.num_hidden_layers} layers, width {config.hidden_size},"
+        f" {config.num_attention_heads} heads, feed-forward {config.intermediate_size},"
+        f" vocabulary {_up_to(run)}{config.vocab_size:,}, {run.training.precision}"
+    )
+
+
+def _up_to(run: "Run") -> str:
+    """What is known of the vocabulary's size before data are read."""
+    said = {None: "", "char": "of characters, taken as ", "subword-nmt": "of merges, taken as "}
+    return said.get(run.vocabulary, "up to ")
+
+
+def _parameters(found: "Forecast") -> Iterable[Row]:
+    from isograd.train.memory import PARTS
+
+    for part in PARTS:
+        if found.parts[part]:
+            yield part, f"{found.parts[part]:,}", f"{found.parts[part] / found.parameters:6.2%}"
+    yield "all", f"{found.parameters:,}", _scaled(found.parameters, "TBMk", 12)
+    yield "without embeddings", f"{found.non_embedding:,}", _scaled(found.non_embedding, "TBMk", 12)
+
+
+def _memory(found: "Forecast") -> Iterable[Row]:
+    from isograd.train.run import sharded_by
+    from isograd.train.zero import zero_of
+
+    m, t = found.memory, found.run.training
+    zero = zero_of(t)
+    kind = t.precision if zero and t.precision != "fp32" else "float32"
+    gathered = t.fsdp or (zero and zero.stage == 3)
+    again = "with" if t.gradient_checkpointing else "without"
+    for name, count, note in (
+        ("parameters", m.parameters, kind),
+        ("gradients", m.gradients, kind),
+        ("optimizer", m.optimizer, f"{t.optimizer}, and the parameters in float32" if zero else t.optimizer),
+        ("these three", m.static, f"ZeRO {zero.stage}" if zero else "exact"),
+        ("copies", m.copies, f"gathered, {t.precision}" if gathered else f"matrices in {t.precision}"),
+        ("buckets", m.buckets, "gradients being reduced"),
+        ("activations", m.activations, f"{again} gradient checkpointing"),
+        ("loss", m.loss, f"in chunks of {found.config.loss_chunk} rows"),
+        ("at most, all", m.total, "an estimate"),
+        ("calibration", m.calibration, f"before the first step{', on the host' if sharded_by(t) else ''}, float32"),
+    ):
+        if count:
+            yield name, bytes_in_words(count), note
+
+
+def _training(found: "Forecast") -> Iterable[Row]:
+    epochs = found.run.training.epochs
+    by_rows = epochs and found.run.counts_rows  # how many there are, only the data say
+    upper = "at most " if epochs else ""
+    if by_rows:
+        yield "epochs", f"{epochs:,}", "of rows not yet counted"
+    else:
+        yield "updates", f"{upper}{found.steps:,}", ""
+    yield "tokens per update", f"{found.tokens_per_update:,}", ""
+    yield "per forward pass of a device", f"{found.run.micro_tokens(found.devices):,}", "tokens"
+    if by_rows:
+        return
+    ratio = found.tokens / found.parameters
+    yield "tokens", f"{upper}{found.tokens:,}", _scaled(found.tokens, "TBMk", 12)
+    yield "tokens per parameter", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", ""
+    yield "arithmetic", f"{found.flops:.3g} FLOP", _scaled(found.flops, "ZEPTGM", 21, "FLOP")
+
+
+def _scaled(count: float, letters: str, power: int, unit: str = "") -> str:
+    """With the first letter that is small enough, each 1,000 times below the one before; nothing below the last."""
+    units = ((10 ** (power - 3 * i), letter) for i, letter in enumerate(letters))
+    return next((f"{count / size:.3g} {letter}{unit}" for size, letter in units if count >= size), "")
