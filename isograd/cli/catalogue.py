@@ -60,11 +60,12 @@ def show(placement: str, *shape: Words, json: bool = False) -> int:
         stacks = {"encoder": numbers(entry, n, "encoder", m), "decoder": numbers(entry, m, "decoder", n)}
     else:
         stacks = {"layers": numbers(entry, counts["layers"])}
+    lines = formulas(entry, cross=two, layers=counts["decoder" if two else "layers"])
     if json:
         print_json(
             {
                 "placement": placement,
-                "formulas": formulas(entry, cross=two),
+                "formulas": lines,
                 "final": final_formula(entry),
                 "legend": legend(entry),
                 "paper": entry.paper,
@@ -73,7 +74,7 @@ def show(placement: str, *shape: Words, json: bool = False) -> int:
         )
         return 0
     print(f"{placement}: {entry.about}\n{entry.paper}\n")
-    for kind, line in formulas(entry, cross=two).items():
+    for kind, line in lines.items():
         print(f"  {kind:<6} {line}")
     if final := final_formula(entry):
         print(f"  final  {final} after the last layer")
