@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isograd.files import finite
-from isograd.study.boundary import Boundary, Search, Verdict, next_rate, over_seeds
+from isograd.study.boundary import Boundary, RateSearch, Verdict, next_rate, over_seeds
 from isograd.train.run import Model
 from isograd.train.tasks.language import LanguageRun, TextTraining
 
@@ -16,7 +16,7 @@ Edges = Mapping[tuple[str, int], Sequence[float]]  # placement and warm-up -> th
 
 def headroom_of(edges: Edges, *, lr: float = 1e-3, warmup: int = 0, placement: str = "pre-ln") -> dict[str, Any]:
     """What a search finds where everything up to the edge trains, and at a hundredth of it is too slow."""
-    search = Search(start=lr)
+    search = RateSearch(start=lr)
     base = LanguageRun(model=Model(placement=placement), training=TextTraining(lr=lr, warmup=warmup))
     chains = [
         _chain(name, steps, seed, edge, search)
@@ -40,7 +40,7 @@ def headroom_of(edges: Edges, *, lr: float = 1e-3, warmup: int = 0, placement: s
     return json.loads(json.dumps(finite(content)))
 
 
-def _chain(placement: str, warmup: int, seed: int, edge: float, search: Search) -> dict[str, Any]:
+def _chain(placement: str, warmup: int, seed: int, edge: float, search: RateSearch) -> dict[str, Any]:
     seen: dict[float, Verdict] = {}
     while not isinstance(wanted := next_rate(seen, search), Boundary):
         slow = wanted < edge / 100 or (not edge and wanted < 1e-4)
