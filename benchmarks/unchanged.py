@@ -42,6 +42,7 @@ RENAMED: tuple[tuple[str, str], ...] = (  # patterns of paths in this record, an
     (r"/towers/", "/stacks/"),
     (r"/tower$", "/stack"),
     (r"/start_rms$", "/input_rms"),
+    (r"/foils/", "/negative_controls/"),
     (r"^(parity/.*)/writing/", r"\1/generated/"),
     (r"^(parity/.*)/holds$", r"\1/passed"),
 )

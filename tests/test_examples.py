@@ -31,7 +31,7 @@ def test_own_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         page = main(str(text), steps=2, out=tmp_path / "out").read_text(encoding="utf-8")
     finally:
         CATALOGUE.pop("peri-ln")
-    assert "x ← x + LN(Attn(LN(x)))" in page
+    assert "<i>x</i> + LN(Attn(LN(<i>x</i>)))" in page
 
 
 def test_probe_any_model() -> None:

@@ -80,7 +80,7 @@ def test_infinite_losses_rank_as_huge_ones(n: int, broken: int) -> None:
     whole = LOSSES[: n - broken]
     found, huge = (median_interval([*whole, *[value] * broken]) for value in (math.inf, 1e300))
     assert ends(found) == tuple(math.inf if end == 1e300 else end for end in ends(huge))
-    with np.errstate(invalid="ignore"):  # the foil: an interpolated quantile
+    with np.errstate(invalid="ignore"):  # negative control: an interpolated quantile
         assert np.isnan(np.quantile([*whole, math.inf, math.inf], 0.99))
 
 
@@ -145,7 +145,7 @@ def test_wilson_is_scipys(successes: int, n: int, level: float) -> None:
 def test_wilson_from_the_textbook(successes: int, n: int, low: float, high: float) -> None:
     """Newcombe 1998, Statistics in Medicine 17, table I, the score method without continuity correction."""
     assert ends(wilson(successes, n)) == pytest.approx((low, high), abs=5e-5)
-    rate = successes / n  # the foil: Wald's, as most reports have it
+    rate = successes / n  # negative control: Wald's, as most reports have it
     half = 1.96 * math.sqrt(rate * (1 - rate) / n)
     assert (rate - half, rate + half) != pytest.approx((low, high), abs=5e-4)
 

@@ -226,7 +226,7 @@ def verdicts(job: str, number: int) -> Rule:
 
     def rule(folders: Folders) -> Measured:
         found = json.loads((folders[job] / "theory.json").read_text())
-        rows, controls = found["verdicts"], next(found[key] for key in ("controls", "foils") if key in found)
+        rows, controls = found["verdicts"], found["negative_controls"]
         failed = [f"{row['claim']} ({row['placement']}): {row['measured']}" for row in rows if not row["holds"]]
         passed = [f"control of {row['claim']} ({row['placement']})" for row in controls if row["holds"]]
         said = f"{len(rows) - len(failed)} of {len(rows)} verdicts hold,"

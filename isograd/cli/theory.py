@@ -75,7 +75,10 @@ def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path
     facts = _facts(time.perf_counter() - begun)
     page = write_theory(out, [_about(claim) for claim in claims], rows, refused_rows, facts)
     if json:
-        content = {"verdicts": [_short(row) for row in rows], "foils": [_short(row) for row in refused_rows]}
+        content = {
+            "verdicts": [_short(row) for row in rows],
+            "negative_controls": [_short(row) for row in refused_rows],
+        }
         print_json(content | {"page": str(page), "facts": facts})
     else:
         _print(rows, refused_rows, page)

@@ -35,7 +35,7 @@ def write_theory(out: Path, claims: Rows, verdicts: Rows, controls: Rows, facts:
         the path of the page.
     """
     out.mkdir(parents=True, exist_ok=True)
-    content = {"verdicts": verdicts, "foils": controls, "claims": claims, "facts": facts}
+    content = {"verdicts": verdicts, "negative_controls": controls, "claims": claims, "facts": facts}
     write_text(out / "theory.json", json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
     page = Page(
         title="Theory, measured",

@@ -22,7 +22,7 @@ def test_json_a_page_and_figures(tmp_path: Path) -> None:
     for row in content["verdicts"]:
         assert {"claim", "placement", "predicted", "measured", "tolerance", "holds"} <= set(row)
         assert row["holds"] is True and row["tolerance"][0] <= row["measured"] <= row["tolerance"][1]
-    assert [row["holds"] for row in content["foils"]] == [False, False]
+    assert [row["holds"] for row in content["negative_controls"]] == [False, False]
     assert content["page"] == str(out / "theory.html")
     page = (out / "theory.html").read_text()
     assert page.count("<svg") == 2 and page.count('class="good">holds') == 2 and "gelu: 0.96" in page

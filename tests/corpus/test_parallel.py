@@ -387,7 +387,7 @@ def test_a_real_corpus() -> None:
 
 
 def test_loss_by_place_by_hand() -> None:
-    """Counts by place, smoothed by the frequencies; the foil: places shifted by one change it."""
+    """Counts by place, smoothed by the frequencies; negative control: places shifted by one change it."""
     rows = [[4, 5, 3], [4, 6, 6, 3], [5, 3]]
     held = [[4, 5, 3], [6, 3]]
     counts = {(t, v): 0 for t in range(5) for v in range(7)}

@@ -79,7 +79,7 @@ def test_fill_on_lengths_like_iwslt(pool: int, least: float) -> None:
 
 
 def test_random_batches_are_what_the_sorting_is_for() -> None:
-    """The foil: pools of one pair each are not sorted at all."""
+    """Negative control: pools of one pair each are not sorted at all."""
     source, target = pairs(like_iwslt(2_000))
     unsorted = TokenBatches(source, target, tokens=4096, pad=PAD, seed=0, pool=1)
     assert len(unsorted) == 2_000  # a pool is cut on its own, so a pool of one is a batch of one

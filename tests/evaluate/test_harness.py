@@ -89,7 +89,7 @@ def test_texts_longer_than_the_model_reads(tmp_path: Path) -> None:
     assert answers[0][0] == pytest.approx(log_likelihood(model, tokenizer, "a wolf", " ran"), abs=1e-4)
     assert answers[1][0] == pytest.approx(by_hand(model, tokenizer, context, rest, len(rest)), abs=1e-4)
     assert answers[2][0] == pytest.approx(by_hand(model, tokenizer, context, long, SHORT // 2), abs=1e-4)
-    cut = by_hand(model, tokenizer, context, long[-SHORT:], SHORT)  # the foil: what is left of it on the right
+    cut = by_hand(model, tokenizer, context, long[-SHORT:], SHORT)  # negative control: what is left of it on the right
     assert abs(answers[2][0] - cut) > 1
     assert (scorer.texts, scorer.truncated, scorer.pieced) == (3, 2, 1)
 

@@ -70,7 +70,7 @@ def test_an_accuracy_is_that_of_the_sums(
 def test_another_prompt_chooses_otherwise(
     task: str, loaded: tuple[Any, Any], exact: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    """The foil: the check above sees a prompt that is off by a capital, a space or a line."""
+    """Negative control: the check above sees a prompt that is off by a capital, a space or a line."""
     rows = items.items(task)
     for row in rows:
         row[LABEL[task]] = argmax([log_likelihood(*exact, *pair) for pair in wrong_prompts(task, row)])
@@ -126,7 +126,7 @@ def test_blimp(loaded: tuple[Any, Any], exact: tuple[Any, Any], tmp_path: Path) 
 
 
 def test_another_start_chooses_otherwise(loaded: tuple[Any, Any], exact: tuple[Any, Any], tmp_path: Path) -> None:
-    """The foil of </s> before a text: the harness' own default, <s>, which isograd's trainings never show."""
+    """The negative control of </s> before a text: the harness' own default, <s>, which isograd's runs never show."""
     write(tmp_path, "blimp", blimp(exact, prefix="<s>"))
     (score,) = scored(loaded, tmp_path).scores
     assert score.value != pytest.approx(1 - 2 / COUNT)

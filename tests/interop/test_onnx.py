@@ -87,7 +87,7 @@ def test_it_needs_onnxruntime_alone(language: tuple[Any, Path]) -> None:
 
 
 def test_it_reads_to_the_left_and_where_the_mask_allows(language: tuple[Any, Path]) -> None:
-    """Foils: a later token changes nothing before it, a token under the mask nothing at all, one that counts does."""
+    """A later token changes nothing before it, a token under the mask nothing at all; one that counts does."""
     _, folder = language
     run, ids = OnnxModel(folder), build.tokens(1, 6)
     other = ids.clone()

@@ -39,7 +39,7 @@ def test_a_loss_that_breaks(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_returns_to_the_entropy(tmp_path: Path) -> None:
-    """The foil is a higher entropy: to this one the same loss has not come back, and it never jumps."""
+    """The negative control is a higher entropy: to this one the same loss has not come back, and it never jumps."""
     end = lr_range.end_of(read_run(run(tmp_path, "post-ln", 0, RETURNS)))
     means = [sum(RETURNS[i - 10 : i]) / 10 for i in range(10, len(RETURNS) + 1)]
     learnt = next(i for i, mean in enumerate(means) if mean < ENTROPY - 0.1)

@@ -95,7 +95,7 @@ def test_only_failures(tmp_path: Path) -> None:
     assert report.summary[0] == "All 12 cells have ended (3 seeds): 12 failed."
     assert report.summary[1].startswith("Failed, and counted in nothing else: out of memory <b> (10 cells); out of mem")
     assert "out of memory <b> (10 cells)" in checked(report.page).text
-    assert list(failures(read_study(written(tmp_path / "foil", AXES)))) == []
+    assert list(failures(read_study(written(tmp_path / "control", AXES)))) == []
 
 
 def test_one_cell(tmp_path: Path) -> None:

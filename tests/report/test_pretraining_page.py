@@ -57,7 +57,9 @@ def test_a_masked_page_shows_what_a_language_page_shows(masked: Path, compared: 
     for mine, theirs in zip(arms(masked), arms(compared), strict=True):
         assert mine.task == "masked"
         assert mine.profile("gradient_mean_abs", "ffn", at_start, "encoder")[0] == [1, 2, 3]
-        assert mine.profile("gradient_mean_abs", "ffn", at_start, "decoder")[0] == []  # the foil: the other tower
+        assert (
+            mine.profile("gradient_mean_abs", "ffn", at_start, "decoder")[0] == []
+        )  # negative control: the other tower
         for name in ("profile", "level"):
             args = ("gradient_mean_abs", "ffn") if name == "profile" else ()
             assert getattr(mine, name)(*args, at_end, "encoder") == getattr(theirs, name)(*args, at_end, "decoder")

@@ -100,7 +100,7 @@ def test_what_is_broken_is_told_and_nothing_else_lost(study: Path, edit: Edit, t
 
 
 def test_what_is_in_neither_is_one_cell_less(study: Path) -> None:
-    """The foil: a cell without a row and with half a file is left out, and the other eleven are there."""
+    """Negative control: a cell without a row and with half a file is left out, and the other eleven are there."""
     whole, cells = ends(read_study(study)), names(study)
     half_written(study, cells)
     no_ledger(study, cells)

@@ -187,7 +187,7 @@ def test_a_rate_at_which_nothing_trained_is_in_sight(tmp_path: Path) -> None:
 
 
 def test_no_rate_is_best_where_a_collapse_ends_lower(tmp_path: Path) -> None:
-    """A rate too small for its steps ends above the unigram entropy, and is called finished; its foil ends below."""
+    """A rate too small for its steps ends above the unigram entropy, and is called finished; its control ends below."""
     axes: Row = {"model.placement": ["post-ln", "pre-ln"], "training.lr": [1e-4, 1e-3]}
 
     def rule(values: Row, seed: int) -> float | str:

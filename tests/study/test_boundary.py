@@ -71,7 +71,7 @@ def test_a_start_that_looks_slow_and_is_too_large() -> None:
 
 
 def test_too_coarse_a_bracket_would_be_seen() -> None:
-    """The foil: a search told to stop at a factor of four misses the same precision."""
+    """Negative control: a search told to stop at a factor of four misses the same precision."""
     found, _ = searched(trains_between(1e-5, 2.3e-3), RateSearch(start=1e-3, precision=4))
     assert found.low is not None and found.high is not None and found.high / found.low > 1.25
 
@@ -206,7 +206,7 @@ def test_slow_and_undecided_are_told_apart_by_time() -> None:
 
 
 def test_a_warm_up_counts_for_what_it_is() -> None:
-    """The same losses: by steps it came late, by rate x steps at once. The foil is the constant rate."""
+    """The same losses: by steps it came late, by rate x steps at once. The negative control is the constant rate."""
     losses = falling(3.0, 50) + [3.0] * 50
     warm = [1e-3 * min(1.0, step / 50) ** 2 for step in range(1, 101)]
     assert verdict_of("undecided", losses, [1e-3] * 100, ENTROPY) == "slow"

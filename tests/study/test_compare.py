@@ -86,9 +86,9 @@ def test_same_start_and_same_data_order(planned: Plan) -> None:
         weights = load_file(arm.folder / "model/model.safetensors")
         for name in matrices:
             assert torch.allclose(weights[name], start[name], rtol=0, atol=1e-20), (arm.label, name)
-    foil = planned(lr=1e-30, placements=["post-ln"], seeds=[1])
-    trained(foil)
-    assert set(losses(foil[0])).isdisjoint(losses(one[0]))
+    control = planned(lr=1e-30, placements=["post-ln"], seeds=[1])
+    trained(control)
+    assert set(losses(control[0])).isdisjoint(losses(one[0]))
 
 
 def test_what_has_ended_is_not_trained_again(planned: Plan) -> None:

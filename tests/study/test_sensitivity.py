@@ -37,7 +37,7 @@ def test_sensitivity_by_hand() -> None:
 def test_a_divergence_counts_as_the_start_and_so_does_what_is_worse() -> None:
     assert sensitivity(CURVE | {1e-2: 4.2}, start=4.2) == sensitivity(CURVE, start=4.2)
     assert sensitivity(CURVE | {1e-2: 17.0}, start=4.2) == sensitivity(CURVE, start=4.2)
-    dropped = {rate: loss for rate, loss in CURVE.items() if math.isfinite(loss)}  # the foil
+    dropped = {rate: loss for rate, loss in CURVE.items() if math.isfinite(loss)}  # negative control
     assert sensitivity(dropped, start=4.2) < sensitivity(CURVE, start=4.2)
 
 

@@ -108,7 +108,7 @@ def population(x: Tensor) -> Tensor:
     return ((x - x.mean()) ** 2).mean()
 
 
-FOILS = {
+CONTROLS = {
     "unbiased": lambda x: x.var(),
     "second moment": lambda x: x.square().mean(),
     "per token": lambda x: x.var(-1, unbiased=False).mean(),
@@ -118,7 +118,7 @@ FOILS = {
 
 def causal(**options: Any) -> Any:
     network = spoiled(model(placement="admin", num_hidden_layers=3, scale_embedding=True, **options))
-    with torch.no_grad():  # a mean that is not zero, or some of the foils would be true
+    with torch.no_grad():  # a mean that is not zero, or some of the controls would be true
         network.model.embedding.positions.weight.add_(0.3)
     return network
 
@@ -136,11 +136,11 @@ def test_double_precision_stays_double() -> None:
     assert calibrate(network, {"input_ids": ids})["decoder"] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", FOILS)
+@pytest.mark.parametrize("name", CONTROLS)
 def test_foils_other_variances_are_seen(name: str) -> None:
     network, ids = causal(), tokens(3, 9)
     got = calibrate(network, {"input_ids": ids})["decoder"][1:]
-    wrong = recursion(network, ids, FOILS[name])[1:]
+    wrong = recursion(network, ids, CONTROLS[name])[1:]
     assert max(abs(a / b - 1) for a, b in zip(got, wrong, strict=True)) > 1e-4
 
 

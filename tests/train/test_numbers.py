@@ -78,8 +78,8 @@ def test_clipping_is_torchs_and_the_logged_norm_stands_before_it(
 
 def test_label_smoothing_by_hand(tmp_path: Path) -> None:
     agree(small(training={**SGD, "label_smoothing": 0.1}), tmp_path / "smooth", smoothing=0.1)
-    with pytest.raises(AssertionError):  # the foil
-        agree(small(training={**SGD, "label_smoothing": 0.1}), tmp_path / "foil", smoothing=0.0)
+    with pytest.raises(AssertionError):  # negative control
+        agree(small(training={**SGD, "label_smoothing": 0.1}), tmp_path / "control", smoothing=0.0)
 
 
 def test_validation_is_not_smoothed(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_fairseqs_update_runs_at_the_rate_after_the_one_before(name: str) -> Non
     total = options["steps"]
     got = rates(total, first="fairseq", **options)
     assert same(got, [rule(n) for n in range(total)])
-    assert not same(got, [rule(n) for n in range(1, total + 1)])  # the foil: one update off
+    assert not same(got, [rule(n) for n in range(1, total + 1)])  # negative control: one update off
     if options.get("warmup"):
         assert got[0] == pytest.approx(options.get("warmup_from", 0.0), rel=1e-12)
         assert not same(got, rates(total, **options))

@@ -56,7 +56,7 @@ def test_parameters_are_those_of_the_model(name: str, head: str, shape: str) -> 
 
 
 def test_the_count_depends_on_every_option() -> None:
-    """The foil: one option less, and another number."""
+    """Negative control: one option less, and another number."""
     config = model("seq2seq", placement="normformer-resscale", random=False, **SHAPES["wide"]).config
     full = sum(parameters(config, "translation").values())
     for key, value in {"hidden_size": TINY["hidden_size"], "num_hidden_layers": 2, "encoder_layers": 2}.items():

@@ -101,7 +101,7 @@ def test_gradients_before_clipping_and_behind_accumulation(parts: int, clip: flo
     assert [r["grad_norm"] for r in rows] == pytest.approx([r["grad_norm"] for r in logged], rel=1e-5)
     expected = by_hand(tmp_path / "hand", parts)
     assert (rows[0]["loss"], rows[0]["grad_norm"]) == pytest.approx(expected, rel=1e-5)
-    assert rows[0]["grad_norm"] > 0.1  # the foil: clipped it would be 1e-3
+    assert rows[0]["grad_norm"] > 0.1  # negative control: clipped it would be 1e-3
 
 
 def test_a_watched_training_is_bit_equal(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_collapse_is_told_early(tmp_path: Path) -> None:
     assert warning["layer"] == "model.layers.0"
     (row,) = read_rows(tmp_path / "post/warnings.jsonl")
     assert {name: row[name] for name in warning} == warning
-    train(deep("pre-ln"), tmp_path / "pre")  # the foil
+    train(deep("pre-ln"), tmp_path / "pre")  # negative control
     assert outcome(tmp_path / "pre")["warning"] is None
     assert not (tmp_path / "pre/warnings.jsonl").exists()
 

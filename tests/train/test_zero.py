@@ -134,7 +134,7 @@ def test_two_processes_compute_what_ddp_does(tmp_path: Path) -> None:
         state = IsogradForCausalLM.from_pretrained(theirs / "model").state_dict()
         for key, value in weights(mine).items():
             torch.testing.assert_close(state[key], value, rtol=0, atol=2e-5)
-    assert losses(tmp_path / "pairs/no-decay") != pytest.approx(losses(mine), rel=1e-5)  # the foil
+    assert losses(tmp_path / "pairs/no-decay") != pytest.approx(losses(mine), rel=1e-5)  # negative control
     assert losses(tmp_path / "pairs/bf16") == pytest.approx(losses(mine), rel=0.02)
     assert outcome(tmp_path / "pairs/too-fast")["outcome"] == "diverged"  # though the engine leaves its weights finite
 
