@@ -67,7 +67,7 @@ def random_sample(model: nn.Module, *, batches: int = 2, longest: int = _LONGEST
     config: Any = model.config
     draw = torch.Generator().manual_seed(seed)
     source, target = (_words(config, side) for side in ("source", "target"))
-    length, target_length = _lengths(config, longest)
+    length, target_length = _lengths(model, longest)
 
     def rows(words: Tensor, time: int) -> list[list[int]]:
         return [words[torch.randint(len(words), (_at_least_one(time * s),), generator=draw)].tolist() for s in _SHORTER]
@@ -88,7 +88,7 @@ def text_sample(
         InteropError: no line has a token.
     """
     config: Any = model.config
-    length, target_length = _lengths(config, longest)
+    length, target_length = _lengths(model, longest)
     wanted = [line for line in lines if line.strip()][: batches * len(_SHORTER)]
     read = [[_ids(side, line) for line in wanted] for side in sides(tokenizer)]
     rows = [(a[:length], b[:target_length]) for a, b in zip(*read, strict=True) if a and b]
@@ -112,15 +112,13 @@ def _sample(kind: str, model: nn.Module, pairs: Sequence[Sequence[Rows]], draw: 
             target_batch = _padded([[pad if begin is None else begin, *row[:-1]] for row in target], pad)
             batch |= {f"decoder_{name}": value for name, value in target_batch.items()}
         else:
-            time = min(_PROMPT, (_positions(config) + 1) // 2, *map(len, source))
+            time = min(_PROMPT, (_positions(model, config) + 1) // 2, *map(len, source))
             prompts.append(_padded([row[:time] for row in source], pad))
             if types > 1:
                 batch["token_type_ids"] = torch.randint(types, batch["input_ids"].shape, generator=draw)
         batches.append(batch)
     writes = _generates(model) and not (config.is_encoder_decoder and begin is None)
-    return Sample(
-        kind=kind, batches=batches, prompts=prompts if writes else (), new_tokens=_new_tokens(config, prompts)
-    )
+    return Sample(kind=kind, batches=batches, prompts=prompts if writes else (), new_tokens=_new_tokens(model, prompts))
 
 
 def _padded(rows: list[list[int]], pad: int) -> dict[str, Tensor]:
@@ -144,20 +142,29 @@ def _words(config: Any, side: str) -> Tensor:
     return torch.tensor([i for i in range(rows) if i not in special] or [0])
 
 
-def _lengths(config: Any, longest: int) -> tuple[int, int]:
+def _lengths(model: nn.Module, longest: int) -> tuple[int, int]:
     """Tokens of a source, and of a target, which is shorter: a mix-up of the two is an error, not a number."""
+    config: Any = model.config
     own = config.of("encoder") if hasattr(config, "of") and config.is_encoder_decoder else config
-    first, second = (min(longest, _positions(c)) for c in (own, config))
+    first, second = (min(longest, _positions(model, c)) for c in (own, config))
     return first, min(second, max(1, first - 2))
 
 
-def _new_tokens(config: Any, prompts: Sequence[Batch]) -> int:
+def _new_tokens(model: nn.Module, prompts: Sequence[Batch]) -> int:
+    config: Any = model.config
     read = 1 if config.is_encoder_decoder else max(prompt["input_ids"].shape[1] for prompt in prompts)
-    return max(1, min(24, _positions(config) - read))
+    return max(1, min(24, _positions(model, config) - read))
 
 
-def _positions(config: Any) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or _LONGEST)
+def _positions(model: nn.Module, config: Any) -> int:
+    """Tokens that have a position; RoBERTa's table counts from the row after its padding."""
+    rows = int(getattr(config, "max_position_embeddings", None) or _LONGEST)
+    pads = [
+        table.padding_idx
+        for name, table in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding)
+    ]
+    return rows - max((pad + 1 for pad in pads if pad is not None), default=0)
 
 
 def _generates(model: Any) -> bool:
