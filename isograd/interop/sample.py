@@ -87,7 +87,6 @@ def text_sample(
     Raises:
         InteropError: no line has a token.
     """
-    config: Any = model.config
     length, target_length = _lengths(model, longest)
     wanted = [line for line in lines if line.strip()][: batches * len(_SHORTER)]
     read = [[_ids(side, line) for line in wanted] for side in sides(tokenizer)]
