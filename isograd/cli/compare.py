@@ -203,10 +203,11 @@ _OPTIONS = {
 def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, Any]]:
     """How each arm ended."""
     from isograd.study.compare import compare as compare_arms
+    from isograd.train.tasks import task_of
 
     with loading():
         import isograd.study.workers  # noqa: F401  (what takes long)
-    several = len({arm.run.seed for arm in arms}) > 1 or arms[0].run.task == "classification"
+    several = len({arm.run.seed for arm in arms}) > 1 or task_of(arms[0].run).scored
     labels = [arm.label + (f", seed {arm.run.seed}" if several else "") for arm in arms]
     try:
         with RunProgress(labels, arms[0].run.training.steps, [arm.folder for arm in arms]) as progress:

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from isograd.files import finite, write_text
@@ -89,7 +89,7 @@ def _page(arms: Sequence[ArmFiles], title: str | None, reference: str | None, ev
         subtitle=subtitle(arms, text),
         sections=[
             Section(name="results", title="Results", sentence=_caption(arms, about.entropy), table=results_table(arms)),
-            *filter(None, (maker(about) for maker in KINDS.get(kind_name(arms), KINDS["language"]).sections)),
+            *filter(None, (maker(about) for maker in makers(arms))),
             Section(name="formulas", title="Placements", sentence=_FORMULA, table=_formulas(arms)),
             Section(name="settings", title="Settings and provenance", table=_settings(arms, text)),
         ],
@@ -136,13 +136,13 @@ def _formulas(arms: Sequence[ArmFiles]) -> Table | None:
 def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
     """A row of results.json: settings, those in which the arms differ (`more`) under their dotted keys, the outcome."""
     model, training = run["model"], run["training"]
-    encoder = model.get("encoder_layers")
+    task, encoder = TASKS[arm.task], model.get("encoder_layers")
     found = {
         "arm": arm.label,
         "task": arm.task,
         "placement": model["placement"],
-        "encoder_layers": (model["layers"] if encoder is None else encoder) if arm.task == "translation" else None,
-        "layers": None if arm.task == "classification" else model["layers"],
+        "encoder_layers": (model["layers"] if encoder is None else encoder) if len(task.stacks) > 1 else None,
+        "layers": model["layers"] if "model.layers" in task.needed else None,
         "lr": training["lr"],
         "warmup": training["warmup"],
         "steps": training["steps"],
@@ -230,19 +230,6 @@ _RANGE_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What the page of a task's runs shows beside its columns.
-
-    Attributes:
-        caption: of the table.
-        sections: in their order, the main figure first.
-    """
-
-    caption: str
-    sections: tuple[Maker, ...]
-
-
 def compared(about: Subject) -> Section | None:
     """Every arm against the reference arm, seed by seed; None of a single seed."""
     found, measure = comparisons(about.arms, about.reference), measure_of(about.arms)
@@ -281,36 +268,27 @@ _OUTCOMES = (
     " often each token occurs (1 nat = 1.44 bits). Diverged: a loss was not finite, or rose and did not come"
     " back. Undecided: the run is too short to tell."
 )
-_OVER_DEPTH = tuple(DEPTH.values())
 RANGE_TEST = "range-test"
-KINDS: Mapping[str, Kind] = {
-    "language": Kind(
-        caption=f"Final loss: mean of the last 20 steps, nats per token. {_OUTCOMES} {_FIRST_LAST}",
-        sections=(figures.loss, compared, equal_loss.section, *_OVER_DEPTH),
-    ),
-    "masked": Kind(
-        caption="Final loss: mean of the last 20 steps, nats per masked token; perplexity: exp of the validation loss."
-        f" {_OUTCOMES} {_FIRST_LAST}",
-        sections=(figures.loss, compared, equal_loss.section, *_OVER_DEPTH),
-    ),
-    "translation": Kind(
-        caption="Validation loss (nats per target token, without label smoothing), perplexity and BLEU (sacrebleu,"
-        " detokenized) of held-out pairs, of the weights that were kept; training loss: mean of the last 20 steps."
-        f" {_OUTCOMES} {_FIRST_LAST}",
-        sections=(figures.validation, figures.loss, compared, *_OVER_DEPTH),
-    ),
-    "classification": Kind(
-        caption="The task's score on its dev part over the seeds; failed runs: not above the majority-class baseline,"
-        " or diverged (a loss was not finite); validation loss: cross-entropy in nats, of scores mean squared error.",
-        sections=(finetuning.scores, finetuning.worth, figures.loss, *_OVER_DEPTH),
-    ),
-    RANGE_TEST: Kind(
-        caption="Learning rate reached: that of the step at which the loss diverged, or returned to the unigram entropy"
-        " (the loss of a model that knows only how often each token occurs); the highest one where the run was stable."
-        f" Not trained: the loss was never 0.10 nat below the unigram entropy. {_FIRST_LAST}",
-        sections=(lr_range.curves, lr_range.ratio_section, *_OVER_DEPTH),
-    ),
+_RANGE_CAPTION = (
+    "Learning rate reached: that of the step at which the loss diverged, or returned to the unigram entropy"
+    " (the loss of a model that knows only how often each token occurs); the highest one where the run was stable."
+    f" Not trained: the loss was never 0.10 nat below the unigram entropy. {_FIRST_LAST}"
+)
+CHARTS: Mapping[str, Maker] = {  # above those over depth; which of them a page has, `Task.charts` says
+    "validation": figures.validation,
+    "loss": figures.loss,
+    "comparison": compared,
+    "equal-loss": equal_loss.section,
+    "scores": finetuning.scores,
+    "worth": finetuning.worth,
 }
+
+
+def makers(arms: Sequence[ArmFiles]) -> tuple[Maker, ...]:
+    """Of the page's sections, in their order, the main figure first."""
+    if kind_name(arms) == RANGE_TEST:
+        return lr_range.curves, lr_range.ratio_section, *DEPTH.values()
+    return *(CHARTS[name] for name in TASKS[arms[0].task].charts), *DEPTH.values()
 
 
 def kind_name(arms: Sequence[ArmFiles]) -> str:
@@ -354,7 +332,15 @@ def _cell(column: Column, arm: ArmFiles) -> str:
 def _caption(arms: Sequence[ArmFiles], entropy: float | None) -> str:
     seeds = " Of several seeds the mean, and lowest to highest." if any(len(arm.runs) > 1 for arm in arms) else ""
     known = "" if entropy is None else f" Unigram entropy here: {entropy:.3f} nats."
-    return KINDS.get(kind_name(arms), KINDS["language"]).caption + seeds + known
+    return _about_table(arms) + seeds + known
+
+
+def _about_table(arms: Sequence[ArmFiles]) -> str:
+    if kind_name(arms) == RANGE_TEST:
+        return _RANGE_CAPTION
+    task = TASKS[arms[0].task]
+    own = task.captions["page"]
+    return own if task.scored else f"{own} {_OUTCOMES} {_FIRST_LAST}"
 
 
 # ------------------------------------------------------------------------------------------------------------ sentences
@@ -362,10 +348,9 @@ def _caption(arms: Sequence[ArmFiles], entropy: float | None) -> str:
 
 def headline(arms: Sequence[ArmFiles]) -> str:
     """What trained, in one sentence. Who differs from whom is a verdict."""
-    name = kind_name(arms)
-    if name == "classification":
+    if TASKS[arms[0].task].scored:
         return finetuning.headline(arms)
-    if name == RANGE_TEST:
+    if kind_name(arms) == RANGE_TEST:
         highest = max(arms, key=lambda arm: max([end.rate for end in map(lr_range.end_of, arm.runs) if end], default=0))
         return f"Highest learning rate reached: {_rate(highest)}, by {highest.label}."
     measure = TASKS[arms[0].task].judged
@@ -402,7 +387,7 @@ def _missing(arm: ArmFiles) -> str:
 def warnings(arms: Sequence[ArmFiles]) -> list[str]:
     """What a reader must not miss."""
     found = list(kept_weights.warnings(arms))
-    if kind_name(arms) in ("classification", RANGE_TEST):
+    if TASKS[arms[0].task].scored or kind_name(arms) == RANGE_TEST:
         return []
     if len(arms) > 1 and len({run.run["seed"] for arm in arms for run in arm.runs}) == 1:
         found.append("One seed: differences of a few hundredths between arms mean nothing.")
@@ -419,6 +404,6 @@ def _overfits(arm: ArmFiles) -> bool:
 def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator[str]:
     """The verdicts of all sections."""
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
-    for maker in KINDS.get(kind_name(arms), KINDS["language"]).sections:
+    for maker in makers(arms):
         section = maker(about)
         yield from section.verdicts if section else ()

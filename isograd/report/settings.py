@@ -14,7 +14,8 @@ def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
         text: the facts of the data, where they are known.
     """
     seeds = sorted({r.run["seed"] for a in arms for r in a.runs})
-    said = _translation(arms, text) if arms[0].task == "translation" else _SAID.get(arms[0].task, _language)(arms)
+    run = arms[0].first.run
+    said = _translation(arms, text) if "pairs" in run else _tuned(arms) if "glue" in run else _language(arms)
     return (
         f"{said}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
         " The same data order and initialization seed for all arms."
@@ -24,7 +25,8 @@ def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
 def settings(arms: Sequence[ArmFiles], text: Row | None) -> Iterator[tuple[str, str]]:
     """Names and values: the data, each section of the recipe, versions and hardware."""
     yield from _data(text) if text else ()
-    for section in ("model", "data", "pairs", "search", "glue", "training"):
+    sections = [name for name, content in arms[0].first.run.items() if isinstance(content, dict)]
+    for section in sections:
         keys = [key for key, _ in flat({section: arms[0].first.run.get(section, {})}) if key not in ALWAYS]
         if keys:
             yield section, ", ".join(f"{key.partition('.')[2]} {_each(arms, key)}" for key in keys)
@@ -39,23 +41,21 @@ def differing(arms: Sequence[ArmFiles]) -> list[str]:
 
 
 def _language(arms: Sequence[ArmFiles]) -> str:
+    """The shape and the data, with what is masked and how sequences are cut as far as the runs say it."""
+
     def of(key: str) -> str:
         return _each(arms, key)
 
-    return (
+    said = [
         f"{of('model.layers')} layers, width {of('model.width')}, {of('model.heads')} heads; sequences of"
         f" {of('data.length')} ({of('data.level')} level), batch {of('training.batch')}, {of('training.optimizer')}"
         f" at LR {of('training.lr')}, {of('training.steps')} steps"
-    )
-
-
-def _masked(arms: Sequence[ArmFiles]) -> str:
-    """What is masked and how sequences are cut, as far as the runs say it."""
+    ]
     names = {"data.mask": "masked {}", "data.mask_random": "of these random {}", "data.mask_kept": "kept {}"}
     values = {key: _each(arms, key) for key in (*names, "data.packing") if _known(arms, key)}
-    said = [names[key].format(values[key]) for key in names if key in values]
-    said += [f"packing {values['data.packing']}"] if "data.packing" in values else []
-    return "; ".join([_language(arms), *([", ".join(said)] if said else [])])
+    masked = [names[key].format(values[key]) for key in names if key in values]
+    masked += [f"packing {values['data.packing']}"] if "data.packing" in values else []
+    return "; ".join([*said, *([", ".join(masked)] if masked else [])])
 
 
 def _known(arms: Sequence[ArmFiles], key: str) -> bool:
@@ -71,9 +71,6 @@ def _tuned(arms: Sequence[ArmFiles]) -> str:
         f"{of('glue.task')}, fine-tuned from {of('glue.model')}; at most {of('glue.length')} tokens, batch"
         f" {of('training.batch')}, {of('training.optimizer')} at LR {of('training.lr')}, {epochs}"
     )
-
-
-_SAID = {"masked": _masked, "classification": _tuned}
 
 
 def _translation(arms: Sequence[ArmFiles], text: Row | None) -> str:

@@ -28,7 +28,7 @@ def test_list_names_every_placement() -> None:
     starts = [line.split()[0] for line in out.splitlines() if line and not line.startswith((" ", "'"))]
     assert starts == list(CATALOGUE)
     assert "    x <- x + Attn(LN(x))" in out.splitlines()
-    assert out.count("x <- LN(x) after the last layer") == sum(p.final is not None for p in CATALOGUE.values())
+    assert out.count("(x) after the last layer") == sum(p.final is not None for p in CATALOGUE.values())
 
 
 def test_list_json() -> None:

@@ -59,7 +59,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_formulas(name: str) -> None:
     assert tuple(text.formulas(get(name), cross=True).values()) == FORMULAS[name]
     assert list(text.formulas(get(name))) == ["attn", "ffn"]

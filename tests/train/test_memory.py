@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from isograd.errors import RecipeError
 from isograd.models import IsogradForCausalLM
+from isograd.placement import get
+from isograd.placement.laws import sites
 from isograd.train.calibrate import calibrate
 from isograd.train.forecast import flops_per_token, forecast
 from isograd.train.memory import Memory, activations, memory, must_fit
@@ -25,6 +27,7 @@ from tests.build import NAMES
 from tests.study.arms import refused
 from tests.train.recipes import small, text_file
 
+WITH_LAYERNORM = [name for name in NAMES if "rmsnorm" not in repr(get(name))]  # of RMSNorm a CPU keeps more
 LENGTH = 320  # above attention's SHORT, below which a CPU forms bfloat16 products in float32
 
 
@@ -67,7 +70,7 @@ def ratio(run: Run) -> float:
     return (activations(run, network.config, LENGTH) + copies) / real
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_LAYERNORM)
 def test_activations(name: str) -> None:
     """In float32 nothing but the ids of the positions is missing."""
     assert ratio(shaped(name)) == pytest.approx(1.0, abs=0.002)
@@ -79,10 +82,11 @@ def test_activations_of_every_feedforward(name: str, act: str) -> None:
     assert ratio(shaped(name, act=act)) == pytest.approx(1.0, abs=0.002)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_LAYERNORM)
 def test_activations_in_bfloat16(name: str) -> None:
     """A GPU's autocast lets a LayerNorm read float32 where a CPU's lets it read bfloat16: at most a quarter more."""
-    plain = not any(word in name for word in ("normformer", "qk-norm"))
+    residuals = [get(name).of(site) for site in sites(1)]
+    plain = not any(residual.mid or residual.out or residual.projections for residual in residuals)
     assert 0.99 < ratio(shaped(name, precision="bf16")) < (1.01 if plain else 1.26)
 
 

@@ -37,7 +37,7 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ADDED)
 def test_parameters_above_pre_ln(name: str) -> None:
     assert count(name) - count("pre-ln") == ADDED[name]
 

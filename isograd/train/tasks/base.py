@@ -60,13 +60,14 @@ class Task(ABC):
         name: the tag of its recipes.
         recipe: the class of its runs; what that does not hold is no key of the task.
         extra: of isograd, what the task may need beyond the core.
-        columns, captions: of reports: the table, and the sentences beside it.
+        columns, captions: of reports: the table, and the sentences beside it ("page" in a page, "table" in a terminal).
+        charts: of a report's page above those over depth, by their names in `isograd.report.runs_page`.
+        scored: whether runs are told apart by a score over the seeds, not by a loss.
         judged: the field of outcome.json that runs are compared by.
         outcome_fields: what outcome.json holds beside the losses.
         stacks: those of the model, where no row of quantities names any.
         needed: keys of run.json without which no report can be written, and their types.
         lr_range: whether a run may stop where its loss rises, and say at which learning rate.
-        steps_to_equal_loss: whether reports compare runs by it.
 
     Attributes:
         run: the recipe, with the number of steps that its epochs come to.
@@ -85,13 +86,14 @@ class Task(ABC):
     extra: ClassVar[str] = "data"
     columns: ClassVar[tuple[Column, ...]]
     captions: ClassVar[Mapping[str, str]]
+    charts: ClassVar[tuple[str, ...]] = ("loss", "comparison", "equal-loss")
+    scored: ClassVar[bool] = False
     judged: ClassVar[str] = "final_loss"
     outcome_fields: ClassVar[tuple[str, ...]] = ()
     stacks: ClassVar[tuple[str, ...]] = ("decoder",)
     needed: ClassVar[Mapping[str, type]] = MappingProxyType({"model.layers": int})
     always_said: ClassVar[tuple[str, ...]] = ("model.placement", "training.warmup")
     lr_range: ClassVar[bool] = False
-    steps_to_equal_loss: ClassVar[bool] = False
     lost: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     run: Run

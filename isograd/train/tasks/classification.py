@@ -159,10 +159,15 @@ class Classification(Task):
     captions = MappingProxyType(
         {
             "title": "Fine-tuning",
+            "page": "The task's score on its dev part over the seeds; failed runs: not above the majority-class"
+            " baseline, or diverged (a loss was not finite); validation loss: cross-entropy in nats, of scores mean"
+            " squared error.",
             "table": "of the score on the dev part over the seeds; failed: not above the majority-class baseline, or"
             " diverged",
         }
     )
+    charts = ("scores", "worth", "loss")
+    scored = True
     lost = MappingProxyType({"failed": True})
     run: ClassificationRun
     corpus: _Corpus

@@ -121,7 +121,6 @@ class OnText(Task):
     """A task whose data is one text, cut into sequences of `data.length`."""
 
     lr_range = True
-    steps_to_equal_loss = True
     run: TextRun
     corpus: "Corpus"
 
@@ -259,7 +258,12 @@ class LanguageModelling(OnText):
         replace(SPEED, spare=3),
         SIZE,
     )
-    captions = MappingProxyType({"table": f"losses in nats; g1/gL: {GRADIENT}"})
+    captions = MappingProxyType(
+        {
+            "page": "Final loss: mean of the last 20 steps, nats per token.",
+            "table": f"losses in nats; g1/gL: {GRADIENT}",
+        }
+    )
     samples: "PackedSequences"
 
     @classmethod

@@ -86,7 +86,13 @@ class MaskedLanguageModelling(OnText):
         replace(SPEED, spare=3),
         SIZE,
     )
-    captions = MappingProxyType({"table": f"losses in nats per masked token; g1/gL: {GRADIENT}"})
+    captions = MappingProxyType(
+        {
+            "page": "Final loss: mean of the last 20 steps, nats per masked token; perplexity: exp of the"
+            " validation loss.",
+            "table": f"losses in nats per masked token; g1/gL: {GRADIENT}",
+        }
+    )
     run: MaskedRun
     samples: "MaskedSequences | SegmentPairs"
 

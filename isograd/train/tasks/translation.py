@@ -177,8 +177,13 @@ class Translation(Task):
         replace(SPEED, spare=4),
     )
     captions = MappingProxyType(
-        {"table": f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {GRADIENT}"}
+        {
+            "page": "Validation loss (nats per target token, without label smoothing), perplexity and BLEU (sacrebleu,"
+            " detokenized) of held-out pairs, of the weights that were kept; training loss: mean of the last 20 steps.",
+            "table": f"valid, ppl, BLEU: of held-out pairs, nats per token; g1/gL of encoder, decoder: {GRADIENT}",
+        }
     )
+    charts = ("validation", "loss", "comparison")
     run: TranslationRun
     corpus: "ParallelCorpus"
     samples: "TokenBatches"
