@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from isograd.errors import UnknownPlacement
 from isograd.placement import Placement, Stack, get
-from isograd.placement.stored import restored, stored
+from isograd.placement.stored import parts_of, restored, stored
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.init import SCHEMES
 from isograd.transformer.norms import NORMS
@@ -219,9 +219,7 @@ class IsogradConfig(PretrainedConfig):
 
         The formula in the configuration is the truth, and the catalogue the default.
         """
-        parts: dict[Stack, Any] = {
-            stack: part for stack, part in (self.formula or {}).items() if part["name"] == self.placement
-        }
+        parts = parts_of(self.formula or {}, self.placement)
         return restored(parts) if parts else get(self.placement)
 
     def to_diff_dict(self) -> dict[str, Any]:

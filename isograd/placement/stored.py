@@ -34,17 +34,18 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
     Raises:
         ValueError: a field that a residual does not have, or a value that it does not take.
     """
-    first = next(iter(parts.values()))
     try:
+        first = next(iter(parts.values()))
         table = {
-            (stack, entry["kind"], layer): (_residual(entry), entry.get("init", {}))
+            (stack, entry["kind"], layer): (_residual(entry), dict(entry.get("init", {})))
             for stack, part in parts.items()
             for entry in part["sublayers"]
             for layer in range(entry["layers"][0], entry["layers"][1] + 1)
         }
         final = Norm(**first["final"]) if first["final"] else None
         base, calibrate, name = first["init"], first["calibrate"], first["name"]
-    except (KeyError, TypeError, AttributeError) as error:
+        same = _by_kind(table)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"the formula in this configuration cannot be read ({error!r})") from error
 
     def found(site: Site) -> tuple[Residual, Mapping[Role, float]]:
@@ -60,11 +61,24 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
     roles: dict[Role, None] = {role: None for _, gains in table.values() for role in gains}
     gain = {role: lambda site, role=role: found(site)[1].get(role, 1.0) for role in roles}
     return Placement(
-        each=_by_kind(table) or (lambda site: found(site)[0]),
+        each=same or (lambda site: found(site)[0]),
         final=final,
         init=Init(base=base, gain=gain),
         calibrate=calibrate,
     )
+
+
+def parts_of(formula: Any, name: str) -> dict[Stack, Mapping[str, Any]]:
+    """The parts of a configuration's formula that are of the placement `name`.
+
+    Raises:
+        ValueError: it is no formula.
+    """
+    parts: Mapping[Any, Any] = formula if isinstance(formula, Mapping) else {"formula": formula}
+    for stack, part in parts.items():
+        if not isinstance(part, Mapping) or "name" not in part:
+            raise ValueError(f"the formula in this configuration cannot be read ({stack}: {part!r:.80})")
+    return {stack: part for stack, part in parts.items() if part["name"] == name}
 
 
 def _grouped(placement: Placement, every: list[Site]) -> list[dict[str, Any]]:

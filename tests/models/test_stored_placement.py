@@ -128,6 +128,19 @@ def test_another_depth_and_a_broken_formula_are_refused(own_catalogue: None) -> 
     del CATALOGUE["mixed"]
     with pytest.raises(ValueError, match="no attn in layer 3 of the encoder: it is 'mixed' at another depth"):
         IsogradForCausalLM(IsogradConfig.from_dict(content | {"num_hidden_layers": 3}))
-    content["formula"]["encoder"] = {"name": "mixed"}
-    with pytest.raises(ValueError, match="cannot be read"):
-        IsogradConfig.from_dict(content)
+    whole = content["formula"]["encoder"]
+    first, *others = whole["sublayers"]
+    for broken in (
+        {"name": "mixed"},
+        {},
+        3,
+        whole | {"sublayers": []},
+        whole | {"sublayers": [first | {"layers": [1]}, *others]},
+        whole | {"sublayers": [first | {"init": "nosuch"}, *others]},
+    ):
+        content["formula"]["encoder"] = broken
+        with pytest.raises(ValueError, match="the formula in this configuration cannot be read"):
+            IsogradConfig.from_dict(content)
+    for broken in ("mixed", [whole], 3):
+        with pytest.raises(ValueError, match="the formula in this configuration cannot be read"):
+            IsogradConfig.from_dict(content | {"formula": broken})
