@@ -82,6 +82,9 @@ def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
     """Trainable numbers by what they do, of the task's model on the meta device; a tied table counts as embedding.
 
     The vocabulary is the one that the configuration asks for; data may have fewer tokens.
+
+    Raises:
+        RecipeError: a tensor of it would be larger than any can be.
     """
     return dict(_parameters(json.dumps(config.to_diff_dict(), sort_keys=True), task))
 
@@ -89,8 +92,13 @@ def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
 @lru_cache(maxsize=16)
 def _parameters(config: str, task: str) -> Mapping[Part, int]:
     """Once per shape: a study checks hundreds of runs."""
-    with torch.device("meta"):
-        model = TASKS[task].empty(IsogradConfig(**json.loads(config)))
+    try:
+        with torch.device("meta"):
+            model = TASKS[task].empty(IsogradConfig(**json.loads(config)))
+    except (RuntimeError, TypeError) as error:  # torch's, of a tensor that has more bytes than an address can say
+        if "overflow" not in str(error).lower():
+            raise
+        raise RecipeError("no tensor can be as large as this model's; make it narrower") from error
     role_of, count = roles(model), dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
         count[_PART_OF[role_of[name]]] += parameter.numel()

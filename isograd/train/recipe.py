@@ -170,7 +170,7 @@ def _check_keys(content: Mapping[str, Any], task: str) -> None:
         keys = {f"{name}.{key}": value for key, value in section.items()} if name in sections else {str(name): section}
         for key, value in keys.items():
             if key not in known:
-                near = nearest(key, own)
+                near = nearest(key, sections if isinstance(value, Mapping) else own)
                 meant = f"did you mean {near!r}?" if near else "'isograd train --keys' prints all"
                 raise RecipeError(f"unknown key {key!r}; {meant}")
             if key not in defaults:

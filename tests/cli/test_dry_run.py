@@ -105,6 +105,8 @@ def test_fine_tuning_takes_the_shape_of_its_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["model.width=1000000000", "--dry-run"], "make it narrower"),
+        (["model.width=100000000000000000000", "--dry-run"], "make it narrower"),
         (["model.width=65", "--dry-run"], "model.width=65 is not a multiple of model.heads=4"),
         (["model.placement=postln", "--dry-run"], "did you mean 'post-ln'"),
         (["data.level=bpe", "data.vocab_size=259", "--dry-run"], "data.vocab_size=259: BPE needs at least 260"),

@@ -40,10 +40,11 @@ def refused(*parts: str, overrides: tuple[str, ...] = (), recipe: Path | None = 
         ("optimiser=sgd", "training.optimizer"),
         ("data.lenght=3", "data.length"),
         ("sed=3", "seed"),
+        ("modle.layers=3", "model"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_right_one(override: str, suggestion: str) -> None:
-    key = override.partition("=")[0]
+    key = override.partition("=")[0].removesuffix(".layers")
     refused(f"unknown key {key!r}", f"did you mean {suggestion!r}?", overrides=(override,))
 
 
