@@ -114,6 +114,8 @@ def hint(name: str, known: Iterable[str]) -> str:
 
     >>> hint("layrs", ["layers", "width"]), hint("model.n_layer", ["model.layers", "model.width"])
     ("did you mean 'layers'?", "did you mean 'model.layers'?")
+    >>> hint("--out", ["--quiet"])
+    'choose one of --quiet'
     >>> hint("x", ["layers", "width"])
     'choose one of layers, width'
     """
@@ -132,7 +134,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     same = same or [one for one in known if bare in _ELSEWHERE.get(_bare(one), "").split()]
     like = difflib.get_close_matches(bare, map(_bare, known), n=1, cutoff=0.6)
     same = same or [one for one in known if _bare(one) in like]
-    return next(iter(difflib.get_close_matches(name, same or known, n=1, cutoff=0.0 if same else 0.6)), None)
+    whole = [one for one in known if not one.startswith("-")]  # two dashes are no likeness
+    return next(iter(difflib.get_close_matches(name, same or whole, n=1, cutoff=0.0 if same else 0.6)), None)
 
 
 def _bare(name: str) -> str:

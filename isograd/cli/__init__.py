@@ -87,6 +87,8 @@ def _run(verb: str, words: Sequence[str]) -> int:
             import_module(name)
         except ImportError as error:
             raise UserError(f"--import {name}: {error}") from error
+        except Exception as error:  # whatever a module of the user's does
+            raise UserError(f"--import {name}: {type(error).__name__}: {one_line(error)}") from error
     if options.quiet:
         from isograd.cli.console import silence
 

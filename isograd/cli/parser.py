@@ -47,6 +47,17 @@ def finite(text: str) -> float:
     return number
 
 
+def _not_empty(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A text or a path; "" is what a shell makes of a variable that is not set, and a path of it the current folder."""
+
+    def read(text: str) -> Any:
+        if not text:
+            raise argparse.ArgumentTypeError("is empty")
+        return kind(text)
+
+    return read
+
+
 Count = Annotated[int, count, "N"]
 Number = Annotated[float, finite, "X"]
 Name = Annotated[str, "NAME"]
@@ -96,7 +107,7 @@ def fill(parser: argparse.ArgumentParser, function: Callable[..., int], helps: d
         else:
             options["metavar"] = options.get("metavar") or name.upper()
             if parameter.kind is parameter.VAR_POSITIONAL:
-                options["nargs"] = "*"
+                options |= {"nargs": "*", "default": []}
             elif parameter.default is not parameter.empty:
                 options |= {"nargs": "?", "default": parameter.default}
             parser.add_argument(name, **options)
@@ -118,7 +129,10 @@ def parse(
     values = vars(options)
     plain = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     read = next((action.type for action in parser._actions if action.dest == several), None)
-    more = [*values[several], *(read(word) if callable(read) else word for word in rest)] if several else []
+    try:
+        more = [*values[several], *(read(word) if callable(read) else word for word in rest)] if several else []
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"an argument {error}")
     named = {p.name: values[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
     return lambda: function(*plain, *more, **named), options
 
@@ -164,5 +178,5 @@ def _options(hint: Any) -> dict[str, Any]:
         if EACH in extras or "nargs" in inner:
             return inner | {"action": "append"}
         return inner | {"nargs": "+"}
-    read = next((extra for extra in extras if callable(extra)), hint)
+    read = next((extra for extra in extras if callable(extra)), _not_empty(hint) if hint in (str, Path) else hint)
     return {"type": read, "metavar": {int: "N", float: "X", Path: "FILE"}.get(hint)} | names

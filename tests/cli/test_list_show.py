@@ -204,3 +204,24 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [a["outcome"] for a in json.loads(told.stdout)["arms"]].count("failed") == 0
     wrong = subprocess.run([*command, "list", "--import", "nobody"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr) == (2, "isograd list: --import nobody: No module named 'nobody'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list", "--import", ""], "--import : ValueError: Empty module name"),
+        (["list", "--import", "broken"], "--import broken: SyntaxError: "),
+        (["show"], "arguments are required: PLACEMENT ("),
+        (["show", ""], "argument PLACEMENT: is empty"),
+        (["train", ""], "argument RECIPE: is empty"),
+        (["train", "--out", ""], "argument --out: is empty"),
+        (["train", "a.yaml", "--json", ""], "an argument is empty"),
+        (["report", ""], "argument FOLDER: is empty"),
+        (["import", "hf", "x", "--out", "y"], "unrecognized arguments: --out ("),
+    ],
+)
+def test_wrong_use_in_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty word, too: what a shell makes of a variable that is not set."""
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(*words)
