@@ -32,7 +32,7 @@ def check(
 
     examples:
       isograd check gpt2
-      isograd check runs/compare/pre-ln-12l/model
+      isograd check runs/my-run/model
       isograd check my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
       isograd check my_model:build --json --ignore layers-identical
 

@@ -105,7 +105,8 @@ def compare(
     if arm and warmup is not None:
         raise UserError(f"--warmup is not for --arm; write training.warmup={warmup} after each --arm")
     if overrides and not recipe:
-        raise UserError(f"{overrides[0]!r} must follow --recipe RECIPE.yaml or an --arm")
+        instead = "without a recipe use options such as --layers N"
+        raise UserError(f"{overrides[0]!r} must follow --recipe RECIPE.yaml or an --arm; {instead}")
     for name in placements or ():
         if "=" in name:
             raise UserError(f"{name!r} is not a placement; write it right after the recipe, or use --arm")

@@ -37,7 +37,7 @@ def diagnose(
 
     examples:
       isograd diagnose gpt2
-      isograd diagnose runs/compare/pre-ln-12l --text notes.txt
+      isograd diagnose runs/my-run --text notes.txt
       isograd diagnose my_model:build --batch my_model:batch --json
 
     Writes a page, the numbers and the figures. Exit code 1 where no sublayers are found, 2 on bad input.

@@ -192,7 +192,7 @@ def export(
     Args:
         model: the folder of a run or of its model, or a model's name on the hub
         out: a new folder, or an empty one
-        to: a class or a format, see above (default: auto)
+        to: a class or a format, listed below (default: auto)
         text: real text for the parity report (default: random ids)
         push: upload the folder to the Hugging Face hub afterwards, as OWNER/NAME
         json: what was written, with its parity report, as one JSON object on stdout

@@ -94,7 +94,8 @@ def _each(found: "Iterable[Verdict]", bar: Bar, prefix: str = "") -> "list[Verdi
     kept = []
     for one in found:
         kept.append(one)
-        bar.end(f"{prefix}{one.claim}, {one.subject}: {one.measured:.4g} ({'holds' if one.holds else 'fails'})")
+        verdict = "holds" if one.holds else "refused" if prefix else "fails"
+        bar.end(f"{prefix}{one.claim}, {one.subject}: {one.measured:.4g} ({verdict})")
     return kept
 
 
