@@ -168,7 +168,7 @@ class Bar:
 
 
 class RunProgress:
-    """A bar per run, told of steps and ends; where there is no terminal, lines.
+    """A bar per run, fed with steps and ends; where there is no terminal, lines.
 
     Args:
         folders: of the runs, in which warnings are read as they are written, and how long a run will be.

@@ -129,7 +129,7 @@ def _of_depth(part: float) -> dict[str, Any]:
     return look | {"linestyle": (0, (4, 1.5)) if part == 1 else "-"}
 
 
-COEFFICIENTS = {  # those that only a decoder has behind the others, so that stacks stand side by side
+COEFFICIENTS = {  # those that only a decoder has come last, so that stacks stand side by side
     ("skip", "attn"): "skip, attention",
     ("skip", "ffn"): "skip, feed-forward",
     ("heads", "attn"): "head scale",

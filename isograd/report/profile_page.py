@@ -1,6 +1,6 @@
 """The page of a depth profile: every number of every sublayer, and curves over depth. From `diagnose.json` alone.
 
-Curves have the colour and dash of the model's placement; the kind of sublayer is told by the marker.
+Curves have the colour and dash of the model's placement; the marker shows the kind of sublayer.
 """
 
 import json

@@ -289,7 +289,7 @@ def shown_value(value: Any) -> str:
 
 
 def who_names(key: str, values: Sequence[Any]) -> list[str]:
-    """The values of the axis that is compared: texts by their names, others behind the name of the axis.
+    """The values of the axis that is compared: texts by their names, others after the name of the axis.
 
     >>> who_names("model.ffn", [None, 128]), who_names("model.norm", ["layernorm", "rmsnorm"])
     (['ffn none', 'ffn 128'], ['layernorm', 'rmsnorm'])

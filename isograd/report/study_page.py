@@ -63,7 +63,7 @@ SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """All that is drawn and told of."""
+    """All that the page shows."""
 
     design: Design
     arms: Sequence[StudyArm]

@@ -81,7 +81,7 @@ class Output:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What matplotlib is told."""
+        """Settings of matplotlib."""
         size = (self.width or WIDTHS[self.style], SCREEN["figure.figsize"][1])
         return SCREEN | (_SMALLER if self.style == "paper" else {}) | {"figure.figsize": size}
 

@@ -62,7 +62,7 @@ class Task(ABC):
         extra: of isograd, what the task may need beyond the core.
         columns, captions: of reports: the table, and the sentences beside it ("page" in a page, "table" in a terminal).
         charts: of a report's page above those over depth, by their names in `isograd.report.runs_page`.
-        scored: whether runs are told apart by a score over the seeds, not by a loss.
+        scored: whether runs are compared by a score over the seeds, not by a loss.
         judged: the field of outcome.json that runs are compared by.
         outcome_fields: what outcome.json holds beside the losses.
         stacks: those of the model, where no row of quantities names any.
