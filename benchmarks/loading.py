@@ -4,7 +4,7 @@
     python benchmarks/loading.py --text wikipedia.txt.xz          tokenises it, too, into a cache of its own
 
 A batch is timed as the training reads it (one process, no workers), beside forward, loss and backward of the model that
-`recipes/xiong2020/bert-small.yaml` trains; CPU time, the two in turn, the median over rounds.
+`xiong2020/bert-small` trains; CPU time, the two in turn, the median over rounds.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Cells per hour of a study of small models: a worker per core, against one process and torch's threads.
 
     python benchmarks/study.py                              6 cells of 60 steps, three rounds: some four minutes
-    python benchmarks/study.py --rounds 3 --steps 300       cells as long as those of recipes/studies/warmup.yaml
+    python benchmarks/study.py --rounds 3 --steps 300       cells as long as those of studies/warmup
     python benchmarks/study.py --quick --json study.json    does it run?
 
 Each side is a command of its own that trains the same cells into a fresh folder and keeps the same ledger:
@@ -33,7 +33,9 @@ from typing import Any
 
 from step import machine
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "studies" / "warmup.yaml"
+from isograd.recipes import path_of
+
+RECIPE = path_of("studies/warmup")
 SIDES = ("study", "threads", "alone")
 Times = dict[str, float]
 

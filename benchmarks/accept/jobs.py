@@ -17,18 +17,18 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
     "compare-36-cold": (f"{_DEEP} --warmup 0 {_ALL}", 10),
     "compare-36-warm": (f"{_DEEP} --warmup 100 {_ALL}", 10),
     "gradients": (
-        "isograd compare --recipe recipes/normformer2021/gradients-small.yaml --arm pre-ln --arm normformer"
+        "isograd compare --recipe normformer2021/gradients-small --arm pre-ln --arm normformer"
         f" --arm pre-ln training.lr=1.0e-3 --arm normformer training.lr=1.0e-3 {_ONE}",
         4,
     ),
     "lr-range": (
-        f"isograd compare --recipe recipes/normformer2021/lr-stability-small.yaml --arm pre-ln --arm normformer {_ONE}",
+        f"isograd compare --recipe normformer2021/lr-stability-small --arm pre-ln --arm normformer {_ONE}",
         9,
     ),
-    "number-words": ("isograd train recipes/number-words.yaml --out {out}", 2.5),
+    "number-words": ("isograd train number-words --out {out}", 2.5),
     "number-words-scores": ("isograd evaluate translation {number-words} --pairs numbers:test --json", 0.3),
     "number-words-admin": (
-        "isograd train recipes/number-words.yaml model.placement=admin model.embedding_norm=true --out {out}",
+        "isograd train number-words model.placement=admin model.embedding_norm=true --out {out}",
         3,
     ),
     "fold": ("isograd fold {number-words-admin} {out}", 0.3),
@@ -41,9 +41,9 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
         "python -m pytest -p no:cacheprovider tests/lint/test_families.py tests/lint/test_faults.py",
         1.5,
     ),
-    "study-warmup": ("isograd study recipes/studies/warmup.yaml --jobs 1 --out {out}", 44),
-    "study-depth": ("isograd study recipes/studies/depth.yaml --jobs 1 --out {out}", 68),
-    "headroom": (f"isograd headroom recipes/studies/headroom.yaml {_ONE}", 53),
+    "study-warmup": ("isograd study warmup --jobs 1 --out {out}", 44),
+    "study-depth": ("isograd study depth --jobs 1 --out {out}", 68),
+    "headroom": (f"isograd headroom studies/headroom {_ONE}", 53),
     "initial-gradients": ("python examples/initial_gradients.py", 3),
 }
 _ELSEWHERE = {  # what needs other text: command, minutes of one core, files below --data
@@ -60,12 +60,12 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
         "multi30k-de-en/train.en.gz",
     ),
     "captions-gradients": (
-        f"isograd compare --recipe recipes/normformer2021/gradients-small.yaml data.source={_ENGLISH} {_ONE}",
+        f"isograd compare --recipe normformer2021/gradients-small data.source={_ENGLISH} {_ONE}",
         6,
         "multi30k-de-en/train.en.gz",
     ),
     "multi30k": (
-        f"isograd train recipes/multi30k.yaml {_CAPTIONS} training.select=average --out {{out}}",
+        f"isograd train multi30k {_CAPTIONS} training.select=average --out {{out}}",
         17,
         "multi30k-de-en/train.*",
     ),
@@ -75,7 +75,7 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
         "multi30k-de-en/test2016.*",
     ),
     "multi30k-admin": (
-        f"isograd train recipes/multi30k-admin.yaml {_CAPTIONS} --out {{out}}",
+        f"isograd train multi30k-admin {_CAPTIONS} --out {{out}}",
         20,
         "multi30k-de-en/train.*",
     ),
@@ -86,32 +86,32 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
         "multi30k-de-en/test2016.*",
     ),
     "18l": (
-        f"isograd compare --recipe recipes/admin2020/18l-small.yaml {_CAPTIONS} {_ONE}",
+        f"isograd compare --recipe admin2020/18l-small {_CAPTIONS} {_ONE}",
         14,
         "multi30k-de-en/train.*",
     ),
     "60l-12l": (
-        f"isograd compare --recipe recipes/verydeep2020/60l-12l-small.yaml {_CAPTIONS} {_ONE}",
+        f"isograd compare --recipe verydeep2020/60l-12l-small {_CAPTIONS} {_ONE}",
         14,
         "multi30k-de-en/train.*",
     ),
     "iwslt14": (
-        f"isograd compare --recipe recipes/xiong2020/iwslt14-small.yaml {_IWSLT} {_ONE}",
+        f"isograd compare --recipe xiong2020/iwslt14-small {_IWSLT} {_ONE}",
         63,
         "iwslt14-de-en/train-subset.*",
     ),
     "bert-small": (
-        f"isograd compare --recipe recipes/xiong2020/bert-small.yaml {_WIKI} {_ONE}",
+        f"isograd compare --recipe xiong2020/bert-small {_WIKI} {_ONE}",
         30,
         "wikipedia-en/train-0of4.txt.xz",
     ),
     "clm-small": (
-        f"isograd compare --recipe recipes/normformer2021/clm-small.yaml {_WIKI} {_ONE}",
+        f"isograd compare --recipe normformer2021/clm-small {_WIKI} {_ONE}",
         30,
         "wikipedia-en/train-0of4.txt.xz",
     ),
-    "bert-mini": (f"isograd train recipes/bert-mini.yaml {_WIKI} --out {{out}}", 17, "wikipedia-en/train-0of4.txt.xz"),
-    "gpt-mini": (f"isograd train recipes/gpt-mini.yaml {_WIKI} --out {{out}}", 21, "wikipedia-en/train-0of4.txt.xz"),
+    "bert-mini": (f"isograd train bert-mini {_WIKI} --out {{out}}", 17, "wikipedia-en/train-0of4.txt.xz"),
+    "gpt-mini": (f"isograd train gpt-mini {_WIKI} --out {{out}}", 21, "wikipedia-en/train-0of4.txt.xz"),
     "glue-mrpc": (
         f"isograd evaluate classification {{bert-mini}} --task mrpc --data {{data}}/glue/MRPC {_GLUE}",
         25,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-_CODE = ("isograd", "recipes")
+_CODE = ("isograd",)
 _KINDS = (".py", ".yaml")
 
 

@@ -38,6 +38,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "theory": "theory.theory",
     "list": "catalogue.list_placements",
     "show": "catalogue.show",
+    "recipes": "catalogue.list_recipes",
 }
 _ABOUT = """\
 Level gradients at every depth: placements of the norms in deep Transformers.

@@ -34,7 +34,7 @@ def headroom(
     """Find the maximum stable learning rate, by placement and warm-up.
 
     examples:
-      isograd headroom recipes/studies/headroom.yaml
+      isograd headroom studies/headroom
       isograd headroom RECIPE.yaml --placements post-ln pre-ln --warmup 0 50 150 --seeds 1 2 3
       isograd headroom RECIPE.yaml model.layers=6 training.steps=200 --precision 1.1
       isograd headroom model.layers=6 training.steps=100

@@ -43,8 +43,8 @@ def study(
     """Sweep over settings and seeds: placements x depths x rates x warm-ups, and their statistics.
 
     examples:
-      isograd study recipes/studies/warmup.yaml
-      isograd study recipes/studies/warmup.yaml --dry-run
+      isograd study warmup
+      isograd study warmup --dry-run
       isograd study RECIPE.yaml training.lr=[1e-3,3e-3] model.placement=[post-ln,pre-ln] seeds=[1,2] budget.steps=100
       isograd study RECIPE.yaml --engine ray --address ray://host:10001
       isograd study RECIPE.yaml --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"

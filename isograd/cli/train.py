@@ -29,10 +29,10 @@ def train(
     """Train one model from a recipe.
 
     examples:
-      isograd train recipes/number-words.yaml
-      isograd train recipes/post-ln-collapses-without-warmup.yaml training.warmup=150
+      isograd train number-words
+      isograd train post-ln-collapses-without-warmup training.warmup=150
       isograd train model.layers=36 training.lr=3e-4
-      isograd train recipes/normformer2021/clm-1.3b.yaml --dry-run --world-size 8
+      isograd train normformer2021/clm-1.3b --dry-run --world-size 8
       torchrun --standalone --nproc-per-node 2 -m isograd train RECIPE training.fsdp=true
 
     Killed or interrupted, the same command goes on from the last checkpoint.

@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from isograd.errors import RecipeError, nearest
+from isograd.recipes import path_of
 from isograd.train.run import Run
 from isograd.train.tasks import DEFAULT, TASKS
 
@@ -20,7 +21,7 @@ COMPARED = ("arms", "seeds", "axes", "budget", "keep_models")  # top-level keys 
 
 
 def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
-    """A run from a YAML recipe (None: defaults) and `key=value` overrides such as `model.layers=36`.
+    """A run from a YAML recipe, by path or name (None: defaults), and `key=value` overrides such as `model.layers=36`.
 
     Raises:
         RecipeError: no such file, not YAML, an unknown key (with the nearest known one), a value of the wrong type.
@@ -120,15 +121,14 @@ def _defaults(task: str) -> dict[str, Any]:
 
 
 def read_recipe(recipe: Path) -> dict[str, Any]:
-    """What stands in a recipe, unchecked.
+    """What stands in a recipe, a file or a name of the package's, unchecked.
 
     Raises:
-        RecipeError: no such file, or not YAML.
+        RecipeError: no such file nor name, or not YAML.
     """
-    if not recipe.is_file():
-        raise RecipeError(f"{recipe}: no such recipe")
+    path = path_of(recipe)
     try:
-        content = yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         json.dumps(content, default=str, skipkeys=True)  # what stands within itself has no end
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also what is not UTF-8
         raise RecipeError(f"{recipe}: not YAML ({' '.join(str(error).split())})") from error

@@ -10,7 +10,7 @@ import pytest
 from tests.build import model
 from tests.study.arms import called, refused
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[2] / "isograd/recipes"
 NORMFORMER = RECIPES / "normformer2021"
 
 

@@ -14,7 +14,9 @@ from isograd.placement import CATALOGUE
 from tests.study.arms import called, refused
 
 
-@pytest.mark.parametrize("command", [["list"], ["show", "deepnorm", "layers=48"], ["list", "--json"], ["--version"]])
+@pytest.mark.parametrize(
+    "command", [["list"], ["show", "deepnorm", "layers=48"], ["list", "--json"], ["recipes"], ["--version"]]
+)
 def test_no_torch(command: list[str]) -> None:
     """In a process of its own, as the console script calls it."""
     code = f"import sys; from isograd.cli import main\ntry: main({command})\nfinally: assert 'torch' not in sys.modules"
@@ -29,6 +31,37 @@ def test_list_names_every_placement() -> None:
     assert starts == list(CATALOGUE)
     assert "    x <- x + Attn(LN(x))" in out.splitlines()
     assert out.count("(x) after the last layer") == sum(p.final is not None for p in CATALOGUE.values())
+
+
+def test_recipes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each recipe of the package, found from an empty folder by its name, and listed with a sentence and a command."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = called("recipes", "--json")
+    listed = json.loads(out)
+    files = sorted((Path(isograd.__file__).parent / "recipes").rglob("*.yaml"))
+    assert (code, err) == (0, "") and sorted(map(Path, (one["file"] for one in listed.values()))) == files
+    for name, one in listed.items():
+        assert Path(one["file"]).read_text(encoding="utf-8") == called("recipes", name)[1]
+        assert one["about"].endswith((".", "?")) and 20 < len(one["about"]) < 200, name
+        assert {name, name.rpartition("/")[2]} & set(one["command"].split()), name
+    same = [called("train", word, "--keys")[1] for word in ("bert-mini", listed["bert-mini"]["file"])]
+    assert same[0] == same[1] and "task: masked" in same[0]
+    (tmp_path / "bert-mini").write_text("name: mine\n")
+    assert "name: mine" in called("train", "bert-mini", "--keys")[1]  # a file that is there comes first
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["train", "bert-mni"], "bert-mni: no such recipe; did you mean 'bert-mini'?"),
+        (["recipes", "iwslt14-smal"], "did you mean 'xiong2020/iwslt14-small'?"),
+        (["study", "warm-up"], "did you mean 'warmup'?"),
+        (["compare", "--recipe", "iwslt14"], "choose one of admin2020/iwslt14, xiong2020/iwslt14"),
+        (["headroom", "zzzz"], "zzzz: no such recipe; 'isograd recipes' lists those of the package"),
+    ],
+)
+def test_recipes_of_no_such_name(command: list[str], said: str) -> None:
+    assert said in refused(*command)
 
 
 def test_list_json() -> None:
@@ -168,7 +201,7 @@ def test_completion(line: str, found: str, tmp_path: Path) -> None:
     [
         "train model.layrs=3",
         "compare --placements prenorm",
-        "study recipes/studies/warmup.yaml model.layrs=3",
+        "study studies/warmup model.layrs=3",
         "headroom model.layrs=3",
     ],
 )

@@ -11,11 +11,11 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# errors <- files, statistics, outcome <- placement <- transformer <- models <- data <- trace <- diagnose, lint
+# errors <- files, statistics, outcome, recipes <- placement <- transformer <- models <- data <- trace <- diagnose, lint
 # <- evaluate, theory <- train <- interop <- study <- report <- cli
 LEVELS = [
     {"errors"},
-    {"files", "statistics", "outcome"},
+    {"files", "statistics", "outcome", "recipes"},
     {"placement"},
     {"transformer"},
     {"models"},

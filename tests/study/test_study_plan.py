@@ -14,7 +14,7 @@ from isograd.train.recipe import run_from_dict
 from tests.study.tiny_study import AXES, content, study
 from tests.train.recipes import TRANSLATION
 
-RECIPES = Path(__file__).parents[2] / "recipes/studies"
+RECIPES = Path(__file__).parents[2] / "isograd/recipes/studies"
 
 
 def names(of: Study) -> list[str]:
