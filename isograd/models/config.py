@@ -286,6 +286,10 @@ class IsogradConfig(PretrainedConfig):
             return "encoder", "decoder"
         return ("decoder",) if self.is_decoder else ("encoder",)
 
+    def calibrated_stacks(self) -> tuple[Stack, ...]:
+        """Those whose skips a calibration sets."""
+        return tuple(stack for stack in self.stacks() if self.of(stack).entry().calibrate)
+
     def depths(self, stack: Stack) -> tuple[int, int]:
         """Layers of a stack, and of the other one (0 if there is none)."""
         if self.encoder_layers is None:

@@ -6,9 +6,11 @@ from typing import Any
 from isograd.train.tasks import DEFAULT, TASKS
 
 ALWAYS = ("model.placement", "training.warmup")
-UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from")  # at 0 nothing is to be said of them
+# at 0, or none, nothing is to be said of them
+UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from", "model.encoder_placement")
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
 _WORDS = {"model.layers": "{} layers", "model.encoder_layers": "{} encoder layers", "training.steps": "{} steps"}
+_WORDS |= {"model.encoder_placement": "{} encoder"}
 _WORDS |= {"training.epochs": "{} epochs", "model.placement": "{}", "training.warmup": "warm-up {}", "arm": "{}"}
 
 

@@ -76,20 +76,21 @@ def calibrate(
             small: the model would train as Post-LN does.
     """
     config = model.config
-    if config.entry().calibrate != "admin":
+    if not config.calibrated_stacks():
         raise ValueError(f"placement {config.placement!r} has nothing to calibrate; 'admin' has")
     if config.calibration is not None and not again:
         raise RuntimeError("this model has been calibrated already, and training may have moved its skips since;"
                            " pass again=True to profile it anew")  # fmt: skip
     in_parts = _is_sharded(model) if distributed is None else distributed
-    stacks = [m for m in model.modules() if isinstance(m, IsogradModel)]
+    stacks = [m for m in model.modules() if isinstance(m, IsogradModel) and m.config.entry().calibrate]
     profiles = [_Profile(stack, _mask_of(stack.stack, model, batch), padding, in_parts) for stack in stacks]
     _forward(model, batch, profiles)
     with torch.no_grad():
         for profile in profiles:
             profile.write()
     skips: dict[Stack, list[float]] = {p.stack: p.skips for p in profiles}
-    config.calibration = {"method": "admin", **skips}
+    for own in (config, *(stack.config for stack in stacks)):  # an encoder with options of its own has a copy
+        own.calibration = {"method": "admin", **skips}
     for profile in profiles:
         if (said := profile.concern()) is not None:
             warnings.warn(said, CalibrationWarning, stacklevel=2)

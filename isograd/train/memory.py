@@ -121,7 +121,7 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
         buckets=_buckets(run.training, zero, config, count, devices),
         activations=activations(run, config, tokens),
         loss=_loss(run, config, tokens),
-        calibration=_calibration(config, count, tokens) if config.entry().calibrate else 0,
+        calibration=_calibration(config, count, tokens) if config.calibrated_stacks() else 0,
     )
 
 

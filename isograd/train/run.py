@@ -28,6 +28,10 @@ class Placed:
 
     placement: str = "pre-ln"
 
+    def options(self) -> dict[str, Any]:
+        """What the model's configuration takes, by the recipe's names."""
+        return dict(vars(self))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Placed):

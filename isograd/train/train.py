@@ -245,7 +245,7 @@ def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel,
     if checkpoint:
         return task.build(IsogradConfig.from_pretrained(checkpoint)), []
     model = task.build(task.config())
-    if not model.config.entry().calibrate or model.config.calibration is not None:
+    if not model.config.calibrated_stacks() or model.config.calibration is not None:
         return model, []
     state = PartialState()
     if not sharded_by(task.run.training):
@@ -265,11 +265,12 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
     """What was built: formulas, the numbers of every site, sizes, data."""
     config = model.config
     entry = config.entry()
-    stacks = ((stack, *config.depths(stack)) for stack in config.stacks())
-    sites = [row for stack, layers, other in stacks for row in numbers(entry, layers, stack, other)]
+    own = {stack: config.of(stack) for stack in config.stacks()}
+    other = _of_the_encoder(config)
+    sites = [row for stack, its in own.items() for row in _numbers(its, stack)]
     return {
-        "placement": task.run.model.placement,
-        "formulas": formulas(entry, layers=config.num_hidden_layers),
+        "placement": task.run.model.placement + (f", {own['encoder'].placement} encoder" if other else ""),
+        "formulas": formulas(entry, layers=config.num_hidden_layers) | other,
         "legend": legend(entry, config.num_hidden_layers),
         "final": final_formula(entry),
         "about": entry.about,
@@ -282,6 +283,21 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "steps": task.run.training.steps,
         "data": task.facts(),
     }
+
+
+def _numbers(config: IsogradConfig, stack: Stack) -> list[dict[str, object]]:
+    layers, other = config.depths(stack)
+    return numbers(config.entry(), layers, stack, other)
+
+
+def _of_the_encoder(config: IsogradConfig) -> dict[str, str]:
+    """Its formulas, where it has another placement than the decoder."""
+    its = config.of("encoder")
+    if its.placement == config.placement:
+        return {}
+    lines = formulas(its.entry(), layers=its.depths("encoder")[0])
+    last = {"final": line} if (line := final_formula(its.entry())) else {}
+    return {f"encoder {kind}": f"{line}  in the encoder" for kind, line in (lines | last).items()}
 
 
 def _there(path: Path) -> dict[str, Any]:

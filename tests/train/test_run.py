@@ -166,7 +166,7 @@ OF_A_CLASSIFICATION: dict[str, Any] = {
     "glue.warmup": 0.5, "glue.dropout": 0.2, "glue.attention_dropout": 0.2, "glue.keep": True,
 }  # fmt: skip
 OF_A_TRANSLATION: dict[str, Any] = {
-    "model.encoder_layers": 3, "model.share_embeddings": False,
+    "model.encoder_layers": 3, "model.encoder_placement": "post-ln", "model.share_embeddings": False,
     "pairs.train": ["other"], "pairs.valid": ["other"], "pairs.source": "fr", "pairs.target": "fr",
     "pairs.vocabulary": "bpe", "pairs.vocab_size": 290, "pairs.joint": False, "pairs.codes": "other.codes",
     "pairs.dictionaries": ["other.dict"], "pairs.tokenized": True, "pairs.longest": 12, "pairs.ratio": 1.1,

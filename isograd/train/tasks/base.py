@@ -213,11 +213,12 @@ def config_from(run: Run, **facts: Any) -> "IsogradConfig":
     from isograd.models import IsogradConfig
     from isograd.models.config import TERMS
 
-    given: dict[str, Any] = {TERMS.get(name, name): value for name, value in vars(run.model).items()} | facts
+    options = run.model.options()
+    given: dict[str, Any] = {TERMS.get(name, name): value for name, value in options.items()} | facts
     try:
         return IsogradConfig(**given)
     except (ValueError, UnknownPlacement) as error:
-        ours = {TERMS.get(name, name): f"model.{name}" for name in vars(run.model)}
+        ours = {TERMS.get(name, name): f"model.{name}" for name in options}
         raise RecipeError(re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))) from error
 
 

@@ -24,7 +24,13 @@ class TranslationModel(Model):
     """`layers` are the decoder's."""
 
     encoder_layers: int | None = None  # None: as many as `layers`
+    encoder_placement: str | None = None  # None: `placement` in both stacks
     share_embeddings: bool = False  # one table for encoder, decoder and head (joint vocabulary)
+
+    def options(self) -> dict[str, Any]:
+        options = super().options()
+        encoder = options.pop("encoder_placement")
+        return options | ({"encoder_options": {"placement": encoder}} if encoder else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +123,10 @@ class TranslationRun(Run):
     @property
     def encoder_layers(self) -> int:
         return self.model.layers if self.model.encoder_layers is None else self.model.encoder_layers
+
+    def folder_name(self) -> str:
+        encoder = self.model.encoder_placement
+        return f"{encoder}+{super().folder_name()}" if encoder else super().folder_name()
 
     @property
     def places(self) -> int:
