@@ -128,7 +128,7 @@ def compare(
 def classification(
     model: str,
     *overrides: Words,
-    task: Literal["mrpc", "rte", "cola", "sst-2", "sts-b"],
+    task: Literal["mrpc", "rte", "cola", "sst-2", "sts-b", "mnli", "qnli", "qqp"],
     data: Annotated[str, "FOLDER"] = "nyu-mll/glue",
     seeds: list[int] | None = None,
     lr: list[float] | None = None,

@@ -1,4 +1,4 @@
-"""Five of GLUE's tasks as sentences and labels: from tab-separated files, and through `datasets`.
+"""Eight of GLUE's tasks as sentences and labels: from tab-separated files, and through `datasets`.
 
 The files are those of GLUE's own download, or those that a task was first published as; they are read without quote
 handling, since sentences hold unbalanced quotation marks.
@@ -20,6 +20,7 @@ Row = tuple[str, str | None, float | None]  # first, second, label; None where t
 Columns = Mapping[str, str]  # "first", "second", "label" -> the name of a column
 
 _PAIR = {"first": "sentence1", "second": "sentence2"}
+_QUESTIONS = {"first": "question1", "second": "question2"}
 _SINGLE = {"first": "sentence", "label": "label"}
 _MSR = {"first": "#1 String", "second": "#2 String", "label": "Quality"}
 _OWN = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
@@ -41,6 +42,8 @@ class Kind:
         places: of columns in files that have no header, and what these files' columns are.
         classes: names in the order of their ids, which are the hub's; empty: scores from 0 to 5.
         files: names in a folder for each part, the first one found is read.
+        parts: what the hub calls each part.
+        torn: whether the published file has rows that are cut short; they are left out, as everybody does.
     """
 
     folder: str
@@ -50,6 +53,8 @@ class Kind:
     places: Mapping[str, int] = field(default_factory=dict)
     shape: str = ""
     files: Mapping[str, tuple[str, ...]] = field(default_factory=_named_files)
+    parts: Mapping[str, str] = field(default_factory=lambda: _PARTS)
+    torn: bool = False
 
     @property
     def pairs(self) -> bool:
@@ -87,6 +92,27 @@ TASKS = {
         places={"first": 5, "second": 6, "label": 4},
         shape="genre, file, year, index, score, sentence 1, sentence 2",
         files=_named_files(**{part: (f"sts-{part}.tsv", f"sts-{part}.csv") for part in _OWN}),
+    ),
+    "mnli": Kind(
+        folder="MNLI",
+        config="mnli",
+        headers=(_PAIR | {"label": "gold_label"}, {"first": "premise", "second": "hypothesis", "label": "label"}),
+        classes=("entailment", "neutral", "contradiction"),
+        files=_named_files(dev=("dev_matched.tsv",), test=("test_matched.tsv",)),
+        parts=_PARTS | {"dev": "validation_matched", "test": "test_matched"},
+    ),
+    "qnli": Kind(
+        folder="QNLI",
+        config="qnli",
+        headers=({"first": "question", "second": "sentence", "label": "label"},),
+        classes=("entailment", "not_entailment"),
+    ),
+    "qqp": Kind(
+        folder="QQP",
+        config="qqp",
+        headers=tuple(_QUESTIONS | {"label": label} for label in ("is_duplicate", "label")),
+        classes=("not_duplicate", "duplicate"),
+        torn=True,
     ),
 }
 
@@ -148,6 +174,8 @@ def _table(path: Path, lines: list[str], places: Mapping[str, int], begin: int, 
             continue
         cells = line.split("\t")
         where = f"{path}, line {number}"
+        if kind.torn and (len(cells) < needed or not all(cells[place].strip() for place in places.values())):
+            continue
         if len(cells) < needed:
             raise DataError(f"{where}: {len(cells)} columns, expected at least {needed}, divided by tabs")
         yield _row({role: cells[place] for role, place in places.items()}, kind, where)
@@ -192,7 +220,7 @@ def hub_rows(source: str, kind: Kind) -> dict[str, list[Row]]:
     data = _loaded(source, kind)
     if "train" not in data:
         raise DataError(f"{source} ({kind.config}): no part 'train'; found {', '.join(data)}")
-    return {part: list(_of_hub(data[name], part, source, kind)) for part, name in _PARTS.items() if name in data}
+    return {part: list(_of_hub(data[name], part, source, kind)) for part, name in kind.parts.items() if name in data}
 
 
 def _of_hub(data: Any, part: str, source: str, kind: Kind) -> Iterator[Row]:
@@ -294,7 +322,7 @@ def load_glue(task: str, source: str | Path = HUB) -> GlueData:
     """The rows of a task.
 
     Args:
-        task: "mrpc", "rte", "cola", "sst-2" or "sts-b".
+        task: a key of `TASKS`.
         source: a folder of tab-separated files (plain, .gz or .xz), of the task or of all tasks; a folder of Parquet
             files that `datasets` reads; or a data set's name on the hub, whose configurations are called as GLUE's.
 

@@ -57,6 +57,9 @@ METRICS: dict[str, dict[str, Callable[[np.ndarray, np.ndarray], float]]] = {  # 
     "cola": {"matthews": matthews, "accuracy": accuracy},
     "sst-2": {"accuracy": accuracy},
     "sts-b": {"pearson": pearson, "spearman": spearman},
+    "mnli": {"accuracy": accuracy},
+    "qnli": {"accuracy": accuracy},
+    "qqp": {"accuracy": accuracy, "f1": f1},
 }
 
 

@@ -34,6 +34,9 @@ RTE = [("entailment", "not_entailment")[label] for label in LABELS]
 OTHER = blank("x")
 PAIR, SINGLE = "index\tsentence1\tsentence2\tlabel", "sentence\tlabel"
 MSR = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+MNLI = "index\tgenre\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label"
+NLI = ["entailment", "neutral", "contradiction", "neutral", "entailment", "neutral"]
+QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
 STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
 LAYOUTS: dict[str, tuple[str, str, list[str]]] = {  # name of a layout -> task, file, lines
     "mrpc": ("mrpc", "MRPC/train.tsv", [MSR, *rows(LABELS, OTHER, OTHER, FIRST, SECOND)]),
@@ -42,6 +45,9 @@ LAYOUTS: dict[str, tuple[str, str, list[str]]] = {  # name of a layout -> task, 
     "cola": ("cola", "CoLA/train.tsv", rows(OTHER, LABELS, blank("*"), FIRST)),
     "cola with a header": ("cola", "cola/train.tsv", [SINGLE, *rows(FIRST, LABELS)]),
     "sst-2": ("sst-2", "SST-2/train.tsv", [SINGLE, *rows(FIRST, LABELS)]),
+    "mnli": ("mnli", "MNLI/train.tsv", [MNLI, *rows(OTHER, OTHER, OTHER, FIRST, SECOND, blank("neutral"), NLI)]),
+    "qnli": ("qnli", "QNLI/train.tsv", ["index\tquestion\tsentence\tlabel", *rows(OTHER, FIRST, SECOND, RTE)]),
+    "qqp": ("qqp", "QQP/train.tsv", [QQP, *rows(OTHER, OTHER, OTHER, FIRST, SECOND, LABELS), "7\tx\ty\tWhy?\tWhat"]),
     "sts-b": ("sts-b", "STS-B/train.tsv", [STS, *rows(*[OTHER] * 7, FIRST, SECOND, SCORES)]),
     "sts benchmark": ("sts-b", "STS-B/sts-train.csv", rows(*[OTHER] * 4, SCORES, FIRST, SECOND)),
     "sts with sources": ("sts-b", "stsb/sts-train.tsv", rows(*[OTHER] * 4, SCORES, FIRST, SECOND, OTHER, OTHER)),
@@ -65,13 +71,19 @@ def part(of: Examples) -> list[tuple[str, str | None, float]]:
 
 def expected(task: str) -> list[tuple[str, str | None, float]]:
     single = task in ("cola", "sst-2")
-    labels = {"sts-b": SCORES, "rte": [RTE[i] == "not_entailment" for i in range(len(RTE))]}.get(task, LABELS)
+    labels: list[Any] = {
+        "sts-b": SCORES,
+        "rte": [RTE[i] == "not_entailment" for i in range(len(RTE))],
+        "qnli": [RTE[i] == "not_entailment" for i in range(len(RTE))],
+        "mnli": [0, 1, 2, 1, 0, 1],
+    }.get(task, LABELS)
     return list(zip(FIRST, blank("") if single else SECOND, labels, strict=True))
 
 
 def with_dev(task: str, path: str, lines: list[str]) -> GlueData:
     """The same lines as dev part, so that nothing is held out."""
-    write(str(Path(path).with_name(Path(path).name.replace("train", "dev"))), lines)
+    dev = "dev_matched" if task == "mnli" else "dev"
+    write(str(Path(path).with_name(Path(path).name.replace("train", dev))), lines)
     return load_glue(task, Path(path).parts[0])
 
 
@@ -163,7 +175,7 @@ def _hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     datasets.disable_progress_bars()
 
     def written(config: str, **parts: dict[str, list[Any]]) -> None:
-        folder = Path("hub", config)
+        folder = Path("hub", config, "data")  # where any name of a part is known as one
         folder.mkdir(parents=True)
         for name, columns in parts.items():
             parquet.write_table(table(columns), folder / f"{name}-00000-of-00001.parquet")
@@ -172,14 +184,19 @@ def _hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     datasets.enable_progress_bars()
 
 
-@pytest.mark.parametrize(("layout", "config"), [("rte", "rte"), ("cola", "cola"), ("sts-b", "stsb"), ("mrpc", "mrpc")])
+@pytest.mark.parametrize(
+    ("layout", "config"),
+    [("rte", "rte"), ("cola", "cola"), ("sts-b", "stsb"), ("mrpc", "mrpc"), ("mnli", "mnli"), ("qqp", "qqp")],
+)
 def test_a_data_set_gives_the_same_rows(layout: str, config: str, hub: Callable[..., None]) -> None:
     task, path, lines = LAYOUTS[layout]
     write(path, lines)
-    labels: list[Any] = SCORES if task == "sts-b" else LABELS
-    columns: dict[str, list[Any]] = {"sentence": FIRST} if task == "cola" else {"sentence1": FIRST, "sentence2": SECOND}
+    labels: list[Any] = {"sts-b": SCORES, "mnli": [0, 1, 2, 1, 0, 1]}.get(task, LABELS)
+    names = {"mnli": ("premise", "hypothesis"), "qqp": ("question1", "question2")}.get(task, ("sentence1", "sentence2"))
+    columns: dict[str, list[Any]] = {"sentence": FIRST} if task == "cola" else dict(zip(names, (FIRST, SECOND), strict=True))
     here = columns | {"label": labels, "idx": list(range(6))}
-    hub(config, train=here, validation=here, test=columns | {"label": [-1] * 6})
+    matched = "_matched" if task == "mnli" else ""
+    hub(config, train=here, **{f"validation{matched}": here, f"test{matched}": columns | {"label": [-1] * 6}})
     data = load_glue(task, "hub")
     assert data.sha256 == with_dev(task, path, lines).sha256
     assert data.test is None and data.source == f"hub ({config})"
@@ -236,7 +253,7 @@ def test_bad_rows_in_one_line(case: str) -> None:
 
 
 def test_bad_files_in_one_line() -> None:
-    says("wnli", ".", "'wnli' is no task of GLUE that is known here; known are mrpc, rte, cola, sst-2, sts-b$")
+    says("wnli", ".", "'wnli' is no task of GLUE that is known here; known are mrpc, rte, cola, sst-2, sts-b, mnli, qnli, qqp$")
     says("rte", "./nothing", r"^\./nothing: no such folder$")
     says("rte", "/nothing/at/all", "^/nothing/at/all: no such folder$")
     Path("RTE").mkdir()

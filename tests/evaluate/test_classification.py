@@ -65,6 +65,9 @@ def test_every_task_has_its_score_first() -> None:
         "cola": "matthews",
         "sst-2": "accuracy",
         "sts-b": "pearson",
+        "mnli": "accuracy",
+        "qnli": "accuracy",
+        "qqp": "accuracy",
     }
     assert list(scores("mrpc", PREDICTED, TRUE)) == ["accuracy", "f1"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from isograd.models import IsogradConfig, IsogradForSequenceClassification
     from isograd.train.pretrained import PreTrained
 
-GlueTask = Literal["mrpc", "rte", "cola", "sst-2", "sts-b"]
+GlueTask = Literal["mrpc", "rte", "cola", "sst-2", "sts-b", "mnli", "qnli", "qqp"]
 
 
 @dataclass(frozen=True, kw_only=True)
