@@ -193,7 +193,9 @@ def test_a_data_set_gives_the_same_rows(layout: str, config: str, hub: Callable[
     write(path, lines)
     labels: list[Any] = {"sts-b": SCORES, "mnli": [0, 1, 2, 1, 0, 1]}.get(task, LABELS)
     names = {"mnli": ("premise", "hypothesis"), "qqp": ("question1", "question2")}.get(task, ("sentence1", "sentence2"))
-    columns: dict[str, list[Any]] = {"sentence": FIRST} if task == "cola" else dict(zip(names, (FIRST, SECOND), strict=True))
+    columns: dict[str, list[Any]] = (
+        {"sentence": FIRST} if task == "cola" else dict(zip(names, (FIRST, SECOND), strict=True))
+    )
     here = columns | {"label": labels, "idx": list(range(6))}
     matched = "_matched" if task == "mnli" else ""
     hub(config, train=here, **{f"validation{matched}": here, f"test{matched}": columns | {"label": [-1] * 6}})
@@ -253,7 +255,11 @@ def test_bad_rows_in_one_line(case: str) -> None:
 
 
 def test_bad_files_in_one_line() -> None:
-    says("wnli", ".", "'wnli' is no task of GLUE that is known here; known are mrpc, rte, cola, sst-2, sts-b, mnli, qnli, qqp$")
+    says(
+        "wnli",
+        ".",
+        "'wnli' is no task of GLUE that is known here; known are mrpc, rte, cola, sst-2, sts-b, mnli, qnli, qqp$",
+    )
     says("rte", "./nothing", r"^\./nothing: no such folder$")
     says("rte", "/nothing/at/all", "^/nothing/at/all: no such folder$")
     Path("RTE").mkdir()
