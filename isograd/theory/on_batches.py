@@ -1,6 +1,6 @@
 """What Xiong et al. 2020 measure at initialization (figure 3), on any encoder-decoder or decoder and batches of real text.
 
-expected gradient of W    |1/n sum_b g_b|_F over n batches; the mean of the norms, 1/n sum_b |g_b|_F, stands beside it
+expected gradient of W    |1/n sum_b g_b|_F over n batches; beside it the mean norm
 bounded                   Z >= 0 is (epsilon, delta)-bounded if |Z - E Z| <= epsilon E Z with probability 1 - delta
 """
 
