@@ -1,7 +1,7 @@
 """What Xiong et al. 2020 measure at initialization (figure 3), on any encoder-decoder and batches of real text.
 
-    expected gradient of W    |1/n sum_b g_b|_F over n batches; beside it the mean of the norms
-    bounded                   Z >= 0 is (epsilon, delta)-bounded if |Z - E Z| <= epsilon E Z with probability 1 - delta
+expected gradient of W    |1/n sum_b g_b|_F over n batches; beside it the mean of the norms
+bounded                   Z >= 0 is (epsilon, delta)-bounded if |Z - E Z| <= epsilon E Z with probability 1 - delta
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
