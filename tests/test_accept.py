@@ -175,6 +175,7 @@ def test_rows_that_do_not_hold_fail_or_lack_files_are_said_so(desk: Desk, monkey
     assert (lacking["verdict"], lacking["measured"]) == ("skipped", "needs --data FOLDER with x.py")
 
 
+@pytest.mark.slow
 def test_a_kill_of_the_runner_ends_its_jobs_and_the_next_one_goes_on(tmp_path: Path) -> None:
     """The command says that it has begun, sleeps for ever the first time, and ends at once the second."""
     main = f"from tests.test_accept import *\nrun(a_row('waits'), a_desk(Path({str(tmp_path)!r})), 1, print)"

@@ -149,6 +149,7 @@ def test_the_papers_grid() -> None:
     assert (min(PAPER.epochs), max(PAPER.epochs), len(PAPER_SEEDS)) == (3, 8, 6)
 
 
+@pytest.mark.slow
 def test_a_comparison_of_fine_tunings(model: str, tmp_path: Path) -> None:
     """A recipe with arms: the same table by `isograd compare`, and a page."""
     recipe = tmp_path / "arms.yaml"

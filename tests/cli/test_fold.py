@@ -51,6 +51,7 @@ def test_a_run_is_folded(name: str, runs: Path, tmp_path: Path) -> None:
     assert (out / "generation_config.json").exists() == (name != "masked")
 
 
+@pytest.mark.slow
 def test_a_folded_translator_translates_the_same(runs: Path, tmp_path: Path) -> None:
     out, lines = tmp_path / "out", ["one two", "seven nine ten", "four"]
     assert called("fold", str(runs / "pair/model"), str(out), "--untie")[0] == 0
@@ -78,6 +79,7 @@ def test_the_same_folder_twice_is_the_same(runs: Path, tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_vocabularies_of_two_languages_go_along(tmp_path: Path) -> None:
     shapes = {"placement": "deepnorm", "share_embeddings": False}
     run = small_translation(model=shapes, pairs={"joint": False}, training=SMALL)

@@ -195,6 +195,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         assert sorted((tmp_path / "in").iterdir()) == before, name  # no folder, no part of one, no mark
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Exit code 2 and one line, without a trace."""
     torch.save({"model": {}, "args": Calls(os.system, f"touch {tmp_path}/mark")}, tmp_path / "evil.pt")

@@ -48,6 +48,7 @@ def test_a_claim_that_fails(tmp_path: Path) -> None:
     assert 'class="bad">fails' in (tmp_path / "theory.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_seeds_give_the_same_numbers(tmp_path: Path) -> None:
     command = ["theory", "lemma-3", "hidden-state-growth", "--seeds", "1", "--json", "--out", str(tmp_path)]
     torch.manual_seed(1)

@@ -156,6 +156,7 @@ def test_a_line_is_answered_before_the_next_is_written(folder: Path, expected: l
     assert b"loading the model" in shown and shown.endswith(b"interrupted after line 3\r\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone(folder: Path) -> None:
     with started(folder) as process:
         assert process.stdin and process.stdout and process.stderr

@@ -112,6 +112,7 @@ def test_a_text_shorter_than_a_validation_part(tmp_path: Path) -> None:
     assert (len(corpus.train), len(corpus.valid)) == (4, 0)
 
 
+@pytest.mark.slow
 def test_the_embedded_default_keeps_its_hash() -> None:
     first = load_corpus()
     assert first.sha256 == load_corpus().sha256

@@ -101,6 +101,7 @@ def test_case_counts() -> None:
     assert found.legacy_bleu == 0 and found.bleu < 5 and found.exact_match == 0
 
 
+@pytest.mark.slow
 def test_signatures() -> None:
     """They name what decides a score: tokeniser, smoothing, case, version."""
     signatures = of(HYPOTHESES, REFERENCES).signatures

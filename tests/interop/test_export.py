@@ -72,6 +72,7 @@ def _runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_without_isograd(runs: Path, tmp_path: Path) -> None:
     """In an interpreter that refuses to import isograd: the same ids, logits and texts as here."""
     texts = {"language": "line 7: the", "masked": "the quick", "pair": "one two"}

@@ -114,6 +114,7 @@ def test_the_model_stays_as_it_is(language: tuple[Any, Path]) -> None:
     assert model.device.type == "cpu"
 
 
+@pytest.mark.slow
 def test_a_translator(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_hidden_layers": 1, "encoder_layers": 1, "position_embedding_type": "sinusoidal"}
     model = build.model("seq2seq", placement="admin", **options)

@@ -183,6 +183,7 @@ def inside(axes: Axes, rates: list[float]) -> bool:
     return low < min(rates) and max(rates) < high
 
 
+@pytest.mark.slow
 def test_one_warm_up_and_many_placements(tmp_path: Path) -> None:
     """A region as wide as its panel; a name with a dollar sign is no formula."""
     many: Edges = {(f"mine-{i}$x$", 0): (0.01 * 2**i,) for i in range(7)}
@@ -228,6 +229,7 @@ def test_a_file_that_is_no_search(tmp_path: Path, broken: str) -> None:
         read_headroom(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_torch(tmp_path: Path) -> None:
     write(tmp_path, headroom_of(TWO))
     code = (

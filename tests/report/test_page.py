@@ -316,6 +316,7 @@ def test_a_single_run_is_compared_with_nothing(study: Path) -> None:
     assert page.text.startswith("Run: post-ln, no warm-up") and "compared" not in page.text.partition("Results")[0]
 
 
+@pytest.mark.slow
 def test_for_a_paper(study: Path, tmp_path: Path) -> None:
     """A column wide, text as text; tables, curves and papers beside the page."""
     output = Output(formats=("svg", "pdf"), style="paper", width=3.25)

@@ -148,6 +148,7 @@ def test_the_ledger_alone_has_the_tables(tmp_path: Path) -> None:
     assert "part-losses" in checked(whole.page).ids and "part-losses" not in checked(copied.page).ids
 
 
+@pytest.mark.slow
 def test_in_a_terminal(study: Path) -> None:
     cut_row(study, [])
     done = _isograd("report", str(study))

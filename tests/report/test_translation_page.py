@@ -146,6 +146,7 @@ def test_without_epochs_steps(study: Path) -> None:
     assert drawn is not None and drawn.panels[0].get_xlabel() == "step"
 
 
+@pytest.mark.slow
 def test_without_bleu_one_panel(study: Path) -> None:
     for folder in folders(study):
         rewritten(folder / "validation.jsonl", bleu=None)
@@ -197,6 +198,7 @@ def test_panels_of_stacks(compared: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_figures_as_files(compared: Path) -> None:
     """Text is text, no ink depends on a page; the same bytes again."""
     text = (compared / "validation.svg").read_text()

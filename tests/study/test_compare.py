@@ -91,6 +91,7 @@ def test_same_start_and_same_data_order(planned: Plan) -> None:
     assert set(losses(control[0])).isdisjoint(losses(one[0]))
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_not_trained_again(planned: Plan) -> None:
     arms = planned()
     first = trained(arms)

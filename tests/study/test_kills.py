@@ -84,6 +84,7 @@ def killed(cells: list[Cell], folder: Path, orders: Path, engine: Engine, lives:
     assert runner(cells, folder, orders, engine) == 0
 
 
+@pytest.mark.slow
 def test_eight_kills(text: Path, tmp_path: Path, orders: Path) -> None:
     """Of a runner that trains by itself, anywhere in what it writes."""
     cells = planned(tmp_path, text, 1)

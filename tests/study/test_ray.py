@@ -138,6 +138,7 @@ def test_a_worker_killed_in_mid_cell(cells: list[Cell], there: Path, tmp_path: P
     assert not again.steps
 
 
+@pytest.mark.slow
 def test_where_the_folder_is_not_seen(cells: list[Cell], there: Path, tmp_path: Path, scratch: Path) -> None:
     """The files come from there, of a cell that failed, too; one that was killed has gone on there."""
     gone = replace(cells[1].run.data, source=str(tmp_path / "gone.txt"))

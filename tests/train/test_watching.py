@@ -185,6 +185,7 @@ def test_a_collapse_is_told_early(tmp_path: Path) -> None:
     assert not (tmp_path / "pre/warnings.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_warning_survives_an_interruption(tmp_path: Path) -> None:
     """What the watch knew at step 10 is in the checkpoint: the gradients of the start, for one."""
     run = deep("post-ln", checkpoint_every=10)
