@@ -173,6 +173,7 @@ OF_A_TRANSLATION: dict[str, Any] = {
     "pairs.pool": 5, "search.beam": 3, "search.length_penalty": 0.6,
     "search.early_stopping": True, "search.extra": 7, "search.stretch": 2.0,
     "search.pairs": 2, "training.epochs": 1, "training.tokens": 128, "training.smoothing": "fairseq",
+    "training.valid_pairs": 2,
     "training.first": "fairseq", "training.warmup_from": 1e-4, "training.decay_to": 1e-4, "training.decay_at": 5,
     "training.power": 2.0,
 }  # fmt: skip
@@ -293,6 +294,7 @@ ELSEWHERE = {  # keys that act in the training loop itself; test -> where they a
     "search.length_penalty": "test_translation", "search.extra": "test_translation",
     "search.early_stopping": "test_translation",
     "search.stretch": "test_translation", "pairs.tokenized": "test_translation",
+    "training.valid_pairs": "test_translation",
     "training.fsdp": "test_distributed", "training.deepspeed": "test_zero", "training.stop_when_broken": "test_text",
     "training.compile": "test_numbers",
 }  # fmt: skip

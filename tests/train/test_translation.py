@@ -66,14 +66,16 @@ def test_accumulated_batches_weigh_every_target_alike(tmp_path: Path) -> None:
     assert losses(tmp_path)[0] == pytest.approx(whole, rel=1e-5)
 
 
-def test_validation_is_the_unsmoothed_loss_and_the_bleu_of_the_search(tmp_path: Path) -> None:
-    run = small_translation()
+@pytest.mark.parametrize("validated", [0, 3])
+def test_validation_is_the_unsmoothed_loss_and_the_bleu_of_the_search(validated: int, tmp_path: Path) -> None:
+    run = small_translation(training={"valid_pairs": validated})
     got = train(run, tmp_path)
     task = load_task(run)
     corpus = task.corpus
     model = IsogradForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
     total = count = 0.0
-    for i in range(len(corpus.valid_source)):
+    assert len(corpus.valid_source) > 3 and task.facts()["valid_pairs"] == (validated or len(corpus.valid_source))
+    for i in range(validated or len(corpus.valid_source)):
         source = torch.tensor(corpus.valid_source[i].tolist())[None]
         labels = torch.tensor(corpus.valid_target[i].tolist())[None]
         total += model(input_ids=source, labels=labels).loss.item() * labels.numel()

@@ -14,7 +14,7 @@ from isograd.train.tasks.base import CHARACTERS, GRADIENT, LABEL, OUTCOME, SPEED
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from isograd.data.batches import TokenBatches
+    from isograd.data.batches import Ragged, TokenBatches
     from isograd.data.parallel import ParallelCorpus
     from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 
@@ -94,10 +94,12 @@ class TranslationTraining(Training):
     tokens: int = 4096
     label_smoothing: float = 0.0
     smoothing: Smoothing = "torch"  # eps/V on every class, or fairseq's eps/(V-1) on every other class
+    valid_pairs: int = 0  # of the validation set, the first ones, whose loss is measured; 0: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, "training", self, "tokens")
+        at_least(0, "training", self, "valid_pairs")
         share("training", self, "label_smoothing")
 
 
@@ -209,8 +211,9 @@ class Translation(Task):
         self.corpus = corpus or load_parallel(**settings)
         self.source, self.sha256 = self.corpus.source, self.corpus.sha256
         self.unigram_entropy = self.corpus.unigram_entropy
+        self.held_out = self._held_out(run.training.valid_pairs)
         self.blind_loss = loss_by_place(
-            self.corpus.train_target, self.corpus.valid_target, self.corpus.tokenizer.target.vocab_size
+            self.corpus.train_target, self.held_out[1], self.corpus.tokenizer.target.vocab_size
         )
         micro = run.training.accumulation * PartialState().num_processes
         self.samples = self._batches(run, micro)
@@ -220,6 +223,16 @@ class Translation(Task):
         self.samples.batches = run.training.steps * micro
         self.run = run
         self.comparable = run.training.label_smoothing == 0
+
+    def _held_out(self, wanted: int) -> "tuple[Ragged, Ragged]":
+        """Both sides of the first `wanted` validation pairs; 0: of all."""
+        import numpy as np
+
+        both = self.corpus.valid_source, self.corpus.valid_target
+        if not wanted:
+            return both
+        source, target = (rows.rows(np.arange(len(rows)) < wanted) for rows in both)
+        return source, target
 
     def held_out_unigram(self) -> float | None:
         """A model that sees no other token knows how often tokens stand at each place, or how often at all."""
@@ -285,7 +298,7 @@ class Translation(Task):
         return float(self.corpus.train_target.lengths.sum()) / self.updates_per_epoch
 
     def _validate(self, model: "nn.Module") -> dict[str, float | None]:
-        """ "loss" over all held-out pairs, unsmoothed, nats per target token; "perplexity"; "bleu" of `search.pairs`.
+        """ "loss" over the held-out pairs (`training.valid_pairs`), unsmoothed, nats per target token; "perplexity"; "bleu" of `search.pairs`.
 
         BLEU is sacrebleu's, of detokenised text.
         """
@@ -305,7 +318,7 @@ class Translation(Task):
         from isograd.data.batches import TokenBatches
         from isograd.transformer.loss import IGNORE
 
-        source, target = self.corpus.valid_source, self.corpus.valid_target
+        source, target = self.held_out
         pad = self.corpus.tokenizer.source.pad_id
         device = next(model.parameters()).device
         total = tokens = 0.0
@@ -345,7 +358,7 @@ class Translation(Task):
             "source": corpus.source,
             "sha256": corpus.sha256,
             "pairs": corpus.counts,
-            "valid_pairs": len(corpus.valid_source),
+            "valid_pairs": len(self.held_out[0]),
             "tokens": int(corpus.train_target.lengths.sum()),
             "source_tokens": int(corpus.train_source.lengths.sum()),
             "vocab_size": corpus.tokenizer.target.vocab_size,
