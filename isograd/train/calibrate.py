@@ -14,8 +14,8 @@ Where several processes each have a part of the batch, n, mean and variance of t
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from isograd.diagnose.quantities import exact
 from isograd.models import IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Stack
 from isograd.trace.anatomy import SMALL, function_of
+from isograd.transformer.kernels import make_dropout
 from isograd.transformer.parameters import Coefficient
+from isograd.transformer.stack import InputEmbedding
 from isograd.transformer.sublayer import LearnedAdd, Sublayer
 
 DEEP = 12  # sublayers: shallower stacks train whatever their skips are
@@ -44,6 +46,7 @@ def calibrate(
     padding: bool = True,
     again: bool = False,
     distributed: bool | None = None,
+    dropout: float | None = None,
 ) -> dict[Stack, list[float]]:
     """Profile `batch` and set the learned skips of `model`; all else stays bitwise as it was.
 
@@ -63,6 +66,7 @@ def calibrate(
         again: allow a second profile.
         distributed: each process calls this with its own part of one batch; variances are those of the whole, and all
             processes end with the same skips. None: where parameters lie in shards.
+        dropout: on the embedding and on each branch's output during the pass; None: the model's own.
 
     Returns:
         stack -> skips in forward order.
@@ -84,7 +88,8 @@ def calibrate(
     in_parts = _is_sharded(model) if distributed is None else distributed
     stacks = [m for m in model.modules() if isinstance(m, IsogradModel) and m.config.entry().calibrate]
     profiles = [_Profile(stack, _mask_of(stack.stack, model, batch), padding, in_parts) for stack in stacks]
-    _forward(model, batch, profiles)
+    with nullcontext() if dropout is None else _dropping(model, dropout):
+        _forward(model, batch, profiles)
     with torch.no_grad():
         for profile in profiles:
             profile.write()
@@ -193,6 +198,20 @@ def _forward(model: IsogradPreTrainedModel, batch: Mapping[str, Tensor], profile
         else:
             copies = {n: p.float() for n, p in model.named_parameters() if p.dtype.itemsize < 4}
             torch.func.functional_call(model, copies, kwargs=inputs, tie_weights=True)
+
+
+@contextmanager
+def _dropping(model: nn.Module, p: float) -> Iterator[None]:
+    """Another dropout on embeddings and branches, for a while."""
+    places: list[Any] = [module for module in model.modules() if isinstance(module, Sublayer | InputEmbedding)]
+    own = [place.drop for place in places]
+    try:
+        for place in places:
+            place.drop = make_dropout(p).train(place.training)
+        yield
+    finally:
+        for place, drop in zip(places, own, strict=True):
+            place.drop = drop
 
 
 def _is_sharded(model: nn.Module) -> bool:

@@ -100,6 +100,7 @@ class Training:
     select: Select = "last"  # which weights are kept: the last, those of the lowest validation loss ("best"), an
     # average, or of these three what has the lowest validation loss at the end ("auto")
     average: int = 5  # how many validated checkpoints an average takes, the last ones
+    profile_dropout: float | None = None  # of ADMIN's profile, on embedding and branches; None: as the model is trained
     track: tuple[Tracker, ...] = ()  # transformers' integrations
 
     # Without a type these are no keys of a recipe: what a task trains with that has none of its own.
@@ -291,7 +292,7 @@ def _check_training(t: Training) -> None:
         raise RecipeError(f"training.optimizer=lamb cannot run on shards ({shards}); take another optimizer")
     if t.deepspeed is not None:
         _check_deepspeed(t)
-    share("training", t, "label_smoothing")
+    share("training", t, "label_smoothing", "profile_dropout")
 
 
 def _check_deepspeed(t: Training) -> None:

@@ -253,7 +253,7 @@ def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel,
     batch = task.first_batch(state.process_index, state.num_processes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CalibrationWarning)
-        calibrate(model, batch, distributed=state.num_processes > 1)
+        calibrate(model, batch, distributed=state.num_processes > 1, dropout=task.run.training.profile_dropout)
     return model, [str(w.message) for w in caught if issubclass(w.category, CalibrationWarning)]
 
 

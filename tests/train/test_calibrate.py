@@ -397,3 +397,35 @@ def test_autocast_and_logits_are_left_out() -> None:
         inside = calibrate(two, batch)
     handle.remove()
     assert inside == calibrate(one, batch) and not ran
+
+
+def test_a_profile_at_another_dropout() -> None:
+    """The skips of a twin built with it, bit for bit; the model keeps its own dropout, and its own skips differ."""
+
+    def profiled(built_with: float, dropout: float | None) -> tuple[Any, list[float]]:
+        torch.manual_seed(0)
+        both = {"hidden_dropout": built_with, "embedding_dropout": built_with}
+        network = causal(**both).train()
+        torch.manual_seed(1)
+        return network, calibrate(network, {"input_ids": tokens(3, 9)}, dropout=dropout)["decoder"]
+
+    _, expected = profiled(0.1, None)
+    network, found = profiled(0.4, 0.1)
+    assert found == expected != profiled(0.4, None)[1]
+    drops = [m.drop.p for m in network.modules() if isinstance(m, Sublayer)] + [network.model.embedding.drop.p]
+    assert drops == [0.4] * 7
+    assert profiled(0.0, 0.1)[1] == expected and profiled(0.1, 0.0)[1] == profiled(0.0, None)[1]
+    torch.manual_seed(0)
+    calm = causal(hidden_dropout=0.4).eval()
+    assert calibrate(calm, {"input_ids": tokens(3, 9)}, dropout=0.4)["decoder"] == profiled(0.0, None)[1]
+
+
+def test_a_run_is_profiled_at_its_own_dropout(tmp_path: Path) -> None:
+    """`training.profile_dropout`: the skips of a run without dropout, of which only the training differs."""
+    skips = []
+    for dropout, profiled in ((0.4, 0.0), (0.0, None), (0.4, None)):
+        model = {"placement": "admin", "dropout": dropout, "embedding_dropout": dropout}
+        run = small(model=model, training={"profile_dropout": profiled, "steps": 1})
+        train(run, folder := tmp_path / f"{dropout}-{profiled}")
+        skips.append(read_json(folder / "resolved.json")["calibration"]["decoder"])
+    assert skips[0] == skips[1] != skips[2]

@@ -156,7 +156,8 @@ OTHER: dict[str, Any] = {
     "training.deepspeed": "zero.json",
     "training.probe_every": 3, "training.checkpoint_every": 3, "training.valid_sequences": 1,
     "training.track": ["wandb"], "training.valid_every": 4, "training.patience": 1, "training.select": "best",
-    "training.average": 3, "training.stop_when_broken": True, "data.documents": "blank-line",
+    "training.average": 3, "training.profile_dropout": 0.5, "training.stop_when_broken": True,
+    "data.documents": "blank-line",
 }  # fmt: skip
 OF_A_MASKED: dict[str, Any] = {
     "data.packing": "segment-pair", "data.mask": 0.5, "data.mask_random": 0.5, "data.mask_kept": 0.5,
@@ -296,7 +297,7 @@ ELSEWHERE = {  # keys that act in the training loop itself; test -> where they a
     "search.stretch": "test_translation", "pairs.tokenized": "test_translation",
     "training.valid_pairs": "test_translation",
     "training.fsdp": "test_distributed", "training.deepspeed": "test_zero", "training.stop_when_broken": "test_text",
-    "training.compile": "test_numbers",
+    "training.compile": "test_numbers", "training.profile_dropout": "test_calibrate",
 }  # fmt: skip
 CODES = "#version: 0.2\no n\n"
 
