@@ -26,7 +26,7 @@ Precision = Literal["fp32", "bf16"]
 Tokens = Annotated[Count, "TOKENS"]
 _CHUNK = 1 << 16  # bytes
 _GRACE = 0.02  # seconds; whoever writes line by line is answered line by line, and a fast writer fills a window
-_NAMES = {"bleu": "BLEU", "chrf": "chrF", "legacy_bleu": "legacy BLEU"}
+_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "legacy_bleu": "legacy BLEU"}
 
 
 def translate(
@@ -160,15 +160,15 @@ def evaluate(
     language: Annotated[str, "CODE"] | None = None,
     json: bool = False,
 ) -> int:
-    """Score a model's translations, or those of a file: BLEU, chrF and exact match.
+    """Score a model's translations, or those of a file: BLEU, chrF, TER and exact match.
 
     examples:
       isograd evaluate translation runs/number-words --pairs numbers:test
       isograd evaluate translation runs/multi30k --src test.de.gz --ref test.en.gz --out test.hyp
       isograd evaluate translation --hyp test.hyp --ref test.en.gz --tokenized
 
-    BLEU and chrF are sacrebleu's, of detokenized text. Legacy BLEU is of Moses's tokens, as papers reported it; it is
-    comparable with theirs alone.
+    BLEU, chrF and TER (lower is better) are sacrebleu's, of detokenized text. Legacy BLEU is of Moses's tokens, as
+    papers reported it; it is comparable with theirs alone.
 
     Args:
         model: the folder of a run or of its model, or a model's name on the hub
@@ -292,7 +292,7 @@ def _print(scores: "Scores", facts: dict[str, Any], json: bool) -> None:
         ["", "", ""], [*rows, ["exact match", f"{scores.exact_match:.2f}", "[dim]% of the lines[/dim]"]], left=3
     )
     text = scores.text
-    output().print(f"[dim]text of BLEU and chrF: {text['bleu']}; of legacy BLEU: {text['legacy_bleu']}[/dim]")
+    output().print(f"[dim]text of BLEU, chrF and TER: {text['bleu']}; of legacy BLEU: {text['legacy_bleu']}[/dim]")
     counts = f"{scores.lines:,} lines"
     if "seconds" in facts:
         counts += f" in {facts['seconds']:.1f} s: {facts['lines_per_second']:.1f} lines/s"

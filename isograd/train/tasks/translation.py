@@ -330,7 +330,7 @@ class Translation(Task):
         return total / tokens
 
     def _bleu(self, model: "nn.Module") -> float:
-        from isograd.evaluate.scores import score
+        from isograd.evaluate.scores import bleu_of
         from isograd.models import IsogradForSeq2SeqLM
         from isograd.models.search import translate_ids
 
@@ -350,7 +350,7 @@ class Translation(Task):
         found = {index: hypotheses[0].tokens for index, hypotheses in results}
         lines = self.corpus.tokenizer.target.decode([found[i] for i in range(count)])
         pairs = self.run.pairs
-        return score(lines, self.corpus.valid_lines[1][:count], tokenized=pairs.tokenized, language=pairs.target).bleu
+        return bleu_of(lines, self.corpus.valid_lines[1][:count], tokenized=pairs.tokenized, language=pairs.target)
 
     def facts(self) -> dict[str, Any]:
         corpus = self.corpus
