@@ -13,11 +13,13 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from isograd.models.config import IsogradConfig
 from isograd.placement import Stack
+from isograd.placement.streams import Plain
 from isograd.transformer.attention import Attention
 from isograd.transformer.init import initialize
 from isograd.transformer.norms import make_norm
 from isograd.transformer.positions import position_ids, rotary_tables
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
+from isograd.transformer.streams import make_ends
 
 logger = logging.get_logger(__name__)
 
@@ -75,8 +77,11 @@ class IsogradModel(IsogradPreTrainedModel):
         self.longest = config.max_position_embeddings if config.position_embedding_type == "learned" else None
         self.rotary = config.position_embedding_type == "rotary"
         self.embedding = InputEmbedding(config, vocabulary)
-        self.layers = make_layers(config, config.entry(), self.stack, layers, other, self.causal)
-        self.norm = make_norm(config.entry().final, config.hidden_size, config)
+        placement = config.entry()
+        self.first = make_norm(placement.first, config.hidden_size, config) if placement.first else None
+        self.stream = None if type(placement.stream) is Plain else make_ends(placement.stream, config)
+        self.layers = make_layers(config, placement, self.stack, layers, other, self.causal)
+        self.norm = make_norm(placement.final, config.hidden_size, config)
         self.project = make_projection(config.hidden_size, config.output_width)
         self.post_init()
 
@@ -131,8 +136,14 @@ class IsogradModel(IsogradPreTrainedModel):
         `generate` and in a beam search alike.
         """
         rotary = self._rotary_tables(positions, x.dtype) if self.rotary else None
+        if self.first is not None:
+            x = self.first(x)
+        if self.stream is not None:
+            x = self.stream.open(x)
         for layer in self.layers:
             x = layer(x, memory, mask=mask, memory_mask=memory_mask, past_key_values=cache, rotary=rotary, **kwargs)
+        if self.stream is not None:
+            x = self.stream.close(x)
         return self.project(self.norm(x))
 
     def _new_cache(self) -> Cache:

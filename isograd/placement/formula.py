@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from isograd.placement.laws import Kind, Site
+from isograd.placement.laws import Kind, Law, Site
+from isograd.placement.streams import Plain, Stream
 
-Law = Callable[[Site], float]
 Role = Literal[
     "query", "key", "value", "attn_out", "ffn_in", "ffn_out", "embed", "head", "norm", "coefficient", "dense"
 ]
@@ -21,17 +21,60 @@ Role = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A normalization over the width. `kind="model"` takes the kind that the model's configuration names."""
+    """scale * (weight * n(v) + bias), n a normalization over the width, or an element-wise curve in its place.
 
-    kind: Literal["model", "layernorm", "rmsnorm"] = "model"
+    | kind | n(v) | |
+    | --- | --- | --- |
+    | model | the kind that the model's configuration names | |
+    | layernorm | (v - mean) / sqrt(var + eps) | |
+    | rmsnorm | v / sqrt(mean(v^2) + eps) | no bias |
+    | l2 | v / max(|v|, 1e-12) | no bias |
+    | dyt | tanh(slope v), slope trained | Zhu et al. 2025, arXiv 2503.10622 |
+    | derf | erf(slope v + shift), both trained, shift from 0 | Chen et al. 2025, arXiv 2512.10938 |
+
+    Args:
+        affine: whether it has a weight, and a bias where its kind has one.
+        init: where its weight begins.
+        centered: the weight is stored as its distance from 1, so that 0 stands for 1 (Gemma).
+        scale: a constant on the result (LayerNorm Scaling has a law of the layer there).
+        slope: where the slope of "dyt" and "derf" begins.
+    """
+
+    kind: Literal["model", "layernorm", "rmsnorm", "l2", "dyt", "derf"] = "model"
+    affine: bool = True
+    init: float | Law = 1.0
+    centered: bool = False
+    scale: float | Law = 1.0
+    slope: float | Law = 0.5
+
+    def at(self, site: Site) -> "Norm":
+        """The same norm with every law replaced by its value at `site`."""
+        init, scale, slope = (_number(value, site) for value in (self.init, self.scale, self.slope))
+        return replace(self, init=init, scale=scale, slope=slope)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A trainable coefficient: a vector of the width, or one number, all entries initialized to `init`."""
+    """A trainable coefficient: a vector of the width, or one number, all entries initialized to `init`.
+
+    Args:
+        init: the coefficient at the first step, whatever its parameter is then.
+        shape: "width", a vector; "scalar", one number per sublayer; "layer", one number that all sublayers of a layer
+            share (ReZero).
+        by: the coefficient as a function of its parameter w: "itself", w; "sigmoid", 1 / (1 + exp(-w)); "abs", |w|.
+    """
 
     init: float | Law = 1.0
-    shape: Literal["width", "scalar"] = "width"
+    shape: Literal["width", "scalar", "layer"] = "width"
+    by: Literal["itself", "sigmoid", "abs"] = "itself"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupled:
+    """A skip that is a function of the scale c: "complement", 1 - c; "circle", sqrt(max(1 - c^2, floor))."""
+
+    by: Literal["complement", "circle"]
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,50 +94,88 @@ class ProjectionNorm:
 
     `over="width"`: over all heads together, a weight of the width (NormFormer's ablation; OLMo 2's queries and keys).
     `over="head"`: over each head on its own, a weight of width/heads that all heads share (QK-norm: Henry et al. 2020
-    by lengths, Dehghani et al. 2023, ViT-22B, by LayerNorm).
+    by lengths, Dehghani et al. 2023, ViT-22B, by LayerNorm; Qwen3).
+    `over="heads"`: over each head on its own, and each head has a weight of its own (Cohere).
+
+    Args:
+        after_rotary: the norm reads queries and keys that have been rotated (nanochat, nGPT).
     """
 
     of: tuple[Literal["query", "key", "value"], ...]
-    over: Literal["width", "head"] = "width"
+    over: Literal["width", "head", "heads"] = "width"
     norm: Norm = Norm()
+    after_rotary: bool = False
 
     def __post_init__(self) -> None:
         if not self.of or len(set(self.of)) < len(self.of) or not set(self.of) <= {"query", "key", "value"}:
             raise ValueError(f"of={self.of!r}: expected each of 'query', 'key', 'value' at most once, and at least one")
-        if self.over not in ("width", "head"):
-            raise ValueError(f"over={self.over!r}: expected 'width' (all heads together) or 'head' (each on its own)")
+        if self.over not in ("width", "head", "heads"):
+            raise ValueError(
+                f"over={self.over!r}: expected 'width' (all heads together), 'head' (each on its own, one weight) or"
+                " 'heads' (each on its own, a weight each)"
+            )
+        if self.after_rotary and (self.over == "width" or "value" in self.of):
+            raise ValueError(
+                "after_rotary=True: queries and keys of heads are what is rotated; set over='head' or 'heads', and"
+                " leave 'value' out of `of`"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A gate on what W_O reads: W_O( h * sigmoid(W_g read) ), `read` what the branch reads.
+
+    Qiu et al. 2025, arXiv 2505.06708. `per="element"`: W_g writes a number for each feature of each head;
+    `per="head"`: one for each head.
+    """
+
+    per: Literal["element", "head"] = "element"
 
 
 Coefficient = float | Law | Learned
+PLAIN = Plain()
+SLOTS = ("pre", "mid", "out", "post")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """One sublayer: x <- post(skip * x + scale * out(f(pre(x)))), `mid`, `head_scale` and `projections` inside f.
+    """One sublayer: x <- post(skip * x + scale * out(f(pre(x)))), all else inside f.
 
     Args:
         pre: norm on what the branch reads.
         mid: norm before the branch's last projection (the attention's W_O, the feed-forward's W_2).
         out: norm on what the branch wrote.
         post: norm on the sum.
-        skip: coefficient on x: a number, a law, or a `Learned`.
-        scale: coefficient on the branch, likewise.
+        skip: coefficient on x: a number, a law, a `Learned`, or a function of the scale (`Coupled`).
+        scale: coefficient on the branch: a number, a law, or a `Learned`.
         head_scale: NormFormer's HeadScale; only an attention has heads.
         projections: norms on queries, keys, values; only an attention has them.
+        gate: a gate on what W_O reads; only an attention has it.
+        cap: attention scores s become cap * tanh(s / cap) (Gemma 2); None leaves them as they are.
     """
 
     pre: Norm | None = None
     mid: Norm | None = None
     out: Norm | None = None
     post: Norm | None = None
-    skip: Coefficient = 1.0
+    skip: Coefficient | Coupled = 1.0
     scale: Coefficient = 1.0
     head_scale: HeadScale | None = None
     projections: ProjectionNorm | None = None
+    gate: Gate | None = None
+    cap: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.skip, Coupled) and not isinstance(self.scale, Learned):
+            raise ValueError("a Coupled skip follows a trained scale: set scale=Learned(...), or give skip as a number")
 
     def at(self, site: Site) -> "Residual":
         """The same residual with every law replaced by its value at `site`."""
-        return replace(self, skip=_resolved(self.skip, site), scale=_resolved(self.scale, site))
+        norms = {slot: norm.at(site) for slot in SLOTS if (norm := getattr(self, slot))}
+        inside = self.projections and replace(self.projections, norm=self.projections.norm.at(site))
+        skip = self.skip if isinstance(self.skip, Coupled) else _resolved(self.skip, site)
+        scale = _resolved(self.scale, site)
+        return replace(self, **norms, projections=inside, skip=skip, scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +215,9 @@ class Placement:
 
     Args:
         each: the residual of every sublayer, or one per kind, or a rule from a site to either.
+        first: norm on what the embedding gives the first layer.
         final: norm after the last layer of each stack.
+        stream: what carries the residuals from one sublayer to the next.
         init: how the weights are initialized.
         calibrate: name of a calibration that must run before the first training step ("admin").
         about: one line for the list.
@@ -143,7 +226,9 @@ class Placement:
     """
 
     each: "Residual | ByKind | Rule"
+    first: Norm | None = None
     final: Norm | None = None
+    stream: Stream = PLAIN
     init: Init = Init()
     calibrate: Literal["admin"] | None = None
     about: str = ""
@@ -168,23 +253,32 @@ class Placement:
         return self.of(site).at(site)
 
     def _check(self, residuals: Mapping[Kind, Residual]) -> None:
-        if "ffn" in residuals and residuals["ffn"].head_scale is not None:
-            raise ValueError(
-                "a feed-forward has no heads: put HeadScale on the attention, by ByKind(attn=..., ffn=...)"
-            )
-        if "ffn" in residuals and residuals["ffn"].projections is not None:
-            raise ValueError(
-                "a feed-forward has no queries, keys and values: put ProjectionNorm on the attention, by"
-                " ByKind(attn=..., ffn=...)"
-            )
+        if "ffn" in residuals:
+            for field_, what in _OF_AN_ATTENTION.items():
+                if getattr(residuals["ffn"], field_) is not None:
+                    raise ValueError(
+                        f"a feed-forward has no {what}: put it on the attention, by ByKind(attn=..., ffn=...)"
+                    )
         fixed = [kind for kind, residual in residuals.items() if not isinstance(residual.skip, Learned)]
         if self.calibrate and fixed:
             raise ValueError(
                 f"calibrate={self.calibrate!r} sets learned skips, but this placement's skip is not Learned"
                 f" at {', '.join(fixed)}"
             )
+        lined = [kind for kind, r in residuals.items() if (r.skip, r.scale, r.post) != (1.0, 1.0, None)]
+        if lined and not self.stream.adds:
+            raise ValueError(
+                f"{type(self.stream).__name__} writes by its own maps: skip, scale and post have no place in it, and"
+                f" are set at {', '.join(lined)}"
+            )
 
 
+_OF_AN_ATTENTION = {
+    "head_scale": "heads (HeadScale)",
+    "projections": "queries, keys and values (ProjectionNorm)",
+    "gate": "heads to gate (Gate)",
+    "cap": "scores (cap)",
+}
 Rule = Callable[[Site], Residual | ByKind]
 
 

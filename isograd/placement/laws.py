@@ -5,6 +5,7 @@ catalogue can be read and printed without torch.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,9 @@ class Site:
     slots: int
     stack: Stack = "decoder"
     other: int = 0  # layers of the other stack, 0 when there is none
+
+
+Law = Callable[[Site], float]
 
 
 def sites(layers: int, stack: Stack = "decoder", other: int = 0) -> list[Site]:

@@ -3,25 +3,45 @@
     {"name": "mine", "final": {"kind": "model"}, "init": null, "calibrate": null, "sublayers": [
         {"kind": "attn", "layers": [1, 3], "pre": {"kind": "model"}, "scale": 0.5, "init": {"attn_out": 0.25}}, ...]}
 
-Layers in a row that agree are one entry; what has its default value is left out.
+Layers in a row that agree are one entry; what has its default value is left out. So are `first` and `stream`, whose
+laws are lists with a number per layer.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 from typing import Any
 
-from isograd.placement.formula import ByKind, HeadScale, Init, Learned, Norm, Placement, ProjectionNorm, Residual, Role
+from isograd.placement import streams
+from isograd.placement.formula import (
+    PLAIN,
+    SLOTS,
+    ByKind,
+    Coupled,
+    Gate,
+    HeadScale,
+    Init,
+    Learned,
+    Norm,
+    Placement,
+    ProjectionNorm,
+    Residual,
+    Role,
+)
 from isograd.placement.laws import Kind, Site, Stack, sites
+from isograd.placement.streams import Stream
 
 
 def stored(name: str, placement: Placement, layers: int, stack: Stack, other: int) -> dict[str, Any]:
     """One stack of a placement as plain data for JSON."""
     every = sites(layers, stack, other)
     kinds = dict.fromkeys(site.kind for site in every)
+    stream = {} if placement.stream == PLAIN else {"stream": _stream(placement.stream, every)}
     return {
         "name": name,
-        "final": _plain(placement.final),
+        **({"first": _plain(placement.first.at(every[0]))} if placement.first else {}),
+        "final": _plain(placement.final and placement.final.at(every[-1])),
+        **stream,
         "init": placement.init.base,
         "calibrate": placement.calibrate,
         "sublayers": [entry for kind in kinds for entry in _grouped(placement, [s for s in every if s.kind == kind])],
@@ -43,6 +63,8 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
             for layer in range(entry["layers"][0], entry["layers"][1] + 1)
         }
         final = Norm(**first["final"]) if first["final"] else None
+        opening = Norm(**first["first"]) if "first" in first else None
+        stream = _restored_stream(first["stream"]) if "stream" in first else PLAIN
         base, calibrate, name = first["init"], first["calibrate"], first["name"]
         same = _by_kind(table)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -62,7 +84,9 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
     gain = {role: lambda site, role=role: found(site)[1].get(role, 1.0) for role in roles}
     return Placement(
         each=same or (lambda site: found(site)[0]),
+        first=opening,
         final=final,
+        stream=stream,
         init=Init(base=base, gain=gain),
         calibrate=calibrate,
     )
@@ -98,24 +122,56 @@ def _grouped(placement: Placement, every: list[Site]) -> list[dict[str, Any]]:
     return found
 
 
+_ALWAYS: dict[type, tuple[str, ...]] = {  # fields that are written even where they have their default
+    Norm: ("kind",),
+    Learned: ("init", "shape"),
+    HeadScale: ("reads",),
+    ProjectionNorm: ("of", "over", "norm"),
+    Coupled: ("by",),
+    Gate: ("per",),
+}
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(value).items()}
+    written = _ALWAYS.get(type(value), ())
+    of = {f.name: (getattr(value, f.name), f.default) for f in fields(value)}
+    return {name: _plain(one) for name, (one, default) in of.items() if name in written or one != default}
 
 
 def _residual(entry: Mapping[str, Any]) -> Residual:
     values = {name: value for name, value in entry.items() if name not in ("kind", "layers", "init")}
     for name, value in values.items():
-        if name in ("pre", "mid", "out", "post"):
+        if name in SLOTS:
             values[name] = Norm(**value)
-        elif name == "head_scale":
-            values[name] = HeadScale(**value)
         elif name == "projections":
-            values[name] = ProjectionNorm(of=tuple(value["of"]), over=value["over"], norm=Norm(**value["norm"]))
+            values[name] = ProjectionNorm(**{**value, "of": tuple(value["of"]), "norm": Norm(**value["norm"])})
         elif isinstance(value, Mapping):
-            values[name] = Learned(**value)
+            made: dict[str, type] = {"head_scale": HeadScale, "gate": Gate}
+            values[name] = made.get(name, Coupled if "by" in value and "init" not in value else Learned)(**value)
     return Residual(**values)
+
+
+def _stream(stream: Stream, every: list[Site]) -> dict[str, Any]:
+    values = {f.name: getattr(stream, f.name) for f in fields(stream)}
+    of_layers = [site for site in every if site.kind == "attn"]
+    numbers = {name: [float(law(s)) for s in of_layers] if callable(law) else law for name, law in values.items()}
+    return {"is": type(stream).__name__, **numbers}
+
+
+def _restored_stream(entry: Mapping[str, Any]) -> Stream:
+    values = {name: _by_layer(value) if isinstance(value, list) else value for name, value in entry.items()}
+    made = getattr(streams, values.pop("is"), None)
+    if not (isinstance(made, type) and issubclass(made, Stream)):
+        raise ValueError(f"there is no stream {entry['is']!r}")
+    return made(**values)
+
+
+def _by_layer(values: list[float]) -> Any:
+    return lambda site: values[site.layer - 1]
 
 
 def _by_kind(table: Mapping[tuple[Stack, Kind, int], tuple[Residual, Any]]) -> ByKind | None:

@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from isograd.placement.formula import Coefficient, Learned, Norm, Placement, ProjectionNorm, Residual
+from isograd.placement.formula import Coefficient, Coupled, Learned, Norm, Placement, ProjectionNorm, Residual
 from isograd.placement.laws import Kind, Site, Stack, sites
 
 _BRANCH: dict[Kind, str] = {"attn": "Attn({})", "cross": "Cross({})", "ffn": "FFN({})"}
@@ -83,6 +83,14 @@ def legend(placement: Placement, layers: int = 12) -> list[str]:
     return lines
 
 
+def _at_init(c: float | Coupled, scale: Coefficient) -> float:
+    """What a skip is before the first step."""
+    if not isinstance(c, Coupled):
+        return c
+    assert isinstance(scale, Learned) and isinstance(scale.init, float)
+    return 1 - scale.init if c.by == "complement" else max(1 - scale.init**2, c.floor) ** 0.5
+
+
 def _branch(residual: Residual, kind: Kind) -> str:
     read = _projected(_norm("x", residual.pre), residual.projections)
     heads = residual.head_scale.reads if residual.head_scale else None
@@ -120,11 +128,17 @@ def _norm(text: str, norm: Norm | None) -> str:
     return f"{_letters(norm)}({text})" if norm else text
 
 
+_LETTERS = {"model": "LN", "layernorm": "LN", "rmsnorm": "RMS", "l2": "L2", "dyt": "DyT", "derf": "Derf"}
+
+
 def _letters(norm: Norm) -> str:
-    return "RMS" if norm.kind == "rmsnorm" else "LN"
+    scaled = "" if norm.scale == 1.0 else "s * " if callable(norm.scale) else f"{norm.scale:g} * "
+    return scaled + _LETTERS[norm.kind]
 
 
-def _times(name: str, c: Coefficient, text: str) -> str:
+def _times(name: str, c: Coefficient | Coupled, text: str) -> str:
+    if isinstance(c, Coupled):
+        return f"(1 - scale) * {text}" if c.by == "complement" else f"sqrt(1 - scale^2) * {text}"
     return text if c == 1.0 else f"{name} * {text}"
 
 
@@ -133,5 +147,5 @@ def _row(placement: Placement, site: Site) -> dict[str, object]:
     values: dict[str, object] = {"layer": site.layer, "kind": site.kind}
     for name in ("skip", "scale"):
         c = getattr(residual, name)
-        values[name] = c.init if isinstance(c, Learned) else c
+        values[name] = c.init if isinstance(c, Learned) else _at_init(c, residual.scale)
     return values | {f"init.{role}": g for role, g in placement.init.at(site).items()}

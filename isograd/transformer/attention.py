@@ -55,13 +55,21 @@ class Attention(nn.Module):
         self.query, self.key, self.value = projection("query"), projection("key", source), projection("value", source)
         self.out = projection("attn_out")
         norms = residual.projections
-        self.norm_per_head = norms is not None and norms.over == "head"
-        features = self.head_size if self.norm_per_head else width
+        self.norm_per_head = norms is not None and norms.over != "width"
+        self.norm_after_rotary = norms is not None and norms.after_rotary and not self.is_cross
+        features = {"width": width, "head": self.head_size, "heads": (heads, self.head_size)}[
+            norms.over if norms else "width"
+        ]
 
         def norm(role: Role) -> nn.Module:
             return make_norm(norms.norm if norms and role in norms.of else None, features, config)
 
         self.query_norm, self.key_norm, self.value_norm = norm("query"), norm("key"), norm("value")
+        self.gate = None
+        if residual.gate is not None:
+            written = width if residual.gate.per == "element" else heads
+            self.gate = Linear(width, written, role="dense", bias=False)
+        self.cap = residual.cap
         self.heads = Coefficient(heads, 1) if residual.head_scale else nn.Identity()
         self.mid = make_norm(residual.mid, width, config)
         self.heads_read_output = residual.head_scale is not None and residual.head_scale.reads == "output"
@@ -83,16 +91,22 @@ class Attention(nn.Module):
             key, value = self._key_value(x)
             if rotary is not None:
                 query, key = rotate(query, *rotary), rotate(key, *rotary)
+            if self.norm_after_rotary:
+                query, key = _over_heads(self.query_norm, query), _over_heads(self.key_norm, key)
             if cache is not None:
                 own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
                 key, value = own.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         dropout = self.dropout if self.training else 0.0
-        if attend is sdpa_attention_forward and ((query.is_cpu and dropout) or beyond_gradients()):
+        if attend is sdpa_attention_forward and ((query.is_cpu and dropout) or self.cap or beyond_gradients()):
             attend = attend_written_out
+        if self.cap:
+            kwargs["softcap"] = self.cap
         if query.is_cpu and query.dtype == torch.bfloat16 and key.shape[2] <= SHORT:
             attend = partial(attend_in_float32, attend)
         h, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        if self.gate is not None:
+            h = h * torch.sigmoid(self.gate(x).view(*h.shape[:3], -1))
         return self._project(h), weights  # h: (batch, time, heads, width/heads)
 
     def _project(self, h: Tensor) -> Tensor:
@@ -106,6 +120,8 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor, norm: nn.Module) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_size)
+        if self.norm_after_rotary:
+            return x.view(heads).transpose(1, 2)
         return (norm(x.view(heads)) if self.norm_per_head else norm(x).view(heads)).transpose(1, 2)
 
     def _memory(self, memory: Tensor | None, cache: Cache | None) -> tuple[Tensor, Tensor]:
@@ -120,6 +136,11 @@ class Attention(nn.Module):
             key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
             cache.is_updated[self.layer_idx] = True
         return key, value
+
+
+def _over_heads(norm: nn.Module, x: Tensor) -> Tensor:
+    """A norm whose weight may be one per head, on (batch, heads, time, width/heads)."""
+    return norm(x.transpose(1, 2)).transpose(1, 2)
 
 
 def attend_in_float32(
@@ -166,10 +187,13 @@ def eager_attention(
     mask: Tensor | None,  # additive, broadcast to (batch, heads, time, source)
     scaling: float,
     dropout: float = 0.0,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The product written out; the back-end that returns attention weights."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores + mask
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)

@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import init
 
-from isograd.transformer.norms import LayerNorm, RMSNorm
+from isograd.transformer.norms import Curve, FreeNorm, LayerNorm, RMSNorm
 from isograd.transformer.parameters import Coefficient, Embedding, Linear
+from isograd.transformer.streams import Connection, Ends
 
 
 def xavier_uniform(leaf: Linear | Embedding, config: Any) -> None:
@@ -75,10 +76,21 @@ def initialize(module: nn.Module, config: Any, scheme: str) -> None:
         SCHEMES[scheme](module, config)
     elif isinstance(module, Coefficient):
         init.constant_(module.weight, module.init)
-    elif isinstance(module, LayerNorm | RMSNorm):
-        init.ones_(module.weight)
-        if isinstance(module, LayerNorm):
-            init.zeros_(module.bias)
+    elif isinstance(module, LayerNorm | RMSNorm | FreeNorm | Curve):
+        _draw_norm(module)
+    elif isinstance(module, Connection | Ends):
+        module.draw()
+
+
+def _draw_norm(module: LayerNorm | RMSNorm | FreeNorm | Curve) -> None:
+    if isinstance(module, Curve):
+        init.constant_(module.slope, module.slope_init)
+        if module.shift is not None:
+            init.zeros_(module.shift)
+    if module.weight is not None:
+        init.constant_(module.weight, getattr(module, "init", 1.0))
+    if isinstance(bias := getattr(module, "bias", None), Tensor):
+        init.zeros_(bias)
 
 
 def theoretical_std(leaf: Linear | Embedding, config: Any, scheme: str) -> float:

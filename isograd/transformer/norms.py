@@ -1,9 +1,11 @@
-"""The two norms and the empty slot.
+"""The norms and the empty slot.
 
 LayerNorm (v - mean) / sqrt(var + eps) * weight + bias, biased variance over the width; RMSNorm v / sqrt(mean(v^2) +
-eps) * weight. Both are torch's fused kernels under the role "norm".
+eps) * weight. Both are torch's fused kernels under the role "norm"; what else a `Norm` can say is `FreeNorm`'s and
+`Curve`'s.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,9 +36,82 @@ class RMSNorm(nn.RMSNorm):
 NORMS: dict[str, type[nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
 
 
-def make_norm(norm: Norm | None, width: int, config: Any) -> nn.Module:
-    """The module for a norm slot of a placement; an unused slot is `Identity`."""
+class FreeNorm(nn.Module):
+    """scale * (weight * n(x) + bias), n(x) of unit variance, mean square or length over the last axis.
+
+    Args:
+        kind: "layernorm", "rmsnorm" or "l2".
+        shape: of the weight; its last axis is the one that is normalized.
+    """
+
+    role = "norm"
+
+    def __init__(self, kind: str, shape: tuple[int, ...], norm: Norm, eps: float) -> None:
+        super().__init__()
+        assert isinstance(norm.init, float) and isinstance(norm.scale, float)
+        self.kind = kind
+        self.eps = eps
+        self.scale = norm.scale
+        self.centered = norm.centered
+        self.init = norm.init - 1.0 if norm.centered else norm.init
+        self.weight = nn.Parameter(torch.full(shape, self.init)) if norm.affine else None
+        self.bias = nn.Parameter(torch.zeros(shape)) if norm.affine and kind == "layernorm" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._normalized(x)
+        if self.weight is not None:
+            y = y * (self.weight + 1.0) if self.centered else y * self.weight
+        if self.bias is not None:
+            y = y + self.bias
+        return (y if self.scale == 1.0 else y * self.scale).to(x.dtype)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        if self.kind == "l2":
+            return F.normalize(x, dim=-1)
+        form = F.layer_norm if self.kind == "layernorm" else F.rms_norm
+        return form(x, x.shape[-1:], eps=self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, scale={self.scale:.4g}, centered={self.centered}"
+
+
+class Curve(nn.Module):
+    """scale * (weight * g(slope x + shift) + bias): g tanh without a shift (DyT), or erf (Derf). Normalizes nothing."""
+
+    role = "norm"
+
+    def __init__(self, kind: str, shape: tuple[int, ...], norm: Norm) -> None:
+        super().__init__()
+        assert isinstance(norm.init, float) and isinstance(norm.scale, float) and isinstance(norm.slope, float)
+        self.init = norm.init
+        self.scale = norm.scale
+        self.slope_init = norm.slope
+        self.curve: Callable[[Tensor], Tensor] = torch.tanh if kind == "dyt" else torch.erf
+        self.slope = nn.Parameter(torch.full((1,), norm.slope))
+        self.shift = nn.Parameter(torch.zeros(1)) if kind == "derf" else None
+        self.weight = nn.Parameter(torch.full(shape, norm.init)) if norm.affine else None
+        self.bias = nn.Parameter(torch.zeros(shape)) if norm.affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.slope * x
+        y = self.curve(y if self.shift is None else y + self.shift)
+        if self.weight is not None and self.bias is not None:
+            y = torch.addcmul(self.bias, self.weight, y)
+        return (y if self.scale == 1.0 else y * self.scale).to(x.dtype)
+
+
+def make_norm(norm: Norm | None, width: int | tuple[int, ...], config: Any) -> nn.Module:
+    """The module for a norm slot of a placement; an unused slot is `Identity`.
+
+    Args:
+        width: of what is normalized; a shape where the weight has more axes than the last.
+    """
     if norm is None:
         return nn.Identity()
     kind = config.norm if norm.kind == "model" else norm.kind
-    return NORMS[kind](width, eps=config.norm_eps)
+    shape = width if isinstance(width, tuple) else (width,)
+    if kind in ("dyt", "derf"):
+        return Curve(kind, shape, norm)
+    if kind == "l2" or len(shape) > 1 or norm.centered or (norm.scale, norm.init) != (1.0, 1.0):
+        return FreeNorm(kind, shape, norm, config.norm_eps)
+    return NORMS[kind](shape, eps=config.norm_eps, elementwise_affine=norm.affine)

@@ -3,6 +3,8 @@
 role: query, key, value, attn_out, ffn_in, ffn_out, dense, embed, head (matrices); norm, coefficient (never decayed)
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -42,8 +44,25 @@ class Coefficient(nn.Module):
         self.weight = nn.Parameter(torch.full(shape, init))
         self.init = init
 
+    def value(self) -> Tensor:
+        return self.weight
+
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
+
+
+class MappedCoefficient(Coefficient):
+    """A coefficient that is a function of `weight`: "sigmoid" or "abs". Initialized so that it begins at `init`."""
+
+    def __init__(self, *shape: int, init: float, by: str) -> None:
+        super().__init__(*shape, init=math.log(init / (1 - init)) if by == "sigmoid" else init)
+        self.by = torch.sigmoid if by == "sigmoid" else torch.abs
+
+    def value(self) -> Tensor:
+        return self.by(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.value()
 
 
 def roles(model: nn.Module) -> dict[str, Role]:

@@ -7,11 +7,13 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from isograd.placement import Norm, Placement, Site, Stack, sites
+from isograd.placement.streams import Plain
 from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Embedding, Linear
 from isograd.transformer.positions import make_positions
-from isograd.transformer.sublayer import AttentionSublayer, FeedForwardSublayer
+from isograd.transformer.streams import State
+from isograd.transformer.sublayer import AttentionSublayer, FeedForwardSublayer, StreamAttention, StreamFeedForward
 
 
 class Layer(GradientCheckpointingLayer):
@@ -19,20 +21,23 @@ class Layer(GradientCheckpointingLayer):
 
     def __init__(self, config: Any, placement: Placement, here: dict[str, Site], causal: bool) -> None:
         super().__init__()
-        self.attn = AttentionSublayer(config, placement, here["attn"], causal)
-        self.cross = AttentionSublayer(config, placement, here["cross"], False) if "cross" in here else None
-        self.ffn = FeedForwardSublayer(config, placement, here["ffn"])
+        plain = type(placement.stream) is Plain
+        attention = AttentionSublayer if plain else StreamAttention
+        feedforward = FeedForwardSublayer if plain else StreamFeedForward
+        self.attn = attention(config, placement, here["attn"], causal)
+        self.cross = attention(config, placement, here["cross"], False) if "cross" in here else None
+        self.ffn = feedforward(config, placement, here["ffn"])
 
     def forward(
         self,
-        x: Tensor,  # (batch, time, width)
+        x: State,  # (batch, time, width) in the plain stream
         memory: Tensor | None = None,  # (batch, source, width)
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> State:
         x = self.attn(x, mask=mask, cache=past_key_values, rotary=rotary, **kwargs)
         if self.cross is not None:
             x = self.cross(x, mask=memory_mask, memory=memory, cache=past_key_values, **kwargs)

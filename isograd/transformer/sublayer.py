@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.placement.formula import Learned, Placement, Residual
+from isograd.placement.formula import Coupled, Learned, Placement, Residual
 from isograd.placement.laws import Site
 from isograd.transformer.attention import Attention
 from isograd.transformer.feedforward import make_feedforward
 from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
-from isograd.transformer.parameters import Coefficient
+from isograd.transformer.parameters import Coefficient, MappedCoefficient
+from isograd.transformer.streams import State, make_connection
 
 
 class Add(nn.Module):
@@ -53,9 +54,24 @@ class LearnedAdd(nn.Module):
 
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
         u = self.scale(u)
-        if isinstance(self.skip, Coefficient):
+        if type(self.skip) is Coefficient:
             return torch.addcmul(u, x, self.skip.weight)
         return u + self.skip(x)
+
+
+class CoupledAdd(nn.Module):
+    """skip(c) * x + c * u with a trained c: skip 1 - c, or sqrt(max(1 - c^2, floor))."""
+
+    def __init__(self, residual: Residual, width: int) -> None:
+        super().__init__()
+        assert isinstance(residual.skip, Coupled) and isinstance(residual.scale, Learned)
+        self.scale = _learned(residual.scale, width)
+        self.by, self.floor = residual.skip.by, residual.skip.floor
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        c = self.scale.value()
+        skip = 1 - c if self.by == "complement" else (1 - c * c).clamp(min=self.floor).sqrt()
+        return torch.addcmul(c * u, x, skip.to(x.dtype))
 
 
 class Constant(nn.Module):
@@ -102,8 +118,40 @@ class FeedForwardSublayer(Sublayer):
         return self.post(self.combine(x, self.drop(self.out(u))))
 
 
+class StreamSublayer(Sublayer):
+    """A sublayer in any stream but the plain one: the state goes in and comes out."""
+
+    def __init__(self, config: Any, placement: Placement, site: Site, branch: nn.Module) -> None:
+        super().__init__(config, placement, site, branch)
+        self.stream = make_connection(placement.stream, site, config)
+
+    def add(self, x: Tensor, u: Tensor) -> Tensor:
+        return self.post(self.combine(x, u))
+
+
+class StreamAttention(StreamSublayer):
+    def __init__(self, config: Any, placement: Placement, site: Site, causal: bool) -> None:
+        super().__init__(config, placement, site, Attention(config, placement, site, causal))
+
+    def forward(self, state: State, **kwargs: Any) -> State:
+        x, held = self.stream.read(state)
+        u, _ = self.branch(self.pre(x), **kwargs)
+        return self.stream.write(held, self.drop(self.out(u)), self.add)
+
+
+class StreamFeedForward(StreamSublayer):
+    def __init__(self, config: Any, placement: Placement, site: Site) -> None:
+        super().__init__(config, placement, site, make_feedforward(config, placement, site))
+
+    def forward(self, state: State) -> State:
+        x, held = self.stream.read(state)
+        return self.stream.write(held, self.drop(self.out(self.branch(self.pre(x)))), self.add)
+
+
 def make_combine(residual: Residual, width: int) -> nn.Module:
     """The module of the sum. Which one is decided here, once: constants are Python floats, 1 costs nothing."""
+    if isinstance(residual.skip, Coupled):
+        return CoupledAdd(residual, width)
     if isinstance(residual.skip, Learned) or isinstance(residual.scale, Learned):
         return LearnedAdd(residual, width)
     assert isinstance(residual.skip, float) and isinstance(residual.scale, float)
@@ -114,6 +162,11 @@ def make_combine(residual: Residual, width: int) -> nn.Module:
 
 def _coefficient(c: Any, width: int) -> nn.Module:
     if isinstance(c, Learned):
-        assert isinstance(c.init, float)
-        return Coefficient(width if c.shape == "width" else 1, init=c.init)
+        return _learned(c, width)
     return nn.Identity() if c == 1.0 else Constant(c)
+
+
+def _learned(c: Learned, width: int) -> Coefficient:
+    assert isinstance(c.init, float)
+    size = width if c.shape == "width" else 1
+    return Coefficient(size, init=c.init) if c.by == "itself" else MappedCoefficient(size, init=c.init, by=c.by)
