@@ -3,9 +3,10 @@
 from isograd.placement.catalogue import CATALOGUE, get, register
 from isograd.placement.formula import (
     ByKind,
+    Coupled,
+    Gate,
     HeadScale,
     Init,
-    Law,
     Learned,
     Norm,
     Placement,
@@ -13,11 +14,13 @@ from isograd.placement.formula import (
     Residual,
     Role,
 )
-from isograd.placement.laws import Kind, Site, Stack, sites
+from isograd.placement.laws import Kind, Law, Site, Stack, sites
 
 __all__ = [
     "CATALOGUE",
     "ByKind",
+    "Coupled",
+    "Gate",
     "HeadScale",
     "Init",
     "Kind",

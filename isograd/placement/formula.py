@@ -254,10 +254,10 @@ class Placement:
 
     def _check(self, residuals: Mapping[Kind, Residual]) -> None:
         if "ffn" in residuals:
-            for field_, what in _OF_AN_ATTENTION.items():
-                if getattr(residuals["ffn"], field_) is not None:
+            for name, (what, who) in _OF_AN_ATTENTION.items():
+                if getattr(residuals["ffn"], name) is not None:
                     raise ValueError(
-                        f"a feed-forward has no {what}: put it on the attention, by ByKind(attn=..., ffn=...)"
+                        f"a feed-forward has no {what}: put {who} on the attention, by ByKind(attn=..., ffn=...)"
                     )
         fixed = [kind for kind, residual in residuals.items() if not isinstance(residual.skip, Learned)]
         if self.calibrate and fixed:
@@ -274,11 +274,13 @@ class Placement:
 
 
 _OF_AN_ATTENTION = {
-    "head_scale": "heads (HeadScale)",
-    "projections": "queries, keys and values (ProjectionNorm)",
-    "gate": "heads to gate (Gate)",
-    "cap": "scores (cap)",
+    "head_scale": ("heads", "HeadScale"),
+    "projections": ("queries, keys and values", "ProjectionNorm"),
+    "gate": ("heads to gate", "Gate"),
+    "cap": ("scores", "cap"),
 }
+
+
 Rule = Callable[[Site], Residual | ByKind]
 
 

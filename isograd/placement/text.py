@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from isograd.placement.formula import Coefficient, Coupled, Learned, Norm, Placement, ProjectionNorm, Residual
+from isograd.placement.formula import PLAIN, Coefficient, Coupled, Learned, Norm, Placement, ProjectionNorm, Residual
 from isograd.placement.laws import Kind, Site, Stack, sites
 
 _BRANCH: dict[Kind, str] = {"attn": "Attn({})", "cross": "Cross({})", "ffn": "FFN({})"}
@@ -71,6 +71,9 @@ def legend(placement: Placement, layers: int = 12) -> list[str]:
             lines.append(f"{name}: {what} per sublayer, {how}")
         elif laws:
             lines.append(f"{name}: constant, {_law(laws[0])}")
+    if placement.stream != PLAIN:
+        stream = placement.stream
+        lines.append(f"stream {type(stream).__name__}: a branch reads {stream.reads}; {stream.writes}")
     heads = [r.head_scale for r in every if r.head_scale]
     if heads:
         place = "on what W_O reads" if heads[0].reads == "heads" else "on what W_O wrote"

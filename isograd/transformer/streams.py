@@ -349,14 +349,15 @@ class DepthAttentionConnection(Connection):
             nn.init.ones_(self.weight)
 
     def read(self, state: State) -> tuple[Tensor, Any]:
-        sources = torch.stack(state, dim=-2)  # (batch, time, sources, width)
-        normed = F.rms_norm(sources.float(), sources.shape[-1:], self.weight, self.eps)
-        scores = normed @ self.query.float()
+        stacked = torch.stack(state, dim=-2)  # (batch, time, sources, width)
+        sources = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+        weight = None if self.weight is None else self.weight.to(sources.dtype)
+        normed = F.rms_norm(sources, sources.shape[-1:], weight, self.eps)
+        scores = normed @ self.query.to(sources.dtype)
         if self.norm_values:
             scores = scores * self.query.shape[0] ** -0.5
-        values = normed if self.norm_values else sources.float()
-        x = (torch.softmax(scores, dim=-1)[..., None] * values).sum(-2)
-        return x.to(sources.dtype), state
+        values = normed if self.norm_values else sources
+        return (torch.softmax(scores, dim=-1)[..., None] * values).sum(-2).to(stacked.dtype), state
 
     def write(self, held: Any, u: Tensor, add: Add = operator.add) -> State:
         return (*held[:-1], held[-1] + u) if self.joins else (*held, u)
