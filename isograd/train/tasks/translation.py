@@ -298,7 +298,8 @@ class Translation(Task):
         return float(self.corpus.train_target.lengths.sum()) / self.updates_per_epoch
 
     def _validate(self, model: "nn.Module") -> dict[str, float | None]:
-        """ "loss" over the held-out pairs (`training.valid_pairs`), unsmoothed, nats per target token; "perplexity"; "bleu" of `search.pairs`.
+        """ "loss" over the held-out pairs (`training.valid_pairs`), unsmoothed, nats per target token; "perplexity";
+        "bleu" of `search.pairs`.
 
         BLEU is sacrebleu's, of detokenised text.
         """
