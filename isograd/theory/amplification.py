@@ -6,11 +6,23 @@ from functools import lru_cache
 from statistics import fmean
 
 import torch
+from torch import Tensor
+from torch.func import functional_call
 
 from isograd.models import IsogradForCausalLM
 from isograd.theory.claim import Curve, Measured
 from isograd.theory.curves import exponent, over_interval, over_seeds, r_squared
-from isograd.theory.networks import changes_of, decoder, drawn_from, of_depths, profile_skips, shares, streams, tokens
+from isograd.theory.networks import (
+    changes_of,
+    cut,
+    decoder,
+    drawn_from,
+    of_depths,
+    profile_skips,
+    shares,
+    streams,
+    tokens,
+)
 
 DEPTHS = (3, 6, 12, 18, 24, 36, 48)
 SUBLAYERS = tuple(2 * layers for layers in DEPTHS)
@@ -59,6 +71,28 @@ def log_over_root(subject: str, seeds: int) -> Measured:
     logs, roots = (list(map(law, SUBLAYERS)) for law in (math.log, math.sqrt))
     differences = [r_squared(logs, changes) - r_squared(roots, changes) for changes, _ in found]
     return over_interval(differences, _curve(SUBLAYERS, found))
+
+
+def gradient_changes(subject: str, depths: Sequence[int], seed: int, step: float = STEP / 10) -> list[float]:
+    """At each depth the same change where every matrix moves by step * sign(dL/dW), L the loss of random tokens."""
+    changes = []
+    with drawn_from(seed):
+        ids = tokens(4, 32)
+        for model, served in of_depths(subject, depths, ids, hidden_size=64, dtype=torch.float64, init=None):
+            changes += [_along_the_gradient(model, layers, ids, step) for layers in served]
+    return changes
+
+
+def _along_the_gradient(model: IsogradForCausalLM, layers: int, ids: Tensor, step: float) -> float:
+    with cut(model, layers) as shallow:
+        stack = shallow.model
+        matrices = {name: p for name, p in stack.named_parameters() if p.ndim == 2 and name.startswith("layers.")}
+        gradients = torch.autograd.grad(shallow(input_ids=ids, labels=ids).loss, list(matrices.values()))
+        with torch.no_grad():
+            moved = {n: p + step * g.sign() for (n, p), g in zip(matrices.items(), gradients, strict=True)}
+            before = stack(ids).last_hidden_state
+            after = functional_call(stack, moved, (ids,)).last_hidden_state
+    return float((after - before).square().mean()) / step**2
 
 
 def output_changes(subject: str, depths: Sequence[int], seed: int, step: float = STEP) -> list[float]:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from isograd.theory.amplification import output_changes
+from isograd.theory.amplification import gradient_changes, output_changes
 from isograd.theory.gradients import _gradients, _last_gradients, _square_means
 from isograd.theory.networks import (
     cut,
@@ -196,3 +196,25 @@ def test_what_the_cross_attention_adds(subject: str, added: float) -> None:
     with torch.no_grad():
         model(input_ids=source, decoder_input_ids=target)
     assert sum(ratios) / 12 == pytest.approx(added, rel=0.15)
+
+
+@pytest.mark.parametrize("subject", ["post-ln", "admin"])
+def test_the_change_along_the_gradient_by_hand(subject: str) -> None:
+    """Weights moved in place and the change read of the last hidden state; farther than at random."""
+    depths, step = (2, 3), 1e-6
+    found = gradient_changes(subject, depths, seed=3, step=step)
+    for layers, change in zip(depths, found, strict=True):
+        with drawn_from(3):
+            ids = tokens(4, 32)
+            model = prepared(subject, 3, ids, hidden_size=64, dtype=torch.float64, init=None)
+        with cut(model, layers):
+            before = model.model(ids).last_hidden_state.detach()
+            model(input_ids=ids, labels=ids).loss.backward()
+            with torch.no_grad():
+                for parameter in model.model.layers.parameters():
+                    if parameter.ndim == 2:
+                        parameter += step * parameter.grad.sign()
+            after = model.model(ids).last_hidden_state.detach()
+        assert change == pytest.approx(float(((after - before) / step).square().mean()), rel=1e-5)
+    at_random = output_changes(subject, depths, seed=3)
+    assert all(along > 2 * random for along, random in zip(found, at_random, strict=True))
