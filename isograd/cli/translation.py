@@ -1,11 +1,13 @@
 """`isograd translate MODEL < in.txt > out.txt`, and `isograd evaluate translation`: what translations score."""
 
+import json
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
@@ -38,6 +40,8 @@ def translate(
     precision: Precision = "fp32",
     threads: Count | None = None,
     scores: bool = False,
+    pairs: bool = False,
+    tag: Annotated[str, "TEXT"] | None = None,
 ) -> int:
     """Translate lines of stdin with a trained model, a line out for every line in.
 
@@ -45,9 +49,13 @@ def translate(
       isograd translate runs/number-words < numbers.de > numbers.en
       echo siebenundzwanzig | isograd translate runs/number-words
       isograd translate runs/multi30k --beam 1 --precision bf16 < test.de > test.en
+      isograd translate runs/en-de --pairs --tag "<BT>" < more.en > back.jsonl
 
     A model of Moses-tokenized text reads and writes such text. A line that cannot be translated leaves an empty line,
     is named on stderr, and makes the exit code 1.
+
+    Back-translation: --pairs writes training pairs for a model of the other direction, as pairs.train reads them. A pair's
+    source is the translation, after the tag; its target is the line.
 
     Args:
         model: the folder of a run or of its model, or a model's name on the hub
@@ -57,7 +65,13 @@ def translate(
         precision: of weights and activations, default fp32
         threads: threads of the CPU (default: torch's)
         scores: score and tab before each line; empty where none was
+        pairs: JSON lines of translation and line, by their languages
+        tag: with --pairs: a word before each translation, such as <BT>
     """
+    if tag is not None and not pairs:
+        raise UserError("--tag needs --pairs")
+    if pairs and scores:
+        raise UserError("--scores cannot be given with --pairs")
     search = _search(beam, length_penalty, batch)
     translator = _load(model, precision, threads, search)
     for stream in (sys.stdout, sys.stderr):
@@ -68,7 +82,13 @@ def translate(
         console.print("reading lines from the terminal; Ctrl-D ends")
     from isograd.evaluate.translation import WINDOW
 
-    return _written(translator.translate_windows(windows(source, WINDOW), **search), scores, console)
+    lines: dict[int, bytes] = {}
+    there = windows(source, WINDOW)
+    found = translator.translate_windows(_kept(there, lines) if pairs else there, **search)
+    if pairs:
+        form = partial(_pair, lines=lines, languages=translator.tokenizer.languages, tag=f"{tag} " if tag else "")
+        return _written(found, form, console, without="left out of")
+    return _written(found, _scored if scores else _text, console)
 
 
 def _search(beam: int | None, length_penalty: float | None, tokens: int) -> dict[str, Any]:
@@ -115,7 +135,19 @@ def _more(stream: BufferedReader) -> bool:
         return not stream.isatty()
 
 
-def _written(found: Iterable["Translation"], scores: bool, console: Console) -> int:
+def _kept(found: Iterable[list[bytes]], lines: dict[int, bytes]) -> Iterator[list[bytes]]:
+    """The windows, whose lines stay in `lines` by their number until they are taken out."""
+    last = 0
+    for window in found:
+        lines.update(enumerate(window, start=last + 1))
+        last += len(window)
+        yield window
+
+
+Form = Callable[["Translation"], str | None]  # what is printed; None: nothing
+
+
+def _written(found: Iterable["Translation"], form: Form, console: Console, without: str = "empty in") -> int:
     """Print each line as soon as it is found; the exit code."""
     began, lines, failed = time.perf_counter(), 0, 0
     out = sys.stdout  # rich would send it to where the status is shown
@@ -124,7 +156,8 @@ def _written(found: Iterable["Translation"], scores: bool, console: Console) -> 
         with console.status("") if shown else nullcontext() as status:
             for translation in found:
                 lines += 1
-                print(_scored(translation) if scores else translation.text, file=out, flush=True)
+                if (line := form(translation)) is not None:
+                    print(line, file=out, flush=True)
                 if translation.failure:
                     failed += 1
                     warn("translate", f"line {translation.line}: {translation.failure}")
@@ -134,8 +167,22 @@ def _written(found: Iterable["Translation"], scores: bool, console: Console) -> 
         print(f"interrupted after line {lines}", file=sys.stderr)
         return 130
     if failed:
-        warn("translate", f"{failed:,} of {lines:,} lines could not be translated; they are empty in the output")
+        warn("translate", f"{failed:,} of {lines:,} lines could not be translated; they are {without} the output")
     return 1 if failed else 0
+
+
+def _text(translation: "Translation") -> str:
+    return translation.text
+
+
+def _pair(translation: "Translation", lines: dict[int, bytes], languages: tuple[str, str], tag: str) -> str | None:
+    """A pair for the other direction: what the model wrote is its source, what it read is its target."""
+    line = lines.pop(translation.line)
+    if not translation.text.strip():
+        return None
+    read, wrote = languages
+    text = line.decode("utf-8-sig").rstrip("\r\n")
+    return json.dumps({wrote: f"{tag}{translation.text}", read: text}, ensure_ascii=False)
 
 
 def _scored(translation: "Translation") -> str:

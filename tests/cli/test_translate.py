@@ -1,6 +1,7 @@
 """`isograd translate`: stdin to stdout."""
 
 import io
+import json
 import os
 import pty
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from isograd.cli.translation import windows
+from isograd.data.parallel import load_parallel
 from isograd.evaluate.translation import Translator
 from tests.evaluate.small import LINES, saved
 from tests.study.arms import called, refused
@@ -164,3 +166,36 @@ def test_a_reader_that_has_gone(folder: Path) -> None:
         process.stdin.write(INPUT * 50)
         process.stdin.close()
         assert process.stderr.read() == b"" and process.wait() == 0
+
+
+def test_pairs_for_the_other_direction(folder: Path, expected: list[str], given: Any, tmp_path: Path) -> None:
+    """Each line and its translation, tagged; what cannot be translated is left out; load_parallel reads them back."""
+    given(INPUT)
+    code, out, err = called("translate", str(folder), "--pairs", "--tag", "<BT>")
+    rows = [json.loads(line) for line in out.splitlines()]
+    kept = [(line, text) for line, text in zip(LINES, expected, strict=True) if text.strip()]
+    assert (code, err) == (0, "") and kept
+    assert rows == [{"en": f"<BT> {text}", "de": line} for line, text in kept]
+    given(INPUT)
+    bare = called("translate", str(folder), "--pairs")[1]
+    assert bare == out.replace("<BT> ", "")
+    given(INPUT + b"\n" + b"a" * 90 + b"\n")
+    code, more, err = called("translate", str(folder), "--pairs")
+    assert (code, more) == (1, bare) and err.endswith(
+        "1 of 8 lines could not be translated; they are left out of the output\n"
+    )
+    (back := tmp_path / "back.jsonl").write_text(out, encoding="utf-8")
+    (tmp_path / "own.en").write_text("one\ntwo\n")
+    (tmp_path / "own.de").write_text("eins\nzwei\n")
+    own = str(tmp_path / "own")
+    corpus = load_parallel(
+        [own, own, str(back)], [own], source="en", target="de", vocabulary="char", cache=tmp_path / "c"
+    )
+    assert corpus.counts["kept"] == 4 + len(kept)  # a source that is named twice is read twice
+    source = corpus.tokenizer.source.decode([corpus.train_source[4].tolist()])
+    assert source == [f"<BT> {kept[0][1]}"]
+
+
+def test_what_pairs_contradict(folder: Path) -> None:
+    refused("--tag needs --pairs", "translate", str(folder), "--tag", "x")
+    refused("--scores cannot be given with --pairs", "translate", str(folder), "--scores", "--pairs")
