@@ -47,7 +47,7 @@ _PART_OF: dict[str, Part] = {
     "embed": PARTS[0],
 }
 FLOAT = 4  # bytes of float32
-MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "lamb": 2}  # per parameter
+MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1, "radam": 2, "radam-original": 2, "lamb": 2, "muon": 2}  # per parameter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,21 @@
 """Optimizers and learning-rate schedules by name."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch import nn
 
 from isograd.errors import RecipeError
 from isograd.train.run import Training
+from isograd.transformer.parameters import MATRICES, roles
 
 
-def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def optimizer_of(
+    training: Training, model: nn.Module | None = None
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """Class and arguments of the optimizer that a run names; weight decay comes with the parameter groups.
 
     "adam"            torch's Adam; weight decay is L2 in the gradient
@@ -21,9 +25,12 @@ def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[
     "radam-original"  Liu et al.'s code: no step and no decay while it is undefined (5 updates at beta_2 0.98, 0.999)
     "lamb"            You et al. 2019: p -= lr min(|p|, 10) / |u| u with u = m / (sqrt(v) + eps) + decay p, no bias
                       correction (neither has their code)
+    "muon"            torch's Muon (momentum 0.95, Nesterov, five steps of Newton and Schulz) on the hidden matrices of
+                      `model`, with its rate times 0.2 sqrt(max(rows, columns)), which gives an update the RMS of one
+                      of AdamW's (Liu et al. 2025, arXiv 2502.16982); torch's AdamW on tables, head, norms, biases
 
     Raises:
-        ImportError: the last two need `pytorch_optimizer`; the message names the extra.
+        ImportError: "radam-original" and "lamb" need `pytorch_optimizer`; the message names the extra.
     """
     lr, betas, eps = training.lr, training.betas, training.eps
     adam = {"lr": lr, "betas": betas, "eps": eps}
@@ -40,6 +47,73 @@ def optimizer_of(training: Training) -> tuple[type[torch.optim.Optimizer], dict[
             return _kept_library("RAdam"), {**adam, "degenerated_to_sgd": False}
         case "lamb":
             return _kept_library("Lamb"), {**adam, "weight_decouple": False, "adam_debias": True}
+        case "muon":
+            return MuonWithAdamW, {**adam, "hidden": hidden_matrices(model) if model is not None else ()}
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Two optimizers of torch's as one: Muon on the parameters `hidden`, AdamW on all others.
+
+    Args:
+        params: parameter groups.
+        hidden: the `id` of each parameter that Muon moves; a matrix.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        hidden: Collection[int],
+    ) -> None:
+        groups = [{**group, "params": list(group["params"])} for group in params]
+        split = [
+            [{**g, "params": own} for g in groups if (own := [p for p in g["params"] if (id(p) in hidden) is mine])]
+            for mine in (True, False)
+        ]
+        super().__init__([g for half in split for g in half], {"lr": lr, "weight_decay": 0.0})
+        count = len(split[0])
+        muon = [torch.optim.Muon(self.param_groups[:count], lr=lr, adjust_lr_fn="match_rms_adamw")] if count else []
+        rest = self.param_groups[count:]
+        adamw = [torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps, fused=True)] if rest else []
+        self.parts: list[tuple[torch.optim.Optimizer, slice]] = [
+            *((one, slice(0, count)) for one in muon),
+            *((one, slice(count, None)) for one in adamw),
+        ]
+        self._share()
+
+    def _share(self) -> None:
+        """Groups and state are those of the parts: a scheduler, a checkpoint and a step see the same ones."""
+        for part, of in self.parts:
+            part.param_groups = self.param_groups[of]
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part, _ in self.parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+
+def hidden_matrices(model: nn.Module) -> set[int]:
+    """The `id` of every matrix that is neither a table nor a head; of a foreign model, every one outside embeddings."""
+    role_of, named = roles(model), dict(model.named_parameters())
+    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    tables |= {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
+    hidden = MATRICES - {"embed", "head"}
+    return {
+        id(p) for n, p in named.items() if p.ndim == 2 and role_of.get(n, "dense") in hidden and id(p) not in tables
+    }
 
 
 def _kept_library(name: str) -> Any:
@@ -65,6 +139,8 @@ def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Cal
         "inverse-sqrt"  sqrt(W / n) (Vaswani et al. 2017, section 5.3); sqrt(s / (s + n)), s = 10000, without warm-up;
                         with `decay_at` D 1 before update D and sqrt(D / n) from there on (Xiong et al. 2020, WMT14)
         "step"          1, and 1/10 from update `decay_at` on (Xiong et al. 2020, IWSLT14)
+        "stable"        1, and from update D = `decay_at` on (0: the last fifth of T)
+                        e + (1 - e) (1 - (t - D) / (T - D + 1)); warmup-stable-decay of Hu et al. 2024, arXiv 2404.06395
 
     `decay_at` counts epochs 1, 2, .. where `epochs` is set.
 
@@ -90,6 +166,8 @@ def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Cal
     behind = 1 if training.first == "fairseq" else 0
     scale = warmup or 10_000
     falls = _falls_at(training, updates_per_epoch) if training.decay_at else 0
+    if training.decay == "stable" and not falls:
+        falls = max(warmup, total - total // 5) + 1
     decays: dict[str, Callable[[int], float]] = {
         "constant": lambda t: 1.0,
         "linear": lambda t: end + (1 - end) * left(t),
@@ -99,6 +177,7 @@ def schedule_of(training: Training, updates_per_epoch: int | None = None) -> Cal
             math.sqrt(falls / max(falls, t - behind)) if falls else math.sqrt(scale / (scale + t - behind - warmup))
         ),
         "step": lambda t: 0.1 if t >= falls else 1.0,
+        "stable": lambda t: end + (1 - end) * max(0.0, 1 - (t - falls) / (total - falls + 1)) if t >= falls else 1.0,
     }
     decay = decays[training.decay]
 

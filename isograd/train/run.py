@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="Run")
 Precision = Literal["fp32", "bf16", "fp16"]
-Optimizer = Literal["adam", "adamw", "sgd", "radam", "radam-original", "lamb"]
+Optimizer = Literal["adam", "adamw", "sgd", "radam", "radam-original", "lamb", "muon"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
-Decay = Literal["constant", "linear", "cosine", "inverse-sqrt", "polynomial", "step"]
+Decay = Literal["constant", "linear", "cosine", "inverse-sqrt", "polynomial", "step", "stable"]
 Smoothing = Literal["torch", "fairseq"]
 First = Literal["xiong", "fairseq"]
 Kept = Literal["last", "best", "average"]
@@ -80,8 +80,11 @@ class Training:
     first: First = "xiong"  # update t = 1, 2, .. runs at the rate of t ("xiong") or of t - 1 ("fairseq")
     warmup_from: float = 0.0  # the rate before the warm-up
     decay: Decay = "constant"
-    decay_to: float = 0.0  # the rate at the end of "linear", "polynomial" and "cosine"
-    decay_at: int = 0  # when "step" (to a tenth) or "inverse-sqrt" begins: an update, or an epoch if epochs is set
+    decay_to: float = 0.0  # the rate at the end of "linear", "polynomial", "cosine" and "stable"
+    decay_at: int = (
+        0  # when "step" (to a tenth), "inverse-sqrt" or "stable" begins: an update, or an epoch if epochs is
+    )
+    # set; "stable" falls in the last fifth unless told otherwise
     power: float = 1.0  # of "polynomial"
     optimizer: Optimizer = "adam"
     betas: tuple[float, float] = (0.9, 0.98)
@@ -288,8 +291,8 @@ def _check_training(t: Training) -> None:
         )
     _check_schedule(t)
     shards = sharded_by(t)
-    if shards and t.optimizer == "lamb":
-        raise RecipeError(f"training.optimizer=lamb cannot run on shards ({shards}); take another optimizer")
+    if shards and t.optimizer in ("lamb", "muon"):
+        raise RecipeError(f"training.optimizer={t.optimizer} cannot run on shards ({shards}); take another optimizer")
     if t.deepspeed is not None:
         _check_deepspeed(t)
     share("training", t, "label_smoothing", "profile_dropout")
@@ -308,8 +311,8 @@ def _check_deepspeed(t: Training) -> None:
 def _check_schedule(t: Training) -> None:
     """What the chosen decay does not read must be at its default."""
     reads: dict[str, tuple[str, ...]] = {
-        "decay_to": ("linear", "polynomial", "cosine"),
-        "decay_at": ("step", "inverse-sqrt"),
+        "decay_to": ("linear", "polynomial", "cosine", "stable"),
+        "decay_at": ("step", "inverse-sqrt", "stable"),
         "power": ("polynomial",),
     }
     for key, decays in reads.items():

@@ -66,7 +66,7 @@ class IsogradTrainer(Trainer):
             args=arguments(run, folder),
             train_dataset=train_dataset,
             data_collator=as_is,
-            optimizer_cls_and_kwargs=optimizer_of(run.training),
+            optimizer_cls_and_kwargs=optimizer_of(run.training, model),
         )
         self.remove_callback(PrinterCallback)
 

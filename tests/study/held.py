@@ -4,6 +4,7 @@ With HELD_ENDED and HELD_IN, only the steps count that are taken when so many ru
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,4 +16,5 @@ ENDED, FOLDER = int(os.environ.get("HELD_ENDED", "0")), Path(os.environ.get("HEL
 if __name__ in ("__main__", "__mp_main__"):
     hold(int(os.environ["HELD_AFTER"]), ready=lambda: len(list(FOLDER.glob("*/outcome.json"))) >= ENDED)
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests with '&'
     sys.exit(main())

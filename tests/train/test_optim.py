@@ -16,6 +16,7 @@ from transformers.optimization import (
     get_polynomial_decay_schedule_with_warmup,
 )
 
+from isograd import IsogradConfig, IsogradForCausalLM
 from isograd.errors import RecipeError
 from isograd.train import optim
 from isograd.train.optim import optimizer_of, schedule_of
@@ -23,6 +24,7 @@ from isograd.train.recipe import load_run
 from isograd.train.run import Training
 from isograd.train.tasks.classification import FineTuning
 from isograd.train.trainer import check_machine
+from isograd.transformer.parameters import decayed, roles
 
 B1, B2, EPS, LR = 0.9, 0.98, 1e-8, 0.05
 START = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.1, -0.7]], dtype=torch.float64)
@@ -341,3 +343,81 @@ def test_an_absent_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(RecipeError, match=r"Lamb comes from pytorch_optimizer; pip install 'isograd\[optim\]'"):
         check_machine(load_run(overrides=["training.optimizer=lamb"]))
+
+
+def two_halves() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    """A model with two hidden matrices, in the groups that transformers' Trainer makes."""
+    torch.manual_seed(3)
+    model = IsogradForCausalLM(IsogradConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    decayed_ = set(decayed(model)[0])
+    named = [(n in decayed_, p) for n, p in model.named_parameters()]
+    groups = [{"params": [p for d, p in named if d is w], "weight_decay": 0.1 if w else 0.0} for w in (True, False)]
+    for i, (_, p) in enumerate(named):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+    return model, groups
+
+
+def test_muon_moves_hidden_matrices_by_all_directions_alike_and_adamw_the_rest() -> None:
+    model, groups = two_halves()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    cls, options = optimizer_of(Training(optimizer="muon", lr=LR), model)
+    cls(groups, **options).step()
+    role_of = roles(model)
+    moved_by_muon = set()
+    for name, p in model.named_parameters():
+        decay = 0.1 if name in decayed(model)[0] else 0.0
+        moved = (before[name] * (1 - LR * decay) - p.detach()) / LR
+        if p.ndim == 2 and role_of[name] not in ("embed", "head"):
+            moved_by_muon.add(name)
+            sizes = torch.linalg.svdvals(moved) / (0.2 * math.sqrt(max(p.shape)))
+            assert sizes.min() > 0.5 and sizes.max() < 1.4, name  # five steps of Newton and Schulz come so near to 1
+        else:  # Adam's first update is the sign of the gradient
+            torch.testing.assert_close(moved, p.grad.sign(), atol=1e-3, rtol=0)
+    assert len(moved_by_muon) == 6
+
+
+def test_muons_state_is_saved_and_goes_on_to_the_same_bits() -> None:
+    def updated(model: torch.nn.Module, optimizer: torch.optim.Optimizer, times: int) -> None:
+        for _ in range(times):
+            optimizer.step()
+
+    whole, groups = two_halves()
+    cls, options = optimizer_of(Training(optimizer="muon", lr=LR), whole)
+    updated(whole, cls(groups, **options), 4)
+
+    first, groups = two_halves()
+    cls, options = optimizer_of(Training(optimizer="muon", lr=LR), first)
+    optimizer = cls(groups, **options)
+    updated(first, optimizer, 2)
+    second, groups = two_halves()
+    second.load_state_dict(first.state_dict())
+    cls, options = optimizer_of(Training(optimizer="muon", lr=LR), second)
+    resumed = cls(groups, **options)
+    resumed.load_state_dict(optimizer.state_dict())
+    updated(second, resumed, 2)
+    for p, q in zip(whole.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_schedule_reaches_both_parts_of_muon() -> None:
+    model, groups = two_halves()
+    cls, options = optimizer_of(Training(optimizer="muon", lr=LR), model)
+    optimizer = cls(groups, **options)
+    before = [p.detach().clone() for p in model.parameters()]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_muon_is_refused_on_shards() -> None:
+    with pytest.raises(RecipeError, match="muon cannot run on shards"):
+        Training(optimizer="muon", fsdp=True)
+
+
+def test_stable_then_down() -> None:
+    rate = schedule_of(Training(steps=10, lr=1.0, warmup=2, decay="stable", decay_at=7, decay_to=0.2))
+    by_hand = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.2 + 0.8 * 0.75, 0.2 + 0.8 * 0.5, 0.2 + 0.8 * 0.25]
+    assert [rate(t) for t in range(1, 11)] == pytest.approx(by_hand, rel=1e-12)
+    last_fifth = schedule_of(Training(steps=100, decay="stable"))
+    assert [last_fifth(t) for t in (80, 81, 82)] == pytest.approx([1.0, 1.0, 0.95])
