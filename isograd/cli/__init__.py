@@ -22,6 +22,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "compare": "compare.compare",
     "study": "study.study",
     "headroom": "headroom.headroom",
+    "reproduce": "reproduce.reproduce",
     "train": "train.train",
     "translate": "translation.translate",
     "evaluate translation": "translation.evaluate",

@@ -20,7 +20,7 @@ from isograd.train.checkpoints import last_checkpoint
 Row = dict[str, Any]
 State = Literal["new", "begun", "failed", "broken", "ended"]
 
-LEDGER, STUDY, CELLS = "ledger.jsonl", "study.json", "cells"
+LEDGER, STUDY = "ledger.jsonl", "study.json"
 NUMBERS = (
     "reason",
     "steps",

@@ -70,6 +70,7 @@ def paid(run: Run, budget: Budget | None) -> Run:
 
 FIXED = ("seed", "name", "task")  # no axis may be over these
 STEPS = "training.steps"
+CELLS = "cells"  # the folder of the runs in a study's
 ARM = "arm"  # the axis of a recipe's `arms`
 
 

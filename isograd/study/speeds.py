@@ -14,8 +14,8 @@ from isograd.files import write_json
 from isograd.study.faults import fault
 from isograd.study.jobs import Engine
 from isograd.study.labels import flat
-from isograd.study.ledger import CELLS, outcome_in
-from isograd.study.plan import Cell, Study, with_cells
+from isograd.study.ledger import outcome_in
+from isograd.study.plan import CELLS, Cell, Study, with_cells
 from isograd.train.run import Run, with_steps
 
 SPEEDS = "speeds.json"

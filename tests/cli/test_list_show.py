@@ -15,7 +15,15 @@ from tests.study.arms import called, refused
 
 
 @pytest.mark.parametrize(
-    "command", [["list"], ["show", "deepnorm", "layers=48"], ["list", "--json"], ["recipes"], ["--version"]]
+    "command",
+    [
+        ["list"],
+        ["show", "deepnorm", "layers=48"],
+        ["list", "--json"],
+        ["recipes"],
+        ["reproduce", "--list"],
+        ["--version"],
+    ],
 )
 def test_no_torch(command: list[str]) -> None:
     """In a process of its own, as the console script calls it."""

@@ -1,0 +1,174 @@
+"""`isograd reproduce ITEM`: a table, a figure or a claim of a paper, its numbers beside ours, and a verdict."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.markup import escape
+
+from isograd.cli.console import loading, print_json, print_lines, print_path, print_table, progress
+from isograd.cli.parser import Count, Folder
+from isograd.errors import IsogradError, UserError, one_line
+
+if TYPE_CHECKING:
+    from isograd.study.reproduce.item import Item
+    from isograd.study.reproduce.plan import Asked, Planned
+
+_COLOURS = {"same direction": "green", "not seen": "cyan", "opposite": "red", "not run": "yellow"}
+
+
+def reproduce(
+    *items: Annotated[str, "ITEM"],
+    list: bool = False,  # noqa: A002  (it is --list)
+    all: bool = False,  # noqa: A002  (it is --all)
+    data: Folder | None = None,
+    seeds: "list[int] | None" = None,
+    out: Folder = Path("runs/reproduce"),
+    jobs: Count | None = None,
+    retry: bool = False,
+    json: bool = False,
+) -> int:
+    """Reproduce a table, a figure or a claim of the papers at a size for two cores: runs, figure, verdict.
+
+    examples:
+      isograd reproduce --list
+      isograd reproduce xiong2020/warmup-fig2
+      isograd reproduce xiong2020/warmup-fig2 --data FOLDER
+      isograd reproduce normformer2021 admin2020
+      isograd reproduce xiong2020/warmup-fig2 training.steps=100 --seeds 1
+
+    A verdict (same direction, not seen, opposite, not run) follows a rule that was written before the runs. Killed at
+    any time, the same command goes on; items share the runs they have in common. Exit code 0 whatever the verdict, 1
+    where a run failed.
+
+    Args:
+        items: names of --list, or a paper for all of its items; then key=value for all runs
+        list: print the items, and run nothing
+        all: every item
+        data: a folder of corpora, such as FOLDER/iwslt14-de-en (default: the embedded texts)
+        seeds: in place of each item's own
+        out: default runs/reproduce
+        jobs: runs at once (default: one per GPU, or per core)
+        retry: train failed runs once more, and those with damaged files from the beginning
+        json: the results as one JSON object on stdout, nothing else
+    """
+    from isograd.study.reproduce.registry import ITEMS, chosen
+
+    names = [name for name in items if "=" not in name]
+    found = [*ITEMS.values()] if all or (list and not names) else chosen(names)
+    if list:
+        _list(found, json)
+        return 0
+    if not found:
+        raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
+    if data is not None and not data.is_dir():
+        raise UserError(f"--data {data}: no such folder")
+    from isograd.study.reproduce.plan import Asked
+
+    asked = Asked(
+        out=out,
+        data=data,
+        seeds=tuple(seeds) if seeds else None,
+        overrides=tuple(name for name in items if "=" in name),
+        jobs=jobs,
+    )
+    return _reproduce(found, asked, retry, json)
+
+
+def _list(items: "Sequence[Item]", json: bool) -> None:
+    if json:
+        print_json({item.id: item.about() for item in items})
+        return
+    rows = []
+    for item in items:
+        minutes = "not run" if item.missing else f"{item.minutes:g}"
+        rows.append([*map(escape, (item.id, item.title, item.size_here, item.size_paper, item.data)), minutes])
+    print_table(["item", "what it shows", "here", "in the paper", "data", "min"], rows, left=5)
+    print("\n'isograd reproduce ITEM' runs one; min: minutes of one core, runs shared with other items included.")
+
+
+def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool) -> int:
+    """Each item in turn; one that fails does not end the others."""
+    from isograd.study.reproduce.plan import plan_item
+
+    planned = [plan_item(item, asked) for item in items]
+    results, failed = [], []
+    for i, one in enumerate(planned, start=1):
+        if len(planned) > 1:
+            progress().print(f"[{i}/{len(planned)}] {one.item.id}", markup=False)
+        try:
+            results.append(_one(one, asked, retry))
+        except (IsogradError, OSError) as error:
+            if len(planned) == 1:
+                raise
+            failed.append(f"{one.item.id}: {one_line(error)}")
+            continue
+        if not json:
+            _print(results[-1], several=len(planned) > 1)
+    for line in [*failed, *(f"{one['item']}: {why}" for one in results for why in one.get("failed", ()))]:
+        print(f"isograd reproduce: {line}", file=sys.stderr)
+    if json:
+        print_json({"items": results})
+    return 1 if failed or any(one.get("failed") for one in results) else 0
+
+
+def _one(planned: "Planned", asked: "Asked", retry: bool) -> dict[str, Any]:
+    """The content of an item's result.json, its page beside it; where runs failed, which."""
+
+    for stage in planned.stages:
+        rows = _train(stage, asked, retry)
+        failed = [f"{row['cell']} failed: {row.get('error')}" for row in rows if row["outcome"] == "failed"]
+        if failed or len(rows) < len(stage):
+            broken = len(stage) - len(rows) - 0
+            failed += [f"{broken} runs have damaged files"] if broken else []
+            return {"item": planned.item.id, "verdict": "not run", "reason": "runs failed", "failed": failed}
+    with loading():
+        from isograd.report.reproduce_page import write_item
+        from isograd.study.reproduce.conclude import conclude
+        from isograd.study.reproduce.plan import folder_of
+
+        content = conclude(planned, asked, lambda line: progress().print(f"measuring: {line}", markup=False))
+        page = write_item(folder_of(planned.item, asked.out), asked.out)
+    return content | {"page": str(page)}
+
+
+def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dict[str, Any]]":
+    from isograd.cli.grid import StudyProgress
+    from isograd.study.plan import ARM
+
+    with loading():
+        from isograd.study.jobs import check_jobs
+        from isograd.study.runner import jobs_of, run_cells, survey
+        from isograd.study.workers import local
+
+        todo = survey(cells, asked.out, retry).todo
+        check_jobs([jobs_of(cells, asked.out)[i] for i in todo])
+    with StudyProgress(cells, [ARM]) as shown:
+        return run_cells(
+            cells,
+            asked.out,
+            local(asked.jobs),
+            shown.step,
+            shown.row,
+            retry=retry,
+            keep_models=True,
+            on_note=shown.note,
+        )
+
+
+def _print(result: dict[str, Any], several: bool) -> None:
+    from isograd.report.reproduce_page import number, ours
+
+    verdict = result["verdict"]
+    if "page" not in result:
+        return  # its runs failed
+    print_lines(*[""] * several, f"{result['item']}: {result['shows']}")
+    print_lines(f"claim: {result['claim']}")
+    rows = [["paper", one["label"], number(one["value"]), one["unit"], one["tag"]] for one in result["published"]]
+    rows += [["ours", one["label"], ours(one), "", f"n = {one['n']}"] for one in result["ours"]]
+    print_table(["", "", "", "", ""], [[*map(escape, row)] for row in rows], left=2)
+    from isograd.cli.console import output
+
+    output().print(f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(result['reason'])}")
+    print_path(f"page: {result['page']}")

@@ -1,0 +1,240 @@
+"""The page of a reproduced item: the claim, the paper's numbers beside ours, the verdict and its rule, the figures.
+
+From result.json, rows.csv and the folders of the item's runs alone.
+"""
+
+import csv
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from isograd.report.figures import DEPTH, Subject
+from isograd.report.page import Page, Section, Table, write_page
+from isograd.report.runs import arms_of, read_run
+from isograd.report.runs_page import CHARTS
+from isograd.report.style import Drawing, Look, drawing, heading, label, log, look, look_of, looks
+from isograd.study.plan import CELLS
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+RUN_COLUMNS = ("arm", "seed", "outcome", "validation_loss", "final_loss", "bleu", "score", "lr_reached")
+
+
+def write_item(folder: Path, out: Path) -> Path:
+    """Write item.html and its figures beside result.json in `folder`; `out` has the runs."""
+    return write_page(page_of(folder, out), folder / "item.html", main_figure_only=True)
+
+
+def page_of(folder: Path, out: Path) -> Page:
+    """The page of the item in `folder`."""
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    rows = read_rows(folder / "rows.csv")
+    runs = [out / CELLS / name for name in result["cells"]]
+    return Page(
+        title=f"{result['item']}: {result['shows']}",
+        headline=f"{headline(result)}",
+        warnings=[f"Not the item's own settings: {', '.join(result['changed'])}."] if result["changed"] else [],
+        subtitle=f"Claim: {result['claim']} {result['paper']}.",
+        sections=[
+            _numbers(result),
+            *_charts(result, rows),
+            *_run_charts(result["run charts"], runs),
+            *_runs(rows),
+            _settings(result),
+        ],
+        made="Made by `isograd reproduce` from `result.json`, `rows.csv` and the files of"
+        f" {len(result['cells'])} runs.",
+    )
+
+
+def headline(result: Row) -> str:
+    """ "Same direction: why." """
+    verdict = result["verdict"]
+    return f"{verdict[:1].upper()}{verdict[1:]}: {result['reason']}"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """rows.csv, numbers as such; what a row lacks is left out."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{key: _value(text) for key, text in row.items() if text != ""} for row in csv.DictReader(file)]
+
+
+def _value(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def number(value: Any) -> str:
+    """Four digits; words as they are."""
+    return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+
+def ours(one: Row) -> str:
+    """A number and its interval."""
+    if one["value"] is None:
+        return "none"
+    ends = one.get("low") is not None and one.get("high") is not None
+    of = f" of {one['n']}" if one["unit"] == "runs" else f" {one['unit']}" if one["unit"] else ""
+    return f"{number(one['value'])}{of}" + (f" ({number(one['low'])} to {number(one['high'])})" if ends else "")
+
+
+def _numbers(result: Row) -> Section:
+    paper = [
+        ["paper", one["label"], f"{number(one['value'])} {one['unit']}".strip(), one["tag"]]
+        for one in result["published"]
+    ]
+    own = [["ours", one["label"], ours(one), f"n = {one['n']}"] for one in result["ours"]]
+    table = Table(header=["", "number", "value", "known from"], lines=[*paper, *own], left=2)
+    said = "Ours: the median over seeds with its interval; of counts the runs, and the interval of their rate."
+    return Section(name="numbers", title="The paper's numbers and ours", sentence=said, table=table)
+
+
+def _charts(result: Row, rows: Rows) -> Iterator[Section]:
+    for chart in result["charts"]:
+        drawn = [row for row in rows if all(row.get(key) == value for key, value in chart["where"].items())]
+        draw = partial(_DRAW[chart["kind"]], chart, [row for row in drawn if chart["y"] in row])
+        yield Section(name=chart["name"], title=chart["title"], sentence=chart["sentence"], figure=draw)
+
+
+def _panels(chart: Row, rows: Rows) -> dict[str, Rows]:
+    names = list(dict.fromkeys(str(row.get(chart["panel"], "")) for row in rows))
+    return {name: [row for row in rows if str(row.get(chart["panel"], "")) == name] for name in names}
+
+
+def _lines(chart: Row, rows: Rows) -> Drawing | None:
+    """A line per value of a column: the mean at each x, with a band."""
+    panels = _panels(chart, rows)
+    if not rows:
+        return None
+    drawn = drawing(len(panels), height=3.6, sharey=True)
+    shown = _looks(chart, rows)
+    for axes, (name, own) in zip(drawn.panels, panels.items(), strict=True):
+        for line in dict.fromkeys(str(row[chart["line"]]) for row in own):
+            _line(axes, chart, [row for row in own if str(row[chart["line"]]) == line], line, shown[line])
+        if name:
+            heading(axes, name)
+        label(axes, chart["x_label"] or chart["x"], chart["y_label"] or chart["y"])
+        if chart["log_x"]:
+            axes.set_xscale("log")
+        if chart["log_y"]:
+            log(axes)
+    return drawn
+
+
+def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> None:
+    points: dict[float, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: float(row[chart["x"]])):
+        points.setdefault(float(row[chart["x"]]), []).append(row)
+    low, high = (chart[end] or chart["y"] for end in ("low", "high"))
+    mean = [statistics.fmean(row[chart["y"]] for row in own) for own in points.values()]
+    axes.plot(list(points), mean, label=name, marker="o", markersize=2.8, **line_look)
+    lows = [min(row[low] for row in own) for own in points.values()]
+    highs = [max(row[high] for row in own) for own in points.values()]
+    if lows != highs:
+        axes.fill_between(list(points), lows, highs, color=line_look["color"], alpha=0.16, linewidth=0)
+
+
+def _bars(chart: Row, rows: Rows) -> Drawing | None:
+    """A point per value of a column: the median, and a line from the lowest to the highest."""
+    if not rows:
+        return None
+    panels = _panels(chart, rows)
+    most = max(len({str(row[chart["x"]]) for row in own}) for own in panels.values())
+    drawn = drawing(len(panels), height=0.7 + 0.32 * most, rows=True, beside=1)
+    for axes, (title, own) in zip(drawn.panels, panels.items(), strict=True):
+        names = list(dict.fromkeys(str(row[chart["x"]]) for row in own))
+        placements = {str(row[chart["x"]]): str(row.get("placement", row[chart["x"]])) for row in own}
+        for place, name in enumerate(names):
+            values = [row[chart["y"]] for row in own if str(row[chart["x"]]) == name]
+            colour = look_of(placements[name])["color"]
+            axes.plot([min(values), max(values)], [place, place], color=colour, linewidth=2.4, alpha=0.5)
+            axes.plot([statistics.median(values)], [place], marker="o", color=colour, linestyle="")
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        if title:
+            heading(axes, title)
+        if chart["log_y"]:
+            axes.set_xscale("log")
+        label(axes, chart["y_label"] or chart["y"], "")
+    return drawn
+
+
+def _map(chart: Row, rows: Rows) -> Drawing | None:
+    """A square per pair of places, as dark as its value."""
+    if not rows:
+        return None
+    panels = _panels(chart, rows)
+    drawn = drawing(len(panels), height=3.4, beside=3)
+    for axes, (title, own) in zip(drawn.panels, panels.items(), strict=True):
+        xs, ys = (list(dict.fromkeys(row[chart[side]] for row in own)) for side in ("x", "y"))
+        values: dict[Any, list[float]] = {}
+        for row in own:
+            values.setdefault((row[chart["y"]], row[chart["x"]]), []).append(row[chart["value"]])
+        grid = [[statistics.fmean(values.get((y, x), [float("nan")])) for x in xs] for y in ys]
+        image = axes.imshow(grid, cmap="cividis", aspect="auto")
+        drawn.figure.colorbar(image, ax=axes, shrink=0.8)
+        axes.grid(visible=False)
+        step = max(1, len(xs) // 8), max(1, len(ys) // 8)
+        axes.set_xticks(range(0, len(xs), step[0]), [number(x) for x in xs[:: step[0]]])
+        axes.set_yticks(range(0, len(ys), step[1]), [number(y) for y in ys[:: step[1]]])
+        if title:
+            heading(axes, title)
+        label(axes, chart["x_label"] or chart["x"], chart["y_label"] or chart["y"])
+    return drawn
+
+
+_DRAW = {"lines": _lines, "bars": _bars, "map": _map}
+
+
+def _looks(chart: Row, rows: Rows) -> dict[str, Look]:
+    """Of each line the look of its placement, where it has one."""
+    placements = {str(row[chart["line"]]): str(row.get("placement", "")) for row in rows}
+    if all(placements.values()):
+        return dict(zip(placements, looks(placements.values()), strict=True))
+    return {name: look(i) for i, name in enumerate(placements)}
+
+
+def _run_charts(names: Sequence[str], folders: Sequence[Path]) -> Iterator[Section]:
+    """Charts of a page of runs; of the first task, where there are several."""
+    there = [folder for folder in folders if (folder / "run.json").exists()]
+    if not names or not there:
+        return
+    task = read_run(there[0]).run.get("task")
+    arms = [arm for arm in arms_of(there) if arm.first.run.get("task") == task]
+    for name in names:
+        section = {**CHARTS, **DEPTH}[name](Subject(arms=arms))
+        if section:
+            yield section
+
+
+def _runs(rows: Rows) -> Iterator[Section]:
+    own = [row for row in rows if "outcome" in row]
+    if not own:
+        return
+    columns = [name for name in RUN_COLUMNS if any(name in row for row in own)]
+    lines = [[number(row.get(name)) for name in columns] for row in own]
+    header = [name.replace("_", " ") for name in columns]
+    yield Section(name="runs", title="Runs", table=Table(header=header, lines=lines, verdict="outcome"), folded=True)
+
+
+def _settings(result: Row) -> Section:
+    facts = result["provenance"]
+    lines = [
+        ["rule, written before the runs", result["rule"]],
+        ["size in the paper", result["size in the paper"]],
+        ["size here", result["size here"]],
+        ["what differs", result["differs"]],
+        ["read", ", ".join(result["read"]) or "nothing: no corpus"],
+        ["command", f"`{result['command']}{' --data FOLDER' if result['with data'] else ''}`"],
+        ["time", f"{result['core minutes']:g} minutes of one core, shared runs included"],
+        ["measured with", ", ".join(f"{name} {value}" for name, value in facts.items())],
+    ]
+    table = Table(header=["", ""], lines=[line for line in lines if line[1]], left=2)
+    return Section(name="settings", title="Setting", sentence=result["details"], table=table)

@@ -1,0 +1,5 @@
+"""Items of admin2020."""
+
+from isograd.study.reproduce.item import Item
+
+ITEMS: tuple[Item, ...] = ()

@@ -1,0 +1,111 @@
+"""What has been trained, measured and judged: result.json and rows.csv of an item."""
+
+import csv
+import hashlib
+import inspect
+import io
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from isograd.files import finite, locked, write_json, write_text
+from isograd.study.plan import ARM, CELLS
+from isograd.study.reproduce.context import Context, Trained
+from isograd.study.reproduce.item import Item, Row, Rows, Verdict
+from isograd.study.reproduce.plan import Asked, Planned, folder_of
+
+RESULT, ROWS = "result.json", "rows.csv"
+
+
+def conclude(planned: Planned, asked: Asked, note: Callable[[str], None]) -> Row:
+    """Measure and judge what has been trained; writes rows.csv and result.json, and gives the latter's content.
+
+    Raises:
+        FolderBusyError: another process is at work at this item.
+    """
+    item, folder = planned.item, folder_of(planned.item, asked.out)
+    with locked(folder):
+        began = time.perf_counter()
+        if planned.lacking:
+            rows: Rows = []
+            verdict = Verdict(verdict="not run", reason=planned.lacking)
+        else:
+            context = _context(planned, asked, folder, note)
+            rows = item.measure(context) if item.measure else context.rows()
+            assert item.judge is not None
+            verdict = item.judge(rows)
+        measuring = time.perf_counter() - began
+        content = _result(planned, asked, verdict, rows, measuring)
+        write_text(folder / ROWS, _csv(rows))
+        write_json(folder / RESULT, content)  # last: it says that the item is whole
+    return content
+
+
+def _context(planned: Planned, asked: Asked, folder: Path, note: Callable[[str], None]) -> Context:
+    item = planned.item
+    trained = [
+        Trained(
+            group=member.group,
+            arm=member.arm,
+            run=member.cell.run,
+            values={key: value for key, value in member.cell.values.items() if key != ARM},
+            folder=asked.out / CELLS / member.cell.name,
+        )
+        for member in planned.members
+    ]
+    given = asked.data is not None and item.corpus is not None
+    return Context(
+        trained=tuple(trained),
+        settings=planned.settings,
+        corpus=(asked.data / item.corpus.folder).resolve() if given and asked.data and item.corpus else None,
+        folder=folder,
+        seeds=asked.seeds,
+        jobs=asked.jobs,
+        version=_version(item),
+        note=note,
+    )
+
+
+def _version(item: Item) -> str:
+    """Of the file that the measure stands in."""
+    source = inspect.getsourcefile(item.measure) if item.measure else None
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else ""
+
+
+def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, measuring: float) -> Row:
+    from isograd.train.provenance import provenance
+
+    item, seconds = planned.item, measuring
+    for cell in planned.cells:
+        path = asked.out / CELLS / cell.name / "outcome.json"
+        seconds += json.loads(path.read_text(encoding="utf-8")).get("seconds") or 0.0
+    return {
+        **item.about(),
+        "verdict": verdict.verdict,
+        "reason": verdict.reason,
+        "rule": item.rule,
+        "published": [asdict(one) for one in item.published],
+        "ours": finite([asdict(one) for one in verdict.ours]),
+        "differs": item.differs,
+        "details": item.details,
+        "read": planned.reading,
+        "with data": asked.data is not None,
+        "changed": [*asked.overrides, *([f"seeds={list(asked.seeds)}"] if asked.seeds else [])],
+        "charts": [{**asdict(chart), "where": dict(chart.where)} for chart in item.charts],
+        "run charts": list(item.run_charts),
+        "cells": [cell.name for cell in planned.cells],
+        "rows": len(rows),
+        "core minutes": round(seconds / 60, 2),
+        "provenance": provenance(),
+    }
+
+
+def _csv(rows: Rows) -> str:
+    """A column for each key of any row, in the order in which they come."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([names, *([finite(row.get(name)) for name in names] for row in rows)] if names else [])
+    return text.getvalue().encode("utf-8", "replace").decode()

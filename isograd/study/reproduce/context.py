@@ -1,0 +1,105 @@
+"""What an item's measure finds: its runs that have ended, its corpus, a place for what takes long."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from isograd.files import read_rows, write_json
+from isograd.study.ledger import NUMBERS
+from isograd.study.reproduce.item import Row
+from isograd.train.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A run that has ended.
+
+    Attributes:
+        arm: its name in the item.
+        values: the keys that its arm sets, dotted.
+        folder: metrics.jsonl, quantities.jsonl, validation.jsonl, outcome.json, model/.
+    """
+
+    group: str
+    arm: str
+    run: Run
+    values: dict[str, Any]
+    folder: Path
+
+    @property
+    def seed(self) -> int:
+        return self.run.seed
+
+    @property
+    def placement(self) -> str:
+        return self.run.model.placement
+
+    @cached_property
+    def outcome(self) -> Row:
+        content: Row = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
+        return content
+
+    def read(self, name: str) -> list[Row]:
+        """The rows of one of its .jsonl files."""
+        return read_rows(self.folder / name)
+
+    def row(self, **more: Any) -> Row:
+        """The run's own row, as rules and charts read it."""
+        training = self.run.training
+        known = {"lr": training.lr, "warmup": training.warmup, "optimizer": training.optimizer}
+        first = {"group": self.group, "arm": self.arm, "placement": self.placement, "seed": self.seed}
+        numbers = {name: self.outcome[name] for name in NUMBERS if name in self.outcome and name != "kept_steps"}
+        return {**first, **known, **self.values, "outcome": self.outcome["outcome"], **numbers, **more}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a measure is given.
+
+    Attributes:
+        trained: the item's runs, seed by seed.
+        settings: what the item's corpus sets in a recipe: dotted key -> value.
+        corpus: the corpus' folder; None where the embedded text is taken.
+        folder: the item's own.
+        seeds: those of `--seeds`; None: the measure's own.
+        version: of the measure's code; what `once` kept of another version is computed again.
+        note: says a line of progress.
+    """
+
+    trained: tuple[Trained, ...]
+    settings: dict[str, Any]
+    corpus: Path | None
+    folder: Path
+    seeds: tuple[int, ...] | None
+    jobs: int | None
+    version: str
+    note: Callable[[str], None]
+
+    def of(self, *, group: str | None = None, arm: str | None = None, seed: int | None = None) -> list[Trained]:
+        """The runs of a group, of an arm, with a seed; None: any."""
+        asked = {"group": group, "arm": arm, "seed": seed}
+        wanted = {name: value for name, value in asked.items() if value is not None}
+        return [one for one in self.trained if all(getattr(one, name) == value for name, value in wanted.items())]
+
+    def rows(self) -> list[Row]:
+        """A row per run."""
+        return [one.row() for one in self.trained]
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """What `compute` gives, as JSON has it; kept, so that the same command does not compute it again.
+
+        Args:
+            name: says everything that changes the result: arm, seed, number.
+        """
+        ids = [one.folder.name for one in self.trained]
+        key = json.dumps([name, self.version, ids, self.settings], sort_keys=True, default=str)
+        path = self.folder / "kept" / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+        if not path.exists():
+            self.note(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"name": name, "value": compute()})
+        return json.loads(path.read_text(encoding="utf-8"))["value"]

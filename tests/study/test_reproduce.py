@@ -1,0 +1,172 @@
+"""Items: what each of the table must say, the rules of verdicts, and one item from its runs to its page."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isograd.recipes import path_of
+from isograd.report.reproduce_page import read_rows
+from isograd.study.reproduce import judge
+from isograd.study.reproduce.data import found
+from isograd.study.reproduce.item import PAPERS, Corpus, Item, Published, Rows, Runs
+from isograd.study.reproduce.plan import Asked, plan_item
+from isograd.study.reproduce.registry import ITEMS
+from tests.study.arms import called, refused
+from tests.study.tiny_study import recipe
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda item: item.id)
+def test_every_item_says_what_a_reader_must_know(item: Item) -> None:
+    assert item.id.partition("/")[0] in PAPERS and item.claim.endswith(".") and item.claim.count(". ") == 0
+    assert item.published and all(
+        one.tag.split(":")[0] in ("paper", "code", "quoted", "memory") for one in item.published
+    )
+    assert item.size_paper and item.size_here
+    if item.missing:
+        assert not item.runs and item.judge is None
+    else:
+        assert item.rule and item.judge and item.differs and (item.runs or item.measure)
+    if item.full:
+        path_of(item.full.recipe)
+
+
+@pytest.mark.parametrize("item", [item for item in ITEMS.values() if item.runs], ids=lambda item: item.id)
+def test_every_item_is_planned_on_the_embedded_texts(item: Item, tmp_path: Path) -> None:
+    planned = plan_item(item, Asked(out=tmp_path))
+    if planned.lacking:
+        assert planned.lacking.startswith("no data: ") and any(c.embedded is None for c in item.corpora.values())
+        return
+    arms = {(runs.group, arm) for runs in item.runs for arm in runs.arms if runs.upon is None}
+    assert arms <= {(member.group, member.arm) for member in planned.members}
+
+
+def rows(column: str, **arms: list[float]) -> list[dict[str, Any]]:
+    """Of each arm a value per seed; an infinite one is of a run that diverged."""
+    return [
+        {"arm": arm, "seed": seed, "outcome": "diverged" if math.isinf(value) else "finished", column: value}
+        for arm, values in arms.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "verdict"),
+    [
+        ([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], "same direction"),
+        ([2.0, 2.1, 2.2], [1.0, 1.1, 1.2], "opposite"),
+        ([1.0, 2.1, 1.2], [2.0, 1.1, 2.2], "not seen"),  # not with every seed
+        ([1.0, 1.1, 1.2], [math.inf, 2.0, math.inf], "same direction"),  # diverged is worst
+        ([1.0], [2.0], "not seen"),  # one seed has no interval
+    ],
+)
+def test_paired(mine: list[float], theirs: list[float], verdict: str) -> None:
+    ruled = judge.paired(rows("loss", a=mine, b=theirs), "loss", "a", "b", "lower")
+    assert (ruled.verdict, ruled.ours[0].n) == (verdict, len(mine))
+    assert judge.paired(rows("loss", a=mine, b=theirs), "loss", "b", "a", "higher").verdict == verdict
+
+
+def test_a_least_difference_is_asked_for() -> None:
+    near = rows("loss", a=[1.0, 1.1, 1.2], b=[1.04, 1.14, 1.24])
+    assert judge.paired(near, "loss", "a", "b", "lower").verdict == "same direction"
+    assert judge.paired(near, "loss", "a", "b", "lower", least=0.05).verdict == "not seen"
+
+
+def test_trains() -> None:
+    some = rows("loss", good=[1.0, 1.0], bad=[math.inf, math.inf])
+    assert judge.trains(some, yes=["good"], no=["bad"]).verdict == "same direction"
+    assert judge.trains(some, yes=["bad"], no=["good"]).verdict == "opposite"
+    assert judge.trains([*some, {"arm": "bad", "seed": 2, "outcome": "undecided"}], no=["bad"]).verdict == "not seen"
+    assert judge.trains(some, yes=["absent"]).verdict == "not seen"
+
+
+def test_beyond_and_both() -> None:
+    above, below = (
+        judge.beyond("ratio", [2.0, 3.0, 2.5], 1.0, "higher"),
+        judge.beyond("ratio", [2.0, 3.0], 4.0, "higher"),
+    )
+    assert (above.verdict, above.ours[0].value, above.ours[0].low, above.ours[0].high) == ("same direction", 2.5, 2, 3)
+    assert below.verdict == "opposite"
+    assert judge.both(above, above).verdict == "same direction" and judge.both(above, below).verdict == "not seen"
+
+
+def test_a_corpus_is_found_or_says_what_is_missing(tmp_path: Path) -> None:
+    corpus = Corpus(name="text", folder="some", files=("a.txt",), settings={"data.source": ["{folder}/a.txt"]})
+    assert found(corpus, None) == (None, "no data: --data FOLDER with some/ (text)")
+    assert found(corpus, tmp_path) == (None, f"no data: {tmp_path / 'some' / 'a.txt'} is not there")
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "a.txt").write_text("x")
+    assert found(corpus, tmp_path) == ({"data.source": [str(tmp_path / "some" / "a.txt")]}, "text")
+
+
+def _slow_is_higher(found: Rows) -> Any:
+    return judge.paired(found, "final_loss", "fast", "slow", "lower")
+
+
+def tiny(folder: Path, text: Path, **changes: Any) -> Item:
+    """An item of four runs of six steps: a tenth of a rate falls less far."""
+    runs = Runs(
+        recipe=str(recipe(folder, text=text, axes=None)),
+        arms={"fast": ("pre-ln", "training.lr=1e-2"), "slow": ("pre-ln", "training.lr=1e-5")},
+        seeds=(1, 2),
+    )
+    settings = {
+        "title": "a rate",
+        "claim": "Rates matter.",
+        "published": (Published(label="loss", value=1.0, tag="paper"),),
+        "size_paper": "large",
+        "size_here": "tiny",
+        "rule": "lower",
+        "judge": _slow_is_higher,
+        "runs": (runs,),
+        "run_charts": ("loss",),
+        **changes,
+    }
+    return Item(id="xiong2020/tiny", **settings)
+
+
+@pytest.fixture
+def item(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> Item:
+    found = tiny(tmp_path, text)
+    monkeypatch.setitem(ITEMS, found.id, found)
+    return found
+
+
+def test_from_runs_to_page(item: Item, tmp_path: Path) -> None:
+    """Runs, verdict by the rule, files; the second time nothing is trained, another item takes the same runs."""
+    out = tmp_path / "out"
+    command = ["reproduce", item.id, "--out", str(out), "--jobs", "1", "--json"]
+    code, said, _ = called(*command)
+    (result,) = json.loads(said)["items"]
+    assert (code, result["verdict"], [one["n"] for one in result["ours"]]) == (0, "same direction", [2, 2])
+    folder = out / "items" / item.id
+    written = read_rows(folder / "rows.csv")
+    outcomes = {path.parent.name: json.loads(path.read_text()) for path in out.glob("cells/*/outcome.json")}
+    assert sorted(outcomes) == sorted(result["cells"]) and len(outcomes) == 4
+    losses = sorted(outcome["final_loss"] for outcome in outcomes.values())
+    assert sorted(row["final_loss"] for row in written) == pytest.approx(losses, rel=1e-12)
+    page = (folder / "item.html").read_text()
+    for said_there in (item.claim, "Same direction", "xiong2020/tiny", "4 runs"):
+        assert said_there in page
+    before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/outcome.json")}
+    assert called(*command)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in out.glob("cells/*/outcome.json")} == before
+
+
+def test_wrong_use(item: Item, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    assert "did you mean 'xiong2020/tiny'?" in refused("reproduce", "xiong2020/tny", *out)
+    assert "name an item" in refused("reproduce", *out)
+    assert "no such folder" in refused("reproduce", item.id, "--data", str(tmp_path / "none"), *out)
+    assert "did you mean 'model.layers'?" in refused("reproduce", item.id, "model.layrs=1", *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_list(item: Item) -> None:
+    code, out, err = called("reproduce", "--list", "--json")
+    listed = json.loads(out)
+    assert (code, err, list(listed)) == (0, "", list(ITEMS))
+    assert listed[item.id]["command"] == f"isograd reproduce {item.id}"
+    assert item.id in called("reproduce", "--list")[1]
