@@ -54,8 +54,8 @@ def translate(
     A model of Moses-tokenized text reads and writes such text. A line that cannot be translated leaves an empty line,
     is named on stderr, and makes the exit code 1.
 
-    Back-translation: --pairs writes training pairs for a model of the other direction, as pairs.train reads them. A pair's
-    source is the translation, after the tag; its target is the line.
+    Back-translation: --pairs writes training pairs for a model of the other direction, as pairs.train reads them: the
+    translation, after the tag, is the source, the line is the target.
 
     Args:
         model: the folder of a run or of its model, or a model's name on the hub
