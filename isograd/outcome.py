@@ -197,6 +197,28 @@ def lr_reached(rows: Sequence[Mapping[str, Any]], unigram: float | Sequence[floa
     return {"broke_at": watch.broke_at, "lr_reached": reached if watch.learnt else None}
 
 
+def reached(points: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Where the loss first comes down to `target`, None if it never does; between two points on a straight line.
+
+    Args:
+        points: where (a step, or seconds), and the loss there.
+
+    >>> reached([(10, 4.0), (20, 3.0), (30, 3.5), (40, 2.5)], 3.25)
+    17.5
+    >>> reached([(10, 4.0), (20, 3.0)], 2.9) is None
+    True
+    """
+    before: tuple[float, float] | None = None
+    for x, loss in points:
+        if loss <= target:
+            if before is None:
+                return x  # there at the first look: no later than this
+            part = (before[1] - target) / (before[1] - loss)
+            return before[0] + part * (x - before[0])
+        before = (x, loss)
+    return None
+
+
 class Stay:
     """How long a run that goes on has been at the unigram loss: `judge` for the early warning, which sees no rates.
 

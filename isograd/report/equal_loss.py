@@ -6,33 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from isograd.outcome import reached
 from isograd.report.compared import Compared, table, verdicts
 from isograd.report.figures import Subject, over_seeds, without_peak
 from isograd.report.page import Section, Table
 from isograd.report.runs import ArmFiles, RunFiles, paired, reference_of
 from isograd.report.style import INK, LEVEL, Drawing, drawing, label
 from isograd.statistics import Comparison, compare_ratios, side_by_side
-
-Points = Sequence[tuple[float, float]]  # where (step or seconds), loss
-
-
-def reached(points: Points, target: float) -> float | None:
-    """Where the loss first comes down to `target`, None if it never does; between two points on a straight line.
-
-    >>> reached([(10, 4.0), (20, 3.0), (30, 3.5), (40, 2.5)], 3.25)
-    17.5
-    >>> reached([(10, 4.0), (20, 3.0)], 2.9) is None
-    True
-    """
-    before: tuple[float, float] | None = None
-    for x, loss in points:
-        if loss <= target:
-            if before is None:
-                return x  # there at the first look: no later than this
-            part = (before[1] - target) / (before[1] - loss)
-            return before[0] + part * (x - before[0])
-        before = (x, loss)
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
