@@ -28,6 +28,14 @@ IWSLT14 = Corpus(
     embedded=_NUMBERS,
     embedded_name="number words",
 )
+WMT_EN_DE = Corpus(
+    name="English to German: 68,349 pairs of WMT's sources; newstest2013",
+    folder="wmt-de-en",
+    files=("train-mix.de.gz", "train-mix.en.gz", "newstest2013.de.gz", "newstest2013.en.gz"),
+    settings=_pairs("{folder}", "train-mix", "newstest2013", tokenized=False, source="en", target="de"),
+    embedded=_NUMBERS,
+    embedded_name="number words",
+)
 MULTI30K = Corpus(
     name="Multi30k, 29,000 captions, German to English",
     folder="multi30k-de-en",
