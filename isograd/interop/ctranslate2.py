@@ -353,9 +353,10 @@ def _ours(model: IsogradForSeq2SeqLM) -> Runner:
         return logits.log_softmax(dim=-1).gather(2, _next(model, batch)[..., None])
 
     def generate(prompt: Batch, beams: int, new_tokens: int) -> list[list[int]]:
-        ids, mask = prompt["input_ids"], prompt["attention_mask"]
-        found = search(model, ids, mask, beam=beams, extra=EXTRA, min_length=0, early_stopping=True)
-        return [_shortened(best.tokens[:-1], beams, new_tokens) for best, *_ in found]
+        ids, mask, limit = prompt["input_ids"], prompt["attention_mask"], _limit(model, prompt)
+        options: dict[str, Any] = {"min_length": 0, "early_stopping": True, "stretch": 0.0, "extra": limit}
+        found = search(model, ids, mask, beam=beams, limit=limit, **options)
+        return [_shortened(best.tokens[:-1], beams, new_tokens, limit) for best, *_ in found]
 
     return Runner(logits=logits, generate=generate)
 
@@ -377,19 +378,19 @@ def _translator(model: IsogradForSeq2SeqLM, tokenizer: Any, library: Any) -> Run
         return out
 
     def generate(prompt: Batch, beams: int, new_tokens: int) -> list[list[int]]:
-        sources = _tokens(prompt["input_ids"], prompt["attention_mask"], read)
+        limit = _limit(model, prompt)
         found = library.translate_batch(
-            sources,
+            _tokens(prompt["input_ids"], prompt["attention_mask"], read),
             beam_size=beams,
             length_penalty=1.0,
-            max_decoding_length=min(max(map(len, sources)) + EXTRA, (model.decoder.longest or LONGEST) - 1),
+            max_decoding_length=limit,
             min_decoding_length=0,
             return_end_token=True,
             suppress_sequences=pad if beams == 1 else None,  # in a beam it would change the probabilities of the others
         )
         end = model.config.eos_token_id
         ids = [[written.index(token) for token in result.hypotheses[0]] for result in found]
-        return [_shortened(row[:-1] if row[-1] == end else row, beams, new_tokens) for row in ids]
+        return [_shortened(row[:-1] if row[-1] == end else row, beams, new_tokens, limit) for row in ids]
 
     return Runner(logits=logits, generate=generate)
 
@@ -428,6 +429,14 @@ def _tokens(ids: Tensor, mask: Tensor, known: list[str]) -> list[list[str]]:
     ]
 
 
-def _shortened(ids: list[int], beams: int, new_tokens: int) -> list[int]:
-    """The beginning of what is written greedily, which may never end; a hypothesis of a beam as a whole."""
-    return ids[:new_tokens] if beams == 1 else ids
+def _limit(model: IsogradForSeq2SeqLM, prompt: Batch) -> int:
+    """Tokens before </s> that either search may write for these sources."""
+    return min(int(prompt["attention_mask"].sum(dim=1).max()) + EXTRA, model.config.max_position_embeddings - 1)
+
+
+def _shortened(ids: list[int], beams: int, new_tokens: int, limit: int) -> list[int]:
+    """The beginning of what is written greedily, which may never end; a hypothesis of a beam as a whole.
+
+    One that was stopped at the limit is none: ours ends it with </s> there and scores that, CTranslate2 does not.
+    """
+    return ids[:new_tokens] if beams == 1 else ids if len(ids) < limit else []

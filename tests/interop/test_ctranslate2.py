@@ -267,6 +267,16 @@ def test_real_text_is_searched_by_beams_too(tmp_path: Path) -> None:
     assert [row["search"] for row in found.as_dict()["generated"]] == ["greedy", "beam 5"]
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+def test_both_searches_stop_where_the_model_does(positions: str, tmp_path: Path) -> None:
+    """With 47 positions no hypothesis is longer than 46, also where CTranslate2's own bound is 1,024."""
+    model = translator(tie_word_embeddings=False, position_embedding_type=positions, max_position_embeddings=47)
+    path = export_ctranslate2(model, PAIR, tmp_path / "ct2")
+    found = measure_ctranslate2(model, PAIR, path, replace(random_sample(model), kind="text"))
+    assert found.passed, found
+    assert max(len(h.tokens) for h, *_ in search(model, sources(), beam=5, early_stopping=True)) == 47  # with its </s>
+
+
 @pytest.mark.parametrize("to", ["ctranslate2", "ctranslate2-int8"])
 def test_from_folder_to_folder(to: str, tmp_path: Path) -> None:
     model = ending("admin")
