@@ -202,7 +202,8 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def said(*words: str) -> tuple[int, Any]:
     """Exit code and the JSON (or the text's presence) that `isograd WORDS` prints, in this process."""
     since = [dict(RECIPE + OPTIONS).get(key := word.partition("=")[0], key) + word[len(key) :] for word in words]
-    for now in (list(words), since)[: 1 + (since != list(words))]:
+    before = [word for word in words if word != "--out" or words[0] not in ("fold", "export", "import")]
+    for now in dict.fromkeys((words, tuple(since), tuple(before))):
         out, err = io.StringIO(), io.StringIO()
         code, argv = 0, sys.argv
         sys.argv = ["isograd", *now]
@@ -358,9 +359,9 @@ def record_parity(full: bool, golden: Path) -> Any:
         folder = f"made{number}"
         made(head, {"initializer_range": 0.25} | options).save_pretrained(folder)
         words = (
-            ["fold", folder, f"out{number}", "--untie"]
+            ["fold", folder, "--out", f"out{number}", "--untie"]
             if to == "fold"
-            else ["export", folder, f"out{number}", "--to", to]
+            else ["export", folder, "--out", f"out{number}", "--to", to]
         )
         found[f"{words[0]} {to} {head} {options.get('placement', '')}"] = said(*words, "--json")
     for run, to in (
@@ -369,7 +370,7 @@ def record_parity(full: bool, golden: Path) -> Any:
         ("language-pre-ln", "auto"),
         ("language-gpt2", "gguf"),
     ):
-        found[f"run {to}"] = said("export", f"runs/{run}", f"out-{run}", "--to", to, "--json")
+        found[f"run {to}"] = said("export", f"runs/{run}", "--out", f"out-{run}", "--to", to, "--json")
     tiny = {
         "d_model": 16,
         "hidden_size": 16,
@@ -386,8 +387,8 @@ def record_parity(full: bool, golden: Path) -> Any:
         kind = getattr(transformers, name)
         torch.manual_seed(0)
         kind(kind.config_class(**tiny)).save_pretrained(name)
-        found[f"import {name}"] = said("import", "hf", name, f"{name}-ours", "--json")
-        found[f"back {name}"] = said("export", f"{name}-ours", f"{name}-back", "--json")
+        found[f"import {name}"] = said("import", "hf", name, "--out", f"{name}-ours", "--json")
+        found[f"back {name}"] = said("export", f"{name}-ours", "--out", f"{name}-back", "--json")
     return found
 
 

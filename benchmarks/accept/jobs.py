@@ -31,7 +31,7 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
         "isograd train number-words model.placement=admin model.embedding_norm=true --out {out}",
         3,
     ),
-    "fold": ("isograd fold {number-words-admin} {out}", 0.3),
+    "fold": ("isograd fold {number-words-admin} --out {out}", 0.3),
     "exports": (
         "python benchmarks/decoding_export.py --model {number-words-admin} --data numbers:test --sentences 500"
         " --rounds 1 --json {out}/turns.json",

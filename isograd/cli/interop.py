@@ -20,8 +20,8 @@ Text = Annotated[str, "FILE"]
 
 def import_fairseq(
     checkpoint: str,
-    out: str,
     *,
+    out: Folder,
     dict: Each | None = None,  # noqa: A002  (it is --dict)
     bpe_codes: Text | None = None,
     options: Text | None = None,
@@ -31,13 +31,14 @@ def import_fairseq(
     """Import a model of fairseq or Transformer-Clinic (ADMIN), with a parity report.
 
     examples:
-      isograd import fairseq checkpoint_best.pt out --dict dict.de.txt --dict dict.en.txt --bpe-codes codes
-      isograd import fairseq roberta.base/model.pt out --dict roberta.base/dict.txt --json
-      isograd import fairseq weights.safetensors out --options options.json
+      isograd import fairseq checkpoint_best.pt --out ours --dict dict.de.txt --dict dict.en.txt --bpe-codes codes
+      isograd import fairseq roberta.base/model.pt --out ours --dict roberta.base/dict.txt --json
+      isograd import fairseq weights.safetensors --out ours --options options.json
 
-    A checkpoint is read without running anything in it; one that wants to run something is refused. OUT gets the model,
-    its tokenizer where there is a dictionary, and the parity report: its logits and what it writes beside those of the
-    original. Exit code 1 where they differ, 2 for what cannot be read or represented. In both cases nothing is written.
+    A checkpoint is read without running anything in it; one that wants to run something is refused. The folder gets
+    the model, its tokenizer where there is a dictionary, and the parity report: its logits and what it writes beside
+    those of the original. Exit code 1 where they differ, 2 for what cannot be read or represented. In both cases
+    nothing is written.
 
     Args:
         checkpoint: a checkpoint (.pt), or its state dict in safetensors
@@ -57,14 +58,14 @@ def import_fairseq(
             checkpoint, out, dictionaries=dict or [], codes=bpe_codes, options=options, changes=changes
         )
 
-    return _certified("import", "importing", out, json, make)
+    return _written("import", "importing", out, json, make)
 
 
-def import_hf(folder: str, out: str, *, json: bool = False) -> int:
+def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
     """Import a GPT-2, OPT, BERT, RoBERTa, BART, mBART or Marian model of transformers, with a parity report.
 
     examples:
-      isograd import hf gpt2 out
+      isograd import hf gpt2 --out ours
 
     Args:
         folder: the folder of a model, or its name on the hub
@@ -77,13 +78,13 @@ def import_hf(folder: str, out: str, *, json: bool = False) -> int:
 
         return import_pretrained(folder, out)
 
-    return _certified("import", "importing", out, json, make)
+    return _written("import", "importing", out, json, make)
 
 
 def import_torch(
     state: str,
-    out: str,
     *,
+    out: Folder,
     heads: int,
     norm_first: bool = False,
     activation: Literal["relu", "gelu"] = "relu",
@@ -103,7 +104,7 @@ def import_torch(
     """Import a torch.nn.Transformer or TransformerEncoder, with a parity report.
 
     examples:
-      isograd import torch model.pt out --heads 8 --norm-first --tokens embed.weight --head out.weight --causal
+      isograd import torch model.pt --out ours --heads 8 --norm-first --tokens embed.weight --head out.weight --causal
 
     Args:
         state: a state dict, of torch.save or safetensors
@@ -131,17 +132,17 @@ def import_torch(
 
         return import_torch(state, out, Layout(**{field.name: given[field.name] for field in fields(Layout)}))
 
-    return _certified("import", "importing", out, json, make)
+    return _written("import", "importing", out, json, make)
 
 
-def fold(model: str, out: str, *, untie: bool = False, text: Text | None = None, json: bool = False) -> int:
+def fold(model: str, *, out: Folder, untie: bool = False, text: Text | None = None, json: bool = False) -> int:
     """Fold residual coefficients into the weights, with a parity report.
 
     examples:
-      isograd fold runs/multi30k-admin multi30k-plain --untie
-      isograd fold runs/deepnorm/model plain --text valid.txt --json
+      isograd fold runs/multi30k-admin --out plain --untie
+      isograd fold runs/deepnorm/model --out plain --text valid.txt --json
 
-    ADMIN and DeepNorm become post-ln, HeadScale goes into W_O, a scale into W_O and W_2. OUT gets the model, its
+    ADMIN and DeepNorm become post-ln, HeadScale goes into W_O, a scale into W_O and W_2. The folder gets the model, its
     tokenizer and the parity report: the largest difference between logits in fp64, fp32 and bf16, greedy and beam
     outputs side by side, hashes and versions. Exit code 1 where it does not hold (nothing is written then), 2 for what
     cannot be folded.
@@ -157,15 +158,15 @@ def fold(model: str, out: str, *, untie: bool = False, text: Text | None = None,
     def make() -> "ParityReport":
         from isograd.interop.fold import fold_folder
 
-        return fold_folder(model, Path(out), untie=untie, lines=_lines(text))
+        return fold_folder(model, out, untie=untie, lines=_lines(text))
 
-    return _certified("fold", "folding", out, json, make)
+    return _written("fold", "folding", out, json, make)
 
 
 def export(
     model: str,
-    out: Folder,
     *,
+    out: Folder,
     to: Annotated[str, "NAME"] = "auto",
     text: Text | None = None,
     push: Annotated[str, "REPO"] | None = None,
@@ -180,14 +181,14 @@ def export(
           onnx, ctranslate2, ctranslate2-int8, gguf: for onnxruntime, CTranslate2 and llama.cpp
 
     examples:
-      isograd export runs/pre-ln-12l gpt2-like
-      isograd export runs/multi30k-admin plain --to fsmt --text test.de
-      isograd export runs/normformer ours --to isograd
-      isograd export runs/pre-ln-12l out --push me/my-model
+      isograd export runs/pre-ln-12l --out gpt2-like
+      isograd export runs/multi30k-admin --out plain --to fsmt --text test.de
+      isograd export runs/normformer --out ours --to isograd
+      isograd export runs/pre-ln-12l --out plain --push me/my-model
 
-    Coefficients (ADMIN, DeepNorm) are folded first. OUT gets weights, configuration, tokenizer, generation settings,
-    the parity report and a model card; it loads with transformers alone. Exit code 1 where the report does not hold
-    (nothing is written then) or a push fails, 2 for what cannot be exported.
+    Coefficients (ADMIN, DeepNorm) are folded first. The folder gets weights, configuration, tokenizer, generation
+    settings, the parity report and a model card; it loads with transformers alone. Exit code 1 where the report does
+    not hold (nothing is written then) or a push fails, 2 for what cannot be exported.
 
     Args:
         model: the folder of a run or of its model, or a model's name on the hub
@@ -216,16 +217,16 @@ def export(
     return _pushed(out, push) if push else 0
 
 
-def _certified(verb: str, doing: str, out: str, json: bool, make: Callable[[], "ParityReport"]) -> int:
+def _written(verb: str, doing: str, out: Path, json: bool, make: Callable[[], "ParityReport"]) -> int:
     """Make the folder `out`, print its parity report, and return the exit code."""
-    refuse_existing(Path(out))  # before anything is loaded
+    refuse_existing(out)  # before anything is loaded
     with loading(doing):
         from isograd.interop.parity import ParityError
 
         try:
             found = make()
         except ParityError as error:
-            return _differs(verb, error.report, {"model": out}, json)
+            return _differs(verb, error.report, {"model": str(out)}, json)
         except IsogradError:
             raise
         except (ValueError, RuntimeError) as error:  # of the file, its options, its weights; of what cannot be folded
@@ -233,7 +234,7 @@ def _certified(verb: str, doing: str, out: str, json: bool, make: Callable[[], "
         except TypeError as error:  # a list or a word where the original has a number
             raise UserError(f"an option has a value of the wrong type: {error}") from error
     if json:
-        print_json({"model": out} | found.as_dict())
+        print_json({"model": str(out)} | found.as_dict())
     else:
         print(found)
         print(f"model: {out}")

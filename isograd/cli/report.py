@@ -65,6 +65,8 @@ def report(
 
     found = find_runs(list(folders))
     runs, faults = readable(found)
+    if faults and len(found) == 1:
+        raise UserError(faults[0])
     for line in faults:
         print(f"left out: {line}", file=sys.stderr)
     if not runs:

@@ -190,9 +190,16 @@ def _trials(content: Row) -> Table:
         for one in sorted(chain["tried"], key=lambda one: float(one["lr"])):
             loss = "" if one.get("final_loss") is None else f"{one['final_loss']:.3f}"
             broke = "" if one.get("broke_at") is None else str(one["broke_at"])
-            verdict = {"broke": "diverged"}.get(one["verdict"], one["verdict"])
             lines.append(
-                (*who, f"{one['lr']:.3g}", verdict, str(one.get("steps") or ""), loss, broke, one.get("error") or "")
+                (
+                    *who,
+                    f"{one['lr']:.3g}",
+                    one["verdict"],
+                    str(one.get("steps") or ""),
+                    loss,
+                    broke,
+                    one.get("error") or "",
+                )
             )
     header = ("placement", "warm-up", "seed", "chain", "LR", "verdict", "steps", "final loss", "diverged at", "error")
     return Table(header=header, lines=lines, verdict="verdict", left=4)
@@ -440,9 +447,9 @@ def _rates(rates: Sequence[float]) -> str:
 
 _BAD: Look = {"markeredgecolor": INK, "color": INK}
 _MARKS: dict[str, Look] = {  # differ in form, too; what trained has the placement's colour
-    "trained": {"marker": "o", "markersize": 3.4, "label": "trained"},
-    "broke": {"marker": "x", "markersize": 4.2, "label": "diverged", **_BAD},
-    "stuck": {"marker": "_", "markersize": 5.5, "markeredgewidth": 1.6, "label": "stuck: learned nothing", **_BAD},
+    "finished": {"marker": "o", "markersize": 3.4, "label": "finished"},
+    "diverged": {"marker": "x", "markersize": 4.2, "label": "diverged", **_BAD},
+    "collapsed": {"marker": "_", "markersize": 5.5, "markeredgewidth": 1.6, "label": "collapsed", **_BAD},
     "undecided": {"marker": "s", "markersize": 3.6, "markerfacecolor": "none", "label": "undecided", **_BAD},
     "slow": {"marker": "v", "markersize": 3.6, "markerfacecolor": "none", "label": "too slow to tell", **_BAD},
 }

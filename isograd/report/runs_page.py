@@ -357,7 +357,7 @@ def headline(arms: Sequence[ArmFiles]) -> str:
     lost = [arm for arm in arms if "finished" not in arm.outcomes]
     trained = [arm for arm in arms if arm.values(measure) and arm not in lost]
     parts = [f"{len(trained)} of {len(arms)} arms trained{_range(trained, measure)}"] if len(arms) > 1 else []
-    parts += [f"{arm.label}: {arm.outcome}{_missing(arm)}" for arm in arms if {*arm.outcomes} != {"finished"}][:6]
+    parts += list(_not_finished(arms))
     if len(arms) == 1 and trained:
         parts = [f"{arms[0].label}: {arms[0].outcome}{_range(trained, measure)}"]
     return f"{'; '.join(parts)}."
@@ -376,9 +376,21 @@ def _range(trained: Sequence[ArmFiles], measure: str) -> str:
     return f" ({name} {several} {max(losses):.3f} nats{bleu})"
 
 
-def _missing(arm: ArmFiles) -> str:
-    """How many more steps an undecided arm needs, where that is known."""
-    short = [run.outcome for run in arm.runs if run.outcome["outcome"] == "undecided"]
+def _not_finished(arms: Sequence[ArmFiles]) -> Iterator[str]:
+    """Each other outcome once, with the arms that have it."""
+    by_outcome: dict[str, list[ArmFiles]] = {}
+    for arm in arms:
+        if {*arm.outcomes} != {"finished"}:
+            by_outcome.setdefault(arm.outcome, []).append(arm)
+    for outcome, those in by_outcome.items():
+        several = "all arms" if len(those) == len(arms) else f"{len(those)} arms"
+        who = " and ".join(arm.label for arm in those) if len(those) < 3 else several
+        yield f"{who}: {outcome}{_missing(those)}"
+
+
+def _missing(arms: Sequence[ArmFiles]) -> str:
+    """How many more steps undecided arms need, where that is known."""
+    short = [run.outcome for arm in arms for run in arm.runs if run.outcome["outcome"] == "undecided"]
     needed = [(outcome.get("judged") or {}).get("needed") for outcome in short]
     known = [steps for steps in needed if steps is not None]
     return f" (about {max(known):,} more steps would tell)" if known else ""

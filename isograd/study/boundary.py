@@ -19,7 +19,7 @@ from isograd.errors import RecipeError
 from isograd.outcome import NEAR, WINDOW, OutcomeName
 from isograd.statistics import median, median_interval
 
-Verdict = Literal["trained", "broke", "stuck", "slow", "undecided", "failed"]
+Verdict = Literal["finished", "diverged", "collapsed", "slow", "undecided", "failed"]  # of a rate
 
 STEP = 4.0  # from rate to rate, as long as no end of the bracket is known
 PATIENCE = (
@@ -32,20 +32,21 @@ def verdict_of(
 ) -> Verdict:
     """What the outcome of a run (`isograd.outcome.judge`) says of its peak rate, and which way to go on from there.
 
-    "trained": finished. "broke": diverged, or stopped where the loss broke. "stuck": collapsed. An undecided run has
-    not trained either, and only a longer one would tell; its losses say where to look next. "slow": it has not come
-    down to the entropy yet, or so late that a run which learns might lie there still; time is counted in rate x steps,
-    so that a warm-up counts for what it is. Else "undecided".
+    The outcome's own word, "diverged" also where the run was stopped because the loss rose. An undecided run has not
+    trained either, and only a longer one would tell; its losses say where to look next. "slow": it has not come down
+    to the entropy yet, or so late that a run which learns might lie there still; time is counted in rate x steps, so
+    that a warm-up counts for what it is. Else "undecided".
 
     >>> falling = [5 - 0.02 * step for step in range(90)]
     >>> [verdict_of("undecided", x, [1e-3] * len(x), 3.0) for x in (falling, [5.0, *[3.0] * 149])]
     ['slow', 'undecided']
     """
-    if outcome in ("failed", "interrupted"):
+    if outcome == "failed" or outcome == "interrupted":
         return "failed"
-    if broke or outcome != "undecided":
-        named: dict[OutcomeName, Verdict] = {"finished": "trained", "collapsed": "stuck"}
-        return "broke" if broke else named.get(outcome, "broke")
+    if broke:
+        return "diverged"
+    if outcome != "undecided":
+        return outcome
     means = [math.fsum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW + 1)]
     times = list(accumulate(rates))
     came = next((times[i + WINDOW - 1] for i, mean in enumerate(means) if mean <= unigram_entropy + NEAR), math.inf)
@@ -102,16 +103,16 @@ def next_rate(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boun
     training that holds there is not hidden.
 
     >>> search = RateSearch(start=1e-3, precision=2)
-    >>> next_rate({}, search), next_rate({1e-3: "trained"}, search), next_rate({1e-3: "broke"}, search)
+    >>> next_rate({}, search), next_rate({1e-3: "finished"}, search), next_rate({1e-3: "diverged"}, search)
     (0.001, 0.004, 0.00025)
-    >>> next_rate({1e-3: "trained", 4e-3: "broke"}, search)
+    >>> next_rate({1e-3: "finished", 4e-3: "diverged"}, search)
     0.002
     """
     if "failed" in seen.values():
         return Boundary(kind="stopped")
     if not seen:
         return first_rate(search)
-    if "trained" in seen.values():
+    if "finished" in seen.values():
         return _above_a_trained(seen, search)
     return _none_trained(seen, search)
 
@@ -123,9 +124,9 @@ def first_rate(search: RateSearch) -> float:
 
 def _above_a_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boundary:
     rates = _without_slow(seen)
-    first = next(i for i, rate in enumerate(rates) if seen[rate] == "trained")
-    end = next((i for i in range(first, len(rates)) if seen[rates[i]] != "trained"), len(rates))
-    low, under = rates[end - 1], tuple(rate for rate in rates[:first] if seen[rate] == "broke")
+    first = next(i for i, rate in enumerate(rates) if seen[rate] == "finished")
+    end = next((i for i in range(first, len(rates)) if seen[rates[i]] != "finished"), len(rates))
+    low, under = rates[end - 1], tuple(rate for rate in rates[:first] if seen[rate] == "diverged")
     if end == len(rates):
         if low >= search.high:
             return Boundary(kind="above", low=low, under=under)
@@ -134,13 +135,13 @@ def _above_a_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float
     wanted = _between(low, high, search.precision) or _look_above(seen, low, high, search.high)
     if wanted is not None:
         return wanted
-    again = tuple(rate for rate in rates[end:] if seen[rate] == "trained")
+    again = tuple(rate for rate in rates[end:] if seen[rate] == "finished")
     return Boundary(kind="between", low=low, high=high, again=again, under=under)
 
 
 def _without_slow(seen: Mapping[float, Verdict]) -> list[float]:
     """In order; a rate that was too slow, below one that trained, is no part of the upper end."""
-    largest = max(rate for rate, verdict in seen.items() if verdict == "trained")
+    largest = max(rate for rate, verdict in seen.items() if verdict == "finished")
     return sorted(rate for rate, verdict in seen.items() if verdict != "slow" or rate > largest)
 
 
@@ -148,7 +149,7 @@ def _none_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float | 
     """Down from what is too large, up from what is too slow, and into the gap between them.
 
     Looks may deceive: before none is said to train, a rate has been tried below whatever looked slow, and one above
-    whatever looked stuck.
+    whatever looked collapsed.
     """
     lowest = min((rate for rate, verdict in seen.items() if verdict != "slow"), default=None)
     if lowest is None:
@@ -156,7 +157,7 @@ def _none_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float | 
         return Boundary(kind="none", low=top) if top >= search.high else min(rounded(top * STEP), search.high)
     slow = max((rate for rate in seen if rate < lowest), default=None)
     wanted = _look_below(seen, lowest if slow is None else slow, search.low)
-    if wanted is None and "broke" not in seen.values():
+    if wanted is None and "diverged" not in seen.values():
         wanted = _look_above(seen, lowest, lowest, search.high)
     if wanted is None and slow is not None:
         wanted = _between(slow, lowest, search.precision)

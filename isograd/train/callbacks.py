@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
 from isograd.diagnose.watch.collapse import CollapseWatch
-from isograd.diagnose.watch.layers import find_layers, whole_layers
+from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.writers import WARNINGS
 from isograd.files import append_rows, read_rows, write_json
 from isograd.train.trainer import IsogradTrainer
@@ -36,8 +36,8 @@ class EarlyWarning:
     ) -> None:
         self.trainer = trainer
         self.folder = folder
-        whole = whole_layers(find_layers(trainer.model))
-        self.collapse = CollapseWatch(whole.addresses, whole.stacks, unigram_entropy)
+        layers_of = by_layer(find_layers(trainer.model))
+        self.collapse = CollapseWatch(layers_of.addresses, layers_of.stacks, unigram_entropy)
         self._members: Tensor | None = None  # (layers, gradients): 1 where a gradient is of a layer
         state = checkpoint / STATE if checkpoint else None
         if state is not None and state.exists():
@@ -64,9 +64,9 @@ class EarlyWarning:
         """Only in the first step are the parameters what FSDP2 made of them."""
         place = {id(p): i for i, p in enumerate(self.trainer.graded)}
         layers = find_layers(self.trainer.model)
-        whole = whole_layers(layers)
-        members = torch.zeros(len(whole.parts), len(place))
-        for row, parts in enumerate(whole.parts):
+        layers_of = by_layer(layers)
+        members = torch.zeros(len(layers_of.parts), len(place))
+        for row, parts in enumerate(layers_of.parts):
             own = [place[id(p)] for part in parts for p in layers[part].parameters if id(p) in place]
             members[row, own] = 1.0
         return members

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from isograd.errors import RecipeError
@@ -20,6 +20,8 @@ Smoothing = Literal["torch", "fairseq"]
 First = Literal["xiong", "fairseq"]
 Kept = Literal["last", "best", "average"]
 Select = Kept | Literal["auto"]
+MOST_LAYERS = 4096  # of a stack; four times the deepest ones published
+MOST = 2**31 - 1  # of whatever is counted, in one update or altogether
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,13 @@ class Run:
         for key, seed in (("seed", self.seed), ("data.seed", self.data_seed)):
             if not 0 <= seed < 2**32:
                 raise RecipeError(f"{key}={seed} must be in [0, 2^32)")
+        for name, section in vars(self).items():
+            for key, value in vars(section).items() if is_dataclass(section) else ():
+                if isinstance(value, int) and value > MOST and key != "seed":
+                    raise RecipeError(f"{name}.{key}={value} must be at most {MOST:,}")
+        for key, layers in (("layers", self.layers), ("encoder_layers", self.encoder_layers)):
+            if layers is not None and layers > MOST_LAYERS:
+                raise RecipeError(f"model.{key}={layers} must be at most {MOST_LAYERS:,}")
         shards = sharded_by(self.training)
         if shards and self.training.select != "last":
             raise RecipeError(f"{shards} needs training.select=last: weights lie in shards")

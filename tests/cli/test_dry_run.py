@@ -105,8 +105,8 @@ def test_fine_tuning_takes_the_shape_of_its_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["model.width=1000000000", "--dry-run"], "make it narrower"),
-        (["model.width=100000000000000000000", "--dry-run"], "make it narrower"),
+        (["model.width=2147483640", "--dry-run"], "make it narrower"),
+        (["model.width=2147483640", "--dry-run"], "make it narrower"),
         (["model.width=65", "--dry-run"], "model.width=65 is not a multiple of model.heads=4"),
         (["model.placement=postln", "--dry-run"], "did you mean 'post-ln'"),
         (["data.level=bpe", "data.vocab_size=259", "--dry-run"], "data.vocab_size=259: BPE needs at least 260"),
@@ -120,3 +120,15 @@ def test_fine_tuning_takes_the_shape_of_its_model(tmp_path: Path) -> None:
 )
 def test_refused(words: list[str], said: str) -> None:
     assert said in refused("train", *words)
+
+
+@pytest.mark.parametrize(
+    "key", ["model.layers", "model.encoder_layers", "model.width", "training.batch", "data.length"]
+)
+@pytest.mark.parametrize("number", ["1e22", "1" + 22 * "0"])
+def test_numbers_that_no_machine_can_hold(key: str, number: str) -> None:
+    """One line, and at once: no stack of so many layers is built to be counted."""
+    task = ["task=translation"] if key == "model.encoder_layers" else []
+    said = refused("train", *task, f"{key}={number}", "--dry-run")
+    assert key in said and ("must be at most" in said or "Expected int" in said)
+    assert "model.layers=5000 must be at most 4,096" in refused("train", "model.layers=5000", "--dry-run")

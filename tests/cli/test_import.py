@@ -58,7 +58,7 @@ def test_a_translator(form: str, tmp_path: Path) -> None:
     options = PAIR | flags("AHF") | {"share_decoder_input_output_embed": True}
     path = checkpoint(tmp_path / "model.pt", options, "pair", form=form)
     words, out = dictionary(tmp_path / "dict.txt", ROWS - 4), tmp_path / "new/folder"
-    code, said, err = called("import", "fairseq", str(path), str(out), "--dict", str(words))
+    code, said, err = called("import", "fairseq", str(path), "--out", str(out), "--dict", str(words))
     assert code == 0, err
     assert "parity: passed" in said and f"model: {out}" in said and "against its equations" in said
     report = read_json(out / "parity.json")
@@ -98,7 +98,9 @@ def test_merges_and_two_dictionaries(tmp_path: Path) -> None:
     torch.save({"args": argparse.Namespace(**PAIR), "model": state}, tmp_path / "model.pt")
     words = [f"--dict={tmp_path}/dict.{side}.txt" for side in texts]
     out = tmp_path / "out"
-    code, _, err = called("import", "fairseq", str(tmp_path / "model.pt"), str(out), *words, "--bpe-codes", str(codes))
+    code, _, err = called(
+        "import", "fairseq", str(tmp_path / "model.pt"), "--out", str(out), *words, "--bpe-codes", str(codes)
+    )
     assert code == 0, err
     pair = Translator.load(out).tokenizer
     for side, subwords in (("de", pair.source), ("en", pair.target)):
@@ -112,7 +114,16 @@ def test_a_model_of_one_tower(kind: str, options: dict[str, Any], tmp_path: Path
     path = checkpoint(tmp_path / "model.pt", options, kind)
     words = dictionary(tmp_path / "dict.txt", ROWS - 4 - (kind == "masked"))  # RoBERTa has <mask> behind it
     code, said, err = called(
-        "import", "fairseq", str(path), str(tmp_path / "out"), "--dict", str(words), "--json", "--option", "arch=mine"
+        "import",
+        "fairseq",
+        str(path),
+        "--out",
+        str(tmp_path / "out"),
+        "--dict",
+        str(words),
+        "--json",
+        "--option",
+        "arch=mine",
     )
     assert code == 0, err
     assert json.loads(said)["passed"] and "(mine)" in json.loads(said)["about"]
@@ -129,7 +140,7 @@ def test_safetensors_with_options_beside(tmp_path: Path) -> None:
     state = {k: v.float() for k, v in state_of(tensors).items() if not k.endswith("table")}
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "options.json").write_text(json.dumps(index))
-    command = ["import", "fairseq", str(tmp_path / "model.safetensors"), str(tmp_path / "out")]
+    command = ["import", "fairseq", str(tmp_path / "model.safetensors"), "--out", str(tmp_path / "out")]
     assert "no options in it ('args' or 'cfg'); give them as --options" in refused(*command)
     code, _, err = called(*command, "--options", str(tmp_path / "options.json"))
     assert code == 0, err
@@ -161,7 +172,7 @@ def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
     torch.save(new, folder / "new.pt")
 
     def fairseq(name: str, *more: str) -> list[str]:
-        return ["fairseq", str(folder / name), out, *more]
+        return ["fairseq", str(folder / name), "--out", out, *more]
 
     return {
         "cut": (fairseq("cut.pt"), "cut.pt: no checkpoint of torch.save or safetensors, or one that is cut short"),
@@ -178,11 +189,11 @@ def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
         "no dictionary": (fairseq("good.pt", "--dict", str(folder / "none.txt")), "none.txt"),
         "merges": (fairseq("good.pt", "--bpe-codes", str(words)), "merges need the dictionary"),
         "word": (fairseq("good.pt", "--option", "heads"), "expected NAME=VALUE"),
-        "there": (["fairseq", str(good), str(folder)], "exists already"),
+        "there": (["fairseq", str(good), "--out", str(folder)], "exists already"),
         "kind": (["tensorflow"], "choose one of fairseq, hf, torch"),
-        "heads": (["torch", str(good), out], "--heads"),
-        "layers": (["torch", str(good), out, "--heads", "4"], "no layers of torch.nn.TransformerEncoder"),
-        "folder": (["hf", str(folder / "none/such/model"), out], "no such folder"),
+        "heads": (["torch", str(good), "--out", out], "--heads"),
+        "layers": (["torch", str(good), "--out", out, "--heads", "4"], "no layers of torch.nn.TransformerEncoder"),
+        "folder": (["hf", str(folder / "none/such/model"), "--out", out], "no such folder"),
     }
 
 
@@ -199,7 +210,16 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Exit code 2 and one line, without a trace."""
     torch.save({"model": {}, "args": Calls(os.system, f"touch {tmp_path}/mark")}, tmp_path / "evil.pt")
-    command = [sys.executable, "-m", "isograd", "import", "fairseq", str(tmp_path / "evil.pt"), str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "isograd",
+        "import",
+        "fairseq",
+        str(tmp_path / "evil.pt"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["evil.pt"]
@@ -209,7 +229,9 @@ def test_layers_of_torch(tmp_path: Path) -> None:
     torch.save(finished(Language(False)).float().state_dict(), tmp_path / "model.pt")
     command = "--heads 4 --norm-first --activation gelu --causal --tokens embed.weight --positions place.weight"
     command += " --head out.weight --scale-embedding --eos 2"
-    code, said, err = called("import", "torch", str(tmp_path / "model.pt"), str(tmp_path / "out"), *command.split())
+    code, said, err = called(
+        "import", "torch", str(tmp_path / "model.pt"), "--out", str(tmp_path / "out"), *command.split()
+    )
     assert code == 0, err
     assert "imported as pre-ln" in said
     assert IsogradForCausalLM.from_pretrained(tmp_path / "out").config.head_bias
@@ -218,7 +240,7 @@ def test_layers_of_torch(tmp_path: Path) -> None:
 def test_a_model_of_transformers(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=41, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    code, said, err = called("import", "hf", str(tmp_path / "gpt2"), str(tmp_path / "out"))
+    code, said, err = called("import", "hf", str(tmp_path / "gpt2"), "--out", str(tmp_path / "out"))
     assert code == 0, err
     assert "GPT2LMHeadModel imported as gpt2" in said
     assert read_json(tmp_path / "out/config.json")["placement"] == "gpt2"

@@ -258,7 +258,8 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (["train", "--out", ""], "argument --out: is empty"),
         (["train", "a.yaml", "--json", ""], "an argument is empty"),
         (["report", ""], "argument FOLDER: is empty"),
-        (["import", "hf", "x", "--out", "y"], "unrecognized arguments: --out ("),
+        (["import", "hf", "x"], "arguments are required: --out ("),
+        (["train", "--into", "y"], "unrecognized arguments: --into ("),
     ],
 )
 def test_wrong_use_in_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,8 @@ def test_only_runs_that_cannot_be_read(study: Path) -> None:
     code, out, err = called("report", str(study))
     assert (code, out) == (2, "") and err.count("left out: ") == 2
     assert "none of 2 can be read" in err.splitlines()[-1] and not (study / "report").exists()
+    first, _ = find_runs([study])
+    assert called("report", str(first)) == (2, "", f"isograd report: {fault(first)}\n")  # one run, one line
 
 
 def killed(run: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from isograd.diagnose.watch.layers import find_layers, whole_layers
+from isograd.diagnose.watch.layers import by_layer, find_layers
 from tests.build import model
 
 SHAPE: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3}
@@ -117,13 +117,13 @@ def test_sublayers_of_ours(head: str) -> None:
     )
 
 
-def test_whole_layers_of_sublayers() -> None:
+def test_sublayers_by_layer() -> None:
     layers = find_layers(model("seq2seq"))
-    whole = whole_layers(layers)
-    assert whole.addresses == [*(f"encoder.layers.{i}" for i in range(3)), "decoder.layers.0", "decoder.layers.1"]
-    assert whole.stacks == ["encoder"] * 3 + ["decoder"] * 2
+    found = by_layer(layers)
+    assert found.addresses == [*(f"encoder.layers.{i}" for i in range(3)), "decoder.layers.0", "decoder.layers.1"]
+    assert found.stacks == ["encoder"] * 3 + ["decoder"] * 2
     norms = [3.0, 4.0] * 3 + [2.0, 3.0, 6.0, None, None, None]  # attn, ffn; attn, cross, ffn
-    assert whole.joined(norms) == [5.0, 5.0, 5.0, 7.0, None]
+    assert found.joined(norms) == [5.0, 5.0, 5.0, 7.0, None]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own

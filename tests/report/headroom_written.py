@@ -44,7 +44,9 @@ def _chain(placement: str, warmup: int, seed: int, edge: float, search: RateSear
     seen: dict[float, Verdict] = {}
     while not isinstance(wanted := next_rate(seen, search), Boundary):
         slow = wanted < edge / 100 or (not edge and wanted < 1e-4)
-        seen[wanted] = "slow" if slow else "trained" if wanted <= edge else "stuck" if wanted < 4 * edge else "broke"
+        seen[wanted] = (
+            "slow" if slow else "finished" if wanted <= edge else "collapsed" if wanted < 4 * edge else "diverged"
+        )
     tried = [{"lr": rate, "verdict": verdict, "cell": "c", "outcome": "finished", "steps": 200, "final_loss": 2.5,
               "seconds": 8.0} for rate, verdict in seen.items()]  # fmt: skip
     return {"placement": placement, "warmup": warmup, "seed": seed, "tried": tried, "boundary": asdict(wanted)}

@@ -59,7 +59,7 @@ def test_results_are_a_row_per_training(tmp_path: Path) -> None:
     trials = [(c["placement"], c["warmup"], c["seed"], t["lr"]) for c in content["chains"] for t in c["tried"]]
     assert [(r["placement"], r["warmup"], r["seed"], r["lr"]) for r in results] == trials
     for row in results:
-        if row["verdict"] == "trained":
+        if row["verdict"] == "finished":
             assert row["lr"] <= row["boundary_low"] < row["boundary_high"]
     table = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [float(row["lr"]) for row in table] == [row["lr"] for row in results]

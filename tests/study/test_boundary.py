@@ -35,11 +35,11 @@ def searched(oracle: Oracle, search: RateSearch) -> tuple[Boundary, dict[float, 
     return wanted, seen
 
 
-def trains_between(slow: float, edge: float, above: Verdict = "broke") -> Oracle:
-    return lambda rate: "slow" if rate < slow else "trained" if rate <= edge else above
+def trains_between(slow: float, edge: float, above: Verdict = "diverged") -> Oracle:
+    return lambda rate: "slow" if rate < slow else "finished" if rate <= edge else above
 
 
-@pytest.mark.parametrize("above", ["broke", "stuck", "undecided", "slow"])
+@pytest.mark.parametrize("above", ["diverged", "collapsed", "undecided", "slow"])
 @pytest.mark.parametrize("precision", [1.05, 1.25, 2.0])
 def test_a_boundary_anywhere(precision: float, above: Verdict) -> None:
     """Found within the precision from any start, in as many trials as the factors and halvings add up to."""
@@ -54,7 +54,7 @@ def test_a_boundary_anywhere(precision: float, above: Verdict) -> None:
             continue  # it looks too small: see the next test
         assert found.kind == "between" and found.low is not None and found.high is not None
         assert found.low <= edge < found.high <= found.low * precision * 1.01
-        assert seen[found.low] == "trained" and seen[found.high] == above
+        assert seen[found.low] == "finished" and seen[found.high] == above
         assert found.again == found.under == ()
         factors = math.ceil(abs(math.log(edge / rounded(start), 4))) + 1
         assert len(seen) <= factors + halvings + 2
@@ -64,7 +64,7 @@ def test_a_start_that_looks_slow_and_is_too_large() -> None:
     """Up first, as it looks; but where nothing trains there, a rate below it is tried, too."""
 
     def oracle(rate: float) -> Verdict:
-        return "slow" if rate < 1e-4 else "trained" if rate < 2e-3 else "slow" if rate < 1e-2 else "broke"
+        return "slow" if rate < 1e-4 else "finished" if rate < 2e-3 else "slow" if rate < 1e-2 else "diverged"
 
     found, _ = searched(oracle, RateSearch(start=4e-3))
     assert found.kind == "between" and found.low is not None and 2e-3 / 1.26 <= found.low <= 2e-3
@@ -77,13 +77,13 @@ def test_too_coarse_a_bracket_would_be_seen() -> None:
 
 
 def test_every_rate_trains() -> None:
-    found, seen = searched(lambda _: "trained", RateSearch(start=1e-3, high=0.1))
+    found, seen = searched(lambda _: "finished", RateSearch(start=1e-3, high=0.1))
     assert found == Boundary(kind="above", low=0.1)
     assert sorted(seen) == [1e-3, 4e-3, 0.016, 0.064, 0.1]
 
 
 def test_no_rate_trains() -> None:
-    found, seen = searched(lambda _: "broke", RateSearch(start=1e-3, low=1e-5))
+    found, seen = searched(lambda _: "diverged", RateSearch(start=1e-3, low=1e-5))
     assert found == Boundary(kind="none", low=None, high=1e-5)
     assert sorted(seen) == [1e-5, 1.56e-5, 6.25e-5, 2.5e-4, 1e-3] and over_seeds([found])
 
@@ -94,21 +94,21 @@ def test_every_rate_is_too_slow() -> None:
     assert found == Boundary(kind="none", low=1.0) and over_seeds([found]) is None
 
 
-@pytest.mark.parametrize("above", ["broke", "stuck", "undecided"])
+@pytest.mark.parametrize("above", ["diverged", "collapsed", "undecided"])
 def test_too_slow_below_and_too_large_above(above: Verdict) -> None:
     """Nothing trains: the gap is closed before that is said. A window in it, as narrow as the precision, is found."""
     none, seen = searched(trains_between(3e-4, 2e-4, above), RateSearch(start=1e-3))
     assert none.kind == "none" and none.low is not None and none.high is not None
-    assert none.low < 3e-4 <= none.high <= none.low * 1.25 * 1.01 and "trained" not in seen.values()
+    assert none.low < 3e-4 <= none.high <= none.low * 1.25 * 1.01 and "finished" not in seen.values()
     found, _ = searched(trains_between(3e-4, 3.9e-4, above), RateSearch(start=1e-3))
     assert found.kind == "between" and found.low is not None and 3e-4 <= found.low <= 3.9e-4
 
 
-def test_a_start_that_only_looks_stuck() -> None:
+def test_a_start_that_only_looks_collapsed() -> None:
     """Too slow in truth, which its losses do not show: a rate above it is tried before none is said to train."""
 
     def oracle(rate: float) -> Verdict:
-        return "slow" if rate < 1e-4 else "stuck" if rate < 5e-4 else "trained" if rate < 5e-3 else "broke"
+        return "slow" if rate < 1e-4 else "collapsed" if rate < 5e-4 else "finished" if rate < 5e-3 else "diverged"
 
     found, _ = searched(oracle, RateSearch(start=2e-4))
     assert found.kind == "between" and found.low is not None and 4e-3 / 1.01 <= found.low <= 5e-3
@@ -118,25 +118,31 @@ def test_trained_again_above() -> None:
     """A rate far above the bracket is tried once, and what trains there is told; the boundary stays below."""
 
     def oracle(rate: float) -> Verdict:
-        return "broke" if 3.7e-3 < rate < 8e-3 or rate > 1.7e-2 else "trained"
+        return "diverged" if 3.7e-3 < rate < 8e-3 or rate > 1.7e-2 else "finished"
 
     found, _ = searched(oracle, RateSearch(start=1e-3))
     assert found.low is not None and found.low <= 3.7e-3 < (found.high or 0) and found.again
     assert all(8e-3 <= rate <= 1.7e-2 for rate in found.again)
-    monotone, _ = searched(lambda rate: "broke" if rate > 3.7e-3 else "trained", RateSearch(start=1e-3))
+    monotone, _ = searched(lambda rate: "diverged" if rate > 3.7e-3 else "finished", RateSearch(start=1e-3))
     assert monotone.again == () and (monotone.low, monotone.high) == (found.low, found.high)
 
 
 def test_broke_below() -> None:
-    found, _ = searched(lambda r: "broke" if r < 3e-4 or r > 3e-3 else "trained", RateSearch(start=1e-4, low=5e-5))
+    found, _ = searched(lambda r: "diverged" if r < 3e-4 or r > 3e-3 else "finished", RateSearch(start=1e-4, low=5e-5))
     assert found.kind == "none"  # it went down, where it was told that the rate was too large
-    seen: dict[float, Verdict] = {1e-4: "broke", 4e-4: "trained", 1e-3: "trained", 1.2e-3: "broke", 4e-3: "stuck"}
+    seen: dict[float, Verdict] = {
+        1e-4: "diverged",
+        4e-4: "finished",
+        1e-3: "finished",
+        1.2e-3: "diverged",
+        4e-3: "collapsed",
+    }
     told = next_rate(seen, RateSearch(start=1e-4))
     assert told == Boundary(kind="between", low=1e-3, high=1.2e-3, under=(1e-4,))
 
 
 def test_a_failed_run_stops_the_chain() -> None:
-    found, seen = searched(lambda rate: "failed" if rate > 3e-3 else "trained", RateSearch(start=1e-3))
+    found, seen = searched(lambda rate: "failed" if rate > 3e-3 else "finished", RateSearch(start=1e-3))
     assert found == Boundary(kind="stopped") and len(seen) == 2 and over_seeds([found]) is None
 
 
@@ -170,14 +176,14 @@ def falling(to: float, steps: int, start: float = 5.0) -> list[float]:
 @pytest.mark.parametrize(
     ("losses", "verdict"),
     [
-        (falling(2.5, 50) + [2.4] * 50, "trained"),
-        (falling(2.5, 50) + [3.1] * 60, "broke"),  # it has learnt, and come back
-        (falling(2.5, 50) + [2.85] * 50, "trained"),
-        ([*falling(2.5, 20), math.nan], "broke"),
+        (falling(2.5, 50) + [2.4] * 50, "finished"),
+        (falling(2.5, 50) + [3.1] * 60, "diverged"),  # it has learnt, and come back
+        (falling(2.5, 50) + [2.85] * 50, "finished"),
+        ([*falling(2.5, 20), math.nan], "diverged"),
         (falling(3.5, 100), "slow"),
         (falling(3.0, 60) + [3.0] * 40, "slow"),  # it may still leave
         (falling(3.0, 20) + [3.0] * 180, "undecided"),  # it may, too
-        (falling(3.0, 20) + [3.0] * 280, "stuck"),
+        (falling(3.0, 20) + [3.0] * 280, "collapsed"),
         ([5.0] + [9.0] * 20 + falling(4.0, 80, 9.0), "undecided"),  # thrown up at once, and coming down
         ([5.0] * 100, "slow"),
     ],
@@ -193,11 +199,11 @@ def test_verdicts(losses: list[float], verdict: Verdict) -> None:
 def test_only_what_finished_has_trained(outcome: OutcomeName) -> None:
     """An undecided rate is none that trains, whatever its losses look like."""
     found = verdict_of(outcome, falling(2.0, 300), [1e-3] * 300, ENTROPY)
-    assert (found == "trained") == (outcome == "finished")
+    assert (found == "finished") == (outcome == "finished")
 
 
 def test_slow_and_undecided_are_told_apart_by_time() -> None:
-    """At the entropy for as long as it took to come there: slow. For three times as long: it may as well be stuck."""
+    """At the entropy for as long as it took to come there: slow. Three times as long: it may have collapsed."""
     losses = falling(3.0, 21) + [3.0] * 60
     came = next(i for i in range(10, 40) if sum(losses[i - 10 : i]) / 10 <= ENTROPY + 0.1)
     cases: list[tuple[int, Verdict]] = [(2 * came, "slow"), (int(PATIENCE * came) + 1, "undecided")]

@@ -100,7 +100,7 @@ def test_what_is_written(searched: Searched) -> None:
         assert isinstance(again, Boundary) and again.low == chain["boundary"]["low"]
         found = over_seeds([again])
         assert found is not None and level["level"]["middle"] == found.middle
-    broken = [one for one in trials if one["verdict"] == "broke"]
+    broken = [one for one in trials if one["verdict"] == "diverged"]
     assert all(one["steps"] < 40 for one in broken), "a broken training goes on for nothing"
 
 

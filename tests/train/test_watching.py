@@ -13,7 +13,7 @@ from transformers.integrations import TensorBoardCallback
 
 from isograd import IsogradForCausalLM, WatchCallback
 from isograd.data import PackedSequences
-from isograd.diagnose.watch.layers import find_layers, whole_layers
+from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.files import read_rows
 from isograd.train.callbacks import EarlyWarning
 from isograd.train.recipe import run_from_dict
@@ -216,7 +216,7 @@ class Compared(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.callback.watch is not None
         rows = self.callback.watch.layers
-        seen = whole_layers(find_layers(self.warning.trainer.model)).joined([row["gradient_norm"] for row in rows])
+        seen = by_layer(find_layers(self.warning.trainer.model)).joined([row["gradient_norm"] for row in rows])
         self.pairs.append((self.warning.norms().tolist(), seen))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from isograd.diagnose.watch.collapse import CollapseWatch, TokenCounts, labels_of
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
-from isograd.diagnose.watch.layers import Layer, find_layers, whole_layers
+from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.writers import (
     WARNINGS,
     JsonLines,
@@ -116,8 +116,8 @@ class Watch:
         self._updates = updates
         self._counts = TokenCounts() if unigram_entropy is None else None
         self._watched = find_layers(model, addresses)
-        self._whole = whole_layers(self._watched)
-        self._collapse = CollapseWatch(self._whole.addresses, self._whole.stacks, unigram_entropy)
+        self._by_layer = by_layer(self._watched)
+        self._collapse = CollapseWatch(self._by_layer.addresses, self._by_layer.stacks, unigram_entropy)
         self._gradients: Gradients | None = None
         self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
         self._step = 0
@@ -155,7 +155,7 @@ class Watch:
             for writer in self._writers:
                 writer.write(self.row, self.layers)
             self._count(batch)
-            new = self._collapse.follow(step, reading.loss, self._whole.joined(reading.layers))
+            new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([broken] if broken else []))
         self._waiting.clear()

@@ -84,7 +84,7 @@ def modules_at(model: nn.Module, addresses: Sequence[str]) -> list[nn.Module]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeLayers:
+class ByLayer:
     """Layers, where what is measured are sublayers; else the same as those.
 
     Attributes:
@@ -102,14 +102,14 @@ class WholeLayers:
         return [math.hypot(*some) if some else None for some in found]
 
 
-def whole_layers(layers: Sequence[Layer]) -> WholeLayers:
+def by_layer(layers: Sequence[Layer]) -> ByLayer:
     """The layers that sublayers make up, in their order."""
     parts: dict[str, list[int]] = {}
     for place, layer in enumerate(layers):
         address = layer.address.rpartition(".")[0] if "kind" in layer.facts else layer.address
         parts.setdefault(address, []).append(place)
     stacks = [str(layers[places[0]].facts.get("stack", "")) for places in parts.values()]
-    return WholeLayers(addresses=list(parts), stacks=stacks, parts=list(parts.values()))
+    return ByLayer(addresses=list(parts), stacks=stacks, parts=list(parts.values()))
 
 
 def plain(address: str) -> str:
