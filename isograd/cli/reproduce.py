@@ -12,6 +12,7 @@ from isograd.cli.parser import Count, Folder
 from isograd.errors import IsogradError, UserError, one_line
 
 if TYPE_CHECKING:
+    from isograd.study.reproduce.full import Needs
     from isograd.study.reproduce.item import Item
     from isograd.study.reproduce.plan import Asked, Planned
 
@@ -27,6 +28,10 @@ def reproduce(
     out: Folder = Path("runs/reproduce"),
     jobs: Count | None = None,
     retry: bool = False,
+    full: bool = False,
+    run: bool = False,
+    world_size: Count | None = None,
+    index: Folder | None = None,
     json: bool = False,
 ) -> int:
     """Reproduce a table, a figure or a claim of the papers at a size for two cores: runs, figure, verdict.
@@ -37,6 +42,8 @@ def reproduce(
       isograd reproduce xiong2020/warmup-fig2 --data FOLDER
       isograd reproduce normformer2021 admin2020
       isograd reproduce xiong2020/warmup-fig2 training.steps=100 --seeds 1
+      isograd reproduce xiong2020/warmup-fig2 --full
+      isograd reproduce xiong2020/warmup-fig2 --full --run --world-size 8
 
     A verdict (same direction, not seen, opposite, not run) follows a rule that was written before the runs. Killed at
     any time, the same command goes on; items share the runs they have in common. Exit code 0 whatever the verdict, 1
@@ -51,6 +58,10 @@ def reproduce(
         out: default runs/reproduce
         jobs: runs at once (default: one per GPU, or per core)
         retry: train failed runs once more, and those with damaged files from the beginning
+        full: print what the paper's size needs (devices, hours, memory, data), and train nothing
+        run: with --full: start it under torchrun, run after run; refused where it does not fit or data is missing
+        world_size: devices of --full (default: the item's)
+        index: write the index of all items into this folder, and a page of each that --out has a result of; run nothing
         json: the results as one JSON object on stdout, nothing else
     """
     from isograd.study.reproduce.registry import ITEMS, chosen
@@ -60,10 +71,17 @@ def reproduce(
     if list:
         _list(found, json)
         return 0
+    if index is not None:
+        from isograd.report.reproduce_index import write_index
+
+        print_path(f"index: {write_index([item.about() for item in found or ITEMS.values()], out, index)}")
+        return 0
     if not found:
         raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder")
+    if not full and (run or world_size):
+        raise UserError(f"{'--run' if run else '--world-size'} is of the paper's size; add --full")
     from isograd.study.reproduce.plan import Asked
 
     asked = Asked(
@@ -73,7 +91,7 @@ def reproduce(
         overrides=tuple(name for name in items if "=" in name),
         jobs=jobs,
     )
-    return _reproduce(found, asked, retry, json)
+    return _full(found, asked, world_size, run, json) if full else _reproduce(found, asked, retry, json)
 
 
 def _list(items: "Sequence[Item]", json: bool) -> None:
@@ -172,3 +190,64 @@ def _print(result: dict[str, Any], several: bool) -> None:
 
     output().print(f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(result['reason'])}")
     print_path(f"page: {result['page']}")
+
+
+def _full(items: "Sequence[Item]", asked: "Asked", devices: int | None, run: bool, json: bool) -> int:
+    """What the paper's size needs; with `run` it is started, item after item."""
+    with loading():
+        from isograd.study.reproduce.full import must_start, needs
+
+    found = {item.id: needs(item, asked, devices) for item in items if item.full or len(items) == 1}
+    if json and not run:
+        print_json({name: one.as_dict() for name, one in found.items()})
+        return 0
+    for name, one in found.items():
+        if run:
+            must_start(one, devices is not None)
+        else:
+            _print_needs(name, one)
+    return max([_start(one) for one in found.values()], default=0) if run else 0
+
+
+def _print_needs(name: str, found: "Needs") -> None:
+    from isograd.cli.train import bytes_in_words
+
+    rows = [
+        [
+            escape(one.label),
+            f"{one.forecast.parameters:,}",
+            bytes_in_words(one.forecast.memory.total),
+            f"{one.forecast.steps:,}",
+            f"{one.forecast.tokens:,}",
+            f"{one.forecast.flops:.3g}",
+            f"{one.hours:,.1f}",
+        ]
+        for one in found.runs
+    ]
+    print_lines(f"{name}: {found.recipe}, {len(found.runs)} runs on {found.devices} devices")
+    print_table(["run", "parameters", "memory of each", "updates", "tokens", "FLOP", "hours"], rows)
+    print_lines(
+        f"at most {found.hours:,.1f} hours in all at 100 TFLOP/s per device, {bytes_in_words(found.memory)} of each",
+        f"data: {', '.join(found.reading)}" + (f"; missing: {found.lacking}" if found.lacking else ""),
+        f"'isograd reproduce {name} --full --run' starts it",
+    )
+
+
+def _start(found: "Needs") -> int:
+    """Train run after run under torchrun; one that fails does not end the others."""
+    import subprocess
+
+    from isograd.report.runs_page import write_report
+    from isograd.study.reproduce.full import command_of
+
+    failed = []
+    for i, one in enumerate(found.runs, start=1):
+        progress().print(f"[{i}/{len(found.runs)}] {one.label}", markup=False)
+        done = subprocess.run([sys.executable, *command_of(one, found.devices)], check=False)
+        failed += [one.label] if done.returncode not in (0, 3) else []
+    there = [one.folder for one in found.runs if (one.folder / "run.json").exists()]
+    if there:
+        print_path(f"report: {write_report(there, there[0].parent)}")
+    for label in failed:
+        print(f"isograd reproduce: {label} failed; the same command goes on", file=sys.stderr)
+    return 1 if failed else 0

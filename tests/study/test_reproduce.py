@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from isograd.recipes import path_of
 from isograd.report.reproduce_page import read_rows
 from isograd.study.reproduce import judge
 from isograd.study.reproduce.data import found
-from isograd.study.reproduce.item import PAPERS, Corpus, Item, Published, Rows, Runs
+from isograd.study.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
 from isograd.study.reproduce.plan import Asked, plan_item
 from isograd.study.reproduce.registry import ITEMS
 from tests.study.arms import called, refused
@@ -153,6 +154,60 @@ def test_from_runs_to_page(item: Item, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/outcome.json")}
     assert called(*command)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("cells/*/outcome.json")} == before
+
+
+def test_the_index_names_every_item_and_links_those_that_were_run(item: Item, tmp_path: Path) -> None:
+    """Every link of the index is there, with its figures; another run of the command changes nothing."""
+    out, index = tmp_path / "out", tmp_path / "index"
+    assert called("reproduce", item.id, "--out", str(out), "--jobs", "1")[0] == 0
+    assert called("reproduce", "--index", str(index), "--out", str(out))[0] == 0
+    files = {path.name: path.read_bytes() for path in index.iterdir()}
+    text = files["README.md"].decode()
+    assert all(name in text for name in ITEMS) and "1 *same direction*" in text
+    assert re.findall(r"\]\(([^)]+)\)", text) == ["xiong2020-tiny.md"]
+    page = files["xiong2020-tiny.md"].decode()
+    assert item.claim in page and "| ours |" in page and "| paper | loss | 1 | paper |" in page
+    assert set(re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)) == {"xiong2020-tiny-loss.svg"}
+    assert (
+        files["xiong2020-tiny-loss.svg"] and json.loads(files["results.json"])[item.id]["verdict"] == "same direction"
+    )
+    assert str(tmp_path) not in page + text
+    assert called("reproduce", "--index", str(index), "--out", str(out))[0] == 0
+    assert {path.name: path.read_bytes() for path in index.iterdir()} == files
+
+
+def test_full_is_forecast_and_refused(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the sizes of the recipe; without a GPU, where memory is too small, and without its data it is not started."""
+    big = recipe(tmp_path, text=text, axes=None, file="full.yaml", arms=[["post-ln"], ["pre-ln"]])
+    found = tiny(tmp_path, text, full=Full(recipe=str(big), devices=2))
+    monkeypatch.setitem(ITEMS, found.id, found)
+    command = ["reproduce", found.id, "--full", "--out", str(tmp_path / "out")]
+    content = json.loads(called(*command, "--json")[1])[found.id]
+    assert (content["devices"], len(content["runs"]), content["lacking"]) == (2, 4, None)
+    whole = sum(one["flops"] for one in content["runs"]) / (2 * 1e14) / 3600
+    assert content["hours"] == pytest.approx(whole, rel=1e-12) and "hours in all" in called(*command)[1]
+    assert "this machine has no GPU" in refused(*command, "--run")
+    assert "the forecast does not fit" in refused(*command, "--run", "--world-size", "1", "model.width=16384")
+    lost = f"data.source={tmp_path / 'lost.txt'}"
+    assert "data is missing" in refused(*command, "--run", "--world-size", "1", lost)
+    assert "add --full" in refused("reproduce", found.id, "--run")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setitem(ITEMS, found.id, tiny(tmp_path, text))
+    assert "has no recipe of the paper's size" in refused(*command)
+
+
+@pytest.mark.slow
+def test_full_runs_under_torchrun(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs on two processes; the second time neither is trained again."""
+    big = recipe(tmp_path, text=text, axes=None, file="full.yaml", arms=[["post-ln"], ["pre-ln"]], seeds=[1])
+    found = tiny(tmp_path, text, full=Full(recipe=str(big)))
+    monkeypatch.setitem(ITEMS, found.id, found)
+    command = ["reproduce", found.id, "--full", "--run", "--world-size", "2", "--out", str(tmp_path / "out")]
+    assert called(*command)[0] == 0
+    ended = {path: path.read_bytes() for path in (tmp_path / "out/full").rglob("outcome.json")}
+    assert [json.loads(one)["steps"] for one in ended.values()] == [6, 6]
+    assert (tmp_path / "out/full" / found.id / "report.html").exists()
+    assert called(*command)[0] == 0 and all(path.read_bytes() == one for path, one in ended.items())
 
 
 def test_wrong_use(item: Item, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _once(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _cells(runs: Runs, settings: Mapping[str, Any], asked: Asked) -> Iterator[Member]:
-    words = [*_words(settings), *runs.overrides, *asked.overrides]
+    words = [*words_of(settings), *runs.overrides, *asked.overrides]
     words.append(f"seeds={json.dumps(asked.seeds or runs.seeds)}")
     if runs.arms:
         words.append(f"arms={json.dumps([*map(list, runs.arms.values())])}")
@@ -128,7 +128,8 @@ def _upon(runs: Runs, settings: Mapping[str, Any], above: Sequence[Member], aske
         yield from _cells(one, settings, replace(asked, seeds=(run.seed,), overrides=()))
 
 
-def _words(settings: Mapping[str, Any]) -> list[str]:
+def words_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as overrides."""
     return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 

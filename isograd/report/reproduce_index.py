@@ -1,0 +1,103 @@
+"""The index of all items, and a page of each that has been run, as Markdown, from the results of `isograd reproduce`.
+
+FOLDER/README.md      the index: every item of the table with its verdict
+FOLDER/ID.md          the page of an item, its figures beside it
+FOLDER/results.json   verdicts and numbers, for programs
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isograd.files import write_json, write_text
+from isograd.report.markdown import markdown_table, write_markdown
+from isograd.report.page import Table
+from isograd.report.reproduce_page import page_of
+
+Row = Mapping[str, Any]
+KEPT = ("verdict", "reason", "ours", "with data", "core minutes", "changed")
+INDEX, RESULTS = "README.md", "results.json"
+
+
+def write_index(items: Sequence[Row], out: Path, folder: Path) -> Path:
+    """Write the index of `items` (as `Item.about` gives them) into `folder`, from the results below `out`.
+
+    Returns:
+        the path of the index.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {item["item"]: found for item in items if (found := _result(out, item["item"]))}
+    for name, result in results.items():
+        if result["verdict"] != "not run":
+            write_markdown(page_of(out / "items" / name, out), folder / file_of(name))
+    write_json(folder / RESULTS, {name: {key: result[key] for key in KEPT} for name, result in results.items()})
+    write_text(folder / INDEX, "\n\n".join(_index(items, results)) + "\n")
+    return folder / INDEX
+
+
+def file_of(name: str) -> str:
+    """
+    >>> file_of("xiong2020/warmup-fig2")
+    'xiong2020-warmup-fig2.md'
+    """
+    return f"{name.replace('/', '-')}.md"
+
+
+def _result(out: Path, name: str) -> Row | None:
+    path = out / "items" / name / "result.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _index(items: Sequence[Row], results: Mapping[str, Row]) -> Iterator[str]:
+    yield "# The four papers, reproduced"
+    yield (
+        "Every table, figure and claim that isograd repeats: one command each, at a size for two CPU cores, the paper's"
+        " value beside ours, a verdict by a rule that was written before the runs. Compare directions, never levels."
+    )
+    yield (
+        "    isograd reproduce --list                                what there is\n"
+        "    isograd reproduce xiong2020/warmup-fig2                 runs, figure, verdict; nothing is downloaded\n"
+        "    isograd reproduce xiong2020/warmup-fig2 --data FOLDER   on real corpora\n"
+        "    isograd reproduce xiong2020/warmup-fig2 --full          what the paper's size needs; --run starts it"
+    )
+    yield summary(items, results)
+    for paper in dict.fromkeys(item["paper"] for item in items):
+        own = [item for item in items if item["paper"] == paper]
+        lines = [_line(item, results.get(item["item"])) for item in own]
+        yield f"## {paper}"
+        yield markdown_table(Table(header=_HEADER, lines=lines, left=6))
+
+
+_HEADER = ("item", "what it shows", "verdict", "what was found", "here", "data", "minutes")
+
+
+def summary(items: Sequence[Row], results: Mapping[str, Row]) -> str:
+    """How many, and how they came out."""
+    verdicts = Counter(verdict_of(item, results.get(item["item"])) for item in items)
+    counted = ", ".join(f"{verdicts[name]} *{name}*" for name in _ORDER if verdicts[name])
+    return f"{len(items)} items: {counted}. Minutes are of one core, runs that items share counted with each."
+
+
+_ORDER = ("same direction", "not seen", "opposite", "not run", "not run yet")
+
+
+def verdict_of(item: Row, result: Row | None) -> str:
+    """Of an item without a result, whether it ever can have one here."""
+    return result["verdict"] if result else "not run" if item["missing"] else "not run yet"
+
+
+def _line(item: Row, result: Row | None) -> list[str]:
+    verdict, name = verdict_of(item, result), item["item"]
+    linked = result is not None and verdict != "not run"
+    minutes = f"{result['core minutes']:.1f}" if result and linked else ""
+    return [
+        f"[{name}]({file_of(name)})" if linked else name,
+        item["shows"],
+        verdict,
+        result["reason"] if result else item["missing"] or "",
+        item["size here"],
+        "embedded" if result and linked and not result["with data"] else item["data"],
+        minutes,
+    ]
