@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import loading, print_json, print_lines, print_path, print_table, progress
+from isograd.cli.console import loading, output, print_json, print_lines, print_path, print_table, progress
 from isograd.cli.parser import Count, Folder
 from isograd.errors import IsogradError, UserError, one_line
 
@@ -98,12 +98,22 @@ def _list(items: "Sequence[Item]", json: bool) -> None:
     if json:
         print_json({item.id: item.about() for item in items})
         return
-    rows = []
-    for item in items:
-        minutes = "not run" if item.missing else f"{item.minutes:g}"
-        rows.append([*map(escape, (item.id, item.title, item.size_here, item.size_paper, item.data)), minutes])
-    print_table(["item", "what it shows", "here", "in the paper", "data", "min"], rows, left=5)
-    print("\n'isograd reproduce ITEM' runs one; min: minutes of one core, runs shared with other items included.")
+    console = output(soft_wrap=True)
+    for paper in dict.fromkeys(item.paper for item in items):
+        console.print(f"\n[bold underline]{escape(paper)}[/]")
+        for item in items:
+            if item.paper == paper:
+                console.print(f"[bold]{escape(item.id)}[/]  {escape(item.title)}")
+                sizes = f"here: {item.size_here}; in the paper: {item.size_paper}"
+                console.print(f"    [dim]{escape(sizes)}[/]")
+                takes = f"not run: {item.missing}" if item.missing else f"{item.minutes:g} min; data: {item.data}"
+                console.print(f"    [dim]{escape(takes)}[/]")
+    print(
+        f"\n{len(items)} items. 'isograd reproduce ITEM' runs one, 'isograd reproduce PAPER' all of xiong2020 and the like."
+    )
+    print(
+        "min: minutes of one core, runs that items share counted with each. data: folder below --data (what stands in)."
+    )
 
 
 def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool) -> int:
@@ -186,8 +196,6 @@ def _print(result: dict[str, Any], several: bool) -> None:
     rows = [["paper", one["label"], number(one["value"]), one["unit"], one["tag"]] for one in result["published"]]
     rows += [["ours", one["label"], ours(one), "", f"n = {one['n']}"] for one in result["ours"]]
     print_table(["", "", "", "", ""], [[*map(escape, row)] for row in rows], left=2)
-    from isograd.cli.console import output
-
     output().print(f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(result['reason'])}")
     print_path(f"page: {result['page']}")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from isograd.files import read_rows, write_json
-from isograd.study.ledger import NUMBERS
 from isograd.study.reproduce.item import Row
 from isograd.train.run import Run
 
@@ -49,6 +48,8 @@ class Trained:
 
     def row(self, **more: Any) -> Row:
         """The run's own row, as rules and charts read it."""
+        from isograd.study.ledger import NUMBERS  # torch with it, which a list of items does not need
+
         training = self.run.training
         known = {"lr": training.lr, "warmup": training.warmup, "optimizer": training.optimizer}
         first = {"group": self.group, "arm": self.arm, "placement": self.placement, "seed": self.seed}
