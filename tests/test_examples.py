@@ -40,6 +40,13 @@ def test_probe_any_model() -> None:
     assert all(row["gradient_mean_abs"] > 0 for row in rows)
 
 
+@pytest.mark.parametrize("name", ["gpt", "gpt_residuals"])
+def test_gpt(name: str) -> None:
+    """Each learns: 5.5 nats of a uniform guess come down."""
+    first, last = runpy.run_path(str(ROOT / f"examples/{name}.py"))["main"](steps=12, layers=1)
+    assert last < first - 0.5
+
+
 def own_loop(**options: Any) -> tuple[list[float], float]:
     return runpy.run_path(str(ROOT / "examples/own_loop.py"))["main"](**options)
 

@@ -192,10 +192,12 @@ class HyperConnection(Connection):
         beta: Tensor = self.beta
         if self.computed:
             normed = F.layer_norm(state, state.shape[-1:], self.norm_weight, None, self.eps)
-            rows = torch.tanh(normed @ self.maps.to(normed.dtype).T)
+            with exact(state):
+                rows = torch.tanh(normed @ self.maps.to(normed.dtype).T)
             alpha = alpha + self.factors[0] * rows[..., :-1]
             beta = beta + self.factors[1] * rows[..., -1]
-        mixed = alpha.to(state.dtype).transpose(-1, -2) @ state
+        with exact(state):
+            mixed = alpha.to(state.dtype).transpose(-1, -2) @ state
         return mixed[..., 0, :], (mixed[..., 1:, :], beta.to(state.dtype))
 
     def write(self, held: Any, u: Tensor, add: Add = operator.add) -> State:
@@ -248,7 +250,8 @@ class ProjectedConnection(Connection):
             return x, (state, w + self.eps)
         c = torch.softmax((mix[0] * self.factors[2] + bases[2]).unflatten(-1, (n, n)), dim=-1) + self.eps
         c = doubly_stochastic(c, self.iterations, self.eps)
-        return x, (c.to(state.dtype).transpose(-1, -2) @ state, w)
+        with exact(state):
+            return x, (c.to(state.dtype).transpose(-1, -2) @ state, w)
 
     def write(self, held: Any, u: Tensor, add: Add = operator.add) -> State:
         mixed, w = held
@@ -353,7 +356,8 @@ class DepthAttentionConnection(Connection):
         sources = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
         weight = None if self.weight is None else self.weight.to(sources.dtype)
         normed = F.rms_norm(sources, sources.shape[-1:], weight, self.eps)
-        scores = normed @ self.query.to(sources.dtype)
+        with exact(sources):
+            scores = normed @ self.query.to(sources.dtype)
         if self.norm_values:
             scores = scores * self.query.shape[0] ** -0.5
         values = normed if self.norm_values else sources
@@ -410,13 +414,19 @@ class AffineConnection(Connection):
         return self.skip(held + self.skip_offset.weight) + self.scale(u + self.scale_offset.weight)
 
 
+def exact(state: Tensor) -> torch.autocast:
+    """Under autocast, what is carried is mixed in its own dtype, as x + u is."""
+    return torch.autocast(state.device.type, enabled=False)
+
+
 def projected(state: Tensor, matrix: Tensor, eps: float, norms_after: bool) -> Tensor:
     """matrix times the flattened copies over their RMS, in float32 at least: (batch, time, rows)."""
     flat = state.flatten(-2).to(torch.promote_types(state.dtype, torch.float32))
-    matrix = matrix.to(flat.dtype)
-    if norms_after:
-        return F.linear(flat, matrix) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
-    return F.linear(flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps), matrix)
+    over = torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+    with exact(state):
+        if norms_after:
+            return F.linear(flat, matrix.to(flat.dtype)) * over
+        return F.linear(flat * over, matrix.to(flat.dtype))
 
 
 def doubly_stochastic(c: Tensor, iterations: int, eps: float) -> Tensor:

@@ -11,14 +11,14 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# errors <- files, statistics, outcome, recipes <- placement <- transformer <- models <- data <- trace <- diagnose, lint
-# <- evaluate, theory <- train <- interop <- study <- report <- cli
+# errors <- files, statistics, outcome, recipes <- placement <- transformer <- residual, models <- data <- trace
+# <- diagnose, lint <- evaluate, theory <- train <- interop <- study <- report <- cli
 LEVELS = [
     {"errors"},
     {"files", "statistics", "outcome", "recipes"},
     {"placement"},
     {"transformer"},
-    {"models"},
+    {"models", "residual"},
     {"data"},
     {"trace"},
     {"diagnose", "lint"},

@@ -1,0 +1,407 @@
+"""Parts for any model: each published residual as an `nn.Module` around your own layers. Plain PyTorch in and out.
+
+    residual = HyperConnections(768, layers=12, copies=4)
+
+    state = residual.open(x)                          # x: (batch, time, width), what the first layer reads
+    for k, branch in enumerate(branches):             # two per layer: attention, feed-forward
+        x, held = residual.read(state, k)             # what the branch reads, and what `write` needs
+        state = residual.write(held, branch(x), k)
+    x = residual.close(state)                         # (batch, time, width), what your final norm reads
+
+`residual[k]` is the part of sublayer k, a module of its own that a block can hold: `state = residual[k](state, branch)`
+reads, computes and writes. A `branch` is f with the norm before it, `lambda x: self.attn(self.ln_1(x))`: the classes
+here hold only the norms that stand outside of f (on the sum, at the end of a stream). `Residuals("mhc", ...)` makes
+the part of any entry of the catalogue, with all of its norms.
+
+The parts run under autograd, `torch.compile`, activation checkpointing and autocast, and on the meta device
+(`to_empty`, then `reset_parameters`); they hold parameters only, no buffers. Their coefficients should not decay:
+`isograd.transformer.parameters.decayed(model)` names what should and what should not.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, Unpack
+
+from torch import Tensor, nn
+
+from isograd.placement import Learned, Norm, Placement, Residual, Site, get, sites
+from isograd.placement.formula import Coupled, Role
+from isograd.placement.streams import (
+    Affine,
+    DepthAttention,
+    FirstInput,
+    Hyper,
+    LayerSkip,
+    Parallel,
+    Plain,
+    Stream,
+    TwoStreams,
+)
+from isograd.transformer.init import initialize
+from isograd.transformer.norms import make_norm
+from isograd.transformer.streams import Connection, Ends, State, make_connection, make_ends
+from isograd.transformer.sublayer import make_combine
+
+INSIDE = ("mid", "head_scale", "projections", "gate", "cap")  # what stands inside f, and is no part of the residual
+
+
+class Common(TypedDict, total=False):
+    """What every part takes."""
+
+    cross: bool
+    norm: Literal["layernorm", "rmsnorm"]
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the modules of a residual ask of a configuration."""
+
+    hidden_size: int
+    norm: str
+    norm_eps: float
+
+
+class Part(nn.Module):
+    """One sublayer: read gives pre(x); write is x <- post(skip * x + scale * out(u)), or the stream's own."""
+
+    def __init__(self, placement: Placement, site: Site, shape: Shape) -> None:
+        super().__init__()
+        residual, width = placement.at(site), shape.hidden_size
+        if inside := [name for name in INSIDE if getattr(residual, name) is not None]:
+            raise ValueError(
+                f"{', '.join(inside)} at {site.kind} of layer {site.layer}: inside the branch, which is yours; build it"
+                f" there, and pass the placement without it (dataclasses.replace(residual, {inside[0]}=None))"
+            )
+        self.pre = make_norm(residual.pre, width, shape)
+        self.out = make_norm(residual.out, width, shape)
+        self.combine = make_combine(residual, width)
+        self.post = make_norm(residual.post, width, shape)
+        plain = type(placement.stream) is Plain
+        self.stream: Connection | None = None if plain else make_connection(placement.stream, site, shape)
+
+    def add(self, x: Tensor, u: Tensor) -> Tensor:
+        y: Tensor = self.post(self.combine(x, u))
+        return y
+
+    def read(self, state: State) -> tuple[Tensor, Any]:
+        """What the branch reads (batch, time, width), and what `write` needs."""
+        x, held = (state, state) if self.stream is None else self.stream.read(state)
+        return self.pre(x), held
+
+    def write(self, held: Any, u: Tensor) -> State:
+        """The state after the branch has written u (batch, time, width)."""
+        u = self.out(u)
+        return self.add(held, u) if self.stream is None else self.stream.write(held, u, self.add)
+
+    def forward(self, state: State, branch: Callable[[Tensor], Tensor]) -> State:
+        """A whole sublayer: the state after `branch` has read and written."""
+        x, held = self.read(state)
+        return self.write(held, branch(x))
+
+
+class Residuals(nn.Module):
+    """The residuals of a whole stack, as any placement says them.
+
+    Args:
+        placement: an entry of the catalogue by name, or a `Placement`. All its norms but those inside a branch are
+            built here: pre, out, post; `first` by `open` and `final` by `close`.
+        width: d, of the tensors that branches read and write.
+        layers: layers of the stack; each has an attention and a feed-forward.
+        cross: each layer has a cross-attention between the two.
+        norm: the kind of the norms that do not name their own.
+        eps: of those norms.
+
+    Raises:
+        ValueError: the placement asks for something inside a branch (`mid`, `head_scale`, ...), which is yours.
+    """
+
+    def __init__(
+        self,
+        placement: str | Placement,
+        width: int,
+        *,
+        layers: int,
+        cross: bool = False,
+        norm: Literal["layernorm", "rmsnorm"] = "layernorm",
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        if width < 1 or layers < 1:
+            raise ValueError(f"width={width}, layers={layers}: at least 1 each")
+        if norm not in ("layernorm", "rmsnorm"):
+            raise ValueError(f"norm={norm!r}: expected 'layernorm' or 'rmsnorm'")
+        self.placement = get(placement) if isinstance(placement, str) else placement
+        self.sites = sites(layers, "decoder", layers if cross else 0)
+        shape = Shape(hidden_size=width, norm=norm, norm_eps=eps)
+        self.first = make_norm(self.placement.first, width, shape)
+        self.parts = nn.ModuleList(Part(self.placement, site, shape) for site in self.sites)
+        plain = type(self.placement.stream) is Plain
+        self.ends: Ends | None = None if plain else make_ends(self.placement.stream, shape)
+        self.final = make_norm(self.placement.final, width, shape)
+
+    def open(self, x: Tensor) -> State:
+        """The state that the first sublayer reads, of x (batch, time, width)."""
+        x = self.first(x)
+        return x if self.ends is None else self.ends.open(x)
+
+    def read(self, state: State, k: int) -> tuple[Tensor, Any]:
+        """What branch k reads (batch, time, width), counted from 0, and what `write` needs."""
+        return self[k].read(state)
+
+    def write(self, held: Any, u: Tensor, k: int) -> State:
+        """The state after branch k has written u (batch, time, width)."""
+        return self[k].write(held, u)
+
+    def close(self, state: State) -> Tensor:
+        """One tensor (batch, time, width) of the state after the last sublayer."""
+        y: Tensor = self.final(state if self.ends is None else self.ends.close(state))
+        return y
+
+    def forward(self, x: Tensor, branches: list[Callable[[Tensor], Tensor]]) -> Tensor:
+        """The whole stack around `branches`, one for each sublayer."""
+        if len(branches) != len(self):
+            raise ValueError(f"{len(branches)} branches for {len(self)} sublayers: one for each is expected")
+        state = self.open(x)
+        for part, branch in zip(self, branches, strict=True):
+            state = part(state, branch)
+        return self.close(state)
+
+    def __getitem__(self, k: int) -> Part:
+        part = self.parts[k]
+        assert isinstance(part, Part)
+        return part
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Part]:
+        return (self[k] for k in range(len(self)))
+
+    def init_gains(self, k: int) -> dict[Role, float]:
+        """What the placement multiplies the std of branch k's weights by, per role; roles left out: 1."""
+        return self.placement.init.at(self.sites[k])
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters as at construction; after `to_empty`, where the module was made on the meta device."""
+        for module in self.modules():
+            initialize(module, None, "normal")
+
+
+def _around(stream: Stream, each: Residual | None = None) -> Placement:
+    return Placement(each=each or Residual(), stream=stream)
+
+
+class HyperConnections(Residuals):
+    """n copies of the stream; each branch reads a weighted sum of them and writes to all, and they are mixed.
+
+        x = sum_j A_j0 S_j;   S_i <- sum_j A_ji S_j + B_i f(x)
+
+    A (n, n + 1) and B (n) are trained, from e_(k mod n), the identity and 1; `dynamic` adds factor * tanh(W norm(S_j))
+    to each, W from 0. Closes with the sum. At init it computes what Pre-LN does. State (batch, time, n, width).
+
+    Zhu et al. 2024, arXiv 2409.19606.
+
+    Args:
+        copies: n.
+        dynamic: maps that depend on the state (DHC), else trained numbers alone (SHC).
+        factor: where the factor on the computed part begins.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        layers: int,
+        copies: int = 4,
+        dynamic: bool = True,
+        factor: float = 0.01,
+        **common: Unpack[Common],
+    ) -> None:
+        stream = Hyper(maps="computed" if dynamic else "constant", copies=copies, factor=factor)
+        super().__init__(_around(stream), width, layers=layers, **common)
+
+
+class ManifoldHyperConnections(Residuals):
+    """mHC: n copies, mixed by a doubly stochastic matrix.
+
+        x = sum_i r_i S_i;   S <- C^T S + w f(x)
+        r = sigmoid(.) + eps,  w = 2 sigmoid(.),  C = Sinkhorn(softmax(.) + eps)
+
+    each (.) a factor times its rows of one projection of the flattened copies over their RMS, plus a base, in float32.
+    Closes with sum_i r_i S_i of that kind. State (batch, time, n, width). `ManifoldHyperConnections.projection` has the
+    rows of r first, then w's, then those of C row by row; DeepSeek-V4's weights load as they are.
+
+    Xie et al. 2025, arXiv 2512.24880; DeepSeek-V4.
+
+    Args:
+        copies: n.
+        iterations: of Sinkhorn and Knopp.
+        factor: where the three factors begin.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        layers: int,
+        copies: int = 4,
+        iterations: int = 20,
+        factor: float = 0.01,
+        **common: Unpack[Common],
+    ) -> None:
+        stream = Hyper(maps="sinkhorn", copies=copies, iterations=iterations, factor=factor)
+        super().__init__(_around(stream), width, layers=layers, **({"eps": 1e-6} | common))
+
+
+class IndependentHyperConnections(Residuals):
+    """HY-V4: n copies that are not mixed; x = sum_i r_i S_i, S_i <- S_i + w_i f(x).
+
+    r = sigmoid(.) + eps, w = magnitude * sigmoid(.) + eps, projected first and divided by the RMS after. State (batch,
+    time, n, width). transformers' `HYV4HyperConnection`.
+
+    Args:
+        copies: n.
+        magnitude: the largest w.
+    """
+
+    def __init__(
+        self, width: int, *, layers: int, copies: int = 4, magnitude: float = 2.0, **common: Unpack[Common]
+    ) -> None:
+        stream = Hyper(maps="independent", copies=copies, magnitude=magnitude)
+        super().__init__(_around(stream), width, layers=layers, **({"eps": 1e-6} | common))
+
+
+class GatedStreams(Residuals):
+    """Qwen4-exp: n copies; x = mean_i(g_i * n(S_i)) with a gate for each feature, S_i <- S_i + 2 sigmoid(.)_i f(x).
+
+    g = sigmoid(W_up silu(W_down n(S) / n)), W_down of `rank` rows; n(S) each copy over its RMS times 1 + weight. State
+    (batch, time, n, width). Branches read x without a norm of their own. transformers' `Qwen4ExpTextGatedResidual`.
+
+    Args:
+        copies: n.
+        rank: of the gate.
+    """
+
+    def __init__(self, width: int, *, layers: int, copies: int = 4, rank: int = 16, **common: Unpack[Common]) -> None:
+        stream = Hyper(maps="gated", copies=copies, rank=rank)
+        super().__init__(_around(stream), width, layers=layers, **({"eps": 1e-6} | common))
+
+
+class AttentionResiduals(Residuals):
+    """Each branch reads a softmax over everything written before it: x = sum_i a_i v_i, a = softmax_i(q . norm(v_i)).
+
+    v_0 is what `open` was given; q, one vector per sublayer, begins at 0 (a plain mean). State: a tuple of tensors
+    (batch, time, width), one more after each sublayer, or after each `block` layers.
+
+    Moonshot AI 2026, arXiv 2603.15031.
+
+    Args:
+        block: layers whose outputs are summed to one source; 0: each sublayer is a source.
+        norm_values: sum norm(v_i) in place of v_i, and divide the scores by sqrt(d) (Inkling 2).
+    """
+
+    def __init__(
+        self, width: int, *, layers: int, block: int = 0, norm_values: bool = False, **common: Unpack[Common]
+    ) -> None:
+        super().__init__(_around(DepthAttention(block=block, norm_values=norm_values)), width, layers=layers, **common)
+
+
+class ParallelBranches(Residuals):
+    """All branches of a layer read the layer's input: x <- x + attn(n_1 x) + ffn(n_2 x). State (x, layer input).
+
+    GPT-J (n_1 = n_2: use one norm in both branches), GPT-NeoX, PaLM, Cohere.
+    """
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        super().__init__(_around(Parallel()), width, layers=layers, **common)
+
+
+class B2T(Residuals):
+    """Post-LN with a second shortcut: the layer's last sum is norm(x_in + x + f(x)); not in the last layer.
+
+    Branches read x without a norm of their own. State (x, layer input). Takase et al. 2022, arXiv 2206.00330.
+    """
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        stream = LayerSkip(keep=True, last=False)
+        super().__init__(_around(stream, Residual(post=Norm())), width, layers=layers, **common)
+
+
+class ResiDual(Residuals):
+    """A Post-LN stream P and a plain sum Q: P <- norm(P + f(P)), Q <- Q + f(P); closes with P + norm(Q).
+
+    Branches read P without a norm of their own, and no norm follows `close`. State (P, Q). Xie et al. 2023, arXiv
+    2304.14802.
+    """
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        super().__init__(_around(TwoStreams(), Residual(post=Norm())), width, layers=layers, **common)
+
+
+class InputScalars(Residuals):
+    """Before each layer x <- r x + z x_0, x_0 what `open` was given; r and z trained numbers. State (x, x_0).
+
+    nanochat. Its r learns at a hundredth of z's rate.
+
+    Args:
+        keep: where r begins.
+        first: where z begins.
+    """
+
+    def __init__(
+        self, width: int, *, layers: int, keep: float = 1.0, first: float = 0.0, **common: Unpack[Common]
+    ) -> None:
+        super().__init__(_around(FirstInput(keep=keep, first=first)), width, layers=layers, **common)
+
+
+class AffineShortcut(Residuals):
+    """x <- (x + c) * r + (f(x) + d) * g, four trained vectors from c = d = 0 and r = g = 1 (Zaya)."""
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        super().__init__(_around(Affine()), width, layers=layers, **common)
+
+
+class LayerScale(Residuals):
+    """x <- x + lambda * f(x), lambda a trained vector of the width, from a small number.
+
+    Touvron et al. 2021, arXiv 2103.17239: from 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 in deeper stacks.
+
+    Args:
+        init: where lambda begins; None takes the paper's for this depth.
+    """
+
+    def __init__(self, width: int, *, layers: int, init: float | None = None, **common: Unpack[Common]) -> None:
+        small = init if init is not None else 0.1 if layers <= 18 else 1e-5 if layers <= 24 else 1e-6
+        super().__init__(_around(Plain(), Residual(scale=Learned(init=small))), width, layers=layers, **common)
+
+
+class SkipInit(Residuals):
+    """x <- x + a f(x), a one trained number per sublayer, from 0. De and Smith 2020, arXiv 2002.10444."""
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        each = Residual(scale=Learned(init=0.0, shape="scalar"))
+        super().__init__(_around(Plain(), each), width, layers=layers, **common)
+
+
+class PostNorm(Residuals):
+    """x <- norm(skip * x + f(x)): the norm on the sum. Vaswani et al. 2017, arXiv 1706.03762.
+
+    Args:
+        skip: the coefficient on x. DeepNorm: (2 layers)^(1/4), and W_V, W_O, W_1, W_2 times (8 layers)^(-1/4).
+    """
+
+    def __init__(self, width: int, *, layers: int, skip: float = 1.0, **common: Unpack[Common]) -> None:
+        super().__init__(_around(Plain(), Residual(post=Norm(), skip=skip)), width, layers=layers, **common)
+
+
+class VarianceGate(Residuals):
+    """x <- sqrt(1 - b^2) x + b norm(f(x)), b = sigmoid(.) a trained vector: the variance stays (Muse Spark).
+
+    Args:
+        init: where b begins.
+    """
+
+    def __init__(self, width: int, *, layers: int, init: float = 0.1, **common: Unpack[Common]) -> None:
+        each = Residual(out=Norm(), scale=Learned(init=init, by="sigmoid"), skip=Coupled(by="circle"))
+        super().__init__(_around(Plain(), each), width, layers=layers, **common)

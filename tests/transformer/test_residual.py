@@ -1,0 +1,240 @@
+"""The public parts: a plain GPT with each of them equals our own model; they run wherever torch's modules do."""
+
+import difflib
+import runpy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from isograd import residual
+from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
+from isograd.placement.formula import replace
+from isograd.residual import Residuals
+from tests.build import close, model, tokens
+from tests.transformer.test_streams import randomised
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WIDTH, LAYERS = 16, 3
+PARTS: dict[str, partial[Residuals]] = {  # what the branches' own norms are, and whether a final norm follows
+    "hyper-connections": partial(residual.HyperConnections),
+    "hyper-connections, static": partial(residual.HyperConnections, dynamic=False, copies=3),
+    "mhc": partial(residual.ManifoldHyperConnections),
+    "hy-v4": partial(residual.IndependentHyperConnections),
+    "gated-streams": partial(residual.GatedStreams, rank=3),
+    "attention-residuals": partial(residual.AttentionResiduals),
+    "attention-residuals, blocks, inkling": partial(residual.AttentionResiduals, block=2, norm_values=True),
+    "parallel": partial(residual.ParallelBranches),
+    "b2t": partial(residual.B2T),
+    "residual": partial(residual.ResiDual),
+    "x0-scalars": partial(residual.InputScalars),
+    "affine": partial(residual.AffineShortcut),
+    "layerscale": partial(residual.LayerScale),
+    "skipinit": partial(residual.SkipInit),
+    "post-ln": partial(residual.PostNorm),
+    "deepnorm": partial(residual.PostNorm, skip=(2 * LAYERS) ** 0.25),
+    "variance-gate": partial(residual.VarianceGate),
+}
+NORMED = ("gated-streams", "b2t", "residual", "post-ln", "deepnorm")  # the residual has the norms
+
+
+def made(name: str, *, seed: int = 0) -> Residuals:
+    """In float64, every parameter random."""
+    part = randomised(PARTS[name](WIDTH, layers=LAYERS, eps=1e-5).double(), seed)
+    assert isinstance(part, Residuals)
+    return part
+
+
+def gpt(name: str) -> nn.Module:
+    """The example's GPT around a part."""
+    here = runpy.run_path(str(EXAMPLES / "gpt_residuals.py"))
+    options: dict[str, Any] = {"norm": nn.Identity} if name in NORMED else {}
+    shape = here["Config"](
+        vocab=41, context=32, width=WIDTH, heads=4, layers=LAYERS, residual=lambda width, layers: made(name), **options
+    )
+    network: nn.Module = here["GPT"](shape).double()
+    return network
+
+
+def ours(name: str) -> nn.Module:
+    """Our own model of the same placement: what the part says, and pre and final norms where the GPT has them."""
+    placement = made(name).placement
+    assert isinstance(placement.each, Residual)
+    if name not in NORMED:
+        placement = replace(placement, each=replace(placement.each, pre=Norm()), final=Norm())
+    register("a part", placement)
+    try:
+        network: nn.Module = model(
+            placement="a part",
+            hidden_size=WIDTH,
+            num_hidden_layers=LAYERS,
+            intermediate_size=4 * WIDTH,
+            tie_word_embeddings=True,
+            dtype=torch.float64,
+        )
+        return network
+    finally:
+        CATALOGUE.pop("a part")
+
+
+def copied(network: nn.Module, mine: nn.Module) -> dict[str, Tensor]:
+    """The weights of our model for the GPT's names; every one of both must have a partner."""
+    theirs = {
+        "embedding.tokens": "tokens",
+        "embedding.positions": "positions",
+        "norm": "ln_f",
+        "stream": "residual.ends",
+    }
+    within = {"attn.branch.out": "attn.out", "ffn.branch.into": "mlp.0", "ffn.branch.out": "mlp.2",
+              "attn.pre": "ln_1", "ffn.pre": "ln_2"}  # fmt: skip
+    fused: dict[str, dict[str, Tensor]] = {}
+    found: dict[str, Tensor] = {}
+    state = {n.removeprefix("model."): p for n, p in mine.state_dict().items()}
+    state = {n: p for n, p in state.items() if n != "lm_head.weight"}  # tied
+    for name, tensor in state.items():
+        if name.startswith("layers."):
+            _, layer, rest = name.split(".", 2)
+            if rest.startswith(("attn.branch.query", "attn.branch.key", "attn.branch.value")):
+                kind = rest.rsplit(".", 1)[-1]
+                fused.setdefault(f"blocks.{layer}.attn.qkv.{kind}", {})[rest.split(".")[2]] = tensor
+                continue
+            at = next((k for k in within if rest.startswith(f"{k}.")), None)
+            if at:
+                name = f"blocks.{layer}.{within[at]}{rest.removeprefix(at)}"
+            else:
+                kind, rest = rest.split(".", 1)
+                name = f"residual.parts.{2 * int(layer) + (kind == 'ffn')}.{rest}"
+        else:
+            at = next(k for k in theirs if name == k or name.startswith(f"{k}."))
+            name = theirs[at] + name.removeprefix(at)
+        found[name] = tensor
+    found |= {name: torch.cat([of["query"], of["key"], of["value"]]) for name, of in fused.items()}
+    return found | {"head.weight": found["tokens.weight"]}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_plain_gpt_with_the_part_is_our_model(name: str) -> None:
+    network, mine = gpt(name), ours(name)
+    stream = {n: p for n, p in mine.named_parameters() if ".stream." in n or ".combine." in n or ".post." in n}
+    draw = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for p in stream.values():
+            p.copy_(torch.randn(p.shape, generator=draw, dtype=p.dtype) * 0.5)
+    network.load_state_dict(copied(network, mine))
+    ids = tokens(2, 9)
+    close(network(ids), mine(input_ids=ids).logits, 1e-12)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_without_the_coefficients_it_is_another_model(name: str) -> None:
+    """The negative control: with other numbers in the part the logits differ."""
+    network, ids = gpt(name), tokens(2, 9)
+    before = network(ids)
+    learned = randomised(network.residual, 7)
+    if name != "parallel":
+        assert any(True for _ in learned.parameters())
+        assert (network(ids) - before).abs().max() > 1e-6
+
+
+def test_ten_lines_differ() -> None:
+    plain, changed = ((EXAMPLES / f"{name}.py").read_text().splitlines() for name in ("gpt", "gpt_residuals"))
+    docstring = 1
+    added = [x for x in difflib.ndiff(plain, changed) if x.startswith("+ ") and x.strip("+ ")]
+    removed = [x for x in difflib.ndiff(plain, changed) if x.startswith("- ") and x.strip("- ")]
+    assert len(added) - docstring <= 10 and len(removed) - docstring <= 10
+
+
+def branches() -> list[Any]:
+    draw = torch.Generator().manual_seed(3)
+    weights = [torch.randn(WIDTH, WIDTH, generator=draw, dtype=torch.float64) * 0.3 for _ in range(2 * LAYERS)]
+    return [partial(lambda w, x: torch.tanh(x @ w.to(x.dtype)), w) for w in weights]
+
+
+def sample(dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_lives_as_any_module(name: str) -> None:
+    """Calls one by one, checkpointing, state_dict and the meta device give the same numbers, bit for bit."""
+    part, fs, x = made(name), branches(), sample().requires_grad_()
+    expected = part(x, fs)
+    state = part.open(x)
+    for k, f in enumerate(fs):
+        read, held = part.read(state, k)
+        state = part.write(held, f(read), k)
+    close(part.close(state), expected, 0)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    state = part.open(x)
+    for k, f in enumerate(fs):
+        state = checkpoint(part[k], state, f, use_reentrant=False)
+    close(torch.autograd.grad(part.close(state).square().sum(), x)[0], gradient, 0)
+    with torch.device("meta"):
+        far = PARTS[name](WIDTH, layers=LAYERS, eps=1e-5).double()
+    far = far.to_empty(device="cpu")
+    far.load_state_dict(part.state_dict())
+    close(far(x, fs), expected, 0)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_reset_parameters_is_the_init(name: str) -> None:
+    torch.manual_seed(0)
+    fresh = PARTS[name](WIDTH, layers=LAYERS)
+    with torch.device("meta"):
+        far = PARTS[name](WIDTH, layers=LAYERS)
+    far.to_empty(device="cpu")
+    for p in far.parameters():
+        nn.init.constant_(p, torch.nan)
+    far.reset_parameters()
+    for (key, p), q in zip(fresh.named_parameters(), far.parameters(), strict=True):
+        assert (p.std(correction=0) - q.std(correction=0)).abs() < 5e-3, key
+        assert (p.mean() - q.mean()).abs() < 5e-3, key
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_autocast_leaves_what_is_carried_exact(name: str) -> None:
+    """With branches that write the same, reads are those without autocast up to float32's rounding: no map and no sum
+    of the state goes to bfloat16. Qwen4's gate is its own: two linear maps, computed as its class does.
+    """
+    part, x = made(name).float(), sample(torch.float32)
+    written = [sample(torch.float32).bfloat16() * (k + 1) for k in range(len(part))]
+
+    def outputs() -> Tensor:
+        return part(x, [lambda _, u=u: u for u in written])
+
+    expected = outputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = outputs()
+    assert got.dtype is expected.dtype is torch.float32
+    close(got, expected, (0.05 if name == "gated-streams" else 1e-5) * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["mhc", "hyper-connections", "attention-residuals", "residual"])
+def test_compiles_without_graph_breaks(name: str) -> None:
+    part, fs, x = made(name), branches(), sample()
+    compiled = torch.compile(lambda x: part(x, fs), fullgraph=True, backend="eager")
+    close(compiled(x), part(x, fs), 0)
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "post-ln", "deepnorm", "admin-closed", "gpt2"])
+def test_an_entry_of_the_catalogue_with_all_its_norms(name: str) -> None:
+    part, x = Residuals(name, WIDTH, layers=LAYERS).double(), sample()
+    norms = {"pre-ln": 2 * LAYERS + 1, "gpt2": 2 * LAYERS + 1}.get(name, 2 * LAYERS)
+    assert sum(isinstance(m, nn.LayerNorm) for m in part.modules()) == norms
+    x = part(x, branches())
+    close(x.var(-1, correction=0), torch.ones(2, 5, dtype=torch.float64), 1e-3)
+
+
+def test_what_stands_inside_a_branch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"head_scale at attn of layer 1: inside the branch, which is yours"):
+        Residuals("normformer", WIDTH, layers=LAYERS)
+    with pytest.raises(ValueError, match="2 branches for 6 sublayers"):
+        Residuals(Placement(each=Residual()), WIDTH, layers=LAYERS)(sample(), branches()[:2])
+
+
+def test_gains_of_the_branches_init() -> None:
+    assert Residuals("deepnorm", WIDTH, layers=8).init_gains(0)["value"] == pytest.approx(64**-0.25)
