@@ -108,12 +108,8 @@ def _list(items: "Sequence[Item]", json: bool) -> None:
                 console.print(f"    [dim]{escape(sizes)}[/]")
                 takes = f"not run: {item.missing}" if item.missing else f"{item.minutes:g} min; data: {item.data}"
                 console.print(f"    [dim]{escape(takes)}[/]")
-    print(
-        f"\n{len(items)} items. 'isograd reproduce ITEM' runs one, 'isograd reproduce PAPER' all of xiong2020 and the like."
-    )
-    print(
-        "min: minutes of one core, runs that items share counted with each. data: folder below --data (what stands in)."
-    )
+    print(f"\n{len(items)} items. 'isograd reproduce ITEM' runs one, 'isograd reproduce xiong2020' all of a paper.")
+    print("min: minutes of one core, shared runs included; data: a folder below --data (what stands in without it)")
 
 
 def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool) -> int:

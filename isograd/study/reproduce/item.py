@@ -184,7 +184,8 @@ class Item:
             return "none"
         if not self.corpora:
             return "embedded"
-        return "; ".join(f"{one.folder} ({one.embedded_name or 'needed'})" for one in self.corpora.values())
+        said = (f"{one.folder} ({one.embedded_name or 'needed'})" for one in self.corpora.values())
+        return ", ".join(dict.fromkeys(said))
 
     @property
     def corpora(self) -> dict[str, Corpus]:
