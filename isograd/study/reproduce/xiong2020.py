@@ -333,7 +333,7 @@ _WMT = Item(
 # ----------------------------------------------------------------------------------------- initialization: figure 3
 
 _SHAPE = "6+6 layers, width 512, feed-forward 1024, 4 heads, at initialization"
-_AT_INIT = "the same; 10 seeds"
+_AT_INIT = "the paper's shape, at initialization; 10 seeds"
 _BATCHES = (
     "BPE of 10,000 learned on a third of the training pairs; batches of 512 tokens, dropout off, the loss without label"
     " smoothing."
@@ -345,8 +345,8 @@ def _layer_gradients(rows: Rows) -> Verdict:
     growth: list[Row] = [row for row in rows if row.get("what") == "growth"]
     post = [row["growth"] for row in judge.of_arm(growth, "Post-LN")]
     return judge.both(
-        judge.beyond("ln(last/first layer) of Post-LN's W_2 gradients in the decoder", post, 0.405, "higher"),
-        judge.paired(growth, "change", "Pre-LN", "Post-LN", "lower", what="|ln(last/first layer)|"),
+        judge.beyond("growth of Post-LN's gradients, ln(last/first layer)", post, 0.405, "higher"),
+        judge.paired(growth, "change", "Pre-LN", "Post-LN", "lower", what="change in size, |ln(last/first layer)|"),
     )
 
 
@@ -354,8 +354,8 @@ def _depth_gradients(rows: Rows) -> Verdict:
     """Flat is an exponent of at most 0.15; falling one of -0.25 at least."""
     found = [row for row in rows if row.get("what") == "exponent"]
     post, pre = ([row["exponent"] for row in judge.of_arm(found, arm)] for arm in ("Post-LN", "Pre-LN"))
-    flat = judge.beyond("|p| of Post-LN, gradient ~ layers^p", [abs(p) for p in post], 0.15, "lower")
-    falling = judge.beyond("p of Pre-LN", pre, -0.25, "lower")
+    flat = judge.beyond("size of Post-LN's exponent p in gradient ~ layers^p", [abs(p) for p in post], 0.15, "lower")
+    falling = judge.beyond("Pre-LN's exponent p", pre, -0.25, "lower")
     levels = [row["gradient"] for row in judge.of_arm(rows, "Post-LN", what="depth")]
     both = judge.both(flat, falling)
     level = judge.measured("gradient norm of Post-LN's last W_2, all depths", levels)
@@ -363,10 +363,10 @@ def _depth_gradients(rows: Rows) -> Verdict:
 
 
 def _bounded(rows: Rows) -> Verdict:
-    """Of |x|^2, which the theorem asks for; |x| itself is within."""
+    """Of |x|², which the theorem asks for; |x| itself is within."""
     found = [
         judge.beyond(
-            f"delta of |x|^2 at epsilon 0.1, {arm}",
+            f"delta of {arm} at epsilon 0.1",
             [row["delta_squares"] for row in judge.of_arm(rows, arm, epsilon=0.1)],
             0.125,
             "lower",
@@ -411,7 +411,8 @@ _INITIALIZATION = (
             ),
         ),
         full=Full(recipe="xiong2020/iwslt14"),
-        details="Post-LN's growth is the decoder's: in its encoder the gradients are nearly level, as Liu et al. 2020"
+        details="On IWSLT14, Post-LN's growth is the decoder's: in its encoder the gradients are nearly level, as Liu"
+        " et al. 2020"
         " say."
         " Pre-LN's are not flat either: they fall with the layer, in both stacks.",
     ),
@@ -461,8 +462,8 @@ _INITIALIZATION = (
         size_here=_AT_INIT,
         minutes=2,
         differs=f"{_BATCHES} Of Post-LN the state is the sum before the last norm: after it every norm is the same.",
-        rule="Same direction: at epsilon 0.1 the share of targets whose |x|^2 lies outside is below 0.125 for both"
-        " placements, by the interval of the median over seeds. The theorem is about |x|^2; |x| itself lies outside"
+        rule="Same direction: at epsilon 0.1 the share of targets whose |x|² lies outside is below 0.125 for both"
+        " placements, by the interval of the median over seeds. The theorem is about |x|²; |x| itself lies outside"
         " less often.",
         judge=_bounded,
         corpus=IWSLT14,

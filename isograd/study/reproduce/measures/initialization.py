@@ -20,6 +20,7 @@ SHAPES = {"Post-LN": "post-ln", "Pre-LN": "pre-ln"}
 DEPTHS = (6, 8, 10, 12, 14)  # layers of each stack
 EPSILONS = (0.05, 0.1, 0.2)
 TOKENS, BATCHES = 512, 4
+_SUBSCRIPT = {"W_1": "W₁", "W_2": "W₂"}
 
 
 def layer_gradients(context: Context) -> Rows:
@@ -31,7 +32,8 @@ def layer_gradients(context: Context) -> Rows:
 
     rows: list[Row] = []
     for row, found in _of_each(context, "expected gradients", (6,), measure):
-        rows += [{**row, **one, "what": "layer", "panel": f"{one['matrix']}, {one['stack']}"} for one in found]
+        rows += [{**row, **one, "what": "layer", "panel": f"{_SUBSCRIPT[one['matrix']]}, {one['stack']}"} for one in"
+        " found]
         last = {one["layer"]: one["expected"] for one in found if (one["stack"], one["matrix"]) == ("decoder", "W_2")}
         growth = math.log(last[max(last)] / last[min(last)])
         rows.append({**row, "what": "growth", "growth": growth, "change": abs(growth)})
