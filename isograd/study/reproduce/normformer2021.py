@@ -346,13 +346,18 @@ def _overhead(rows: Rows) -> Verdict:
         judge.measured(f"more CPU time per step, {arm}", [row["more_time"] for row in judge.of_arm(steps, arm)], "%")
         for arm in (_NF, _WITH)
     ]
-    sizes = [
-        Ours(label=f"more {what}, {row['size'].upper()}, {row['arm']}", value=row[column], unit="%", n=1)
-        for row in rows
-        if row["what"] == "size" and row["arm"] == _NF
-        for what, column in (("parameters", "more_parameters"), ("memory", "more_memory"))
+    sizes = [row for row in rows if row["what"] == "size" and row["arm"] == _NF]
+    more = [
+        Ours(label=f"more {what}, {row['size'].upper()}", value=row[column], unit="%", n=1)
+        for what, column, kept in (
+            ("parameters", "more_parameters", True),
+            ("memory", "more_memory", True),
+            ("memory without gradient checkpointing", "more_memory", False),
+        )
+        for row in sizes
+        if row["checkpointing"] is kept
     ]
-    return Verdict(verdict=found.verdict, reason=found.reason, ours=(*shares, *sizes))
+    return Verdict(verdict=found.verdict, reason=found.reason, ours=(*shares, *more))
 
 
 _STABILITY = (

@@ -32,8 +32,9 @@ def layer_gradients(context: Context) -> Rows:
 
     rows: list[Row] = []
     for row, found in _of_each(context, "expected gradients", (6,), measure):
-        rows += [{**row, **one, "what": "layer", "panel": f"{_SUBSCRIPT[one['matrix']]}, {one['stack']}"} for one in"
-        " found]
+        for one in found:
+            panel = f"{_SUBSCRIPT[one['matrix']]}, {one['stack']}"
+            rows.append({**row, **one, "what": "layer", "panel": panel})
         last = {one["layer"]: one["expected"] for one in found if (one["stack"], one["matrix"]) == ("decoder", "W_2")}
         growth = math.log(last[max(last)] / last[min(last)])
         rows.append({**row, "what": "growth", "growth": growth, "change": abs(growth)})

@@ -74,33 +74,29 @@ def _timed(step: "Callable[[Tensor], None]", ids: "Tensor") -> float:
 
 
 def _sizes() -> Sequence[Row]:
-    """Of the paper's recipes, without gradient checkpointing and on one device."""
+    """Of the paper's recipes on 8 devices, with their gradient checkpointing and without it."""
+    rows: list[Row] = []
+    for size in SIZES:
+        for checkpointing in (True, False):
+            held = {arm: _held(size, placement, checkpointing) for arm, placement in ARMS.items()}
+            base = held["Pre-LN"]
+            for arm, (count, total) in held.items():
+                more = {
+                    "more_parameters": 100 * (count / base[0] - 1),
+                    "more_memory": 100 * (total / base[1] - 1),
+                }
+                shown = {"arm": arm, "placement": ARMS[arm], "seed": 0, "what": "size", "size": size}
+                rows.append({**shown, "checkpointing": checkpointing, "parameters": count, "bytes": total, **more})
+    return rows
+
+
+def _held(size: str, placement: str, checkpointing: bool) -> tuple[int, int]:
+    """Parameters, and bytes on each of 8 devices."""
     from isograd.recipes import path_of
     from isograd.train.memory import memory, parameters
     from isograd.train.recipe import load_run
 
-    words = ["training.gradient_checkpointing=false", "training.fsdp=false", "training.accumulation=64"]
-    rows: list[Row] = []
-    for size in SIZES:
-        base: dict[str, Any] = {}
-        for arm, placement in ARMS.items():
-            run = load_run(path_of(f"normformer2021/clm-{size}"), [f"model.placement={placement}", *words])
-            config = run.config()
-            count = sum(parameters(config, run.task).values())
-            held = memory(run, config)
-            base = base or {"parameters": count, "bytes": held.total, "activations": held.activations}
-            rows.append(
-                {
-                    "arm": arm,
-                    "placement": placement,
-                    "seed": 0,
-                    "what": "size",
-                    "size": size,
-                    "parameters": count,
-                    "bytes": held.total,
-                    "more_parameters": 100 * (count / base["parameters"] - 1),
-                    "more_memory": 100 * (held.total / base["bytes"] - 1),
-                    "more_activations": 100 * (held.activations / base["activations"] - 1),
-                }
-            )
-    return rows
+    words = [f"model.placement={placement}", f"training.gradient_checkpointing={str(checkpointing).lower()}"]
+    run = load_run(path_of(f"normformer2021/clm-{size}"), words)
+    config = run.config()
+    return sum(parameters(config, run.task).values()), memory(run, config, devices=8).total
