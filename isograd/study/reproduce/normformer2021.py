@@ -144,10 +144,8 @@ _CHARACTERS = (
         minutes=5,
         differs=f"{_DIFFERS} Post-LN at 1e-3 with a warm-up of 150, without which it does not train.",
         rule="Same direction, of the mean |gradient| of W_2 over all of training: the first layer's over the last"
-        " layer's is"
-        " below 1 in Post-LN, above 1 in Pre-LN, and in NormFormer lower than in Pre-LN and higher than in Post-LN,"
-        " each by the"
-        " interval of the median over seeds.",
+        " layer's is below 1 in Post-LN, above 1 in Pre-LN, and in NormFormer lower than in Pre-LN and higher than in"
+        " Post-LN, each by the interval of the median over seeds.",
         judge=_gradients,
         corpus=CAPTIONS,
         runs=_char(_PRE, _NF, _POST),
@@ -172,8 +170,7 @@ _CHARACTERS = (
         id="normformer2021/scales-fig4",
         title="What NormFormer's scales learn, by layer",
         claim="Norm weights inside the feed-forward are smaller in early layers, those after attention are below 1 in"
-        " all"
-        " layers, head scales are widely spread, and ResScale drops in the top layers.",
+        " all layers, head scales are widely spread, and ResScale drops in the top layers.",
         published=(
             Published(
                 label="norm in the feed-forward", value="smaller in early layers", tag="quoted: a review and a note"
@@ -187,10 +184,8 @@ _CHARACTERS = (
         minutes=2,
         differs=f"{_DIFFERS} After 300 updates scales have hardly begun to move.",
         rule="Same direction, at the end of training: the mean weight of the feed-forward norms in the first third of"
-        " the"
-        " layers is below that in the last third; the largest mean weight of a norm after attention is below 1;"
-        " ResScale of"
-        " the last layer is below the mean of all layers. Each by the interval of the median over seeds.",
+        " the layers is below that in the last third; the largest mean weight of a norm after attention is below 1;"
+        " ResScale of the last layer is below the mean of all layers. Each by the interval of the median over seeds.",
         judge=_scales,
         corpus=CAPTIONS,
         runs=_char(_WITH),
@@ -230,8 +225,7 @@ _CHARACTERS = (
         minutes=11,
         differs=_DIFFERS,
         rule="Same direction: the validation loss of NormFormer with ResScale is lower than that of Pre-LN by the"
-        " interval of"
-        " the median paired difference. The cost of each part's removal is shown, not judged.",
+        " interval of the median paired difference. The cost of each part's removal is shown, not judged.",
         judge=_ablation,
         corpus=CAPTIONS,
         runs=_char(*(name for name in _CHAR_ARMS if name in (_PRE, _WITH, _NF) or name.startswith(f"{_WITH}, "))),
@@ -253,8 +247,7 @@ _CHARACTERS = (
         minutes=12,
         differs=f"{_DIFFERS} Longer warm-up: 100 of 300 updates, against none.",
         rule="Same direction: in each of the four settings the validation loss of NormFormer with ResScale is lower"
-        " than that"
-        " of Pre-LN, by the interval of the median paired difference; opposite: higher in each of them.",
+        " than that of Pre-LN, by the interval of the median paired difference; opposite: higher in each of them.",
         judge=_robust,
         corpus=CAPTIONS,
         runs=(
@@ -284,8 +277,7 @@ _CHARACTERS = (
         minutes=5,
         differs=f"{_DIFFERS} Width 68 is 6 % wider, where 780 is 1.6 %: the next that four heads divide.",
         rule="Same direction: the validation loss of NormFormer with ResScale at width 64 is lower than that of Pre-LN"
-        " at"
-        " width 68, by the interval of the median paired difference.",
+        " at width 68, by the interval of the median paired difference.",
         judge=_width,
         corpus=CAPTIONS,
         runs=_char(_PRE, "Pre-LN, width 68", _WITH),
@@ -308,8 +300,7 @@ _CHARACTERS = (
         minutes=4,
         differs=_DIFFERS,
         rule="Same direction: the validation losses are less than 0.05 nats apart, by the interval of the median over"
-        " seeds;"
-        " opposite: more.",
+        " seeds; opposite: more.",
         judge=_placement,
         corpus=CAPTIONS,
         runs=_char(_NF, f"{_NF}, heads scaled after W_O"),
@@ -371,15 +362,11 @@ _STABILITY = (
         " seeds",
         minutes=18,
         differs="0.6M parameters, characters of image captions, Adam. The protocols differ: a rising rate passes each"
-        " value"
-        " with weights that the lower ones have trained, and is past it after one update; a constant rate meets the"
-        " fresh"
-        " weights and stays.",
+        " value with weights that the lower ones have trained, and is past it after one update; a constant rate meets"
+        " the fresh weights and stays.",
         rule="Same direction: by both protocols, the rate at divergence of a rising rate and the largest constant rate"
-        " that"
-        " trains without warm-up, NormFormer's is above Pre-LN's by the interval of the median paired log-ratio. A run"
-        " that is"
-        " stable to the end counts with the highest rate.",
+        " that trains without warm-up, NormFormer's is above Pre-LN's by the interval of the median paired log-ratio."
+        " A run that is stable to the end counts with the highest rate.",
         judge=_stable,
         corpus=CAPTIONS,
         runs=(
@@ -428,12 +415,10 @@ _STABILITY = (
         size_here="2 layers of the 125M shape, 512 tokens, fp32, 9 rounds; memory and parameters of all four shapes by"
         " forecast",
         minutes=1,
-        differs="CPU time of one core, where a norm costs more beside a product than on a GPU; memory is the forecast"
-        " of a"
-        " training step without gradient checkpointing on one device, in bf16.",
+        differs="CPU time of one core, where a norm costs more beside a product than on a GPU; memory is the forecast of a"
+        " training step of the paper's recipes, in bf16, on each of 8 devices.",
         rule="Same direction: a NormFormer step takes more CPU time than a Pre-LN step, by the interval of the median"
-        " over"
-        " rounds in which the two take turns.",
+        " over rounds in which the two take turns.",
         judge=_overhead,
         measure=overhead.overhead,
         charts=(
@@ -467,8 +452,8 @@ _S, _M = "4 layers, width 64", "6 layers, width 128"
 _CLM_ARMS = {_PRE: ("pre-ln",), _WITH: ("normformer-resscale",)}
 _CLM_DIFFERS = (
     "0.8M and 2.2M parameters and 0.5M tokens of Wikipedia in place of 125M to 2.7B parameters and 300B tokens of a"
-    " private"
-    " mix; sequences of 64; rate 4e-3, warm-up 50, then linear. So early in training only the order can be compared."
+    " private mix; sequences of 64; rate 4e-3, warm-up 50, then linear. So early in training only the order can be"
+    " compared."
 )
 
 
@@ -528,14 +513,12 @@ _CAUSAL = (
         size_paper="125M, 355M, 1.3B, 2.7B parameters; 300B tokens; HellaSwag, PIQA, WinoGrande, StoryCloze,"
         " OpenBookQA",
         size_here=f"{_S} and {_M}; 500 updates of 1,024 tokens; 3 seeds; the first {scores.DOCUMENTS} documents of the"
-        f" four"
-        " tasks that can be had",
+        " four tasks that can be had",
         minutes=18,
         differs=f"{_CLM_DIFFERS} Zero-shot accuracies of such models are at chance; StoryCloze is given out on request"
-        f" only.",
+        " only.",
         rule="Same direction: at both sizes the perplexity of NormFormer with ResScale is lower than Pre-LN's, by the"
-        " interval"
-        " of the median paired difference. Zero-shot means are shown, not judged.",
+        " interval of the median paired difference. Zero-shot means are shown, not judged.",
         judge=_table2,
         corpus=WIKIPEDIA,
         runs=(_clm(_S), _clm(_M)),
@@ -567,8 +550,7 @@ _CAUSAL = (
         minutes=12,
         differs=f"{_CLM_DIFFERS} Time is of runs that share a machine: compare steps, and the overhead of a step.",
         rule="Same direction: the steps that NormFormer with ResScale takes to Pre-LN's final validation loss are"
-        " fewer than"
-        " Pre-LN's own, by the interval of the median share; not reached counts as infinite.",
+        " fewer than Pre-LN's own, by the interval of the median share; not reached counts as infinite.",
         judge=_sooner,
         corpus=WIKIPEDIA,
         runs=(_clm(_M),),
@@ -592,8 +574,7 @@ _CAUSAL = (
         minutes=4,
         differs="WikiText-2, a fiftieth of WikiText-103, in BPE of 8,192; 0.8M parameters; 0.5M tokens; rate 4e-3.",
         rule="Same direction: the steps that NormFormer with ResScale takes to Pre-LN's final validation loss are"
-        " fewer than"
-        " Pre-LN's own, by the interval of the median share; not reached counts as infinite.",
+        " fewer than Pre-LN's own, by the interval of the median share; not reached counts as infinite.",
         judge=_sooner,
         corpus=WIKITEXT2,
         runs=(_clm(_S, group="WikiText-2"),),
@@ -658,8 +639,7 @@ _SCORES = Chart(
 )
 _MLM_DIFFERS = (
     "2.3M parameters after 0.7M tokens, 240 updates of fine-tuning at 3e-4: most tasks are near the majority class,"
-    " where"
-    " a mean compares little."
+    " where a mean compares little."
 )
 
 _GLUE_ITEMS = (
@@ -679,11 +659,9 @@ _GLUE_ITEMS = (
         size_here="6 layers, width 128, 700 updates; CoLA, SST-2, MRPC, RTE, STS-B, 240 updates each; 3 seeds",
         minutes=25,
         differs=f"{_MLM_DIFFERS} The mean is of CoLA (Matthews), SST-2, MRPC, RTE (accuracy) and STS-B (Pearson), not"
-        f" of the"
-        " paper's seven; the paper's CoLA is in accuracy and supplies most of its gain.",
+        " of the paper's seven; the paper's CoLA is in accuracy and supplies most of its gain.",
         rule="Same direction: the mean of the five scores is higher for NormFormer, by the interval of the median"
-        " paired"
-        " difference over pre-training seeds. Perplexities are shown beside it.",
+        " paired difference over pre-training seeds. Perplexities are shown beside it.",
         judge=_table3,
         runs=_tuned(_GLUE),
         measure=scores.glue_mean,
@@ -700,8 +678,7 @@ _GLUE_ITEMS = (
         minutes=20,
         differs=_MLM_DIFFERS,
         rule="Same direction: the mean of the three accuracies is higher for NormFormer, by the interval of the median"
-        " paired"
-        " difference over pre-training seeds.",
+        " paired difference over pre-training seeds.",
         judge=_table3,
         runs=_tuned(_MORE),
         measure=scores.glue_mean,

@@ -47,8 +47,7 @@ _PAPER = "6+6 layers, width 512, feed-forward 1024, joint BPE of 10,000, 153K pa
 _DIFFERS = (
     f"Width 64, a third of the training pairs, of those up to 30 tokens; {UPDATES} updates in place of about 14,000, of"
     f" 1,024 tokens; warm-up in the paper's proportion: {SHORT} for 500, {LONG} for 4000; after it the rate falls"
-    f" linearly"
-    " in every arm. So short a run cannot show BLEU: the verdict is by validation loss."
+    " linearly in every arm. So short a run cannot show BLEU: the verdict is by validation loss."
 )
 _LOSS = Chart(
     name="loss",
@@ -128,8 +127,7 @@ _TRANSLATION = (
         id="xiong2020/warmup-fig2",
         title="Post-LN and its warm-up under Adam: BLEU and validation loss by warm-up and rate",
         claim="Without warm-up a Post-LN translation model trained with Adam stays far behind the same model with it,"
-        " and"
-        " how long the warm-up must be depends on the rate.",
+        " and how long the warm-up must be depends on the rate.",
         published=(
             Published(label="BLEU, Post-LN, no warm-up", value=8.45, tag="paper"),
             Published(label="BLEU, Post-LN, warm-up 4000", value="about 34", tag="paper"),
@@ -141,8 +139,7 @@ _TRANSLATION = (
         minutes=15,
         differs=_DIFFERS,
         rule="Same direction: at both rates the validation loss of Post-LN with the long warm-up is lower than"
-        " without, by"
-        " more than 0.05 nats by the interval of the median paired difference.",
+        " without, by more than 0.05 nats by the interval of the median paired difference.",
         judge=_warmup,
         corpus=IWSLT14,
         runs=_translation(*_ADAM),
@@ -165,9 +162,8 @@ _TRANSLATION = (
         differs=f"{_DIFFERS} SGD has no momentum here; the paper does not say. Two arms are ours: lr 0.3, without and"
         " with warm-up, since at the paper's two rates a run as short as ours could fail for being slow alone.",
         rule="Same direction: at both of the paper's rates the validation loss of SGD without warm-up is above that of"
-        " Adam"
-        " with the long warm-up by more than 0.05 nats. Whether warm-up helps SGD is shown by the two arms at 0.3, not"
-        " judged.",
+        " Adam with the long warm-up by more than 0.05 nats. Whether warm-up helps SGD is shown by the two arms at"
+        " 0.3, not judged.",
         judge=_sgd,
         corpus=IWSLT14,
         runs=_translation(*_SGD, ("post-ln", "Adam", LONG, HIGH)),
@@ -189,8 +185,7 @@ _TRANSLATION = (
         minutes=8,
         differs=_DIFFERS,
         rule="Same direction: the validation loss of Pre-LN without warm-up is lower than that of Post-LN with the"
-        " long one,"
-        " by the interval of the median paired difference.",
+        " long one, by the interval of the median paired difference.",
         judge=_no_warmup,
         corpus=IWSLT14,
         runs=_translation(*_PRE, ("post-ln", "Adam", LONG, LOW), ("post-ln", "Adam", LONG, HIGH)),
@@ -209,8 +204,7 @@ _TRANSLATION = (
         minutes=7,
         differs=f"{_DIFFERS} RAdam is torch's, which makes plain momentum steps while its rectification is undefined.",
         rule="Same direction: without warm-up the validation loss of Post-LN under RAdam is lower than under Adam by"
-        " more"
-        " than 0.05 nats.",
+        " more than 0.05 nats.",
         judge=_radam,
         corpus=IWSLT14,
         runs=_translation(("post-ln", "RAdam", 0, HIGH), ("post-ln", "Adam", 0, HIGH), ("post-ln", "Adam", LONG, HIGH)),
@@ -228,8 +222,7 @@ _TRANSLATION = (
         minutes=5,
         differs=_DIFFERS,
         rule="Same direction: with Pre-LN the validation losses under RAdam and Adam are less than 0.05 nats apart, by"
-        " the"
-        " interval of the median over seeds; opposite: more.",
+        " the interval of the median over seeds; opposite: more.",
         judge=_radam_pre,
         corpus=IWSLT14,
         runs=_translation(("pre-ln", "RAdam", 0, HIGH), ("pre-ln", "Adam", 0, HIGH)),
@@ -251,8 +244,7 @@ _TRANSLATION = (
         minutes=5,
         differs=f"{_DIFFERS} At 1e-4 the rate is constant, as in the paper.",
         rule="Same direction: at the fixed rate of 1e-4 Post-LN without warm-up has a validation loss lower than at"
-        " 1e-3 and"
-        " higher than Pre-LN at 1e-3, by more than 0.05 nats each.",
+        " 1e-3 and higher than Pre-LN at 1e-3, by more than 0.05 nats each.",
         judge=_fixed,
         corpus=IWSLT14,
         runs=(
@@ -281,8 +273,7 @@ _TRANSLATION = (
         minutes=5,
         differs=f"{_DIFFERS} The norm is that of all gradients of a feed-forward sublayer on one batch.",
         rule="Same direction: in the last decoder layer the gradient norm of the feed-forward sublayer at the first"
-        " observed"
-        " update after the long warm-up is lower than at the first update.",
+        " observed update after the long warm-up is lower than at the first update.",
         judge=_after_warmup,
         corpus=IWSLT14,
         runs=_translation(("post-ln", "Adam", LONG, HIGH), ("post-ln", "Adam", LONG, LOW)),
@@ -320,8 +311,7 @@ _WMT = Item(
     differs="68,349 pairs of Europarl, News Commentary and earlier test sets in place of 4.5M, those up to 30 tokens;"
     f" width 64; {UPDATES} updates of 1,024 tokens; validated on 300 pairs of newstest2013.",
     rule="Same direction: the validation loss of Pre-LN without warm-up is lower than that of Post-LN with the long"
-    " one, by"
-    " the interval of the median paired difference. Post-LN without warm-up is shown beside them.",
+    " one, by the interval of the median paired difference. Post-LN without warm-up is shown beside them.",
     judge=_no_warmup,
     corpus=WMT_EN_DE,
     runs=(Runs(recipe="xiong2020/iwslt14-small", arms=_arms(*_WMT_ARMS), overrides=_SMALL),),
@@ -391,9 +381,8 @@ _INITIALIZATION = (
         minutes=3,
         differs=f"{_BATCHES} The expectation is the mean over four batches.",
         rule="Same direction: in the decoder the norm of Post-LN's expected W_2 gradient in the last layer is more"
-        " than 1.5"
-        " times that in the first, and Pre-LN's changes by a smaller factor, each by the interval of the median over"
-        " seeds.",
+        " than 1.5 times that in the first, and Pre-LN's changes by a smaller factor, each by the interval of the"
+        " median over seeds.",
         judge=_layer_gradients,
         corpus=IWSLT14,
         measure=initialization.layer_gradients,
@@ -412,16 +401,13 @@ _INITIALIZATION = (
         ),
         full=Full(recipe="xiong2020/iwslt14"),
         details="On IWSLT14, Post-LN's growth is the decoder's: in its encoder the gradients are nearly level, as Liu"
-        " et al. 2020"
-        " say."
-        " Pre-LN's are not flat either: they fall with the layer, in both stacks.",
+        " et al. 2020 say. Pre-LN's are not flat either: they fall with the layer, in both stacks.",
     ),
     Item(
         id="xiong2020/depth-gradients-fig3",
         title="The last feed-forward layer's gradient from 6-6 to 14-14 layers (figures 3c and 3d)",
         claim="At initialization the gradient of the last layer does not depend on depth in Post-LN, and falls with it"
-        " in"
-        " Pre-LN, as 1/sqrt(L) by Theorem 1.",
+        " in Pre-LN, as 1/sqrt(L) by Theorem 1.",
         published=(
             Published(label="Post-LN, 6-6 to 14-14", value="flat at about 1.6", tag="paper"),
             Published(label="Pre-LN, 6-6 to 14-14", value="falls", tag="paper"),
@@ -433,8 +419,7 @@ _INITIALIZATION = (
         minutes=4,
         differs=f"{_BATCHES} The expectation is the mean over two batches.",
         rule="Same direction: of gradient ~ layers^p, |p| of Post-LN is below 0.15 and p of Pre-LN below -0.25, each"
-        " by the"
-        " interval of the median over seeds.",
+        " by the interval of the median over seeds.",
         judge=_depth_gradients,
         corpus=IWSLT14,
         measure=initialization.depth_gradients,
@@ -544,8 +529,7 @@ def _fine_tuning(task: str, folder: str, figure: str, rows: str) -> Item:
         minutes=14,
         differs=f"Models of 2.3M parameters after 700 updates. {rows}",
         rule="Same direction: the dev accuracy, mean over the epochs, is higher for the Pre-LN model, by the interval"
-        " of the"
-        " median paired difference.",
+        " of the median paired difference.",
         judge=_tuned,
         corpus=glue(folder),
         runs=(
@@ -585,11 +569,9 @@ _BERT_ITEMS = (
         size_here="6 layers, width 128, 700 updates of 1,024 tokens; 3 seeds of the main arms, 1 of the others",
         minutes=28,
         differs="2.3M parameters; 0.7M tokens; rates of 1e-3 and 3e-3 in the paper's proportion; warm-up of 200"
-        " updates;"
-        " rotary positions and 30 % masked, so that so small a model reads its context at all.",
+        " updates; rotary positions and 30 % masked, so that so small a model reads its context at all.",
         rule="Same direction: the validation loss of Pre-LN without warm-up at the higher rate is lower than that of"
-        " Post-LN"
-        " with warm-up at the lower one, by the interval of the median paired difference.",
+        " Post-LN with warm-up at the lower one, by the interval of the median paired difference.",
         judge=_bert_verdict,
         corpus=WIKIPEDIA,
         runs=(
