@@ -57,12 +57,23 @@ def per_layer(stack: str, depths: tuple[int, ...] = DEPTHS_OF_BOTH) -> Callable[
 
     @lru_cache
     def measure(subject: str, seeds: int) -> Measured:
-        found = {n: [_of_stacks(subject, n, seed)[stack] for seed in range(seeds)] for n in depths}
+        found = {n: [of_stacks(subject, n, seed)[stack] for seed in range(seeds)] for n in depths}
         factors = [(norms[0] / norms[-1]) ** (1 / (n - 1)) for n in depths for norms in found[n]]
         downwards = [[norm / norms[-1] for norm in reversed(norms)] for norms in found[depths[-1]]]
         return Measured(value=geometric_mean(factors), curve=over_seeds(range(depths[-1]), downwards))
 
     return measure
+
+
+@lru_cache(maxsize=256)
+def of_stacks(subject: str, layers: int, seed: int, encoder: str | None = None) -> dict[str, list[float]]:
+    """|dL/dW_2| of each layer of an encoder-decoder, by stack; `encoder`: its placement, if it is another."""
+    own = {"encoder_options": {"placement": encoder}} if encoder else {}
+    with drawn_from(seed):
+        model = encoder_decoder(subject, layers, hidden_size=256, **own)
+        source, target, labels = (tokens(8, 32) for _ in range(3))
+        model(input_ids=source, decoder_input_ids=target, labels=labels).loss.backward()
+    return {stack: [_norm(m) for m in _second(getattr(model, stack).layers)] for stack in ("encoder", "decoder")}
 
 
 def _exponent(curve: Curve) -> Measured:
@@ -108,15 +119,6 @@ def _square_means(subject: str, layers: int, seed: int) -> list[float]:
             sums.register_forward_hook(lambda _, args, out: found.append(float(out.square().mean())))
         model.model(ids)
     return found
-
-
-@lru_cache(maxsize=256)
-def _of_stacks(subject: str, layers: int, seed: int) -> dict[str, list[float]]:
-    with drawn_from(seed):
-        model = encoder_decoder(subject, layers, hidden_size=256)
-        source, target, labels = (tokens(8, 32) for _ in range(3))
-        model(input_ids=source, decoder_input_ids=target, labels=labels).loss.backward()
-    return {stack: [_norm(m) for m in _second(getattr(model, stack).layers)] for stack in ("encoder", "decoder")}
 
 
 def _second(layers: nn.ModuleList) -> Sequence[Tensor]:

@@ -236,6 +236,13 @@ def _followed(watch: LossWatch, task: Task, rows: Sequence[Mapping[str, Any]]) -
     return watch.follow([row["loss"] for row in rows], [task.unigram_loss([row["step"]]) for row in rows])
 
 
+def initial_model(run: Run) -> tuple[Task, Any]:
+    """The task of a run, and its model before the first update: as `train` draws and calibrates it, on the host."""
+    task = load_task(run)
+    set_seed(run.seed)
+    return task, _model(task, None)[0].cpu()
+
+
 def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[str]]:
     """A fresh model, calibrated on the first micro-batch, or an empty one of the checkpoint's configuration.
 

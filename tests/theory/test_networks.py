@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isograd.theory.amplification import gradient_changes, output_changes
-from isograd.theory.gradients import _gradients, _last_gradients, _square_means
+from isograd.theory.gradients import _gradients, _last_gradients, _square_means, of_stacks
 from isograd.theory.networks import (
     cut,
     decoder,
@@ -218,3 +218,15 @@ def test_the_change_along_the_gradient_by_hand(subject: str) -> None:
         assert change == pytest.approx(float(((after - before) / step).square().mean()), rel=1e-5)
     at_random = output_changes(subject, depths, seed=3)
     assert all(along > 2 * random for along, random in zip(found, at_random, strict=True))
+
+
+def test_gradients_of_a_hybrid() -> None:
+    """The decoder's placement decides in the decoder, the encoder's in the encoder."""
+    post, pre = of_stacks("post-ln", 6, 0), of_stacks("pre-ln", 6, 0)
+    hybrid, reverse = of_stacks("pre-ln", 6, 0, "post-ln"), of_stacks("post-ln", 6, 0, "pre-ln")
+
+    def falls(norms: list[float]) -> float:
+        return (norms[0] / norms[-1]) ** (1 / 5)
+
+    assert falls(post["decoder"]) < 0.9 < falls(hybrid["decoder"]) and falls(reverse["decoder"]) < 0.9
+    assert falls(pre["encoder"]) > 1.05 < falls(reverse["encoder"]) and falls(hybrid["encoder"]) < 1.05

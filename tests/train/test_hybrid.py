@@ -10,9 +10,9 @@ from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 from isograd.study.labels import labels
 from isograd.train.calibrate import calibrate
 from isograd.train.run import Run
-from isograd.train.train import train
+from isograd.train.train import initial_model, train
 from tests.build import close, randomised, tokens
-from tests.train.recipes import read_json, small_translation
+from tests.train.recipes import losses, read_json, small_translation
 from tests.transformer.by_hand import layernorm
 from tests.transformer.test_equations import by_hand, states
 
@@ -76,3 +76,14 @@ def test_a_run_says_both_placements(tmp_path: Path) -> None:
 def test_an_unknown_one_is_refused() -> None:
     with pytest.raises(RecipeError, match="did you mean 'post-ln'"):
         hybrid("postln", "pre-ln").config()
+
+
+def test_the_model_before_the_first_update(tmp_path: Path) -> None:
+    """As the run drew and profiled it: its skips, and its loss on the first batch."""
+    run = small_translation(model={"placement": "admin", "dropout": 0.0}, training={"label_smoothing": 0.0, "steps": 1})
+    train(run, tmp_path)
+    torch.manual_seed(99)  # whatever was drawn before
+    task, model = initial_model(run)
+    calibration = read_json(tmp_path / "resolved.json")["calibration"]
+    assert calibration == model.config.calibration
+    assert model(**task.samples[0]).loss.item() == pytest.approx(losses(tmp_path)[0], rel=1e-5)

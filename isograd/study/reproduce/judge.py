@@ -114,6 +114,15 @@ def both(*found: Verdict) -> Verdict:
     return Verdict(verdict=verdict, reason=" ".join(_capital(one.reason) for one in found), ours=tuple(ours))
 
 
+def every(*found: Verdict) -> Verdict:
+    """As `both`, of many rules: the reason counts those that hold, and tells of the others alone."""
+    whole = both(*found)
+    missed = [one for one in found if one.verdict != "same direction"]
+    reason = f"{len(found) - len(missed)} of {len(found)} conditions hold."
+    reason += f" Not: {' '.join(_capital(one.reason) for one in missed)}" if missed else ""
+    return Verdict(verdict=whole.verdict, reason=reason, ours=whole.ours)
+
+
 def _capital(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
