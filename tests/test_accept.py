@@ -10,12 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.accept import page, row, runner, sentences
+from benchmarks.accept import items, page, row, runner, sentences
 from benchmarks.accept.jobs import JOBS
 from benchmarks.accept.row import Job, Measured, Row
 from benchmarks.accept.runner import Desk, run
 from benchmarks.accept.table import NOT_CLAIMS, ROWS
 from isograd.recipes import path_of
+from isograd.study.reproduce.registry import ITEMS
 
 ROOT = Path(__file__).parents[1]
 CLAIMED = {one.sentence for one in ROWS if one.page == "README.md"}
@@ -81,7 +82,28 @@ def test_names_are_given_once_and_every_job_is_read() -> None:
 @pytest.mark.parametrize("name", sorted({word for job in JOBS.values() for word in job.command.split() if "/" in word}))
 def test_the_files_that_commands_name_are_there(name: str) -> None:
     if not name.startswith("{") and "=" not in name:
-        assert (ROOT / name).exists() or path_of(name)
+        assert (ROOT / name).exists() or name in ITEMS or path_of(name)
+
+
+def test_items_with_a_short_run_have_a_row_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the stored results: a verdict that a CPU repeats in ten minutes; another verdict does not hold."""
+    names = list(ITEMS)[:3]
+    found = {"reason": "so", "ours": [{"n": 3}], "with data": True, "core minutes": 2.0, "changed": []}
+    stored = [{**found, "verdict": "not seen"}, {**found, "verdict": "not run"}]
+    stored.append({**found, "verdict": "opposite", "core minutes": 12.0})
+    (tmp_path / "results.json").write_text(json.dumps(dict(zip(names, stored, strict=True))))
+    (tmp_path / "README.md").write_text(f"| item | verdict |\n|---|---|\n| [{names[0]}](a.md) | not seen |\n")
+    monkeypatch.setattr(items, "ROOT", tmp_path)
+    monkeypatch.setattr(items, "PAGE", "README.md")
+    monkeypatch.setattr(items, "STORED", tmp_path / "results.json")
+    (job,), (row,) = items.jobs(), items.rows()
+    assert job.command == f"isograd reproduce {names[0]} --data {{data}} --jobs 1 --out {{out}}" and job.needs
+    assert (row.sentence, row.jobs) == (f"| {names[0]} | not seen |", (job.name,))
+    folder = tmp_path / "items" / names[0]
+    folder.mkdir(parents=True)
+    for verdict, holds in (("not seen", True), ("same direction", False)):
+        (folder / "result.json").write_text(json.dumps({"verdict": verdict, "reason": "so"}))
+        assert row.measure({job.name: tmp_path}).holds is holds
 
 
 @pytest.mark.parametrize("one", [one for one in ROWS if one.tier == "slice"], ids=lambda one: one.name)

@@ -1,5 +1,6 @@
 """The commands of the table, each once; what lies in `{data}` is said in docs/accept.md."""
 
+from benchmarks.accept import items
 from benchmarks.accept.row import Job
 
 _ONE = "--jobs 1 --out {out}"  # one run at a time: each command is a process of its own
@@ -146,5 +147,6 @@ _JOBS = [
         command="python benchmarks/collapse_rules.py --folder {collapse-grid-new} --table {out}/table.csv",
         minutes=1,
     ),
+    *items.jobs(),
 ]
 JOBS = {job.name: job for job in _JOBS}

@@ -7,7 +7,7 @@ rounding (another processor, another Python, whose embedded text differs) has li
 import tomllib
 from typing import Any
 
-from benchmarks.accept import rules
+from benchmarks.accept import items, rules
 from benchmarks.accept.jobs import JOBS
 from benchmarks.accept.row import Folders, Measured, Row
 from benchmarks.accept.state import ROOT
@@ -648,6 +648,7 @@ ROWS = [
         tier="full",
     ),
     *DOCS,
+    *items.rows(),
 ]
 
 NOT_CLAIMS = {  # how sentences of README begin that have a number and claim nothing that is measured: why
