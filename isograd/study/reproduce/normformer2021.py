@@ -412,11 +412,10 @@ _STABILITY = (
             Published(label="more parameters", value="0.4 %", tag=_ABSTRACT),
         ),
         size_paper="125M to 2.7B parameters on GPUs",
-        size_here="2 layers of the 125M shape, 512 tokens, fp32, 9 rounds; memory and parameters of all four shapes by"
-        " forecast",
+        size_here="2 layers of the 125M shape, 512 tokens, fp32, 9 rounds; all four shapes by forecast",
         minutes=1,
-        differs="CPU time of one core, where a norm costs more beside a product than on a GPU; memory is the forecast of a"
-        " training step of the paper's recipes, in bf16, on each of 8 devices.",
+        differs="CPU time of one core, where a norm costs more beside a product than on a GPU; memory is a forecast of"
+        " a training step of the paper's recipes, in bf16, on each of 8 devices.",
         rule="Same direction: a NormFormer step takes more CPU time than a Pre-LN step, by the interval of the median"
         " over rounds in which the two take turns.",
         judge=_overhead,
