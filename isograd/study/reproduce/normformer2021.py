@@ -305,7 +305,7 @@ _CHARACTERS = (
         corpus=CAPTIONS,
         runs=_char(_NF, f"{_NF}, heads scaled after W_O"),
         charts=(_LOSS,),
-        full=Full(recipe="normformer2021/clm-125m", devices=8),
+        full=Full(recipe="normformer2021/clm-125m", overrides=("model.placement=normformer-fairseq",), devices=8),
     ),
 )
 
@@ -490,7 +490,9 @@ def _sooner(rows: Rows) -> Verdict:
     gain = _lower(rows, _WITH, _PRE)
     time = judge.measured("time to Pre-LN's final loss, as a share of its own", times)
     return Verdict(
-        verdict=found.verdict, reason=f"{found.reason} {gain.reason.capitalize()}", ours=(*found.ours, time, *gain.ours)
+        verdict=found.verdict,
+        reason=f"{found.reason} {gain.reason[:1].upper()}{gain.reason[1:]}",
+        ours=(*found.ours, time, *gain.ours),
     )
 
 
