@@ -132,7 +132,7 @@ def _placement(rows: Rows) -> Verdict:
 _CHARACTERS = (
     Item(
         id="normformer2021/gradients-fig3",
-        title="Gradients of W_2 by layer through training: Post-LN, Pre-LN, NormFormer",
+        title="Gradients by layer through training: Post-LN, Pre-LN, NormFormer",
         claim="Gradients rise with the layer in Post-LN and fall with it in Pre-LN; NormFormer's lie in between.",
         published=(
             Published(label="Post-LN", value="rises with depth (curve)", tag="quoted: a review and a note"),
@@ -153,7 +153,7 @@ _CHARACTERS = (
         charts=(
             Chart(
                 name="layers",
-                title="mean |gradient| of W_2 by layer",
+                title="Mean |gradient| of W_2 by layer",
                 sentence="Mean over seeds, and a band from the lowest to the highest.",
                 x="layer",
                 y="gradient",

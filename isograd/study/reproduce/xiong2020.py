@@ -79,7 +79,8 @@ def _warmup(rows: Rows) -> Verdict:
 
 def _median(rows: Rows, column: str, arm: str, unit: str = "") -> Ours:
     values = [float(row[column]) for row in judge.of_arm(rows, arm) if row.get(column) is not None]
-    return judge.measured(f"{column.replace('_', ' ')}, {arm}", values, unit)
+    name = {"bleu": "BLEU"}.get(column, column.replace("_", " "))
+    return judge.measured(f"{name}, {arm}", values, unit)
 
 
 def _sgd(rows: Rows) -> Verdict:
