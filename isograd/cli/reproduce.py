@@ -1,6 +1,7 @@
 """`isograd reproduce ITEM`: a table, a figure or a claim of a paper, its numbers beside ours, and a verdict."""
 
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,23 +139,34 @@ def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool)
 
 
 def _one(planned: "Planned", asked: "Asked", retry: bool) -> dict[str, Any]:
-    """The content of an item's result.json, its page beside it; where runs failed, which."""
-
+    """The content of an item's result.json, its page beside it; where runs or the measure failed, why."""
     for stage in planned.stages:
         rows = _train(stage, asked, retry)
         failed = [f"{row['cell']} failed: {row.get('error')}" for row in rows if row["outcome"] == "failed"]
-        if failed or len(rows) < len(stage):
-            broken = len(stage) - len(rows) - 0
-            failed += [f"{broken} runs have damaged files"] if broken else []
-            return {"item": planned.item.id, "verdict": "not run", "reason": "runs failed", "failed": failed}
+        if len(rows) < len(stage):
+            failed.append(f"{len(stage) - len(rows)} runs have damaged files; --retry trains them from the beginning")
+        if failed:
+            return _failed(planned, failed)
     with loading():
-        from isograd.report.reproduce_page import write_item
         from isograd.study.reproduce.conclude import conclude
         from isograd.study.reproduce.plan import folder_of
+    folder = folder_of(planned.item, asked.out)
+    try:
+        with loading("measuring"):
+            from isograd.report.reproduce_page import write_item
 
-        content = conclude(planned, asked, lambda line: progress().print(f"measuring: {line}", markup=False))
-        page = write_item(folder_of(planned.item, asked.out), asked.out)
+            content = conclude(planned, asked, lambda line: progress().print(f"measuring: {line}", markup=False))
+            page = write_item(folder, asked.out)
+    except (IsogradError, OSError):
+        raise
+    except Exception as error:  # of a measure: whatever it does, other items go on
+        (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        return _failed(planned, [f"{type(error).__name__}: {one_line(error)} (see {folder}/error.txt)"])
     return content | {"page": str(page)}
+
+
+def _failed(planned: "Planned", why: "Sequence[str]") -> dict[str, Any]:
+    return {"item": planned.item.id, "verdict": None, "failed": [*why]}
 
 
 def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dict[str, Any]]":
@@ -163,11 +175,10 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
 
     with loading():
         from isograd.study.jobs import check_jobs
-        from isograd.study.runner import jobs_of, run_cells, survey
+        from isograd.study.runner import jobs_of, run_cells
         from isograd.study.workers import local
 
-        todo = survey(cells, asked.out, retry).todo
-        check_jobs([jobs_of(cells, asked.out)[i] for i in todo])
+        check_jobs(jobs_of(cells, asked.out))
     with StudyProgress(cells, [ARM]) as shown:
         return run_cells(
             cells,
@@ -184,9 +195,9 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
 def _print(result: dict[str, Any], several: bool) -> None:
     from isograd.report.reproduce_page import number, ours
 
-    verdict = result["verdict"]
     if "page" not in result:
-        return  # its runs failed
+        return
+    verdict = result["verdict"]
     print_lines(*[""] * several, f"{result['item']}: {result['shows']}")
     print_lines(f"claim: {result['claim']}")
     rows = [["paper", one["label"], number(one["value"]), one["unit"], one["tag"]] for one in result["published"]]

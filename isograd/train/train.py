@@ -73,7 +73,7 @@ def _trained(
     task: Task, folder: Path, state: PartialState, progress: Progress | None, report: Report | None
 ) -> dict[str, Any]:
     """The outcome, written whatever happens."""
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     try:
         outcome = _train(task, folder, progress, report)
     except KeyboardInterrupt:
@@ -83,6 +83,7 @@ def _trained(
         outcome = {"outcome": "failed", "error": " ".join(str(error).split()) or type(error).__name__}
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
     outcome["seconds"] = time.perf_counter() - began
+    outcome["cpu_seconds"] = time.process_time() - worked  # what it takes on a machine that is busy with other things
     written = _write_outcome(folder, outcome, state)
     if outcome["outcome"] in ENDED and state.is_main_process:
         tidy(folder)

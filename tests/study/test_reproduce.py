@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from isograd.recipes import path_of
 from isograd.report.reproduce_page import read_rows
 from isograd.study.reproduce import judge
+from isograd.study.reproduce.context import Context
 from isograd.study.reproduce.data import found
 from isograd.study.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
 from isograd.study.reproduce.plan import Asked, plan_item
@@ -228,3 +230,45 @@ def test_list(item: Item) -> None:
     assert (code, err, list(listed)) == (0, "", list(ITEMS))
     assert listed[item.id]["command"] == f"isograd reproduce {item.id}"
     assert item.id in called("reproduce", "--list")[1]
+
+
+def test_several_items_go_on_after_one_that_fails(item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measure that raises, one that has no data, and one that works: exit code 1, and the last has its page."""
+    needs = Corpus(name="none", folder="none", files=("x",), settings={})
+    other = {
+        "xiong2020/bad": replace(item, id="xiong2020/bad", measure=_bad),
+        "xiong2020/lacks": replace(item, id="xiong2020/lacks", corpus=needs),
+    }
+    for name, one in other.items():
+        monkeypatch.setitem(ITEMS, name, one)
+    out = tmp_path / "out"
+    code, said, err = called("reproduce", *other, item.id, "--out", str(out), "--jobs", "1", "--json")
+    found = {one["item"]: one for one in json.loads(said)["items"]}
+    assert code == 1 and "ZeroDivisionError" in err and "[3/3] xiong2020/tiny" in err
+    assert [found[name]["verdict"] for name in (*other, item.id)] == [None, "not run", "same direction"]
+    assert found["xiong2020/lacks"]["reason"] == "no data: --data FOLDER with none/ (none)"
+    assert not (out / "items/xiong2020/bad/result.json").exists()
+    assert (out / "items" / item.id / "item.html").exists()
+
+
+def _bad(context: Context) -> Rows:
+    return [{"a": 1 / 0}]
+
+
+def test_what_takes_long_is_computed_once(item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by the next command; with other runs it is computed again."""
+    count = tmp_path / "count"
+
+    def measure(context: Context) -> Rows:
+        def long() -> int:
+            with count.open("a") as file:
+                file.write("1")
+            return len(context.of(arm="fast"))
+
+        return [{**row, "fast": context.once("how many", long)} for row in context.rows()]
+
+    monkeypatch.setitem(ITEMS, item.id, replace(item, measure=measure))
+    command = ["reproduce", item.id, "--out", str(tmp_path / "out"), "--jobs", "1"]
+    for words, times in (([], 1), ([], 1), (["--seeds", "3"], 2)):
+        assert called(*command, *words)[0] == 0 and count.read_text() == "1" * times
+    assert [row["fast"] for row in read_rows(tmp_path / "out/items" / item.id / "rows.csv")] == [1.0, 1.0]

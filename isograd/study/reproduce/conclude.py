@@ -17,6 +17,7 @@ from isograd.study.reproduce.item import Item, Row, Rows, Verdict
 from isograd.study.reproduce.plan import Asked, Planned, folder_of
 
 RESULT, ROWS = "result.json", "rows.csv"
+_NOTHING: dict[str, tuple[float, bool]] = {}
 
 
 def conclude(planned: Planned, asked: Asked, note: Callable[[str], None]) -> Row:
@@ -27,7 +28,7 @@ def conclude(planned: Planned, asked: Asked, note: Callable[[str], None]) -> Row
     """
     item, folder = planned.item, folder_of(planned.item, asked.out)
     with locked(folder):
-        began = time.perf_counter()
+        began, spent = time.process_time(), _NOTHING
         if planned.lacking:
             rows: Rows = []
             verdict = Verdict(verdict="not run", reason=planned.lacking)
@@ -36,8 +37,10 @@ def conclude(planned: Planned, asked: Asked, note: Callable[[str], None]) -> Row
             rows = item.measure(context) if item.measure else context.rows()
             assert item.judge is not None
             verdict = item.judge(rows)
-        measuring = time.perf_counter() - began
-        content = _result(planned, asked, verdict, rows, measuring)
+            spent = context.spent
+        before = sum(seconds for seconds, now in spent.values() if not now)
+        seconds = before + time.process_time() - began + _trained(planned, asked, folder)
+        content = _result(planned, asked, verdict, rows, seconds)
         write_text(folder / ROWS, _csv(rows))
         write_json(folder / RESULT, content)  # last: it says that the item is whole
     return content
@@ -74,13 +77,17 @@ def _version(item: Item) -> str:
     return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else ""
 
 
-def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, measuring: float) -> Row:
+def _trained(planned: Planned, asked: Asked, folder: Path) -> float:
+    """Processor seconds of the item's runs, and of those that its measure has made."""
+    own = (asked.out / CELLS / cell.name / "outcome.json" for cell in planned.cells)
+    outcomes = [json.loads(path.read_text(encoding="utf-8")) for path in [*own, *folder.rglob("outcome.json")]]
+    return sum(outcome.get("cpu_seconds") or outcome.get("seconds") or 0.0 for outcome in outcomes)
+
+
+def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, seconds: float) -> Row:
     from isograd.train.provenance import provenance
 
-    item, seconds = planned.item, measuring
-    for cell in planned.cells:
-        path = asked.out / CELLS / cell.name / "outcome.json"
-        seconds += json.loads(path.read_text(encoding="utf-8")).get("seconds") or 0.0
+    item = planned.item
     return {
         **item.about(),
         "verdict": verdict.verdict,
@@ -91,7 +98,7 @@ def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, measur
         "differs": item.differs,
         "details": item.details,
         "read": planned.reading,
-        "with data": asked.data is not None,
+        "with data": asked.data is not None and bool(item.corpora),
         "changed": [*asked.overrides, *([f"seeds={list(asked.seeds)}"] if asked.seeds else [])],
         "charts": [{**asdict(chart), "where": dict(chart.where)} for chart in item.charts],
         "run charts": list(item.run_charts),

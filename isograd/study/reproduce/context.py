@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class Context:
         seeds: those of `--seeds`; None: the measure's own.
         version: of the measure's code; what `once` kept of another version is computed again.
         note: says a line of progress.
+        spent: processor seconds of each `once`, and whether they were spent now.
     """
 
     trained: tuple[Trained, ...]
@@ -79,6 +81,7 @@ class Context:
     jobs: int | None
     version: str
     note: Callable[[str], None]
+    spent: dict[str, tuple[float, bool]] = field(default_factory=dict)
 
     def of(self, *, group: str | None = None, arm: str | None = None, seed: int | None = None) -> list[Trained]:
         """The runs of a group, of an arm, with a seed; None: any."""
@@ -99,8 +102,13 @@ class Context:
         ids = [one.folder.name for one in self.trained]
         key = json.dumps([name, self.version, ids, self.settings], sort_keys=True, default=str)
         path = self.folder / "kept" / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
-        if not path.exists():
+        now = not path.exists()
+        if now:
             self.note(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"name": name, "value": compute()})
-        return json.loads(path.read_text(encoding="utf-8"))["value"]
+            began = time.process_time()
+            value = compute()
+            write_json(path, {"name": name, "value": value, "seconds": time.process_time() - began})
+        content = json.loads(path.read_text(encoding="utf-8"))
+        self.spent[name] = content.get("seconds", 0.0), now
+        return content["value"]
