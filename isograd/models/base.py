@@ -76,8 +76,8 @@ class IsogradModel(IsogradPreTrainedModel):
         self.causal = self.stack == "decoder"
         self.longest = config.max_position_embeddings if config.position_embedding_type == "learned" else None
         self.rotary = config.position_embedding_type == "rotary"
-        self.embedding = InputEmbedding(config, vocabulary)
         placement = config.entry()
+        self.embedding = InputEmbedding(config, vocabulary, config.table_gain("embed", here))
         self.first = make_norm(placement.first, config.hidden_size, config) if placement.first else None
         self.stream = None if type(placement.stream) is Plain else make_ends(placement.stream, config)
         self.layers = make_layers(config, placement, self.stack, layers, other, self.causal)

@@ -31,6 +31,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = IsogradModel(config, "decoder")
         self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=config.head_bias)
+        self.lm_head.init_gain = config.table_gain("head", "decoder")
         self.post_init()
 
     @can_return_tuple

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from isograd.errors import UnknownPlacement
-from isograd.placement import Placement, Stack, get
+from isograd.placement import Placement, Role, Stack, get, sites
 from isograd.placement.stored import parts_of, restored, stored
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.init import SCHEMES
@@ -279,6 +279,11 @@ class IsogradConfig(PretrainedConfig):
     def scheme(self) -> str:
         """The base scheme of the init: the configuration's, else the placement's, else "xavier-uniform"."""
         return self.init or self.entry().init.base or "xavier-uniform"
+
+    def table_gain(self, role: Role, stack: Stack) -> float:
+        """The placement's factor on the std of a stack's token table ("embed") or of the head."""
+        layers, other = self.depths(stack)
+        return self.entry().init.at(sites(layers, stack, other)[0]).get(role, 1.0)
 
     def stacks(self) -> tuple[Stack, ...]:
         """In the order in which text runs through them."""

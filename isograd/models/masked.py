@@ -27,6 +27,7 @@ class MaskedHead(nn.Module):
         self.act = ACTIVATIONS[config.hidden_act]
         self.norm = NORMS[config.norm](width, eps=config.norm_eps)
         self.decoder = Linear(width, config.vocab_size, role="head")
+        self.decoder.init_gain = config.table_gain("head", "encoder")
 
     def transform(self, hidden: Tensor) -> Tensor:
         return self.norm(self.act(self.dense(hidden)))

@@ -30,6 +30,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
         self.encoder = IsogradModel(config, "encoder")
         self.decoder = IsogradModel(config, "decoder")
         self.lm_head = Linear(config.output_width, config.vocab_size, role="head", bias=config.head_bias)
+        self.lm_head.init_gain = config.table_gain("head", "decoder")
         self.post_init()
 
     @can_return_tuple

@@ -14,6 +14,7 @@ from typing import Literal
 from isograd.placement.laws import Kind, Law, Site
 from isograd.placement.streams import Plain, Stream
 
+Group = Literal["norm on the sum", "norm inside", "scaled", "streams", "attention", "parameterization"]
 Role = Literal[
     "query", "key", "value", "attn_out", "ffn_in", "ffn_out", "embed", "head", "norm", "coefficient", "dense"
 ]
@@ -192,6 +193,9 @@ class ByKind:
         return self.cross if kind == "cross" and self.cross else self.attn
 
 
+Gains = dict[Role, float | Law]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Init:
     """How the weights are initialized: a base scheme and a factor per role.
@@ -210,6 +214,57 @@ class Init:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnitNorm:
+    """After each step rows (or columns) of the matrices of these roles are divided by their lengths (nGPT).
+
+    What is scaled back after each step is not decayed.
+
+    Args:
+        rows: roles whose rows, a vector of what the matrix reads each, have length 1.
+        columns: roles whose columns, a vector of what the matrix writes each, have length 1.
+    """
+
+    rows: tuple[Role, ...] = ()
+    columns: tuple[Role, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipLogits:
+    """After each step a head whose largest attention logit S of that step was above the threshold has its part of W_Q
+    and W_K (and their biases) times sqrt(threshold / S) (QK-clip of MuonClip, arXiv 2507.20534)."""
+
+    threshold: float = 100.0
+
+
+Constraint = UnitNorm | ClipLogits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Factors on what the optimizer is given, by role, inside layers; a role that is not named has 1.
+
+    Embedding, final norm and head keep what is given: no depth rule changes them.
+
+    Args:
+        lr: role -> factor on the learning rate.
+        eps: role -> factor on the optimizer's eps.
+        decay: role -> factor on the weight decay.
+    """
+
+    lr: Mapping[Role, float | Law] = field(default_factory=dict)
+    eps: Mapping[Role, float | Law] = field(default_factory=dict)
+    decay: Mapping[Role, float | Law] = field(default_factory=dict)
+
+    def at(self, role: Role, site: Site) -> tuple[float, float, float]:
+        """The factors on learning rate, eps and weight decay of one role at a site."""
+        lr, eps, decay = (_number(of.get(role, 1.0), site) for of in (self.lr, self.eps, self.decay))
+        return lr, eps, decay
+
+
+AS_GIVEN = Rates()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """An entry of the catalogue: norms, coefficients, init.
 
@@ -220,9 +275,14 @@ class Placement:
         stream: what carries the residuals from one sublayer to the next.
         init: how the weights are initialized.
         calibrate: name of a calibration that must run before the first training step ("admin").
+        constrain: what is done to weights after each optimizer step.
+        rates: factors on the learning rate, eps and weight decay by role.
         about: one line for the list.
         paper: the source, with an arXiv number where there is one.
         note: what a user should know before choosing it.
+        group: where the list has it; "" for one of your own.
+        families: model families that carry it, by transformers' names ("gemma2").
+        unconfirmed: only one source gives its equation, and no code by its authors.
     """
 
     each: "Residual | ByKind | Rule"
@@ -231,9 +291,14 @@ class Placement:
     stream: Stream = PLAIN
     init: Init = Init()
     calibrate: Literal["admin"] | None = None
+    constrain: tuple[Constraint, ...] = ()
+    rates: Rates = AS_GIVEN
     about: str = ""
     paper: str = ""
     note: str = ""
+    group: Group | Literal[""] = ""
+    families: tuple[str, ...] = ()
+    unconfirmed: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.each):

@@ -35,10 +35,11 @@ class Parallel(Stream):
     Wang and Komatsuzaki 2021 (GPT-J); Black et al. 2022, arXiv 2204.06745 (GPT-NeoX).
 
     Args:
-        shared_norm: the branches read one norm, the first one's (GPT-J, Cohere, PaLM).
+        shared_norm: the stream normalizes the layer's input once, and all branches read that, without a `pre` of their
+            own (GPT-J, Cohere, PaLM).
     """
 
-    reads: ClassVar[str] = "x_in, the layer's input"
+    reads: ClassVar[str] = "x_in, the layer's input, or norm(x_in)"
     shared_norm: bool = False
 
 
@@ -49,7 +50,7 @@ class LayerSkip(Stream):
     Args:
         keep: beside x, x <- add(x_in + x, u) (B2T, Takase et al. 2022, arXiv 2206.00330); else in place of it,
             x <- add(x_in, u) (SpanNorm, arXiv 2601.22580).
-        last: whether the stack's last layer does so too (B2T leaves it out).
+        last: whether the stack's last layer does so too.
     """
 
     writes: ClassVar[str] = "x <- add(x, u), at the layer's last sublayer add(x_in, u) or add(x_in + x, u)"
@@ -62,7 +63,7 @@ class TwoStreams(Stream):
     """A stream P with the norm on the sum, and a plain sum Q.
 
     "residual": ResiDual, Xie et al. 2023, arXiv 2304.14802; reads P, closes with P + norm(Q).
-    "siamese": SiameseNorm, arXiv 2602.08064; reads P + norm(Q), closes with norm(P) + norm(Q).
+    "siamese": SiameseNorm, arXiv 2602.08064; P opens with norm(x); reads P + norm(Q), closes with P + norm(Q).
     """
 
     reads: ClassVar[str] = "P, or P + norm(Q)"

@@ -81,6 +81,7 @@ class Attention(nn.Module):
         memory: Tensor | None = None,  # (batch, source, width), for cross-attention
         cache: Cache | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
+        value: Tensor | None = None,  # (batch, heads, time, width/heads), in place of its own values of x
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The branch's output (batch, time, width), and the attention weights where the back-end returns them."""
@@ -88,7 +89,7 @@ class Attention(nn.Module):
         if self.is_cross:
             key, value = self._memory(memory, cache)
         else:
-            key, value = self._key_value(x)
+            key, value = self._split(self.key(x), self.key_norm), self.values(x) if value is None else value
             if rotary is not None:
                 query, key = rotate(query, *rotary), rotate(key, *rotary)
             if self.norm_after_rotary:
@@ -115,8 +116,12 @@ class Attention(nn.Module):
             return self.heads(self.out(self.mid(h.flatten(2))).view(shape)).flatten(2)
         return self.out(self.mid(self.heads(h).flatten(2)))
 
+    def values(self, x: Tensor) -> Tensor:
+        """(batch, heads, time, width/heads)."""
+        return self._split(self.value(x), self.value_norm)
+
     def _key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._split(self.key(x), self.key_norm), self._split(self.value(x), self.value_norm)
+        return self._split(self.key(x), self.key_norm), self.values(x)
 
     def _split(self, x: Tensor, norm: nn.Module) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_size)

@@ -23,7 +23,7 @@ def xavier_uniform(leaf: Linear | Embedding, config: Any) -> None:
     ADMIN's code (Transformer-Clinic) and, but for the feed-forward, fairseq.
     """
     if isinstance(leaf, Embedding) or leaf.role == "head":
-        _table(leaf, leaf.weight.shape[1] ** -0.5)
+        _table(leaf, leaf.weight.shape[1] ** -0.5 * leaf.init_gain)
         return
     fused = 2**-0.5 if leaf.role in ("query", "key", "value") else 1.0
     init.xavier_uniform_(leaf.weight, gain=fused * leaf.init_gain)
@@ -33,7 +33,7 @@ def xavier_uniform(leaf: Linear | Embedding, config: Any) -> None:
 def xavier_normal(leaf: Linear | Embedding, config: Any) -> None:
     """Xavier normal N(0, 2 / (fan_in + fan_out)), every projection apart. Tables N(0, 1/d). DeepNet, Xiong et al."""
     if isinstance(leaf, Embedding) or leaf.role == "head":
-        _table(leaf, leaf.weight.shape[1] ** -0.5)
+        _table(leaf, leaf.weight.shape[1] ** -0.5 * leaf.init_gain)
         return
     init.xavier_normal_(leaf.weight, gain=leaf.init_gain)
     _zero_bias(leaf)
@@ -42,10 +42,26 @@ def xavier_normal(leaf: Linear | Embedding, config: Any) -> None:
 def normal(leaf: Linear | Embedding, config: Any) -> None:
     """N(0, initializer_range^2) for every matrix and table. GPT-2, BERT, RoBERTa."""
     if isinstance(leaf, Embedding):
-        _table(leaf, config.initializer_range)
+        _table(leaf, config.initializer_range * leaf.init_gain)
         return
     init.normal_(leaf.weight, std=config.initializer_range * leaf.init_gain)
     _zero_bias(leaf)
+
+
+def small_init(leaf: Linear | Embedding, config: Any) -> None:
+    """N(0, 2 / (5 d)), d the width, for every matrix and table; the head N(0, 1/d). Nguyen and Salazar 2019, arXiv
+    1910.05895, for attention; OLMo's "full_megatron" at 1/sqrt(2.5 d).
+    """
+    std = _small_std(leaf, config) * leaf.init_gain
+    if isinstance(leaf, Embedding):
+        _table(leaf, std)
+        return
+    init.normal_(leaf.weight, std=std)
+    _zero_bias(leaf)
+
+
+def _small_std(leaf: Linear | Embedding, config: Any) -> float:
+    return config.hidden_size**-0.5 if leaf.role == "head" else (2.5 * config.hidden_size) ** -0.5
 
 
 def fairseq(leaf: Linear | Embedding, config: Any) -> None:
@@ -66,6 +82,7 @@ SCHEMES: dict[str, Callable[[Linear | Embedding, Any], None]] = {
     "xavier-uniform": xavier_uniform,
     "xavier-normal": xavier_normal,
     "normal": normal,
+    "small-init": small_init,
     "fairseq": fairseq,
 }
 
@@ -99,8 +116,10 @@ def theoretical_std(leaf: Linear | Embedding, config: Any, scheme: str) -> float
     gain = getattr(leaf, "init_gain", 1.0)
     if scheme == "normal":
         return config.initializer_range * gain
+    if scheme == "small-init":
+        return _small_std(leaf, config) * gain
     if isinstance(leaf, Embedding) or leaf.role == "head":
-        return fan_in**-0.5
+        return fan_in**-0.5 * gain
     if scheme == "fairseq" and leaf.role not in ("query", "key", "value", "attn_out"):
         return gain / math.sqrt(3 * fan_in)
     fused = 2**-0.5 if scheme != "xavier-normal" and leaf.role in ("query", "key", "value") else 1.0

@@ -29,9 +29,13 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors, one row per id; row `padding_idx` is 0 and gets no gradient from look-ups."""
+    """A table of vectors, one row per id; row `padding_idx` is 0 and gets no gradient from look-ups.
+
+    `init_gain` multiplies the std of the table.
+    """
 
     role: Role = "embed"
+    init_gain = 1.0
 
 
 class Coefficient(nn.Module):
@@ -63,6 +67,24 @@ class MappedCoefficient(Coefficient):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.value()
+
+
+class Shared(nn.Module):
+    """Another module's coefficient: it is a parameter there, and only read here."""
+
+    def __init__(self, coefficient: Coefficient) -> None:
+        super().__init__()
+        self._of = (coefficient,)  # in a tuple, so that it is not registered a second time
+
+    @property
+    def weight(self) -> Tensor:
+        return self._of[0].weight
+
+    def value(self) -> Tensor:
+        return self._of[0].value()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._of[0](x)
 
 
 def roles(model: nn.Module) -> dict[str, Role]:

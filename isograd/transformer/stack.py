@@ -7,13 +7,20 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from isograd.placement import Norm, Placement, Site, Stack, sites
-from isograd.placement.streams import Plain
+from isograd.placement.streams import FirstValues, Plain
 from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Embedding, Linear
 from isograd.transformer.positions import make_positions
 from isograd.transformer.streams import State
-from isograd.transformer.sublayer import AttentionSublayer, FeedForwardSublayer, StreamAttention, StreamFeedForward
+from isograd.transformer.sublayer import (
+    AttentionSublayer,
+    FeedForwardSublayer,
+    FirstValuesAttention,
+    StreamAttention,
+    StreamFeedForward,
+    share_scale,
+)
 
 
 class Layer(GradientCheckpointingLayer):
@@ -24,9 +31,11 @@ class Layer(GradientCheckpointingLayer):
         plain = type(placement.stream) is Plain
         attention = AttentionSublayer if plain else StreamAttention
         feedforward = FeedForwardSublayer if plain else StreamFeedForward
-        self.attn = attention(config, placement, here["attn"], causal)
+        own = FirstValuesAttention if type(placement.stream) is FirstValues else attention
+        self.attn = own(config, placement, here["attn"], causal)
         self.cross = attention(config, placement, here["cross"], False) if "cross" in here else None
         self.ffn = feedforward(config, placement, here["ffn"])
+        share_scale([one for one in (self.attn, self.cross, self.ffn) if one is not None])
 
     def forward(
         self,
@@ -61,11 +70,12 @@ class InputEmbedding(nn.Module):
     Token vectors of another width than d are projected after they are scaled.
     """
 
-    def __init__(self, config: Any, vocab_size: int) -> None:
+    def __init__(self, config: Any, vocab_size: int, init_gain: float = 1.0) -> None:
         super().__init__()
         width = config.hidden_size
         self.scale = width**0.5 if config.scale_embedding else 1.0
         self.tokens = Embedding(vocab_size, config.token_width, padding_idx=padding_row(config))
+        self.tokens.init_gain = init_gain
         self.project = make_projection(config.token_width, width)
         self.positions = make_positions(config)
         self.types = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None

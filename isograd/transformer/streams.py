@@ -23,6 +23,7 @@ from isograd.placement.streams import (
     Affine,
     DepthAttention,
     FirstInput,
+    FirstValues,
     Hyper,
     LayerSkip,
     Parallel,
@@ -87,12 +88,16 @@ class Connection(nn.Module):
 
 
 class ParallelConnection(Connection):
-    """State (x, x_in): every branch of a layer reads x_in."""
+    """State (x, x_in): every branch of a layer reads x_in, or all read norm(x_in) of the layer's first sublayer."""
+
+    def __init__(self, stream: Parallel, width: int, site: Site, eps: float = 1e-5, norm: Any = None) -> None:
+        super().__init__(stream, width, site, eps)
+        self.norm = norm if stream.shared_norm and self.begins_layer else None
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         x, entry = state
         if self.begins_layer:
-            entry = x
+            entry = x if self.norm is None else self.norm(x)
         return entry, (x, entry)
 
     def write(self, held: Any, u: Tensor, add: Add = operator.add) -> State:
@@ -141,18 +146,18 @@ class TwoStreamsConnection(Connection):
 
 
 class TwoStreamsEnds(Ends):
-    """Closes with P + norm(Q), or norm(P) + norm(Q)."""
+    """Opens with P = Q = x, or P = norm_post(x); closes with P + norm(Q)."""
 
     def __init__(self, norm: nn.Module, norm_post: nn.Module | None) -> None:
         super().__init__()
         self.norm, self.norm_post = norm, norm_post
 
     def open(self, x: Tensor) -> State:
-        return x, x
+        return (x if self.norm_post is None else self.norm_post(x)), x
 
     def close(self, state: State) -> Tensor:
         post, total = state
-        return (post if self.norm_post is None else self.norm_post(post)) + self.norm(total)
+        return post + self.norm(total)
 
 
 class HyperConnection(Connection):
@@ -399,6 +404,39 @@ class FirstInputConnection(Connection):
         return add(x, u), origin
 
 
+class FirstValuesConnection(Connection):
+    """State (x, v_1): from the second layer on an attention's values are (1 - mix) v + mix v_1."""
+
+    def __init__(self, stream: FirstValues, width: int, site: Site, eps: float = 1e-5) -> None:
+        super().__init__(stream, width, site, eps)
+        self.first = site.layer == 1
+        mixes = site.kind == "attn" and not self.first
+        self.shares = (1 - stream.mix, stream.mix)
+        self.own = Coefficient(1, init=1 - stream.mix) if mixes and stream.learned else None
+        self.one = Coefficient(1, init=stream.mix) if mixes and stream.learned else None
+
+    def read(self, state: State) -> tuple[Tensor, Any]:
+        return state[0], state
+
+    def values(self, held: Any, v: Tensor) -> tuple[Tensor, Any]:
+        """What the attention mixes in place of its values v (batch, heads, time, width/heads); what is held then."""
+        x, one = held
+        if self.first:
+            return v, (x, v)
+        if self.own is not None and self.one is not None:
+            return self.own(v) + self.one(one), held
+        return self.shares[0] * v + self.shares[1] * one, held
+
+    def write(self, held: Any, u: Tensor, add: Add = operator.add) -> State:
+        x, one = held
+        return add(x, u), one
+
+
+class FirstValuesEnds(Ends):
+    def open(self, x: Tensor) -> State:
+        return x, x  # until the first attention has written its values
+
+
 class AffineConnection(Connection):
     """x <- (x + c) * r + (u + d) * g."""
 
@@ -447,7 +485,7 @@ def make_connection(stream: Stream, site: Site, config: Any) -> Connection:
     width, eps = config.hidden_size, config.norm_eps
     match stream:
         case Parallel():
-            return ParallelConnection(stream, width, site, eps)
+            return ParallelConnection(stream, width, site, eps, _shared_norm(stream, site, config))
         case LayerSkip():
             return LayerSkipConnection(stream, width, site, eps)
         case TwoStreams():
@@ -462,9 +500,15 @@ def make_connection(stream: Stream, site: Site, config: Any) -> Connection:
             return DepthAttentionConnection(stream, width, site, eps)
         case FirstInput():
             return FirstInputConnection(stream, width, site, eps)
+        case FirstValues():
+            return FirstValuesConnection(stream, width, site, eps)
         case Affine():
             return AffineConnection(stream, width, site, eps)
     raise TypeError(f"{type(stream).__name__} has no module in isograd.transformer.streams")
+
+
+def _shared_norm(stream: Parallel, site: Site, config: Any) -> nn.Module | None:
+    return make_norm(Norm(), config.hidden_size, config) if stream.shared_norm and site.kind == "attn" else None
 
 
 def make_ends(stream: Stream, config: Any) -> Ends:
@@ -481,4 +525,6 @@ def make_ends(stream: Stream, config: Any) -> Ends:
             return HyperEnds(stream, width, eps)
         case DepthAttention():
             return DepthAttentionEnds(stream, width, eps)
+        case FirstValues():
+            return FirstValuesEnds()
     return Ends()

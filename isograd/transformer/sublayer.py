@@ -18,8 +18,8 @@ from isograd.transformer.attention import Attention
 from isograd.transformer.feedforward import make_feedforward
 from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
-from isograd.transformer.parameters import Coefficient, MappedCoefficient
-from isograd.transformer.streams import State, make_connection
+from isograd.transformer.parameters import Coefficient, MappedCoefficient, Shared
+from isograd.transformer.streams import FirstValuesConnection, State, make_connection
 
 
 class Add(nn.Module):
@@ -51,6 +51,7 @@ class LearnedAdd(nn.Module):
         super().__init__()
         self.skip = _coefficient(residual.skip, width)
         self.scale = _coefficient(residual.scale, width)
+        self.one_per_layer = isinstance(residual.scale, Learned) and residual.scale.shape == "layer"
 
     def forward(self, x: Tensor, u: Tensor) -> Tensor:
         u = self.scale(u)
@@ -139,6 +140,20 @@ class StreamAttention(StreamSublayer):
         return self.stream.write(held, self.drop(self.out(u)), self.add)
 
 
+class FirstValuesAttention(StreamAttention):
+    """A self-attention whose values the stream mixes."""
+
+    stream: FirstValuesConnection
+    branch: Attention
+
+    def forward(self, state: State, **kwargs: Any) -> State:
+        x, held = self.stream.read(state)
+        x = self.pre(x)
+        value, held = self.stream.values(held, self.branch.values(x))
+        u, _ = self.branch(x, value=value, **kwargs)
+        return self.stream.write(held, self.drop(self.out(u)), self.add)
+
+
 class StreamFeedForward(StreamSublayer):
     def __init__(self, config: Any, placement: Placement, site: Site) -> None:
         super().__init__(config, placement, site, make_feedforward(config, placement, site))
@@ -146,6 +161,14 @@ class StreamFeedForward(StreamSublayer):
     def forward(self, state: State) -> State:
         x, held = self.stream.read(state)
         return self.stream.write(held, self.drop(self.out(self.branch(self.pre(x)))), self.add)
+
+
+def share_scale(sublayers: list[Sublayer]) -> None:
+    """Where the scale is one number of a layer, the other sublayers read the first one's (ReZero)."""
+    first, *others = [one.combine for one in sublayers]
+    for combine in others:
+        if isinstance(combine, LearnedAdd) and combine.one_per_layer and isinstance(first.scale, Coefficient):
+            combine.scale = Shared(first.scale)
 
 
 def make_combine(residual: Residual, width: int) -> nn.Module:
