@@ -2,7 +2,7 @@
 
     python examples/own_placement.py [FILE]
 
-Peri-LN (Kim et al. 2025): a norm before and after every branch, one on the embedding, one at the end.
+Swin v2's (Liu et al. 2021, arXiv 2111.09883): a norm on what every branch wrote, whose weight begins at 0.
 """
 
 import sys
@@ -15,12 +15,12 @@ from isograd.train.run import Model
 from isograd.train.tasks.language import TextData, TextTraining
 
 register(
-    "peri-ln",
+    "swin-v2",
     Placement(
-        each=Residual(pre=Norm(), out=Norm()),
+        each=Residual(out=Norm(init=0.0)),
         final=Norm(),
-        about="a norm before and after every branch",
-        paper="Kim et al. 2025",
+        about="a norm on what every branch wrote, whose weight begins at 0",
+        paper="Liu et al. 2021, arXiv 2111.09883",
     ),
 )
 
@@ -28,7 +28,7 @@ register(
 def main(source: str = "embedded", steps: int = 100, out: Path = Path("runs/own-placement")) -> Path:
     arms = plan(
         out,
-        placements=["pre-ln", "post-ln", "peri-ln"],
+        placements=["pre-ln", "post-ln", "swin-v2"],
         model=Model(layers=6, embedding_norm=True),
         data=TextData(source=source),
         training=TextTraining(steps=steps),

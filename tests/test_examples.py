@@ -30,8 +30,8 @@ def test_own_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         page = main(str(text), steps=2, out=tmp_path / "out").read_text(encoding="utf-8")
     finally:
-        CATALOGUE.pop("peri-ln")
-    assert "<i>x</i> + LN(Attn(LN(<i>x</i>)))" in page
+        CATALOGUE.pop("swin-v2")
+    assert "<i>x</i> + LN(Attn(<i>x</i>))" in page
 
 
 def test_probe_any_model() -> None:
@@ -80,7 +80,7 @@ def test_the_models_of_a_page_are_built(page: str) -> None:
         try:
             exec(compile(block, page, "exec"), {"__name__": "page"})
         finally:
-            CATALOGUE.pop("sandwich", None)
+            CATALOGUE.pop("swin-v2", None)
     assert made
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from isograd.transformer.sublayer import Add, LearnedAdd, ScaledAdd
+from isograd.transformer.sublayer import Add, CoupledAdd, LearnedAdd, ScaledAdd
 
 
 def norm(x: Tensor) -> Tensor:
@@ -30,6 +30,9 @@ def terms(combine: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """The two terms of a sum, skip * x and scale * u."""
     if isinstance(combine, LearnedAdd):
         return combine.skip(x), combine.scale(u)
+    if isinstance(combine, CoupledAdd):
+        skip, scale = combine.values()
+        return skip * x, scale * u
     if isinstance(combine, ScaledAdd):
         return x * combine.skip, u * combine.scale
     if isinstance(combine, Add):

@@ -37,12 +37,13 @@ from isograd.interop.vocabulary import load_tokenizer
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Stack, get, sites
 from isograd.placement.flags import flagged_name
+from isograd.placement.streams import Plain
 from isograd.placement.text import formulas
 from isograd.transformer.attention import Attention
 from isograd.transformer.feedforward import FeedForward, GatedFeedForward
-from isograd.transformer.parameters import Coefficient, Embedding, Linear, roles
+from isograd.transformer.parameters import Coefficient, Embedding, Linear, Shared, roles
 from isograd.transformer.positions import Sinusoidal
-from isograd.transformer.sublayer import Add, Constant, LearnedAdd, ScaledAdd, Sublayer
+from isograd.transformer.sublayer import Add, Constant, CoupledAdd, LearnedAdd, ScaledAdd, Sublayer
 
 NEAR_ZERO = 1e-6  # of the largest entry: what is divided by less leaves the range of half precision
 
@@ -208,6 +209,8 @@ def _coefficients(combine: nn.Module, width: int) -> tuple[Tensor | None, Tensor
     """skip and scale as vectors of the width, None for the constant 1."""
     if isinstance(combine, LearnedAdd):
         return _vector(combine.skip, width), _vector(combine.scale, width)
+    if isinstance(combine, CoupledAdd):
+        return combine.values()[0].detach().expand(width), combine.values()[1].detach().expand(width)
     if isinstance(combine, ScaledAdd):
         return _constant(combine.skip, width), _constant(combine.scale, width)
     assert isinstance(combine, Add)
@@ -215,8 +218,8 @@ def _coefficients(combine: nn.Module, width: int) -> tuple[Tensor | None, Tensor
 
 
 def _vector(module: nn.Module, width: int) -> Tensor | None:
-    if isinstance(module, Coefficient):
-        return module.weight.detach().expand(width)
+    if isinstance(module, Coefficient | Shared):
+        return module.value().detach().expand(width)
     return _constant(module.value, width) if isinstance(module, Constant) else None
 
 
@@ -397,6 +400,12 @@ def _folded_config(config: IsogradConfig) -> IsogradConfig:
     Raises:
         FoldError: there are no coefficients, or no placement has the norms that are left.
     """
+    for stack in config.stacks():
+        if type(stream := config.of(stack).entry().stream) is not Plain:
+            raise FoldError(
+                f"the stream of placement {config.of(stack).placement!r} is {type(stream).__name__}: no plain weights"
+                " do what it does; keep the model as it is"
+            )
     if all(_is_plain(config.of(stack).entry(), _sites(config, [stack])) for stack in config.stacks()):
         raise FoldError(f"placement {config.placement!r} has no coefficients to fold")
     out = copy.deepcopy(config)
@@ -449,15 +458,19 @@ def _plain(residual: Residual) -> Residual:
 def _norms(placement: Placement, every: list[Site], kind: str) -> list[object]:
     """All norms of a model in order, of the kinds that it builds them in."""
 
-    def built(norm: Norm | None) -> str | None:
-        return None if norm is None else kind if norm.kind == "model" else norm.kind
+    def built(norm: Norm | None) -> Norm | None:
+        if norm is None or norm.kind != "model":
+            return norm
+        return replace(norm, kind="layernorm" if kind == "layernorm" else "rmsnorm")
 
-    found: list[object] = [built(placement.final)]
+    ends = [norm and norm.at(site) for norm in (placement.first, placement.final) for site in every[:1]]
+    found: list[object] = [type(placement.stream), *(built(norm) for norm in ends)]
     for site in every:
         residual = placement.at(site)
         found += [built(norm) for norm in (residual.pre, residual.mid, residual.out, residual.post)]
         inside = residual.projections
-        found.append(inside and (frozenset(inside.of), inside.over, built(inside.norm)))
+        found.append(inside and replace(inside, of=tuple(sorted(inside.of)), norm=built(inside.norm) or Norm()))
+        found += [residual.gate, residual.cap]
     return found
 
 

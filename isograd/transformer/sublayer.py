@@ -69,9 +69,13 @@ class CoupledAdd(nn.Module):
         self.scale = _learned(residual.scale, width)
         self.by, self.floor = residual.skip.by, residual.skip.floor
 
-    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+    def values(self) -> tuple[Tensor, Tensor]:
+        """The skip and the scale."""
         c = self.scale.value()
-        skip = 1 - c if self.by == "complement" else (1 - c * c).clamp(min=self.floor).sqrt()
+        return (1 - c if self.by == "complement" else (1 - c * c).clamp(min=self.floor).sqrt()), c
+
+    def forward(self, x: Tensor, u: Tensor) -> Tensor:
+        skip, c = self.values()
         return torch.addcmul(c * u, x, skip.to(x.dtype))
 
 

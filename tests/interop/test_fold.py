@@ -30,8 +30,8 @@ VALUE = replace(MIDDLE, projections=ProjectionNorm(of=("value",)))
 OWN = {  # name -> the placement, and the name of what it folds into
     "layer-scale": (Placement(each=Residual(pre=N, scale=Learned(init=0.1)), final=N), "pre-ln"),
     "gain-behind-out": (Placement(each=Residual(pre=N, out=N, scale=Learned(shape="scalar")), final=N), "sandwich"),
-    "rezero": (Placement(each=Residual(scale=Learned(init=0.0, shape="scalar"))), "bare"),
-    "bare-everything": (Placement(each=Residual(skip=Learned(), scale=by_depth)), "bare"),
+    "zero-scale": (Placement(each=Residual(scale=Learned(init=0.0, shape="scalar"))), "t-fixup"),
+    "bare-everything": (Placement(each=Residual(skip=Learned(), scale=by_depth)), "t-fixup"),
     "post-everything": (
         Placement(
             each=ByKind(
@@ -52,13 +52,15 @@ OWN = {  # name -> the placement, and the name of what it folds into
     ),
 }
 PLAIN = {
-    "sandwich": Placement(each=Residual(pre=N, out=N), final=N),
-    "bare": Placement(each=Residual()),
     "post-on-attention": Placement(each=ByKind(attn=POST, ffn=Residual())),
     "mid": Placement(each=ByKind(attn=MIDDLE, ffn=POST)),
     "mid-and-value": Placement(each=ByKind(attn=VALUE, ffn=POST)),
 }
 LIBRARY = {
+    "layerscale": "pre-ln",
+    "rezero": "t-fixup",
+    "skipinit": "t-fixup",
+    "depth-mup": "pre-ln",
     "admin": "post-ln",
     "admin-closed": "post-ln",
     "deepnorm": "post-ln",

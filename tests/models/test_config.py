@@ -52,7 +52,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("is_decoder", True, "classify", {}),
     ("type_vocab_size", 2, "masked", {}),
     ("next_sentence", True, "masked", {}),
-    *[("placement", name, "causal", {}) for name in CATALOGUE if name != "pre-ln"],
+    *[("placement", name, "causal", {}) for name in CATALOGUE if name not in ("pre-ln", "qk-clip")],
     *[("hidden_act", name, "causal", {}) for name in ACTIVATIONS if name != "gelu"],
     *[("norm", name, "causal", {}) for name in NORMS if name != "layernorm"],
     *[("position_embedding_type", name, "causal", {}) for name in POSITIONS if name != "learned"],

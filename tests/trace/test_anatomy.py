@@ -12,6 +12,7 @@ from isograd import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM
 from isograd.placement import CATALOGUE, get, sites
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.transformer.sublayer import Sublayer
+from tests.build import NAMES
 
 IDS = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(0))
 ROLES = {"query": "query", "key": "key", "value": "value", "out": "attn_out"}
@@ -24,8 +25,29 @@ def of_catalogue(placement: str, **options: Any) -> Anatomy:
     return find_anatomy(IsogradForCausalLM(config), {"input_ids": IDS})
 
 
+PLACED_OTHERWISE = {  # what carries or norms is no tensor, sum or norm that a trace follows
+    "hybridnorm", "hybridnorm-star", "dyt", "derf", "layerscale", "variance-gate", "parallel-shared", "spannorm",
+    "siamesenorm", "value-residual", "x0-scalars", "affine-shortcut", "hyper-connections-static", "hyper-connections",
+    "mhc", "independent-streams", "gated-streams", "attention-residuals", "attention-residuals-inkling",
+}  # fmt: skip
+READ = [
+    pytest.param(name, marks=[] if name in (*NAMES, "sandwich", "b2t") else pytest.mark.slow)
+    for name in CATALOGUE
+    if name not in PLACED_OTHERWISE
+]
+
+
+@pytest.mark.parametrize("placement", [
+    pytest.param(name, marks=[] if name in ("mhc", "dyt") else pytest.mark.slow) for name in sorted(PLACED_OTHERWISE)
+])  # fmt: skip
+def test_other_streams_are_looked_at_all_the_same(placement: str) -> None:
+    """No crash, and whatever sublayers it finds are the model's."""
+    found = of_catalogue(placement)
+    assert {(s.layer, s.kind) for s in found.sublayers} <= {(n, k) for n in (1, 2, 3) for k in ("attn", "ffn")}
+
+
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("placement", CATALOGUE)
+@pytest.mark.parametrize("placement", READ)
 def test_norms_and_coefficients_of_the_catalogue(placement: str, norm: str) -> None:
     """What is found by scaling and silencing is what the entry says, at every site."""
     found = of_catalogue(placement, norm=norm)

@@ -46,6 +46,10 @@ RULES: dict[str, dict[str, tuple[float, float]]] = {
     | dict.fromkeys(("query", "key", "value", "attn_out"), (xavier(D, D), 0.0))
     | {"ffn_in": (xavier(D, F), 0.0), "ffn_out": (xavier(F, D), 0.0)},
     "normal": dict.fromkeys(("embed", "head", "query", "key", "value", "attn_out", "ffn_in", "ffn_out"), (0.02, 0.0)),
+    "small-init": dict.fromkeys(
+        ("embed", "query", "key", "value", "attn_out", "ffn_in", "ffn_out"), ((0.4 / D) ** 0.5, 0.0)
+    )
+    | {"head": (D**-0.5, 0.0)},
     "fairseq": TABLES
     | dict.fromkeys(("query", "key", "value"), (FUSED, torch_linear(D)))
     | {

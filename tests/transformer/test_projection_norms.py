@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from isograd.placement import ByKind, Norm, Placement, ProjectionNorm, Residual, register, sites
+from isograd.placement import ByKind, Norm, Placement, ProjectionNorm, Residual, sites
 from isograd.transformer.parameters import decayed
 from tests.build import HEADS, close, config, inputs, labelled, model, randomised, tokens
 from tests.models.test_oracles import SHAPE, attention, copy, finished
@@ -15,9 +15,6 @@ from tests.models.test_oracles import SHAPE, attention, copy, finished
 N = Norm()
 LLAMA = {"norm": "rmsnorm", "hidden_act": "swiglu", "bias": False, "position_embedding_type": "rotary"}
 LLAMA |= {"tie_word_embeddings": False}
-OLMO2 = Placement(  # norms on the branch's output; queries and keys over the whole width
-    each=ByKind(attn=Residual(out=N, projections=ProjectionNorm(of=("query", "key"))), ffn=Residual(out=N)), final=N
-)
 NAMES = ("qk-norm", "normformer-resscale-qkv")
 
 
@@ -80,8 +77,7 @@ def widened(norm: Any) -> nn.Module:
     return made
 
 
-def test_norms_of_the_whole_width_are_olmo2(own_catalogue: None) -> None:
-    register("olmo2", OLMO2)
+def test_norms_of_the_whole_width_are_olmo2() -> None:
     theirs = finished(
         transformers.Olmo2ForCausalLM(
             transformers.Olmo2Config(
