@@ -63,7 +63,7 @@ def _ablation(rows: Rows) -> Verdict:
     costs = []
     for arm in [_NF, *(name for name in _CHAR_ARMS if name.startswith(f"{_WITH}, "))]:
         own = judge.by_seed(judge.of_arm(rows, arm), "validation_loss")
-        label = f"loss of {arm} above {_WITH}"
+        label = f"loss above all of it, {'no ResScale' if arm == _NF else arm.removeprefix(f'{_WITH}, ')}"
         costs.append(judge.measured(label, [own[seed] - whole[seed] for seed in own if seed in whole], "nats"))
     return Verdict(verdict=found.verdict, reason=found.reason, ours=(*found.ours, *costs))
 
