@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from isograd.study.reproduce.full import _runs
+from isograd.study.reproduce.item import Full
 from isograd.study.reproduce.registry import ITEMS
 
 Rows = list[dict[str, Any]]
@@ -212,3 +214,13 @@ def test_the_mean_over_tasks(item: str) -> None:
 
     assert judged(item, means(NF, BASE)) == "same direction"
     assert judged(item, means(BASE, NF)) == "opposite"
+
+
+FULL = {name: item.full for name, item in ITEMS.items() if item.full}
+
+
+@pytest.mark.parametrize("full", FULL.values(), ids=FULL)
+def test_the_papers_size_takes_its_overrides(full: Full) -> None:
+    """Each of its runs divides its batch by the item's devices."""
+    runs = _runs(full.recipe, full.overrides, None)
+    assert runs and all(run.micro_tokens(full.devices) >= 1 for run in runs)

@@ -204,7 +204,7 @@ _CHARACTERS = (
                 y_label="learned scale",
             ),
         ),
-        full=Full(recipe="normformer2021/clm-125m", overrides=("model.placement=normformer-resscale",), devices=8),
+        full=Full(recipe="normformer2021/clm-125m", overrides=('arms=[["normformer-resscale"]]',), devices=8),
     ),
     Item(
         id="normformer2021/ablation",
@@ -305,7 +305,9 @@ _CHARACTERS = (
         corpus=CAPTIONS,
         runs=_char(_NF, f"{_NF}, heads scaled after W_O"),
         charts=(_LOSS,),
-        full=Full(recipe="normformer2021/clm-125m", overrides=("model.placement=normformer-fairseq",), devices=8),
+        full=Full(
+            recipe="normformer2021/clm-125m", overrides=('arms=[["normformer"], ["normformer-fairseq"]]',), devices=8
+        ),
     ),
 )
 
@@ -393,6 +395,7 @@ _STABILITY = (
         full=Full(
             recipe="normformer2021/clm-125m",
             overrides=(
+                'arms=[["pre-ln"], ["normformer"]]',
                 "training.lr=3e-2",
                 "training.steps=1500",
                 "training.warmup=1500",

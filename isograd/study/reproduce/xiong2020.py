@@ -262,7 +262,10 @@ _TRANSLATION = (
         run_charts=("validation",),
         full=Full(
             recipe="xiong2020/iwslt14",
-            overrides=("training.epochs=27", "training.lr=1e-4", "training.warmup=0", "training.decay=constant"),
+            overrides=(
+                'arms=[["post-ln", "training.lr=1e-4", "training.warmup=0", "training.decay=constant"]]',
+                "training.epochs=27",
+            ),
         ),
     ),
     Item(
