@@ -307,7 +307,15 @@ ITEMS = (
                 y_label="(first / last layer)^(1 / 17)",
             ),
         ),
-        full=Full(recipe="admin2020/wmt14-en-de", overrides=("model.layers=18",), devices=4),
+        full=Full(
+            recipe="admin2020/wmt14-en-de",
+            overrides=(
+                "model.layers=18",
+                'arms=[["post-ln"], ["pre-ln"], ["admin"], ["pre-ln", "model.encoder_placement=post-ln"],'
+                ' ["post-ln", "model.encoder_placement=pre-ln"]]',
+            ),
+            devices=4,
+        ),
     ),
     Item(
         id="admin2020/depth-table2",
