@@ -195,8 +195,22 @@ def typeset(text: str) -> Markup:
     >>> str(typeset("the gradient of W_2 <b>, `run.json`"))
     'the gradient of W<sub>2</sub> &lt;b&gt;, <code>run.json</code>'
     """
+    if isinstance(text, Markup):
+        return text
     found = re.sub(r"\bW_([O12])\b", r"W<sub>\1</sub>", str(escape(text)))
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", found))
+
+
+def prose(text: str) -> Markup:
+    """Our own sentences with formulas in them; not for names, which are none.
+
+    >>> str(prose("|x_l|^2 <= d, and sum beta_ii^2 ~ (2L)^(1/4)"))
+    '|<i>x</i><sub>l</sub>|<sup>2</sup> ≤ d, and sum <i>β</i><sub>ii</sub><sup>2</sup> ∝ (2L)<sup>1/4</sup>'
+    """
+    found = re.sub(r"\bsqrt\b", "√", re.sub(r"\bbeta(?=_)", "β", str(typeset(text))))
+    found = found.replace("&lt;=", "≤").replace(" ~ N(", " ∼ N(").replace(" ~ ", " ∝ ").replace("|_2", "|<sub>2</sub>")
+    found = re.sub(r"\b([A-Za-zβ]|dW|skip)_([A-Za-z0-9]{1,2})\b", r"<i>\1</i><sub>\2</sub>", found)
+    return Markup(re.sub(r"\^(?:\((-?[\d/.]+)\)|(-?\d[\d/.]*\d|-?\d|[a-z]))", r"<sup>\1\2</sup>", found))
 
 
 def formula(text: str) -> Markup:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from isograd.files import finite, write_text
-from isograd.report.page import Page, Section, Table, write_page
+from isograd.report.page import Page, Section, Table, prose, write_page
 from isograd.report.style import INK, Drawing, drawing, label, log, look_of
 
 Row = Mapping[str, Any]
@@ -110,7 +110,7 @@ def _claim(claim: Row, verdicts: Rows, controls: Rows) -> Section:
     own, refused = ([row for row in rows if row["claim"] == claim["name"]] for rows in (verdicts, controls))
     said = f"{claim['statement']} Measured: {claim['number']}. Setting: {claim['how']}. {claim['source']}."
     title = f"{claim['title'][0].upper()}{claim['title'][1:]}"
-    return Section(name=claim["name"], title=title, sentence=said, figure=_drawer(claim, own, refused))
+    return Section(name=claim["name"], title=title, sentence=prose(said), figure=_drawer(claim, own, refused))
 
 
 def _drawer(claim: Row, own: Rows, refused: Rows) -> Callable[[], Drawing]:
