@@ -16,7 +16,9 @@ from isograd.placement import Stack
 from isograd.placement.streams import Plain
 from isograd.transformer.attention import Attention
 from isograd.transformer.init import initialize
+from isograd.transformer.loss import linear_cross_entropy
 from isograd.transformer.norms import make_norm
+from isograd.transformer.parameters import Linear
 from isograd.transformer.positions import position_ids, rotary_tables
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
 from isograd.transformer.streams import make_ends
@@ -50,6 +52,20 @@ class IsogradPreTrainedModel(PreTrainedModel):
             )
         super().train(mode)
         return self
+
+    def _head_loss(
+        self, rows: Tensor, head: Linear, target: Tensor, smoothing: float, items: Tensor | int | None
+    ) -> Tensor:
+        """The mean loss of these rows (n, width) in nats, the matrix of logits never whole."""
+        return linear_cross_entropy(
+            rows,
+            head.weight,
+            target,
+            bias=head.bias,
+            label_smoothing=smoothing,
+            items=items,
+            chunk=self.config.loss_chunk,
+        )
 
 
 class IsogradModel(IsogradPreTrainedModel):

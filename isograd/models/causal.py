@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -11,7 +11,6 @@ from transformers.utils.generic import can_return_tuple
 
 from isograd.models.base import IsogradModel, IsogradPreTrainedModel
 from isograd.models.config import IsogradConfig
-from isograd.transformer.loss import linear_cross_entropy
 from isograd.transformer.parameters import Linear
 
 
@@ -75,15 +74,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         loss = None
         rows, target = (hidden, shift_labels) if labels is None else (hidden[:, :-1], labels[:, 1:])
         if target is not None:
-            loss = linear_cross_entropy(
-                rows.flatten(0, 1),
-                self.lm_head.weight,
-                target.flatten(),
-                bias=self.lm_head.bias,
-                label_smoothing=smoothing,
-                items=num_items_in_batch,
-                chunk=self.config.loss_chunk,
-            )
+            loss = self._head_loss(rows.flatten(0, 1), self.lm_head, target.flatten(), smoothing, num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=self.lm_head(kept(hidden, logits_to_keep)) if wants_logits(output_logits, training) else None,
@@ -91,12 +82,6 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: Any) -> None:
-        self.lm_head = value
 
 
 def wants_logits(asked: bool | None, training: bool) -> bool:

@@ -12,7 +12,7 @@ from isograd.models.causal import wants_logits
 from isograd.models.config import IsogradConfig
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.kernels import plain
-from isograd.transformer.loss import IGNORE, linear_cross_entropy
+from isograd.transformer.loss import IGNORE
 from isograd.transformer.norms import NORMS
 from isograd.transformer.parameters import Linear
 
@@ -97,15 +97,8 @@ class IsogradForMaskedLM(IsogradPreTrainedModel):
         loss = None
         if labels is not None:
             rows, target = self._masked(hidden.flatten(0, 1), labels.flatten(), masked_positions)
-            loss = linear_cross_entropy(
-                self.head.transform(rows),
-                self.head.decoder.weight,
-                target,
-                bias=self.head.decoder.bias,
-                label_smoothing=smoothing,
-                items=num_items_in_batch,
-                chunk=self.config.loss_chunk,
-            )
+            rows = self.head.transform(rows)
+            loss = self._head_loss(rows, self.head.decoder, target, smoothing, num_items_in_batch)
             if following is not None:
                 share = 1.0 if num_items_in_batch is None else (target != IGNORE).sum() / num_items_in_batch
                 loss = loss + self._next_sentence_loss(hidden, attention_mask, following) * share

@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from isograd.models.base import IsogradModel, IsogradPreTrainedModel
 from isograd.models.causal import wants_logits
 from isograd.models.config import IsogradConfig
-from isograd.transformer.loss import IGNORE, linear_cross_entropy
+from isograd.transformer.loss import IGNORE
 from isograd.transformer.parameters import Linear
 
 
@@ -81,15 +81,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         loss = None
         if labels is not None:
-            loss = linear_cross_entropy(
-                hidden.flatten(0, 1),
-                self.lm_head.weight,
-                labels.flatten(),
-                bias=self.lm_head.bias,
-                label_smoothing=smoothing,
-                items=num_items_in_batch,
-                chunk=self.config.loss_chunk,
-            )
+            loss = self._head_loss(hidden.flatten(0, 1), self.lm_head, labels.flatten(), smoothing, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=self.lm_head(hidden) if wants_logits(output_logits, labels is not None) else None,
@@ -137,9 +129,3 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
 
     def set_input_embeddings(self, value: Any) -> None:
         self.encoder.embedding.tokens = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: Any) -> None:
-        self.lm_head = value

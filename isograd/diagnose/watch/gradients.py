@@ -6,7 +6,7 @@ one reduction of a few numbers, for several steps together, makes them those of 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -20,7 +20,6 @@ from isograd.diagnose.watch.layers import Layer
 from isograd.diagnose.watch.probe import whole
 
 Numbers = list[float | None]
-SMALL = 1024  # elements up to which gradients are measured together on a CPU: a call costs more than they do
 TOGETHER = 10  # steps that are read in one transfer from an accelerator, and in one reduction of shards
 
 
@@ -48,8 +47,8 @@ class Reading:
 class Gradients:
     """Takes norms of gradients step by step, and reads them later.
 
-    A step is one vector on the device: norms of all gradients (of a layer's small ones together), sums |g| of the
-    layers' matrices, how far these have moved, how long they were, the loss.
+    A step is one vector on the device: norms of all gradients, sums |g| of the layers' matrices, how far these have
+    moved, how long they were, the loss.
 
     Attributes:
         together: steps after which to read: on a CPU there is nothing to wait for.
@@ -71,20 +70,7 @@ class Gradients:
         self._dtype = torch.float32 if low else None  # of the norms
         self._near = all(p.device.type == "cpu" for p in self._parameters)
         self.together = 1 if self._near and not self.sharded else TOGETHER
-        owners: dict[int, list[int]] = {i: [] for i in range(len(self._parameters))}
-        for number, layer in enumerate(layers):
-            for i in {place[id(p)] for p in layer.parameters if id(p) in place}:
-                owners[i].append(number)
-        self._pieces = self._cut(owners)  # indices of parameters whose gradients are measured as one
-        self._layers: list[list[int]] = [[] for _ in layers]
-        for n, piece in enumerate(self._pieces):
-            for number in owners[piece[0]]:
-                self._layers[number].append(n)
-        self._single = [piece[0] for piece in self._pieces if len(piece) == 1]  # these come first
-        self._piece_of = {piece[0]: n for n, piece in enumerate(self._pieces)}
-        small = self._pieces[len(self._single) :]
-        self._small = [i for piece in small for i in piece]
-        self._lengths = [sum(self._parameters[i].numel() for i in piece) for piece in small]
+        self._layers = [sorted({place[id(p)] for p in layer.parameters if id(p) in place}) for layer in layers]
 
     @property
     def waiting(self) -> int:
@@ -104,8 +90,7 @@ class Gradients:
             raise ValueError("no parameter has a gradient; call step() after loss.backward() and before zero_grad()")
         if self.sharded:
             gradients = [None if g is None else _shard(g, p) for g, p in zip(gradients, self._parameters, strict=True)]
-        numbers = self._norms([gradients[i] for i in self._single]) + self._small_norms(gradients)
-        numbers += self._sums([gradients[i] for i in self._matrices]) + self._moved()
+        numbers = self._norms(gradients) + self._sums([gradients[i] for i in self._matrices]) + self._moved()
         vector = torch.stack(numbers if self._one_place else [n.to(numbers[0]) for n in numbers])
         value = whole(loss.detach()) if isinstance(loss, Tensor) else torch.tensor(float(loss))
         self._taken.append((torch.cat([vector, value.to(vector).reshape(1)]), present))
@@ -120,24 +105,6 @@ class Gradients:
         readings = [self._reading(row, present) for row, (_, present) in zip(rows, self._taken, strict=True)]
         self._taken.clear()
         return readings
-
-    def _cut(self, owners: Mapping[int, Sequence[int]]) -> list[list[int]]:
-        """Each gradient alone; after them, on a CPU, the small ones of the same layers together."""
-        several: dict[tuple[int, ...], list[int]] = {}
-        if self._near and self._one_place and not self.sharded:
-            for i, p in enumerate(self._parameters):
-                if p.numel() <= SMALL and p.ndim == 1:
-                    several.setdefault(tuple(owners[i]), []).append(i)
-        pieces = [piece for piece in several.values() if len(piece) > 1]
-        taken = {i for piece in pieces for i in piece}
-        return [[i] for i in range(len(self._parameters)) if i not in taken] + pieces
-
-    def _small_norms(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """The norm of each piece of several gradients."""
-        if not self._small:
-            return []
-        every = ((self._parameters[i], gradients[i]) for i in self._small)
-        return self._norms(torch.cat([torch.zeros_like(p) if g is None else g for p, g in every]).split(self._lengths))
 
     def _sums(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """sum |x| of each; on a CPU that norm takes twice as long as the sum that it is."""
@@ -167,9 +134,9 @@ class Gradients:
     def _reduced(self, numbers: Tensor) -> Tensor:
         """Numbers of shards -> numbers of the whole: one sum over each group of processes that holds shards."""
         numbers = numbers.double()
-        count, matrices = len(self._pieces), len(self._matrices)
+        count, matrices = len(self._parameters), len(self._matrices)
         squared = [*range(count), *range(count + matrices, count + matrices + 2 * len(self._moving))]
-        owners = [*self._single, *self._matrices, *self._moving, *self._moving]
+        owners = [*range(count), *self._matrices, *self._moving, *self._moving]
         numbers[:, squared] = numbers[:, squared].square()
         groups: dict[Any, list[int]] = {}
         for position, owner in enumerate(owners):
@@ -183,11 +150,8 @@ class Gradients:
         return numbers
 
     def _reading(self, row: list[float], present: list[bool]) -> Reading:
-        count, matrices, moving = len(self._pieces), len(self._matrices), len(self._moving)
-        norms: list[float | None] = [*row[:count]]
-        if not all(present):
-            there = [any(present[i] for i in piece) for piece in self._pieces]
-            norms = [norm if some else None for norm, some in zip(norms, there, strict=True)]
+        count, matrices, moving = len(self._parameters), len(self._matrices), len(self._moving)
+        norms = [norm if some else None for norm, some in zip(row[:count], present, strict=True)]
         sums, moved, lengths = (row[i:j] for i, j in pairwise(accumulate((count, matrices, moving, moving))))
         means = {i: x / size for i, x, size in zip(self._matrices, sums, self._sizes, strict=True)}
         ratios = {i: x / size for i, x, size in zip(self._moving, moved, lengths, strict=True) if size}
@@ -195,8 +159,8 @@ class Gradients:
         return Reading(
             loss=row[-1],
             norm=_together(norms) or 0.0,
-            layers=[_together([norms[n] for n in pieces]) for pieces in self._layers],
-            matrices=[None if i is None else norms[self._piece_of[i]] for i in graded],
+            layers=[_together([norms[i] for i in places]) for places in self._layers],
+            matrices=[None if i is None else norms[i] for i in graded],
             mean_abs=[None if i is None else means[i] for i in graded],
             update_ratio=[None if i is None else ratios.get(i) for i in self._matrix_of],
         )
