@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from isograd.data.subwords import PairTokenizer
-from isograd.interop.forms import Source, Written
+from isograd.interop.folder import Source, Written
 from isograd.models import IsogradConfig
 from isograd.placement.text import final_formula, formulas, legend
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from isograd.errors import InteropError, needed
 from isograd.files import new_folder
 from isograd.interop.fold import fold
-from isograd.interop.forms import Source, Written
+from isograd.interop.folder import Source, Written
 from isograd.interop.parity import ParityReport, Part, Runner, hashes, measure
 from isograd.interop.sample import Batch, Sample, random_sample
 from isograd.interop.vocabulary import pieces, save_tokenizer, sides, special

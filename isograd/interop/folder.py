@@ -1,9 +1,15 @@
-"""The folder of a trained model: its weights, and what goes along with them."""
+"""The folder of a trained model, what is exported of it, and what came of that."""
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from isograd.errors import InteropError
+from isograd.interop.kinds import Kind
+from isograd.interop.parity import ParityReport
+from isograd.interop.sample import Sample
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.load import load_model
 
@@ -18,6 +24,51 @@ _COMPANIONS = (  # what lies beside the weights and speaks of text
     "translation.json",
     "*_tokenizer",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is exported.
+
+    Args:
+        folder: that the model came from.
+        tokenizer: a `PairTokenizer` or one of transformers; None where there is none.
+        sample: what the parity report is measured on.
+        facts: of the report: hashes of the files in `folder`, a date.
+    """
+
+    folder: Path
+    model: IsogradPreTrainedModel
+    kind: Kind
+    tokenizer: Any
+    sample: Sample
+    facts: Mapping[str, Any]
+
+    def vocabulary(self, runtime: str) -> Any:
+        """The tokenizer, without which the runtime has nothing to read."""
+        if self.tokenizer is None:
+            raise InteropError(f"{self.folder}: {runtime} needs a vocabulary, and no tokenizer lies beside the model")
+        return self.tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What came of it.
+
+    Args:
+        to: the class or format, as `--to` takes it.
+        form: the class's own name, or the format's.
+        library: that runs it, in the hub's words.
+        use: lines of Python that load and run it.
+        notes: what its user should know, a sentence each.
+    """
+
+    to: str
+    form: str
+    library: str
+    use: str
+    report: ParityReport
+    notes: tuple[str, ...] = ()
 
 
 def load_isograd(folder: Path) -> IsogradPreTrainedModel:

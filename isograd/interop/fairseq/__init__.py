@@ -23,7 +23,7 @@ from isograd.interop.fairseq.dictionaries import tokenizer_of
 from isograd.interop.fairseq.names import original_name, renamed, tables, upgraded
 from isograd.interop.fairseq.options import config_from_fairseq, described, normed_before, options_of
 from isograd.interop.fairseq.original import Original
-from isograd.interop.forms import MASKED, kind_of
+from isograd.interop.kinds import MASKED, kind_of
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.sample import random_sample
 from isograd.interop.vocabulary import save_tokenizer

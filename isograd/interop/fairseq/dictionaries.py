@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from isograd.data.subwords import FAIRSEQ_SPECIAL, PairTokenizer, Subwords, read_dictionary, read_subword_nmt
 from isograd.data.tokenizers import MASK, reads_text
 from isograd.errors import DataError
-from isograd.interop.forms import MASKED, PAIR, Kind
+from isograd.interop.kinds import MASKED, PAIR, Kind
 from isograd.models import IsogradConfig
 
 ESCAPES = ("&apos;", "&quot;", "&amp;", "@-@")  # Moses's, which stand in no raw text

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from isograd.interop.fairseq import clinic
 from isograd.interop.fairseq.options import described, normed_before
-from isograd.interop.forms import CAUSAL, MASKED
 from isograd.interop.hf.bart import LAYER
+from isograd.interop.kinds import CAUSAL, MASKED
 from isograd.interop.weights import Names, from_theirs, refuse
 from isograd.placement import Stack
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from isograd.errors import InteropError
 from isograd.interop.fairseq import clinic
-from isograd.interop.forms import CAUSAL, MASKED, PAIR, Kind
+from isograd.interop.kinds import CAUSAL, MASKED, PAIR, Kind
 from isograd.interop.weights import refuse
 from isograd.models import IsogradConfig
 from isograd.placement import Stack

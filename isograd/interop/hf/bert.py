@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from isograd.errors import InteropError
-from isograd.interop.forms import CLASSIFIER, MASKED, Kind
 from isograd.interop.hf.family import Family
+from isograd.interop.kinds import CLASSIFIER, MASKED, Kind
 from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from isograd.errors import InteropError
-from isograd.interop.forms import CAUSAL, CLASSIFIER, MASKED, PAIR, Kind
+from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, Kind
 from isograd.interop.weights import Names, Norms
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, sites

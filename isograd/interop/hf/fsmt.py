@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from isograd.interop.forms import PAIR, Kind
 from isograd.interop.hf.bart import OPTIONS, Bart, names
+from isograd.interop.kinds import PAIR, Kind
 from isograd.models import IsogradConfig
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from isograd.interop.forms import CAUSAL
 from isograd.interop.hf.family import Family
+from isograd.interop.kinds import CAUSAL
 from isograd.interop.weights import Names
 
 

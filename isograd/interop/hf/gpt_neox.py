@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from isograd.interop.forms import CAUSAL, Kind
 from isograd.interop.hf.family import Family
+from isograd.interop.kinds import CAUSAL, Kind
 from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 

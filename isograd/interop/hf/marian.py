@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from isograd.interop.forms import PAIR, Kind
 from isograd.interop.hf.bart import OPTIONS, Bart, names
+from isograd.interop.kinds import PAIR, Kind
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 
 _READS = ("query", "key", "value", "into", "gate")  # projections whose columns are the stream, of an attention's own

@@ -1,13 +1,7 @@
-"""What is exported and what came of it; the kinds of models, and what transformers and the hub call them."""
+"""The kinds of models, and what transformers and the hub call them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from isograd.errors import InteropError
-from isograd.interop.parity import ParityReport
-from isograd.interop.sample import Sample
 from isograd.models import (
     IsogradForCausalLM,
     IsogradForMaskedLM,
@@ -71,48 +65,3 @@ PAIR = Kind(
 def kind_of(model: IsogradPreTrainedModel) -> Kind | None:
     """What a model is; None for one without a head."""
     return next((kind for kind in (CAUSAL, MASKED, CLASSIFIER, PAIR) if isinstance(model, kind.cls)), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """What is exported.
-
-    Args:
-        folder: that the model came from.
-        tokenizer: a `PairTokenizer` or one of transformers; None where there is none.
-        sample: what the parity report is measured on.
-        facts: of the report: hashes of the files in `folder`, a date.
-    """
-
-    folder: Path
-    model: IsogradPreTrainedModel
-    kind: Kind
-    tokenizer: Any
-    sample: Sample
-    facts: Mapping[str, Any]
-
-    def vocabulary(self, runtime: str) -> Any:
-        """The tokenizer, without which the runtime has nothing to read."""
-        if self.tokenizer is None:
-            raise InteropError(f"{self.folder}: {runtime} needs a vocabulary, and no tokenizer lies beside the model")
-        return self.tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What came of it.
-
-    Args:
-        to: the class or format, as `--to` takes it.
-        form: the class's own name, or the format's.
-        library: that runs it, in the hub's words.
-        use: lines of Python that load and run it.
-        notes: what its user should know, a sentence each.
-    """
-
-    to: str
-    form: str
-    library: str
-    use: str
-    report: ParityReport
-    notes: tuple[str, ...] = ()

@@ -29,10 +29,10 @@ from isograd.data.subwords import PairTokenizer
 from isograd.errors import InteropError
 from isograd.files import new_folder
 from isograd.interop.fold import FoldError, fold
-from isograd.interop.folder import copy_companions
-from isograd.interop.forms import CAUSAL, CLASSIFIER, MASKED, PAIR, Kind, Source, Written, kind_of
+from isograd.interop.folder import Source, Written, copy_companions
 from isograd.interop.hf import FAMILIES
 from isograd.interop.hf.family import Family, has_coefficients, has_inner_norms, norms_at, rows
+from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, Kind, kind_of
 from isograd.interop.parity import ParityReport, Side, hashes, measure
 from isograd.interop.sample import Sample
 from isograd.interop.vocabulary import load_tokenizer
