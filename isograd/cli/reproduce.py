@@ -170,7 +170,7 @@ def _failed(planned: "Planned", why: "Sequence[str]") -> dict[str, Any]:
 
 
 def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dict[str, Any]]":
-    from isograd.cli.grid import StudyProgress
+    from isograd.cli.study_progress import StudyProgress
     from isograd.study.plan import ARM
 
     with loading():

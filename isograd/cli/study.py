@@ -109,7 +109,7 @@ def _dry(
     cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, threads: int, retry: bool, json: bool
 ) -> int:
     """The cells, each with the seconds that it will take, and all together. Nothing but speeds.json is written."""
-    from isograd.cli.grid import duration
+    from isograd.cli.study_progress import duration
     from isograd.study.runner import survey
     from isograd.study.speeds import measured, seconds_of, shape_of
     from isograd.study.workers import at_once
@@ -145,7 +145,7 @@ def _dry(
 def _train(
     planned: "Study", cells: list["Cell"], folder: Path, engine: "Engine", threads: int, retry: bool
 ) -> list[dict[str, Any]]:
-    from isograd.cli.grid import StudyProgress
+    from isograd.cli.study_progress import StudyProgress
     from isograd.study.ledger import write_study
     from isograd.study.runner import run_cells
 
