@@ -11,7 +11,7 @@ import statistics
 
 import torch
 
-from isograd.train.tasks.translation import Pairs, TranslationModel, TranslationRun, TranslationTraining
+from isograd.train.tasks.translation import PairsSection, TranslationModel, TranslationRun, TranslationTraining
 from isograd.train.train import load_task
 
 
@@ -20,7 +20,7 @@ def factors(placement: str, layers: int, width: int, seed: int, source: str) -> 
     run = TranslationRun(
         seed=seed,
         model=TranslationModel(placement=placement, layers=layers, width=width, act="relu", share_embeddings=True),
-        pairs=Pairs(train=(source,), vocab_size=1000, longest=100),
+        pairs=PairsSection(train=(source,), vocab_size=1000, longest=100),
         training=TranslationTraining(tokens=2048),
     )
     task = load_task(run)

@@ -22,7 +22,7 @@ from isograd.errors import UserError, needed, refusing
 
 if TYPE_CHECKING:
     from isograd.evaluate.scores import Scores
-    from isograd.evaluate.translation import Translation, Translator
+    from isograd.evaluate.translation import TranslatedLine, Translator
 
 Precision = Literal["fp32", "bf16"]
 Tokens = Annotated[Count, "TOKENS"]
@@ -144,10 +144,10 @@ def _kept(found: Iterable[list[bytes]], lines: dict[int, bytes]) -> Iterator[lis
         yield window
 
 
-Form = Callable[["Translation"], str | None]  # what is printed; None: nothing
+Form = Callable[["TranslatedLine"], str | None]  # what is printed; None: nothing
 
 
-def _written(found: Iterable["Translation"], form: Form, console: Console, without: str = "empty in") -> int:
+def _written(found: Iterable["TranslatedLine"], form: Form, console: Console, without: str = "empty in") -> int:
     """Print each line as soon as it is found; the exit code."""
     began, lines, failed = time.perf_counter(), 0, 0
     out = sys.stdout  # rich would send it to where the status is shown
@@ -171,11 +171,11 @@ def _written(found: Iterable["Translation"], form: Form, console: Console, witho
     return 1 if failed else 0
 
 
-def _text(translation: "Translation") -> str:
+def _text(translation: "TranslatedLine") -> str:
     return translation.text
 
 
-def _pair(translation: "Translation", lines: dict[int, bytes], languages: tuple[str, str], tag: str) -> str | None:
+def _pair(translation: "TranslatedLine", lines: dict[int, bytes], languages: tuple[str, str], tag: str) -> str | None:
     """A pair for the other direction: what the model wrote is its source, what it read is its target."""
     line = lines.pop(translation.line)
     if not translation.text.strip():
@@ -185,7 +185,7 @@ def _pair(translation: "Translation", lines: dict[int, bytes], languages: tuple[
     return json.dumps({wrote: f"{tag}{translation.text}", read: text}, ensure_ascii=False)
 
 
-def _scored(translation: "Translation") -> str:
+def _scored(translation: "TranslatedLine") -> str:
     score = "" if translation.score is None else f"{translation.score:.6f}"
     return f"{score}\t{translation.text}"
 

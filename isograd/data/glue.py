@@ -32,7 +32,7 @@ def _named_files(**first: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class GlueTask:
     """Where a task's rows are, and what they mean.
 
     Attributes:
@@ -62,20 +62,20 @@ class Kind:
 
 
 TASKS = {
-    "mrpc": Kind(
+    "mrpc": GlueTask(
         folder="MRPC",
         config="mrpc",
         headers=(_MSR, _PAIR | {"label": "label"}),
         classes=("not_equivalent", "equivalent"),
         files=_named_files(train=("msr_paraphrase_train.txt",), test=("msr_paraphrase_test.txt",)),
     ),
-    "rte": Kind(
+    "rte": GlueTask(
         folder="RTE",
         config="rte",
         headers=(_PAIR | {"label": "label"},),
         classes=("entailment", "not_entailment"),
     ),
-    "cola": Kind(
+    "cola": GlueTask(
         folder="CoLA",
         config="cola",
         headers=(_SINGLE,),
@@ -83,8 +83,8 @@ TASKS = {
         places={"first": 3, "label": 1},
         shape="source, label, mark, sentence",
     ),
-    "sst-2": Kind(folder="SST-2", config="sst2", headers=(_SINGLE,), classes=("negative", "positive")),
-    "sts-b": Kind(
+    "sst-2": GlueTask(folder="SST-2", config="sst2", headers=(_SINGLE,), classes=("negative", "positive")),
+    "sts-b": GlueTask(
         folder="STS-B",
         config="stsb",
         headers=(_PAIR | {"label": "score"}, _PAIR | {"label": "label"}),
@@ -93,7 +93,7 @@ TASKS = {
         shape="genre, file, year, index, score, sentence 1, sentence 2",
         files=_named_files(**{part: (f"sts-{part}.tsv", f"sts-{part}.csv") for part in _OWN}),
     ),
-    "mnli": Kind(
+    "mnli": GlueTask(
         folder="MNLI",
         config="mnli",
         headers=(_PAIR | {"label": "gold_label"}, {"first": "premise", "second": "hypothesis", "label": "label"}),
@@ -101,13 +101,13 @@ TASKS = {
         files=_named_files(dev=("dev_matched.tsv",), test=("test_matched.tsv",)),
         parts=_PARTS | {"dev": "validation_matched", "test": "test_matched"},
     ),
-    "qnli": Kind(
+    "qnli": GlueTask(
         folder="QNLI",
         config="qnli",
         headers=({"first": "question", "second": "sentence", "label": "label"},),
         classes=("entailment", "not_entailment"),
     ),
-    "qqp": Kind(
+    "qqp": GlueTask(
         folder="QQP",
         config="qqp",
         headers=tuple(_QUESTIONS | {"label": label} for label in ("is_duplicate", "label")),
@@ -117,7 +117,7 @@ TASKS = {
 }
 
 
-def table_rows(path: Path, kind: Kind, labelled: bool = True) -> list[Row]:
+def table_rows(path: Path, kind: GlueTask, labelled: bool = True) -> list[Row]:
     """The rows of a tab-separated file, with a header or without.
 
     Args:
@@ -134,7 +134,7 @@ def table_rows(path: Path, kind: Kind, labelled: bool = True) -> list[Row]:
     return rows
 
 
-def _places(path: Path, cells: list[str], kind: Kind, labelled: bool) -> tuple[Mapping[str, int], int]:
+def _places(path: Path, cells: list[str], kind: GlueTask, labelled: bool) -> tuple[Mapping[str, int], int]:
     """Where the columns are, and in which line the rows begin (from 0)."""
     columns = _named(cells, kind, labelled)
     if columns:
@@ -149,7 +149,7 @@ def _places(path: Path, cells: list[str], kind: Kind, labelled: bool) -> tuple[M
     return kind.places, 0
 
 
-def _named(names: Iterable[str], kind: Kind, labelled: bool) -> Columns | None:
+def _named(names: Iterable[str], kind: GlueTask, labelled: bool) -> Columns | None:
     """The way of naming columns of which these have all."""
     there = set(names)
     return next((columns for columns in kind.headers if not _lacking(columns, there, labelled)), None)
@@ -159,7 +159,7 @@ def _lacking(columns: Columns, there: set[str], labelled: bool) -> list[str]:
     return [name for role, name in columns.items() if name not in there and (labelled or role != "label")]
 
 
-def _missing(names: Iterable[str], kind: Kind, labelled: bool) -> str:
+def _missing(names: Iterable[str], kind: GlueTask, labelled: bool) -> str:
     """By the way of naming that lacks least."""
     found = list(names)
     lacking = min((_lacking(columns, set(found), labelled) for columns in kind.headers), key=len)
@@ -167,7 +167,7 @@ def _missing(names: Iterable[str], kind: Kind, labelled: bool) -> str:
     return f"no column{'s' if len(lacking) > 1 else ''} {quoted}; found {', '.join(map(repr, found[:10]))}"
 
 
-def _table(path: Path, lines: list[str], places: Mapping[str, int], begin: int, kind: Kind) -> Iterator[Row]:
+def _table(path: Path, lines: list[str], places: Mapping[str, int], begin: int, kind: GlueTask) -> Iterator[Row]:
     needed = max(places.values()) + 1
     for number, line in enumerate(lines[begin:], start=begin + 1):
         if not line.strip():
@@ -181,7 +181,7 @@ def _table(path: Path, lines: list[str], places: Mapping[str, int], begin: int, 
         yield _row({role: cells[place] for role, place in places.items()}, kind, where)
 
 
-def _row(cells: Mapping[str, Any], kind: Kind, where: str) -> Row:
+def _row(cells: Mapping[str, Any], kind: GlueTask, where: str) -> Row:
     sentences = [cells.get(role) for role in ("first", "second")]
     for text in sentences[: 1 + kind.pairs]:
         if not isinstance(text, str) or not text.strip():
@@ -191,7 +191,7 @@ def _row(cells: Mapping[str, Any], kind: Kind, where: str) -> Row:
     return str(first), second if kind.pairs else None, None if label is None else _label(str(label), kind, where)
 
 
-def _label(said: str, kind: Kind, where: str) -> float:
+def _label(said: str, kind: GlueTask, where: str) -> float:
     if not kind.classes:
         return _score(said, where)
     known = {str(i): i for i in range(len(kind.classes))} | {name: i for i, name in enumerate(kind.classes)}
@@ -211,7 +211,7 @@ def _score(said: str, where: str) -> float:
     return score
 
 
-def hub_rows(source: str, kind: Kind) -> dict[str, list[Row]]:
+def hub_rows(source: str, kind: GlueTask) -> dict[str, list[Row]]:
     """The parts of a data set: "train", "dev", "test" as far as it has them; of a hidden label (-1) None.
 
     Raises:
@@ -223,7 +223,7 @@ def hub_rows(source: str, kind: Kind) -> dict[str, list[Row]]:
     return {part: list(_of_hub(data[name], part, source, kind)) for part, name in kind.parts.items() if name in data}
 
 
-def _of_hub(data: Any, part: str, source: str, kind: Kind) -> Iterator[Row]:
+def _of_hub(data: Any, part: str, source: str, kind: GlueTask) -> Iterator[Row]:
     where = f"{source} ({kind.config}), {part}"
     columns = _named(data.column_names, kind, labelled=part != "test")
     if columns is None:
@@ -236,7 +236,7 @@ def _of_hub(data: Any, part: str, source: str, kind: Kind) -> Iterator[Row]:
         yield _row(cells, kind, f"{where}, row {number}")
 
 
-def _loaded(source: str, kind: Kind) -> Any:
+def _loaded(source: str, kind: GlueTask) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -339,7 +339,7 @@ def load_glue(task: str, source: str | Path = HUB) -> GlueData:
     return _data(task, kind, parts, str(folder or f"{source} ({kind.config})"))
 
 
-def _data(task: str, kind: Kind, parts: dict[str, list[Row]], source: str) -> GlueData:
+def _data(task: str, kind: GlueTask, parts: dict[str, list[Row]], source: str) -> GlueData:
     held_out = not parts["dev"]
     if held_out:
         parts["train"], parts["dev"] = _hold_out(parts["train"], source)
@@ -356,7 +356,7 @@ def _data(task: str, kind: Kind, parts: dict[str, list[Row]], source: str) -> Gl
     )
 
 
-def _examples(rows: list[Row], kind: Kind) -> Examples:
+def _examples(rows: list[Row], kind: GlueTask) -> Examples:
     second = [row[1] for row in rows if row[1] is not None]
     return Examples(
         first=[row[0] for row in rows],
@@ -383,7 +383,7 @@ def _hold_out(rows: list[Row], source: str) -> tuple[list[Row], list[Row]]:
     return both
 
 
-def _folder(place: Path, task: str, kind: Kind) -> Path | None:
+def _folder(place: Path, task: str, kind: GlueTask) -> Path | None:
     """Where the task's training file is; None where `datasets` may know better."""
     named = [place / name for name in dict.fromkeys((kind.folder, task, kind.config, kind.folder.lower()))]
     others = {name for other in TASKS.values() if other is not kind for name in (other.folder, other.config)}
@@ -404,14 +404,14 @@ def _file(folder: Path, names: Iterable[str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _files(folder: Path, kind: Kind) -> dict[str, list[Row]]:
+def _files(folder: Path, kind: GlueTask) -> dict[str, list[Row]]:
     found = {part: _file(folder, names) for part, names in kind.files.items()}
     return {
         part: _labelled(table_rows(path, kind, labelled=part != "test")) if path else [] for part, path in found.items()
     }
 
 
-def _hub(source: str, kind: Kind) -> dict[str, list[Row]]:
+def _hub(source: str, kind: GlueTask) -> dict[str, list[Row]]:
     data: Mapping[str, Any] = hub_rows(source, kind)
     return {part: _labelled(data.get(part, [])) for part in ("train", "dev", "test")}
 

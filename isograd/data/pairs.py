@@ -50,7 +50,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class PairsFound:
     """A source that is there.
 
     Attributes:
@@ -63,7 +63,7 @@ class Found:
     read: Callable[[], Pairs]
 
 
-def find_pairs(name: str, source: str, target: str, role: str = "train") -> Found:
+def find_pairs(name: str, source: str, target: str, role: str = "train") -> PairsFound:
     """What a name stands for.
 
     Args:
@@ -94,7 +94,7 @@ def find_pairs(name: str, source: str, target: str, role: str = "train") -> Foun
     return _absent(name, source)
 
 
-def _number_words(part: str, source: str, target: str) -> Found:
+def _number_words(part: str, source: str, target: str) -> PairsFound:
     name = f"{NUMBERS}:{part}"
     count = len(numbers.integers(part))
 
@@ -102,7 +102,7 @@ def _number_words(part: str, source: str, target: str) -> Found:
         left, right = numbers.numbers(part, source, target)
         return Pairs(where=(name, name), unit="line", numbers=range(1, count + 1), source=left, target=right)
 
-    return Found(name=name, key=f"{name} {source} {target} {numbers.version()}", read=read)
+    return PairsFound(name=name, key=f"{name} {source} {target} {numbers.version()}", read=read)
 
 
 def _halves(name: str) -> list[Path]:
@@ -125,7 +125,7 @@ def _absent(prefix: str, language: str) -> Any:
     raise DataError(f"{prefix}: no parallel text; looked for {looked_for}")
 
 
-def _two_files(name: str, files: list[Path]) -> Found:
+def _two_files(name: str, files: list[Path]) -> PairsFound:
     first, second = files
     key = f"{file_sha256(first)} {file_sha256(second)}"
 
@@ -137,7 +137,7 @@ def _two_files(name: str, files: list[Path]) -> Found:
         where, count = (str(first), str(second)), range(1, len(left) + 1)
         return Pairs(where=where, unit="line", numbers=count, source=left, target=right)
 
-    return Found(name=name, key=key, read=read)
+    return PairsFound(name=name, key=key, read=read)
 
 
 def _lines(path: Path) -> list[str]:
@@ -145,13 +145,13 @@ def _lines(path: Path) -> list[str]:
     return file_text(path).removesuffix("\n").split("\n")
 
 
-def _file(path: Path, rows: Callable[[Path], Iterable[tuple[int, Any]]], source: str, target: str) -> Found:
+def _file(path: Path, rows: Callable[[Path], Iterable[tuple[int, Any]]], source: str, target: str) -> PairsFound:
     unit = "row" if rows is _parquet else "line"
 
     def read() -> Pairs:
         return _of_rows(str(path), unit, rows(path), source, target)
 
-    return Found(name=str(path), key=file_sha256(path), read=read)
+    return PairsFound(name=str(path), key=file_sha256(path), read=read)
 
 
 def _json(path: Path) -> Iterable[tuple[int, Any]]:
@@ -207,7 +207,7 @@ def _is_data_set(base: str) -> bool:
     return bool(_HUB.fullmatch(base)) and (path.parent == Path() or not path.parent.is_dir())
 
 
-def _data_set(name: str, base: str, part: str, source: str, target: str) -> Found:
+def _data_set(name: str, base: str, part: str, source: str, target: str) -> PairsFound:
     data = _load(name, base, part, source)
 
     def rows() -> Iterator[tuple[int, Any]]:
@@ -217,7 +217,7 @@ def _data_set(name: str, base: str, part: str, source: str, target: str) -> Foun
     def read() -> Pairs:
         return _of_rows(name, "row", rows(), source, target)
 
-    return Found(name=name, key=f"{base} {part} {data._fingerprint}", read=read)
+    return PairsFound(name=name, key=f"{base} {part} {data._fingerprint}", read=read)
 
 
 def _unzipped(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:

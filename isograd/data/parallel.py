@@ -17,7 +17,7 @@ import numpy as np
 from isograd.data.batches import Ragged
 from isograd.data.cache import MARK, write_entry
 from isograd.data.corpus import cache_folder, unigram_entropy
-from isograd.data.pairs import NUMBERS, Found, Pairs, find_pairs
+from isograd.data.pairs import NUMBERS, Pairs, PairsFound, find_pairs
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
 from isograd.data.text import file_sha256
 from isograd.errors import DataError
@@ -198,7 +198,7 @@ def _check(wanted: _Wanted, train: Sequence[str]) -> None:
         )
 
 
-def _key(wanted: _Wanted, found: Sequence[Sequence[Found]]) -> str:
+def _key(wanted: _Wanted, found: Sequence[Sequence[PairsFound]]) -> str:
     """Of the cache entry: of the options and of the files as they lie there, which are not unpacked for it."""
     return _sha(wanted, [[one.key for one in part] for part in found])
 

@@ -111,7 +111,7 @@ def _lines(path: Path) -> list[str]:
     return file_text(path).rstrip("\n").split("\n")
 
 
-Kind = Literal["bpe", "unigram", "char"]
+Subword = Literal["bpe", "unigram", "char"]
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _LINES = 1 << 14  # encoded at a time
@@ -186,7 +186,7 @@ class Subwords:
         return Subwords(tokenizer, options.get("dictionary_size", tokenizer.get_vocab_size()))
 
 
-def train_subwords(lines: Iterable[str], kind: Kind, vocab_size: int) -> Subwords:
+def train_subwords(lines: Iterable[str], kind: Subword, vocab_size: int) -> Subwords:
     """A vocabulary of the lines, ids 0 to 3 as in `SPECIAL`, white space normalised to single blanks.
 
     Args:
@@ -226,7 +226,7 @@ def _characters(lines: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def _bytes(lines: Iterable[str], kind: Kind, vocab_size: int) -> Tokenizer:
+def _bytes(lines: Iterable[str], kind: Subword, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
     tokenizer.normalizer = _blanks()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

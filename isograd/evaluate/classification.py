@@ -9,7 +9,7 @@ import numpy as np
 
 from isograd.statistics import mean_interval
 
-Scores = dict[str, float]
+Metrics = dict[str, float]
 
 
 def accuracy(predicted: np.ndarray, true: np.ndarray) -> float:
@@ -63,7 +63,7 @@ METRICS: dict[str, dict[str, Callable[[np.ndarray, np.ndarray], float]]] = {  # 
 }
 
 
-def scores(task: str, predicted: np.ndarray, true: np.ndarray) -> Scores:
+def scores(task: str, predicted: np.ndarray, true: np.ndarray) -> Metrics:
     """Every metric of a task, from -1 or 0 to 1.
 
     Args:
@@ -72,7 +72,7 @@ def scores(task: str, predicted: np.ndarray, true: np.ndarray) -> Scores:
     return {name: metric(predicted, true) for name, metric in METRICS[task].items()}
 
 
-def constant_scores(task: str, value: float, true: np.ndarray) -> Scores:
+def constant_scores(task: str, value: float, true: np.ndarray) -> Metrics:
     """Of a model that says `value` of every row: the majority-class baseline. Correlations are 0."""
     return scores(task, np.full(len(true), value), true)
 

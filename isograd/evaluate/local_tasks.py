@@ -48,14 +48,14 @@ class Reader:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class LocalForm:
     """Fields of a row, and what makes the hub's row of it; None where it is one already."""
 
     fields: tuple[str, ...]
     convert: Callable[[Reader], Row] | None = None
 
 
-def convert(forms: Sequence[Form], reader: Reader) -> Row:
+def convert(forms: Sequence[LocalForm], reader: Reader) -> Row:
     """The hub's row of a row in any of the forms.
 
     Raises:
@@ -162,7 +162,7 @@ class LocalTask:
     """
 
     stems: tuple[str, ...]
-    forms: tuple[Form, ...]
+    forms: tuple[LocalForm, ...]
     parts: tuple[str, ...] = ()
     member: str | None = None
     suffixes: tuple[str, ...] = ("jsonl", "json")
@@ -249,7 +249,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 _CLOZE = (
-    Form(
+    LocalForm(
         fields=(
             *(f"input_sentence_{i}" for i in range(1, 5)),
             "sentence_quiz1",
@@ -257,7 +257,7 @@ _CLOZE = (
             "answer_right_ending",
         )
     ),
-    Form(
+    LocalForm(
         fields=(
             *(f"InputSentence{i}" for i in range(1, 5)),
             "RandomFifthSentenceQuiz1",
@@ -268,8 +268,8 @@ _CLOZE = (
     ),
 )
 _ARC = (
-    Form(fields=("question", "choices", "answerKey")),
-    Form(fields=("query", "choices", "gold"), convert=arc),
+    LocalForm(fields=("question", "choices", "answerKey")),
+    LocalForm(fields=("query", "choices", "gold"), convert=arc),
 )
 
 LOCAL: dict[str, LocalTask] = {
@@ -277,27 +277,27 @@ LOCAL: dict[str, LocalTask] = {
         stems=("hellaswag",),
         parts=VALID,
         forms=(
-            Form(fields=("activity_label", "ctx_a", "ctx_b", "endings", "label")),
-            Form(fields=("ctx", "endings", "label"), convert=hellaswag),
+            LocalForm(fields=("activity_label", "ctx_a", "ctx_b", "endings", "label")),
+            LocalForm(fields=("ctx", "endings", "label"), convert=hellaswag),
         ),
     ),
     "piqa": LocalTask(
-        stems=("piqa",), parts=VALID, forms=(Form(fields=("goal", "sol1", "sol2", "label"), convert=piqa),)
+        stems=("piqa",), parts=VALID, forms=(LocalForm(fields=("goal", "sol1", "sol2", "label"), convert=piqa),)
     ),
     "winogrande": LocalTask(
         stems=("winogrande",),
         parts=VALID,
         forms=(
-            Form(fields=("sentence", "option1", "option2", "answer")),
-            Form(fields=("context_options", "continuation", "gold"), convert=winogrande),
+            LocalForm(fields=("sentence", "option1", "option2", "answer")),
+            LocalForm(fields=("context_options", "continuation", "gold"), convert=winogrande),
         ),
     ),
     "openbookqa": LocalTask(
         stems=("openbookqa",),
         parts=TEST,
         forms=(
-            Form(fields=("question_stem", "choices", "answerKey")),
-            Form(fields=("question_stem", "choices", "label"), convert=openbookqa),
+            LocalForm(fields=("question_stem", "choices", "answerKey")),
+            LocalForm(fields=("question_stem", "choices", "label"), convert=openbookqa),
         ),
     ),
     "arc_easy": LocalTask(stems=("arc-easy",), parts=TEST, forms=_ARC),
@@ -305,12 +305,12 @@ LOCAL: dict[str, LocalTask] = {
     "lambada_openai": LocalTask(
         stems=("lambada-openai", "lambada"),
         parts=TEST,
-        forms=(Form(fields=("text",)), Form(fields=("context", "continuation"), convert=lambada)),
+        forms=(LocalForm(fields=("text",)), LocalForm(fields=("context", "continuation"), convert=lambada)),
     ),
     "blimp": LocalTask(
         stems=("blimp",),
         member="UID",
-        forms=(Form(fields=("UID", "field", "linguistics_term", "sentence_good", "sentence_bad"), convert=blimp),),
+        forms=(LocalForm(fields=("UID", "field", "linguistics_term", "sentence_good", "sentence_bad"), convert=blimp),),
     ),
     "storycloze_2016": LocalTask(
         stems=("storycloze-2016", "storycloze"), forms=_CLOZE, suffixes=("jsonl", "json", "csv")

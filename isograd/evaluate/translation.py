@@ -48,7 +48,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation:
+class TranslatedLine:
     """What became of one line.
 
     Attributes:
@@ -101,7 +101,9 @@ class Translator:
         kept = {"beam": own.num_beams, "length_penalty": own.length_penalty, "early_stopping": own.early_stopping}
         return SearchOptions(**{name: value for name, value in kept.items() if value is not None} | given)
 
-    def translate(self, lines: Iterable[str | bytes], *, window: int = WINDOW, **options: Any) -> Iterator[Translation]:
+    def translate(
+        self, lines: Iterable[str | bytes], *, window: int = WINDOW, **options: Any
+    ) -> Iterator[TranslatedLine]:
         """A translation for every line, in the order of the lines.
 
         A line that cannot be translated does not stop the others: its translation is empty and says why.
@@ -113,11 +115,11 @@ class Translator:
         """
         return self.translate_windows(_windows(lines, window), **options)
 
-    def translate_windows(self, windows: Iterable[Sequence[str | bytes]], **options: Any) -> Iterator[Translation]:
+    def translate_windows(self, windows: Iterable[Sequence[str | bytes]], **options: Any) -> Iterator[TranslatedLine]:
         """The same, each window of lines as it comes: a source that is slow gives small ones."""
         return self._in_order(windows, self.options(**options))
 
-    def translate_all(self, lines: Sequence[str | bytes], first: int = 1, **options: Any) -> Iterator[Translation]:
+    def translate_all(self, lines: Sequence[str | bytes], first: int = 1, **options: Any) -> Iterator[TranslatedLine]:
         """The same for one window, each translation as soon as it is found, out of order.
 
         Args:
@@ -125,9 +127,9 @@ class Translator:
         """
         return self._found(lines, first, self.options(**options))
 
-    def _in_order(self, windows: Iterable[Sequence[str | bytes]], how: SearchOptions) -> Iterator[Translation]:
+    def _in_order(self, windows: Iterable[Sequence[str | bytes]], how: SearchOptions) -> Iterator[TranslatedLine]:
         number = 1
-        waiting: dict[int, Translation] = {}
+        waiting: dict[int, TranslatedLine] = {}
         for window in windows:
             for translation in self._found(window, number, how):
                 waiting[translation.line] = translation
@@ -135,23 +137,23 @@ class Translator:
                     yield waiting.pop(number)
                     number += 1
 
-    def _found(self, lines: Sequence[str | bytes], first: int, how: SearchOptions) -> Iterator[Translation]:
+    def _found(self, lines: Sequence[str | bytes], first: int, how: SearchOptions) -> Iterator[TranslatedLine]:
         texts: dict[int, str] = {}
         for number, line in enumerate(lines, start=first):
             try:
                 texts[number] = _text(line)
             except UnicodeDecodeError as error:
-                yield Translation(line=number, failure=f"not UTF-8 (byte 0x{error.object[error.start]:02x})")
+                yield TranslatedLine(line=number, failure=f"not UTF-8 (byte 0x{error.object[error.start]:02x})")
         words = {number: text for number, text in texts.items() if text.strip()}
-        yield from (Translation(line=number) for number in texts.keys() - words.keys())
+        yield from (TranslatedLine(line=number) for number in texts.keys() - words.keys())
         sources = dict(zip(words, self.tokenizer.source.encode(words.values()), strict=True))
         longest = self.model.encoder.longest or max(map(len, sources.values()), default=0)
         for number, ids in sources.items():
             if len(ids) > longest:
-                yield Translation(line=number, failure=f"{len(ids)} tokens, and the model reads {longest} at most")
+                yield TranslatedLine(line=number, failure=f"{len(ids)} tokens, and the model reads {longest} at most")
         yield from self._search({number: ids for number, ids in sources.items() if len(ids) <= longest}, how)
 
-    def _search(self, sources: dict[int, list[int]], how: SearchOptions) -> Iterator[Translation]:
+    def _search(self, sources: dict[int, list[int]], how: SearchOptions) -> Iterator[TranslatedLine]:
         """Where a search fails, the lines that are left are searched one by one, to know which of them it was."""
         left = dict(sources)
         numbers = list(sources)
@@ -163,15 +165,15 @@ class Translator:
         except (ValueError, torch.OutOfMemoryError) as error:
             why = first_line(error)
         if len(sources) == 1:
-            yield Translation(line=numbers[0], failure=why)
+            yield TranslatedLine(line=numbers[0], failure=why)
             return
         for number, ids in left.items():
             yield from self._search({number: ids}, how)
 
-    def _written(self, number: int, best: Hypothesis) -> Translation:
+    def _written(self, number: int, best: Hypothesis) -> TranslatedLine:
         (text,) = self.tokenizer.target.decode([best.tokens])
         text = _BREAK.sub(" ", text)  # a vocabulary of bytes can write one, which would shift all lines below
-        return Translation(line=number, text=text, score=best.score, tokens=len(best.tokens))
+        return TranslatedLine(line=number, text=text, score=best.score, tokens=len(best.tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +181,11 @@ class Evaluation:
     """Scores, and what they are of; `seconds` are those of the search, encoding and decoding included."""
 
     scores: "Scores"
-    translations: list[Translation]
+    translations: list[TranslatedLine]
     seconds: float
 
     @property
-    def failures(self) -> list[Translation]:
+    def failures(self) -> list[TranslatedLine]:
         return [t for t in self.translations if t.failure]
 
     @property
@@ -219,7 +221,7 @@ def evaluate(
     if len(sources) != len(references):
         raise DataError(f"{len(sources):,} sources for {len(references):,} references: scores compare line by line")
     began = time.perf_counter()
-    found: list[Translation] = []
+    found: list[TranslatedLine] = []
     for translation in translator.translate_all(sources, **options):
         found.append(translation)
         if progress:

@@ -17,7 +17,7 @@ from isograd.errors import DataError
 from isograd.evaluate.harness import Scorer, evaluate, quiet_harness, unweighted_mean_stderr
 from isograd.evaluate.loading import empty_context
 
-Verdict = Literal["above chance", "at chance", "below chance"]
+AgainstChance = Literal["above chance", "at chance", "below chance"]
 
 ACCURACIES = ("acc", "acc_norm")
 FIELDS = ("field", "linguistics_term")  # of BLiMP's documents: 4 kinds and 12 phenomena of its 67 paradigms
@@ -43,7 +43,7 @@ class Score:
     n: int
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> AgainstChance | None:
         """Of two standard errors around the accuracy; where all or none are right, of the error that chance has.
 
         >>> of = {"task": "piqa", "metric": "acc", "stderr": 0.01, "chance": 0.5, "n": 1838}

@@ -31,7 +31,7 @@ _NAMED = (
 )
 
 
-class Kept:
+class Remains:
     """An object of another library: what it held, and nothing that it could do."""
 
     def __init__(self, *args: Any) -> None:
@@ -42,7 +42,7 @@ class Kept:
         self.state = state
 
 
-class Options(Kept):
+class Options(Remains):
     """The stand-in of argparse.Namespace."""
 
 
@@ -72,7 +72,7 @@ def plain(value: Any) -> Any:
     """The same as dicts, lists and what they hold: stand-ins opened, as far as they hold data."""
     if isinstance(value, Options):
         return plain(value.state or {})
-    if isinstance(value, Kept):
+    if isinstance(value, Remains):
         return _opened(value)
     if isinstance(value, Mapping):
         return {name: plain(inner) for name, inner in value.items()}
@@ -108,7 +108,7 @@ def _load(path: Path, names: set[str]) -> Any:
         raise CheckpointError(f"{path}: refused, nothing of it was run: it wants {', '.join(unknown)}")
     kinds = {"argparse.Namespace": Options, "collections.defaultdict": _dict}
     try:
-        with warnings.catch_warnings(), safe_globals([(kinds.get(name, Kept), name) for name in names]):
+        with warnings.catch_warnings(), safe_globals([(kinds.get(name, Remains), name) for name in names]):
             warnings.simplefilter("ignore")  # of old storages
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -135,7 +135,7 @@ def _dict(*args: Any) -> dict[Any, Any]:
     return {}
 
 
-def _opened(kept: Kept) -> Any:
+def _opened(kept: Remains) -> Any:
     """omegaconf keeps a container's nodes in _content and a node's value in _val; an enum was called with its value."""
     state = kept.state
     if isinstance(state, Mapping):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isograd.errors import InteropError
-from isograd.interop.kinds import Kind
+from isograd.interop.kinds import ModelKind
 from isograd.interop.parity import ParityReport
 from isograd.interop.sample import Sample
 from isograd.models import IsogradPreTrainedModel
@@ -39,7 +39,7 @@ class Source:
 
     folder: Path
     model: IsogradPreTrainedModel
-    kind: Kind
+    kind: ModelKind
     tokenizer: Any
     sample: Sample
     facts: Mapping[str, Any]

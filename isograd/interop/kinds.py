@@ -12,7 +12,7 @@ from isograd.models import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ModelKind:
     """A kind of model.
 
     Attributes:
@@ -30,7 +30,7 @@ class Kind:
     use: str
 
 
-CAUSAL = Kind(
+CAUSAL = ModelKind(
     about="a causal language model",
     cls=IsogradForCausalLM,
     auto="AutoModelForCausalLM",
@@ -38,21 +38,21 @@ CAUSAL = Kind(
     use='ids = model.generate(**tokenizer("{text}", return_tensors="pt"), max_new_tokens=50)\n'
     "print(tokenizer.decode(ids[0], skip_special_tokens=True))",
 )
-MASKED = Kind(
+MASKED = ModelKind(
     about="a masked language model",
     cls=IsogradForMaskedLM,
     auto="AutoModelForMaskedLM",
     tag="fill-mask",
     use='logits = model(**tokenizer("{text}", return_tensors="pt")).logits',
 )
-CLASSIFIER = Kind(
+CLASSIFIER = ModelKind(
     about="a sequence classifier",
     cls=IsogradForSequenceClassification,
     auto="AutoModelForSequenceClassification",
     tag="text-classification",
     use='logits = model(**tokenizer("{text}", return_tensors="pt")).logits',
 )
-PAIR = Kind(
+PAIR = ModelKind(
     about="an encoder-decoder",
     cls=IsogradForSeq2SeqLM,
     auto="AutoModelForSeq2SeqLM",
@@ -62,6 +62,6 @@ PAIR = Kind(
 )
 
 
-def kind_of(model: IsogradPreTrainedModel) -> Kind | None:
+def kind_of(model: IsogradPreTrainedModel) -> ModelKind | None:
     """What a model is; None for one without a head."""
     return next((kind for kind in (CAUSAL, MASKED, CLASSIFIER, PAIR) if isinstance(model, kind.cls)), None)

@@ -109,10 +109,10 @@ def collapse(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
-Verdict = tuple[Severity, float, str]
+Prediction = tuple[Severity, float, str]
 
 
-def _at_rate(rule: CollapseRule, lr: float, warmup: int, outside: list[str]) -> Verdict | None:
+def _at_rate(rule: CollapseRule, lr: float, warmup: int, outside: list[str]) -> Prediction | None:
     """At the rate and the warm-up that are to come."""
     risk = rule.risk(lr, warmup)
     how = f"{rule.name} at LR {lr:g} with {f'{warmup} steps of warm-up' if warmup else 'no warm-up'}"
@@ -128,7 +128,7 @@ def _at_rate(rule: CollapseRule, lr: float, warmup: int, outside: list[str]) -> 
     )
 
 
-def _of_depth(rule: CollapseRule, outside: list[str]) -> Verdict | None:
+def _of_depth(rule: CollapseRule, outside: list[str]) -> Prediction | None:
     """Without a rate: where a usual one would collapse even after a warm-up."""
     highest = rule.highest_rate(warmup=100)
     if outside or highest >= USUAL:

@@ -11,12 +11,12 @@ from isograd.report.compared import Compared, table, verdicts
 from isograd.report.figures import Subject, over_seeds, without_peak
 from isograd.report.page import Section, Table
 from isograd.report.runs import ArmFiles, RunFiles, paired, reference_of
-from isograd.report.style import INK, LEVEL, Drawing, drawing, label
+from isograd.report.style import INK, LEVEL_LINE, Drawing, drawing, label
 from isograd.statistics import Comparison, compare_ratios, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class EqualLoss:
     """One arm against the reference, seed by seed.
 
     Attributes:
@@ -34,7 +34,7 @@ class Speed:
     found: Comparison
 
 
-def speeds(arms: Sequence[ArmFiles], named: str | None = None) -> list[Speed]:
+def speeds(arms: Sequence[ArmFiles], named: str | None = None) -> list[EqualLoss]:
     """Every other arm against the reference arm; [] where there is nothing to compare.
 
     Args:
@@ -58,10 +58,10 @@ def _points(run: RunFiles, x: str) -> list[tuple[float, float]]:
     return [(row[x], row["loss"]) for row in known]
 
 
-def _speed(arm: ArmFiles, reference: ArmFiles) -> Speed:
+def _speed(arm: ArmFiles, reference: ArmFiles) -> EqualLoss:
     pairs = paired(arm, reference)
     steps = dict(_ratios(pairs, "step"))
-    return Speed(
+    return EqualLoss(
         arm=arm.label,
         reference=reference.label,
         targets={seed: _points(theirs, "step")[-1][1] for seed, (_, theirs) in pairs.items()},
@@ -84,7 +84,7 @@ def _ratios(pairs: Mapping[int, tuple[RunFiles, RunFiles]], x: str) -> Iterator[
 WORDS = {"lower": "fewer steps to equal loss than", "higher": "more steps to equal loss than"}
 
 
-def compared(found: Sequence[Speed], where: str = "") -> list[Compared]:
+def compared(found: Sequence[EqualLoss], where: str = "") -> list[Compared]:
     """For the table and the verdicts."""
     return [
         Compared(
@@ -99,7 +99,7 @@ def compared(found: Sequence[Speed], where: str = "") -> list[Compared]:
     ]
 
 
-def speed_table(found: Sequence[Speed]) -> Table | None:
+def speed_table(found: Sequence[EqualLoss]) -> Table | None:
     return table(compared(found), "share of its steps", more=["share of its time", "loss (mean)"])
 
 
@@ -159,7 +159,7 @@ def speed_curves(arms: Sequence[ArmFiles], named: str | None = None) -> Drawing 
                 look = {"color": arm.look["color"], "markeredgecolor": INK, "markersize": 7, "zorder": 4}
                 axes.plot([crossing], [target], "D", **look)
         if target is not None:
-            axes.axhline(target, **LEVEL, label=f"final loss of {found[0].reference}: {target:.3f}")
+            axes.axhline(target, **LEVEL_LINE, label=f"final loss of {found[0].reference}: {target:.3f}")
         label(axes, x if x == "step" else f"training time ({unit})", "validation loss (nats)" if x == "step" else "")
         axes.set_xlim(left=0)
     without_peak(drawn.panels[0], [arm.validation("loss", "step")[1] for arm in arms])

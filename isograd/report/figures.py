@@ -10,10 +10,10 @@ from matplotlib.ticker import MaxNLocator
 
 from isograd.report.kept_weights import point as kept_point
 from isograd.report.page import Section
-from isograd.report.runs import ArmFiles, Curve, at_end, at_start, stacks
+from isograd.report.runs import ArmFiles, SeedsCurve, at_end, at_start, stacks
 from isograd.report.style import (
     INK,
-    LEVEL,
+    LEVEL_LINE,
     Drawing,
     drawing,
     entropy_line,
@@ -86,7 +86,7 @@ def ratio_curves(arms: Sequence[ArmFiles]) -> Drawing:
     for axes, stack in zip(drawn.panels, both, strict=True):
         for arm in arms:
             axes.plot(*arm.ratio("gradient_mean_abs", "ffn", stack), label=arm.label, **arm.look)
-        axes.axhline(1.0, **LEVEL)
+        axes.axhline(1.0, **LEVEL_LINE)
         if len(both) > 1:
             heading(axes, stack)
         label(axes, "step", "first / last layer" if stack == both[0] else "")
@@ -173,7 +173,7 @@ def _learned(arms: Sequence[ArmFiles], name: str, kind: str, stack: str) -> bool
     return any(arm.profile(name, kind, at_start, stack)[0] for arm in arms)
 
 
-def over_seeds(axes: Axes, arm: ArmFiles, curve: Curve, named: str, **markers: Any) -> None:
+def over_seeds(axes: Axes, arm: ArmFiles, curve: SeedsCurve, named: str, **markers: Any) -> None:
     """The mean over seeds, with a band from the lowest to the highest."""
     x, mean, low, high = curve
     axes.plot(x, mean, label=named, **arm.look, **markers)
@@ -314,4 +314,4 @@ def _over_depth(
     return Section(name=name, title=title, sentence=text, figure=partial(draw, about.arms))
 
 
-DEPTH: dict[str, Maker] = {chart[0]: partial(_over_depth, *chart) for chart in _DEPTH}
+DEPTH_CHARTS: dict[str, Maker] = {chart[0]: partial(_over_depth, *chart) for chart in _DEPTH}

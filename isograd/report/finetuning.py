@@ -16,7 +16,7 @@ from isograd.report.compared import Compared, difference, table, verdicts
 from isograd.report.figures import Subject
 from isograd.report.page import Section
 from isograd.report.runs import ArmFiles, RunFiles
-from isograd.report.style import INK, LEVEL, Drawing, heading, plain
+from isograd.report.style import INK, LEVEL_LINE, Drawing, heading, plain
 from isograd.statistics import compare, median, side_by_side
 
 
@@ -218,7 +218,7 @@ def score_strips(arms: Sequence[ArmFiles]) -> Drawing | None:
 
 def _strip(axes: Axes, name: str, group: Sequence[ArmFiles], letters: int) -> None:
     for line in dict.fromkeys(line for arm in group for line in arm.values("majority")[:1]):
-        axes.axvline(line, **LEVEL, label="majority-class baseline")
+        axes.axvline(line, **LEVEL_LINE, label="majority-class baseline")
     for row, arm in enumerate(group):
         _dots(axes, row, arm)
     heading(axes, name)

@@ -21,7 +21,7 @@ from isograd.report.compared import Compared
 from isograd.report.page import Page, Section, Table, csv_of_rows, write_page
 from isograd.report.style import COLOURS, INK, Drawing, Look, Output, drawing, heading, is_first, label, log, look_of
 from isograd.statistics import caution, compare, side_by_side
-from isograd.study.boundary import Boundary, Level, RateSearch, log_middle
+from isograd.study.boundary import Boundary, BoundaryInterval, RateSearch, log_middle
 from isograd.study.labels import flat, shown
 
 Row = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Place:
 
     placement: str
     warmup: int
-    level: Level | None
+    level: BoundaryInterval | None
     chains: Sequence[Row]
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ def places(content: Row) -> list[Place]:
     ]
 
 
-def _level(row: Row | None) -> Level | None:
+def _level(row: Row | None) -> BoundaryInterval | None:
     """JSON has no infinity: an open end is null."""
     if row is None:
         return None
     ends = {name: math.inf if row[name] is None else row[name] for name in ("middle", "low", "high")}
-    return Level(**ends, n=row["n"], coverage=row["coverage"])
+    return BoundaryInterval(**ends, n=row["n"], coverage=row["coverage"])
 
 
 def own(content: Row) -> tuple[str, float, int]:
@@ -212,10 +212,10 @@ def _end(rate: float, content: Row) -> str:
     return f"above {content['search']['high']:.3g}" if rate == math.inf else f"{rate:.3g}"
 
 
-def margin(level: Level | None, rate: float, where: str = "") -> str:
+def margin(level: BoundaryInterval | None, rate: float, where: str = "") -> str:
     """How far a rate is from the boundary.
 
-    >>> level = Level(middle=3.1e-3, low=2.8e-3, high=3.5e-3, n=3, coverage=0.75)
+    >>> level = BoundaryInterval(middle=3.1e-3, low=2.8e-3, high=3.5e-3, n=3, coverage=0.75)
     >>> margin(level, 1e-3, " the boundary"), margin(level, 6.2e-3), margin(level, 3e-3)
     ('3.1 times (2.8 to 3.5) below the boundary', '2 times (1.8 to 2.2) above', 'inside the interval')
     """
@@ -485,7 +485,7 @@ def _panel(axes: Axes, mine: Sequence[Place], content: Row, low: float, high: fl
 
 
 def _region(
-    axes: Axes, known: Sequence[tuple[Place, Level]], colour: str, reach: float, low: float, high: float
+    axes: Axes, known: Sequence[tuple[Place, BoundaryInterval]], colour: str, reach: float, low: float, high: float
 ) -> None:
     """What trains, up to the boundary; of a single warm-up a step as wide as the panel."""
     if not known:
@@ -508,7 +508,7 @@ def _region(
             axes.plot([place.warmup], [high / 1.12 if up else low * 1.12], marker="^" if up else "v", **look)
 
 
-def _too_slow(place: Place, level: Level) -> float:
+def _too_slow(place: Place, level: BoundaryInterval) -> float:
     """The largest rate that was too slow below the boundary; what lies under it was not seen to train."""
     slow = (one["lr"] for chain in place.chains for one in chain["tried"] if one["verdict"] == "slow")
     return max((rate for rate in slow if rate < level.low), default=0)

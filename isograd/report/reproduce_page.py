@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from isograd.report.figures import DEPTH, Subject
+from isograd.report.figures import DEPTH_CHARTS, Subject
 from isograd.report.page import Page, Section, Table, write_page
 from isograd.report.runs import arms_of, read_run
 from isograd.report.runs_page import CHARTS
@@ -209,7 +209,7 @@ def _run_charts(names: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
     task = read_run(there[0]).run.get("task")
     arms = [arm for arm in arms_of(there) if arm.first.run.get("task") == task]
     for name in names:
-        section = {**CHARTS, **DEPTH}[name](Subject(arms=arms))
+        section = {**CHARTS, **DEPTH_CHARTS}[name](Subject(arms=arms))
         if section:
             yield section
 

@@ -19,7 +19,9 @@ from isograd.study.labels import labels
 from isograd.train.tasks import TASKS
 
 Row = dict[str, Any]
-Curve = tuple[list[float], list[float], list[float], list[float]]  # x; over seeds the mean, the lowest, the highest
+SeedsCurve = tuple[
+    list[float], list[float], list[float], list[float]
+]  # x; over seeds the mean, the lowest, the highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ class ArmFiles:
         """A number of the outcome over the seeds that have it."""
         return [r.outcome[name] for r in self.runs if r.outcome.get(name) is not None]
 
-    def curve(self) -> Curve:
+    def curve(self) -> SeedsCurve:
         """Steps, and the loss over the seeds at each, averaged over a short window."""
         by_step: dict[int, list[float]] = {}
         for run in self.runs:
@@ -90,7 +92,7 @@ class ArmFiles:
                 by_step.setdefault(step, []).append(loss)
         return _over_seeds([([step], by_step[step]) for step in sorted(by_step)])
 
-    def validation(self, name: str, x: str | None = None) -> Curve:
+    def validation(self, name: str, x: str | None = None) -> SeedsCurve:
         """Where, and a number of the first, second, ... validation over the seeds that got so far.
 
         Args:
@@ -196,7 +198,7 @@ def _rows(run: RunFiles, name: str, kind: str, stack: str) -> Iterator[Row]:
         yield from (row for row in run.by_place.get(place, ()) if row.get(name) is not None)
 
 
-def _over_seeds(points: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Curve:
+def _over_seeds(points: Sequence[tuple[Sequence[float], Sequence[float]]]) -> SeedsCurve:
     mean, values = statistics.fmean, [y for _, y in points]
     return [mean(x) for x, _ in points], [mean(y) for y in values], list(map(min, values)), list(map(max, values))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from isograd.files import finite, write_text
 from isograd.report import equal_loss, figures, finetuning, kept_weights, lr_range
 from isograd.report.compared import Compared, difference, table, verdicts
-from isograd.report.figures import DEPTH, Maker, Subject
+from isograd.report.figures import DEPTH_CHARTS, Maker, Subject
 from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
 from isograd.report.references import bibtex
 from isograd.report.runs import (
@@ -287,8 +287,8 @@ CHARTS: Mapping[str, Maker] = {  # above those over depth; which of them a page 
 def makers(arms: Sequence[ArmFiles]) -> tuple[Maker, ...]:
     """Of the page's sections, in their order, the main figure first."""
     if kind_name(arms) == RANGE_TEST:
-        return lr_range.curves, lr_range.ratio_section, *DEPTH.values()
-    return *(CHARTS[name] for name in TASKS[arms[0].task].charts), *DEPTH.values()
+        return lr_range.curves, lr_range.ratio_section, *DEPTH_CHARTS.values()
+    return *(CHARTS[name] for name in TASKS[arms[0].task].charts), *DEPTH_CHARTS.values()
 
 
 def kind_name(arms: Sequence[ArmFiles]) -> str:

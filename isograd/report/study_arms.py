@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from isograd.report.equal_loss import Speed, speeds
+from isograd.report.equal_loss import EqualLoss, speeds
 from isograd.report.runs import ArmFiles, Row, RunFiles
-from isograd.report.study_files import COUNTED, Cell, StudyFiles, condition_said, shown_value, who_names
+from isograd.report.study_files import COUNTED, CellFiles, StudyFiles, condition_said, shown_value, who_names
 from isograd.report.style import Look, looks
 from isograd.statistics import Comparison, Interval, compare, median, median_interval, side_by_side, wilson
 from isograd.study.sensitivity import Edge, best_rate, sensitivity
@@ -32,7 +32,7 @@ class StudyArm:
     who: str
     look: Look
     values: Row
-    cells: Sequence[Cell]
+    cells: Sequence[CellFiles]
     measure: str
 
     @cached_property
@@ -71,7 +71,7 @@ class StudyArm:
         return [f"{self.count(how)}/{self.n} {how}" for how in COUNTED[1:] if self.count(how)]
 
 
-def _loss(cell: Cell, measure: str) -> float:
+def _loss(cell: CellFiles, measure: str) -> float:
     """Infinite where there is none: a diverged cell is worse than any that came to an end."""
     if cell.how == "diverged":
         return math.inf
@@ -182,14 +182,14 @@ def measure_of(study: StudyFiles) -> str:
 def study_arms(study: StudyFiles, design: Design) -> list[StudyArm]:
     """Every point of the axes that a cell has ended at, in the order of the plan."""
     measure = measure_of(study)
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, list[CellFiles]] = {}
     for cell in study.cells:
         if cell.how in COUNTED:
             groups.setdefault(json.dumps([cell.values.get(key) for key in study.axes]), []).append(cell)
     return [_arm(study, design, group, measure) for group in groups.values()]
 
 
-def _arm(study: StudyFiles, design: Design, cells: Sequence[Cell], measure: str) -> StudyArm:
+def _arm(study: StudyFiles, design: Design, cells: Sequence[CellFiles], measure: str) -> StudyArm:
     values = {key: cells[0].values.get(key) for key in study.axes}
     place = study.axes[design.who_key].index(values[design.who_key]) if design.who_key else 0
     who = design.who[place]
@@ -239,7 +239,7 @@ Group = tuple[Row | None, list[StudyArm]]  # arms under a condition; None: each 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ArmsCompared:
     """One best arm against the reference's best arm.
 
     Attributes:
@@ -263,7 +263,9 @@ def reference_among(design: Design, named: str | None = None) -> str | None:
     return found[0] if found else None if named else design.who[0]
 
 
-def comparisons(chosen: Sequence[Tuned], arms: Sequence[StudyArm], design: Design, reference: str) -> list[Compared]:
+def comparisons(
+    chosen: Sequence[Tuned], arms: Sequence[StudyArm], design: Design, reference: str
+) -> list[ArmsCompared]:
     """Under each condition, then over all; without those of which one trained at no rate. Corrected for each other."""
     groups: list[Group] = [
         (condition, [one.best for one in chosen if one.condition == condition and one.best is not None])
@@ -280,7 +282,7 @@ def comparisons(chosen: Sequence[Tuned], arms: Sequence[StudyArm], design: Desig
     ]
     found = side_by_side([compare(mine.losses, theirs.losses) for _, mine, theirs in pairs])
     return [
-        Compared(condition=condition, mine=mine, theirs=theirs, found=one)
+        ArmsCompared(condition=condition, mine=mine, theirs=theirs, found=one)
         for (condition, mine, theirs), one in zip(pairs, found, strict=True)
     ]
 
@@ -313,7 +315,7 @@ class Race:
 
     condition: Row | None
     runs: list[ArmFiles]
-    speeds: list[Speed]
+    speeds: list[EqualLoss]
 
 
 def races(groups: Sequence[Group], design: Design, reference: str) -> list[Race]:

@@ -20,7 +20,7 @@ from isograd.report.study_arms import RATE, Design, StudyArm
 from isograd.report.study_files import axis_name, condition_said, shown_value
 from isograd.report.style import (
     INK,
-    LEVEL,
+    LEVEL_LINE,
     Drawing,
     drawing,
     entropy_line,
@@ -32,13 +32,13 @@ from isograd.report.style import (
     plain,
 )
 
-Group = tuple[str, list[StudyArm]]  # a panel's heading, and its arms
+Panel = tuple[str, list[StudyArm]]  # a panel's heading, and its arms
 _MARKS = {"collapsed": "o", "diverged": "x", "undecided": "s"}
 _FAR = 1e3  # stands for an infinite end of an interval, out of sight
 _THIN: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
 
 
-def against(groups: Sequence[Group], key: str, what: str, entropy: float | None = None) -> Drawing:
+def against(groups: Sequence[Panel], key: str, what: str, entropy: float | None = None) -> Drawing:
     """Median loss over a swept number, a line and intervals per placement; above it who did not finish, and how many.
 
     An arm of which half of the seeds or fewer finished has no median here, only its marks above.
@@ -149,7 +149,7 @@ def _count(strip: Axes, at: tuple[float, float], aside: float, arm: StudyArm, ho
     strip.annotate(f"{arm.count(how)}/{arm.n}", at, fontsize="x-small", color=INK, **beside)
 
 
-def gradient_ratios(groups: Sequence[Group], key: str) -> Drawing | None:
+def gradient_ratios(groups: Sequence[Panel], key: str) -> Drawing | None:
     """First over last layer's mean |gradient| of W_2 against a swept number: thin at step 1, bold at the end."""
     drawn = drawing(len(groups), height=3.4, sharey=True)
     for axes, (title, arms) in zip(drawn.panels, groups, strict=True):
@@ -159,7 +159,7 @@ def gradient_ratios(groups: Sequence[Group], key: str) -> Drawing | None:
                 how = _THIN if thin else {"label": mine[0].who, "marker": "o", "markersize": 3}
                 if line:
                     axes.plot(*zip(*line, strict=True), **(mine[0].look | how))
-        axes.axhline(1.0, **LEVEL)
+        axes.axhline(1.0, **LEVEL_LINE)
         heading(axes, title)
         label(axes, axis_name(key), "gradient, first / last layer" if is_first(axes) else "")
         numbers = sorted({arm.values[key] for arm in arms})
@@ -270,10 +270,10 @@ def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing 
     return drawn
 
 
-Place = tuple[str, Row, list[StudyArm]]
+MapPanel = tuple[str, Row, list[StudyArm]]
 
 
-def panels_of(arms: Sequence[StudyArm], design: Design, *along: str) -> list[Place]:
+def panels_of(arms: Sequence[StudyArm], design: Design, *along: str) -> list[MapPanel]:
     """Each of what is compared under each condition of the axes that are not `along` the panel, with its arms."""
     conditions: dict[str, Row] = {}
     for condition in design.conditions:

@@ -17,7 +17,7 @@ COUNTED = ("finished", "collapsed", "diverged", "undecided")  # a failure of the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class CellFiles:
     """One training of a study: what the axes are here, how it ended, and its files where they are there.
 
     Attributes:
@@ -56,11 +56,11 @@ class StudyFiles:
     seeds: list[int]
     budget: Row | None
     base: Row
-    cells: list[Cell]
+    cells: list[CellFiles]
     left_out: list[str]
 
     @property
-    def ended(self) -> list[Cell]:
+    def ended(self) -> list[CellFiles]:
         return [cell for cell in self.cells if cell.how in ENDED]
 
     def setting(self, key: str) -> Any:
@@ -214,7 +214,7 @@ def _wrong_row(row: Any) -> str | None:
     return f"{wrong[0]} is no number" if wrong else None
 
 
-def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], missing: list[Path]) -> Cell:
+def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], missing: list[Path]) -> CellFiles:
     """Its own files first; the ledger's row where these are not there (`missing`), cannot be read or have no end."""
     own = folder / "cells" / planned["cell"]
     files = None
@@ -229,7 +229,7 @@ def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], miss
     ended = files is not None and files.outcome.get("outcome") in ENDED
     outcome = files.outcome if files is not None and ended else {k: v for k, v in (row or {}).items() if k != "values"}
     values = dict(planned["values"])
-    return Cell(name=planned["cell"], values=values, seed=planned["seed"], outcome=outcome, files=files)
+    return CellFiles(name=planned["cell"], values=values, seed=planned["seed"], outcome=outcome, files=files)
 
 
 # ------------------------------------------------------------------------------------------------------ names of axes

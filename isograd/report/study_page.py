@@ -22,7 +22,7 @@ from isograd.report.runs_page import loss_words
 from isograd.report.settings import settings, subtitle
 from isograd.report.study_arms import (
     RATE,
-    Compared,
+    ArmsCompared,
     Design,
     Group,
     Race,
@@ -43,7 +43,7 @@ from isograd.report.study_arms import (
 from isograd.report.study_figures import PANELS, WARMUP, outcome_map
 from isograd.report.study_files import (
     COUNTED,
-    Cell,
+    CellFiles,
     StudyFiles,
     axis_name,
     condition_said,
@@ -62,13 +62,13 @@ SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class StudyFindings:
     """All that the page shows."""
 
     design: Design
     arms: Sequence[StudyArm]
     chosen: Sequence[Tuned]
-    compared: Sequence[Compared]
+    compared: Sequence[ArmsCompared]
     reference: str
     measure: str
     entropy: float | None
@@ -140,7 +140,7 @@ def write_study_report(
     return StudyReport(page=out / "report.html", summary=said, table=table, left_out=study.left_out, results=results)
 
 
-def found_in(study: StudyFiles, named: str | None = None) -> Found:
+def found_in(study: StudyFiles, named: str | None = None) -> StudyFindings:
     """Everything that is told and drawn.
 
     Args:
@@ -156,7 +156,7 @@ def found_in(study: StudyFiles, named: str | None = None) -> Found:
     arms = study_arms(study, design)
     chosen = tuned(arms, design)
     groups = showcase(chosen, arms, design)
-    return Found(
+    return StudyFindings(
         design=design,
         arms=arms,
         chosen=chosen,
@@ -178,7 +178,7 @@ def _entropy(study: StudyFiles) -> float | None:
 # ------------------------------------------------------------------------------------------------------------ sections
 
 
-def study_page(study: StudyFiles, found: Found, title: str | None = None) -> Page:
+def study_page(study: StudyFiles, found: StudyFindings, title: str | None = None) -> Page:
     lines = list(provenance(study))
     known = [ArmFiles(label="", runs=runs) for arm in found.arms if (runs := [c.files for c in arm.cells if c.files])]
     text = next((run.resolved["data"] for arm in known for run in arm.runs if run.resolved.get("data")), None)
@@ -206,12 +206,12 @@ def study_page(study: StudyFiles, found: Found, title: str | None = None) -> Pag
 _LEFT_OUT = "What could not be read. Nothing else was lost by it."
 
 
-def sections(found: Found) -> list[Section]:
+def sections(found: StudyFindings) -> list[Section]:
     """What these arms have to show, the main figure first."""
     return [section for section in _sections(found) if section is not None] if found.arms else []
 
 
-def _sections(found: Found) -> Iterator[Section | None]:
+def _sections(found: StudyFindings) -> Iterator[Section | None]:
     design = found.design
     main = main_section(found)
     yield main
@@ -232,7 +232,7 @@ def _sections(found: Found) -> Iterator[Section | None]:
     yield Section(name="arms", title="Every arm", sentence=_ARMS, table=arms_table(found), folded=folded)
 
 
-def main_section(found: Found) -> Section:
+def main_section(found: StudyFindings) -> Section:
     """By what was swept: a map, a loss against a number, or dots."""
     design = found.design
     if design.rates and WARMUP in design.others:
@@ -256,7 +256,7 @@ def _numeric(design: Design) -> str | None:
     return LAYERS if LAYERS in numeric else numeric[0] if numeric else None
 
 
-def _groups(found: Found, key: str) -> list[study_figures.Group]:
+def _groups(found: StudyFindings, key: str) -> list[study_figures.Panel]:
     """For a figure against an axis: best arms, a panel for each combination of the axes beside it."""
     groups: dict[str, list[StudyArm]] = {}
     for one in found.chosen:
@@ -265,7 +265,7 @@ def _groups(found: Found, key: str) -> list[study_figures.Group]:
     return list(groups.items())[:PANELS]
 
 
-def _learning_rates(found: Found) -> Section:
+def _learning_rates(found: StudyFindings) -> Section:
     groups: dict[str, list[StudyArm]] = {}
     for one in found.chosen:
         groups.setdefault(condition_said(one.condition), []).extend(one.arms)
@@ -274,7 +274,7 @@ def _learning_rates(found: Found) -> Section:
     return Section(name="learning-rates", title="Loss against the learning rate", sentence=text, figure=draw)
 
 
-def _ratios(found: Found) -> Section:
+def _ratios(found: StudyFindings) -> Section:
     key = _numeric(found.design) or ""
     draw = partial(study_figures.gradient_ratios, _groups(found, key), key)
     return Section(
@@ -282,7 +282,7 @@ def _ratios(found: Found) -> Section:
     )
 
 
-def comparison_section(found: Found) -> Section | None:
+def comparison_section(found: StudyFindings) -> Section | None:
     """Each best arm against the reference's, under each condition."""
     header = f"median difference, {LOSSES[found.measure].partition(' (')[0]} (nats)"
     table = compared.table(_compared(found), header, who=_who(found.design))
@@ -297,7 +297,7 @@ def comparison_section(found: Found) -> Section | None:
     )
 
 
-def _compared(found: Found) -> list[compared.Compared]:
+def _compared(found: StudyFindings) -> list[compared.Compared]:
     return [
         compared.Compared(
             mine=_at_rate(one.mine),
@@ -315,7 +315,7 @@ def _at_rate(arm: StudyArm) -> str:
     return f"{arm.who}, LR {shown_value(arm.values[RATE])}" if RATE in arm.values else arm.who
 
 
-def verdicts(found: Found) -> list[str]:
+def verdicts(found: StudyFindings) -> list[str]:
     """By the one rule; of many conditions only what is over all of them."""
     every = _compared(found)
     over_all = [one for one in every if one.where == _heading(None)]
@@ -331,14 +331,14 @@ def _heading(condition: Row | None) -> str:
     return "each at its own best" if condition is None else condition_said(condition)
 
 
-def _depths(found: Found) -> Iterator[Section | None]:
+def _depths(found: StudyFindings) -> Iterator[Section | None]:
     """Depth profiles of the best arms: over all conditions and under the first one, or under the first and the last."""
     over_all = bool(found.groups) and found.groups[0][0] is None
     for i in dict.fromkeys([0, 1 if over_all else len(found.groups) - 1] if found.groups else []):
         condition, arms = found.groups[i]
         about = figures.Subject(arms=in_line(arms, found.design))
         for name in ("gradients", "residual"):
-            section = figures.DEPTH[name](about)
+            section = figures.DEPTH_CHARTS[name](about)
             if section:
                 where = f": {_heading(condition)}" if _heading(condition) else ""
                 number = f"-{i + 1}" if i else ""
@@ -387,7 +387,7 @@ _RATIO = (
 # ----------------------------------------------------------------------------------------------------------- sentences
 
 
-def headline(study: StudyFiles, found: Found) -> str:
+def headline(study: StudyFiles, found: StudyFindings) -> str:
     """How far the study came, and who is lowest."""
     best = min((arm for arm in overall(found.arms, found.design) if arm.trains), key=_median, default=None)
     if best is None or len(found.design.who) < 2:
@@ -427,7 +427,7 @@ def undecided(arms: Sequence[StudyArm]) -> Iterator[str]:
         yield f"Undecided, too short to tell: {len(cells)} of {sum(arm.n for arm in arms)} cells{more}."
 
 
-def unlearnt(found: Found) -> Iterator[str]:
+def unlearnt(found: StudyFindings) -> Iterator[str]:
     """Which finished, and are no better on held-out text than token frequencies; each cell by its own entropy."""
     known = [(arm, sum(map(_is_unlearnt, arm.cells))) for arm in found.arms]
     said = [f"{arm.label} ({many} of {arm.n} seed{'s' * (arm.n > 1)})" for arm, many in known if many]
@@ -436,12 +436,12 @@ def unlearnt(found: Found) -> Iterator[str]:
         yield f"Finished, with a validation loss not below the unigram entropy {level}: {_some(said, 'arms')}."
 
 
-def _is_unlearnt(cell: Cell) -> bool:
+def _is_unlearnt(cell: CellFiles) -> bool:
     loss, entropy = cell.number("validation_loss"), cell.number("unigram_entropy")
     return cell.how == "finished" and entropy is not None and loss is not None and loss >= entropy
 
 
-def edges(found: Found) -> Iterator[str]:
+def edges(found: StudyFindings) -> Iterator[str]:
     """Whose best rate stands at an end of the sweep."""
     at_end = [one for one in found.chosen if one.edge is not None]
     if at_end:
@@ -458,7 +458,7 @@ def _some(said: Sequence[str], what: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def arms_table(found: Found) -> Table:
+def arms_table(found: StudyFindings) -> Table:
     """A line per arm: where it stands on each axis, its loss, and how many of its seeds did not finish.
 
     Its updates, too, where they differ, as under a budget in seconds; "undecided" only where there is any.
@@ -519,7 +519,7 @@ def _ratio(arm: StudyArm, name: str) -> str:
     return f"{statistics.geometric_mean(found):.2g}" if found and min(found) > 0 else "–"
 
 
-def rates_table(found: Found) -> Table:
+def rates_table(found: StudyFindings) -> Table:
     """A line per condition and placement: its best rate, the loss there, what a wrong rate costs, how cells ended."""
     design, lines = found.design, []
     for one in found.chosen:
@@ -565,7 +565,7 @@ def _interval(interval: Interval | None) -> Row | None:
     return None if interval is None else asdict(interval)
 
 
-def _comparison_row(one: Compared, what: str) -> Row:
+def _comparison_row(one: ArmsCompared, what: str) -> Row:
     found = one.found
     where = f"{condition_said(one.condition)}: " if one.condition else ""
     return {
@@ -583,7 +583,7 @@ def _comparison_row(one: Compared, what: str) -> Row:
     }
 
 
-def _cell_row(cell: Cell) -> Row:
+def _cell_row(cell: CellFiles) -> Row:
     """A row of results.csv: where the cell stands on the axes, and how it ended."""
     hidden = ("provenance", "cell", "seed", "outcome", "values")
     numbers = {name: value for name, value in cell.outcome.items() if name not in hidden}

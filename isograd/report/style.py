@@ -32,9 +32,9 @@ MANY = len(COLOURS) * len(DASHES)  # looks that differ: 7 and 4 have no divisor 
 _FIRST = ("post-ln", "pre-ln", "normformer", "admin", "deepnorm", "gpt2", "qk-norm")  # a colour of its own each
 _ORDER = (*_FIRST, *(name for name in CATALOGUE if name not in _FIRST))
 # by depth, from first to last: blue to orange, through a grey that is as far from a white page as from a dark one
-DEPTH = LinearSegmentedColormap.from_list("depth", ("#1673c4", "#8b9097", "#e08300"))
+DEPTH_COLOURS = LinearSegmentedColormap.from_list("depth", ("#1673c4", "#8b9097", "#e08300"))
 INK = "#0a0b0c"  # stands for currentColor in the SVG of a page
-LEVEL: Look = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
+LEVEL_LINE: Look = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
 
 SCREEN: dict[str, Any] = {
     "figure.figsize": (8.4, 3.6),
@@ -124,7 +124,7 @@ def _index(placement: str) -> int:
 
 def shade(part: float) -> str:
     """The colour of a layer at this part of the depth, from 0 to 1."""
-    return to_hex(DEPTH(float(part)))  # an int would be taken for a place in a table
+    return to_hex(DEPTH_COLOURS(float(part)))  # an int would be taken for a place in a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +220,7 @@ def near(axes: Axes, values: Sequence[float], peak: float = 1.0) -> None:
 
 def entropy_line(axes: Axes, entropy: float) -> None:
     """What a model reaches that knows only how often each token occurs."""
-    axes.axhline(entropy, **LEVEL, label=f"unigram entropy {entropy:.3f}")
+    axes.axhline(entropy, **LEVEL_LINE, label=f"unigram entropy {entropy:.3f}")
 
 
 def svg(drawn: Drawing, salt: str) -> str:

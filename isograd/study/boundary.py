@@ -19,7 +19,7 @@ from isograd.errors import RecipeError
 from isograd.outcome import NEAR, WINDOW, OutcomeName
 from isograd.statistics import median, median_interval
 
-Verdict = Literal["finished", "diverged", "collapsed", "slow", "undecided", "failed"]  # of a rate
+RateVerdict = Literal["finished", "diverged", "collapsed", "slow", "undecided", "failed"]  # of a rate
 
 STEP = 4.0  # from rate to rate, as long as no end of the bracket is known
 PATIENCE = (
@@ -29,7 +29,7 @@ PATIENCE = (
 
 def verdict_of(
     outcome: OutcomeName, losses: Sequence[float], rates: Sequence[float], unigram_entropy: float, broke: bool = False
-) -> Verdict:
+) -> RateVerdict:
     """What the outcome of a run (`isograd.outcome.judge`) says of its peak rate, and which way to go on from there.
 
     The outcome's own word, "diverged" also where the run was stopped because the loss rose. An undecided run has not
@@ -95,7 +95,7 @@ class Boundary:
     under: tuple[float, ...] = ()
 
 
-def next_rate(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boundary:
+def next_rate(seen: Mapping[float, RateVerdict], search: RateSearch) -> float | Boundary:
     """The rate that is to be tried next, or the boundary when nothing more needs to be tried.
 
     Up or down by factors of four from the start until one rate trains and a larger one does not; then their geometric
@@ -122,7 +122,7 @@ def first_rate(search: RateSearch) -> float:
     return rounded(min(max(search.start, search.low), search.high))
 
 
-def _above_a_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boundary:
+def _above_a_trained(seen: Mapping[float, RateVerdict], search: RateSearch) -> float | Boundary:
     rates = _without_slow(seen)
     first = next(i for i, rate in enumerate(rates) if seen[rate] == "finished")
     end = next((i for i in range(first, len(rates)) if seen[rates[i]] != "finished"), len(rates))
@@ -139,13 +139,13 @@ def _above_a_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float
     return Boundary(kind="between", low=low, high=high, again=again, under=under)
 
 
-def _without_slow(seen: Mapping[float, Verdict]) -> list[float]:
+def _without_slow(seen: Mapping[float, RateVerdict]) -> list[float]:
     """In order; a rate that was too slow, below one that trained, is no part of the upper end."""
     largest = max(rate for rate, verdict in seen.items() if verdict == "finished")
     return sorted(rate for rate, verdict in seen.items() if verdict != "slow" or rate > largest)
 
 
-def _none_trained(seen: Mapping[float, Verdict], search: RateSearch) -> float | Boundary:
+def _none_trained(seen: Mapping[float, RateVerdict], search: RateSearch) -> float | Boundary:
     """Down from what is too large, up from what is too slow, and into the gap between them.
 
     Looks may deceive: before none is said to train, a rate has been tried below whatever looked slow, and one above
@@ -169,13 +169,13 @@ def _between(low: float, high: float, precision: float) -> float | None:
     return middle if high / low > precision * (1 + 1e-9) and low < middle < high else None
 
 
-def _look_above(seen: Mapping[float, Verdict], low: float, high: float, highest: float) -> float | None:
+def _look_above(seen: Mapping[float, RateVerdict], low: float, high: float, highest: float) -> float | None:
     """Four times above the bracket; None where twice above it has been tried, or is out of reach."""
     wanted = min(rounded(low * STEP), highest)
     return None if max(seen) >= 2 * high or wanted < 2 * high else wanted
 
 
-def _look_below(seen: Mapping[float, Verdict], rate: float, lowest: float) -> float | None:
+def _look_below(seen: Mapping[float, RateVerdict], rate: float, lowest: float) -> float | None:
     """Four times below; None where twice below it has been tried, or is out of reach."""
     wanted = max(rounded(rate / STEP), lowest)
     return None if min(seen) <= rate / 2 or wanted >= rate else wanted
@@ -191,7 +191,7 @@ def rounded(rate: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
+class BoundaryInterval:
     """The boundary over seeds: the median, and an interval for it.
 
     Attributes:
@@ -208,7 +208,7 @@ class Level:
     coverage: float | None
 
 
-def over_seeds(boundaries: Sequence[Boundary]) -> Level | None:
+def over_seeds(boundaries: Sequence[Boundary]) -> BoundaryInterval | None:
     """None where no chain found a boundary: a run failed, or every rate was too slow to tell.
 
     >>> found = over_seeds([Boundary(kind="between", low=1e-3, high=4e-3), Boundary(kind="above", low=1.0)])
@@ -220,7 +220,7 @@ def over_seeds(boundaries: Sequence[Boundary]) -> Level | None:
         return None
     lows, highs = ([pair[i] for pair in ends] for i in (0, 1))
     below, above = median_interval(lows), median_interval(highs)
-    return Level(
+    return BoundaryInterval(
         middle=math.exp(median([_middle(pair) for pair in ends])),
         low=lows[0] if below is None else below.low,
         high=highs[0] if above is None else above.high,

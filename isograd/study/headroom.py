@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from isograd.files import locked, read_rows, write_json
-from isograd.study.boundary import Boundary, RateSearch, Verdict, first_rate, next_rate, over_seeds, verdict_of
+from isograd.study.boundary import Boundary, RateSearch, RateVerdict, first_rate, next_rate, over_seeds, verdict_of
 from isograd.study.headroom_plan import AXES, SearchPlan, run_at
 from isograd.study.jobs import Engine, check_jobs, tasks_of
 from isograd.study.ledger import Row, outcome_in, write_ledger
@@ -28,7 +28,7 @@ class Trial:
     """One rate of a chain: what its losses say of it, and how the training ended."""
 
     lr: float
-    verdict: Verdict
+    verdict: RateVerdict
     cell: str
     outcome: str
     steps: int = 0
@@ -151,7 +151,7 @@ def _trial(rate: float, row: Row, folder: Path) -> Trial:
     )
 
 
-def _verdict(row: Row, folder: Path) -> Verdict:
+def _verdict(row: Row, folder: Path) -> RateVerdict:
     rows = read_rows(folder / "metrics.jsonl")
     if row["outcome"] == "failed" or not rows:
         return "failed"
@@ -193,7 +193,7 @@ def _chain(chain: Chain, search: RateSearch) -> Row:
     }
 
 
-def _in_place(trial: Trial, found: float | Boundary) -> Verdict:
+def _in_place(trial: Trial, found: float | Boundary) -> RateVerdict:
     """Above a rate that trained none is too small, however slow it looked: more steps would tell."""
     low = found.low if isinstance(found, Boundary) and found.kind == "between" else None
     return "undecided" if low is not None and trial.verdict == "slow" and trial.lr > low else trial.verdict

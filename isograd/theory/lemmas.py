@@ -29,7 +29,7 @@ WIDTH, LAYERS, TOKENS, WORDS = 256, 48, 32, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class PerDepth:
     """Two numbers per depth, entry l - 1 for l layers.
 
     Attributes:
@@ -43,7 +43,7 @@ class Profile:
 
 
 @lru_cache(maxsize=256)
-def profile(subject: str, seed: int, layers: int = LAYERS, width: int = WIDTH, tokens: int = TOKENS) -> Profile:
+def profile(subject: str, seed: int, layers: int = LAYERS, width: int = WIDTH, tokens: int = TOKENS) -> PerDepth:
     """Both numbers for every depth up to `layers`, in one pass.
 
     A stack of l layers is the beginning of a deeper one, and the gradient of its last W_2 asks for nothing below that
@@ -64,7 +64,7 @@ def profile(subject: str, seed: int, layers: int = LAYERS, width: int = WIDTH, t
         square_norms.append(float(s.detach().square().sum(-1).mean()) / width)
         gradients.append(float(torch.autograd.grad(loss, second)[0].norm()))
         x = (out if placement == "post-ln" else s).detach()
-    return Profile(square_norms=tuple(square_norms), gradients=tuple(gradients))
+    return PerDepth(square_norms=tuple(square_norms), gradients=tuple(gradients))
 
 
 def layer_norm(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ _WRAPPERS = ("dropout", "to", "alias")  # of a term of a sum
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Coefficient:
+class TracedCoefficient:
     """`skip` or `scale` of a traced sum: its mean value, and the names of the parameters in it."""
 
     value: float
@@ -56,8 +56,8 @@ class TracedSublayer:
     total: int
     kind: SublayerKind
     norms: dict[Slot, list[TracedNorm]]
-    skip: Coefficient
-    scale: Coefficient
+    skip: TracedCoefficient
+    scale: TracedCoefficient
     parameters: tuple[str, ...]
     roles: dict[str, str]
     last: str | None
@@ -241,7 +241,7 @@ class _Finder:
         attended = query_key_value(self.dataflow, attention)
         return "attn" if attended is None or attended[1] in self.trace.below([read]) else "cross"
 
-    def _coefficient(self, term: int, root: int, total: int, others: list[int]) -> Coefficient:
+    def _coefficient(self, term: int, root: int, total: int, others: list[int]) -> TracedCoefficient:
         """d s / d (root of the term), measured by doubling the root while the other terms stay."""
         trace = self.trace
         pinned = {self.dataflow.root(other): trace[self.dataflow.root(other)] for other in others}
@@ -261,7 +261,7 @@ class _Finder:
         last = trace.made_by(total)
         if last is not None and bare(last) in ("addcmul", "lerp") and term in last.reads[1:]:
             learned += self.dataflow.weights(last)
-        return Coefficient(value=value, even=even, learned=tuple(dict.fromkeys(learned)))
+        return TracedCoefficient(value=value, even=even, learned=tuple(dict.fromkeys(learned)))
 
     def _roles(self, products: list[Operation], attention: Operation | None, last: str | None) -> dict[str, str]:
         roles: dict[str, str] = {}

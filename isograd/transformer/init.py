@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import init
 
-from isograd.transformer.norms import Curve, FreeNorm, LayerNorm, RMSNorm
+from isograd.transformer.norms import FreeNorm, LayerNorm, PointwiseCurve, RMSNorm
 from isograd.transformer.parameters import Coefficient, Embedding, Linear
 from isograd.transformer.streams import Connection, Ends
 
@@ -93,14 +93,14 @@ def initialize(module: nn.Module, config: Any, scheme: str) -> None:
         SCHEMES[scheme](module, config)
     elif isinstance(module, Coefficient):
         init.constant_(module.weight, module.init)
-    elif isinstance(module, LayerNorm | RMSNorm | FreeNorm | Curve):
+    elif isinstance(module, LayerNorm | RMSNorm | FreeNorm | PointwiseCurve):
         _draw_norm(module)
     elif isinstance(module, Connection | Ends):
         module.draw()
 
 
-def _draw_norm(module: LayerNorm | RMSNorm | FreeNorm | Curve) -> None:
-    if isinstance(module, Curve):
+def _draw_norm(module: LayerNorm | RMSNorm | FreeNorm | PointwiseCurve) -> None:
+    if isinstance(module, PointwiseCurve):
         init.constant_(module.slope, module.slope_init)
         if module.shift is not None:
             init.zeros_(module.shift)

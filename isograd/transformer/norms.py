@@ -75,7 +75,7 @@ class FreeNorm(nn.Module):
         return f"{self.kind}, scale={self.scale:.4g}, centered={self.centered}"
 
 
-class Curve(nn.Module):
+class PointwiseCurve(nn.Module):
     """scale * (weight * g(slope x + shift) + bias): g tanh without a shift (DyT), or erf (Derf). Normalizes nothing."""
 
     role = "norm"
@@ -111,7 +111,7 @@ def make_norm(norm: Norm | None, width: int | tuple[int, ...], config: Any) -> n
     kind = config.norm if norm.kind == "model" else norm.kind
     shape = width if isinstance(width, tuple) else (width,)
     if kind in ("dyt", "derf"):
-        return Curve(kind, shape, norm)
+        return PointwiseCurve(kind, shape, norm)
     if kind == "l2" or len(shape) > 1 or norm.centered or (norm.scale, norm.init) != (1.0, 1.0):
         return FreeNorm(kind, shape, norm, config.norm_eps)
     return NORMS[kind](shape, eps=config.norm_eps, elementwise_affine=norm.affine)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isograd.data.numbers import numbers
-from isograd.data.pairs import Found, find_pairs
+from isograd.data.pairs import PairsFound, find_pairs
 from isograd.errors import DataError
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -120,7 +120,7 @@ def test_the_key_follows_the_text(name: str) -> None:
 def test_finding_reads_no_text() -> None:
     Path("bad.de").write_bytes(b"\xff")
     Path("bad.en").write_bytes(b"\xff")
-    assert isinstance(find_pairs("bad", "de", "en"), Found)
+    assert isinstance(find_pairs("bad", "de", "en"), PairsFound)
 
 
 def test_the_plain_file_is_taken_before_the_packed_one() -> None:

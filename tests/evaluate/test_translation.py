@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from isograd.data.subwords import PairTokenizer, train_subwords
 from isograd.errors import DataError
 from isograd.evaluate.scores import score
-from isograd.evaluate.translation import Translation, Translator, evaluate
+from isograd.evaluate.translation import TranslatedLine, Translator, evaluate
 from isograd.models.search import Hypothesis
 from tests.build import model
 from tests.evaluate.small import LINES, LONGEST, saved
@@ -22,7 +22,7 @@ from tests.evaluate.small import LINES, LONGEST, saved
 LONG = "ein " * 30
 
 
-def texts(found: Iterator[Translation]) -> list[str]:
+def texts(found: Iterator[TranslatedLine]) -> list[str]:
     return [translation.text for translation in found]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from isograd.files import finite
-from isograd.study.boundary import Boundary, RateSearch, Verdict, next_rate, over_seeds
+from isograd.study.boundary import Boundary, RateSearch, RateVerdict, next_rate, over_seeds
 from isograd.train.run import Model
 from isograd.train.tasks.language import LanguageRun, TextTraining
 
@@ -41,7 +41,7 @@ def headroom_of(edges: Edges, *, lr: float = 1e-3, warmup: int = 0, placement: s
 
 
 def _chain(placement: str, warmup: int, seed: int, edge: float, search: RateSearch) -> dict[str, Any]:
-    seen: dict[float, Verdict] = {}
+    seen: dict[float, RateVerdict] = {}
     while not isinstance(wanted := next_rate(seen, search), Boundary):
         slow = wanted < edge / 100 or (not edge and wanted < 1e-4)
         seen[wanted] = (

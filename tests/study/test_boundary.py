@@ -13,7 +13,7 @@ from isograd.study.boundary import (
     PATIENCE,
     Boundary,
     RateSearch,
-    Verdict,
+    RateVerdict,
     log_middle,
     next_rate,
     over_seeds,
@@ -21,13 +21,13 @@ from isograd.study.boundary import (
     verdict_of,
 )
 
-Oracle = Callable[[float], Verdict]
+Oracle = Callable[[float], RateVerdict]
 ENTROPY = 3.0
 
 
-def searched(oracle: Oracle, search: RateSearch) -> tuple[Boundary, dict[float, Verdict]]:
+def searched(oracle: Oracle, search: RateSearch) -> tuple[Boundary, dict[float, RateVerdict]]:
     """Until the search knows; no rate is asked for twice."""
-    seen: dict[float, Verdict] = {}
+    seen: dict[float, RateVerdict] = {}
     while not isinstance(wanted := next_rate(seen, search), Boundary):
         assert wanted not in seen and search.low <= wanted <= search.high and rounded(wanted) == wanted
         seen[wanted] = oracle(wanted)
@@ -35,13 +35,13 @@ def searched(oracle: Oracle, search: RateSearch) -> tuple[Boundary, dict[float, 
     return wanted, seen
 
 
-def trains_between(slow: float, edge: float, above: Verdict = "diverged") -> Oracle:
+def trains_between(slow: float, edge: float, above: RateVerdict = "diverged") -> Oracle:
     return lambda rate: "slow" if rate < slow else "finished" if rate <= edge else above
 
 
 @pytest.mark.parametrize("above", ["diverged", "collapsed", "undecided", "slow"])
 @pytest.mark.parametrize("precision", [1.05, 1.25, 2.0])
-def test_a_boundary_anywhere(precision: float, above: Verdict) -> None:
+def test_a_boundary_anywhere(precision: float, above: RateVerdict) -> None:
     """Found within the precision from any start, in as many trials as the factors and halvings add up to."""
     draw = random.Random(1)
     halvings = math.ceil(math.log2(math.log(4) / math.log(precision)))
@@ -63,7 +63,7 @@ def test_a_boundary_anywhere(precision: float, above: Verdict) -> None:
 def test_a_start_that_looks_slow_and_is_too_large() -> None:
     """Up first, as it looks; but where nothing trains there, a rate below it is tried, too."""
 
-    def oracle(rate: float) -> Verdict:
+    def oracle(rate: float) -> RateVerdict:
         return "slow" if rate < 1e-4 else "finished" if rate < 2e-3 else "slow" if rate < 1e-2 else "diverged"
 
     found, _ = searched(oracle, RateSearch(start=4e-3))
@@ -95,7 +95,7 @@ def test_every_rate_is_too_slow() -> None:
 
 
 @pytest.mark.parametrize("above", ["diverged", "collapsed", "undecided"])
-def test_too_slow_below_and_too_large_above(above: Verdict) -> None:
+def test_too_slow_below_and_too_large_above(above: RateVerdict) -> None:
     """Nothing trains: the gap is closed before that is said. A window in it, as narrow as the precision, is found."""
     none, seen = searched(trains_between(3e-4, 2e-4, above), RateSearch(start=1e-3))
     assert none.kind == "none" and none.low is not None and none.high is not None
@@ -107,7 +107,7 @@ def test_too_slow_below_and_too_large_above(above: Verdict) -> None:
 def test_a_start_that_only_looks_collapsed() -> None:
     """Too slow in truth, which its losses do not show: a rate above it is tried before none is said to train."""
 
-    def oracle(rate: float) -> Verdict:
+    def oracle(rate: float) -> RateVerdict:
         return "slow" if rate < 1e-4 else "collapsed" if rate < 5e-4 else "finished" if rate < 5e-3 else "diverged"
 
     found, _ = searched(oracle, RateSearch(start=2e-4))
@@ -117,7 +117,7 @@ def test_a_start_that_only_looks_collapsed() -> None:
 def test_trained_again_above() -> None:
     """A rate far above the bracket is tried once, and what trains there is told; the boundary stays below."""
 
-    def oracle(rate: float) -> Verdict:
+    def oracle(rate: float) -> RateVerdict:
         return "diverged" if 3.7e-3 < rate < 8e-3 or rate > 1.7e-2 else "finished"
 
     found, _ = searched(oracle, RateSearch(start=1e-3))
@@ -130,7 +130,7 @@ def test_trained_again_above() -> None:
 def test_broke_below() -> None:
     found, _ = searched(lambda r: "diverged" if r < 3e-4 or r > 3e-3 else "finished", RateSearch(start=1e-4, low=5e-5))
     assert found.kind == "none"  # it went down, where it was told that the rate was too large
-    seen: dict[float, Verdict] = {
+    seen: dict[float, RateVerdict] = {
         1e-4: "diverged",
         4e-4: "finished",
         1e-3: "finished",
@@ -156,7 +156,7 @@ def test_the_same_search_from_any_point() -> None:
     whole, seen = searched(oracle, search)
     order = list(seen)
     for kept in range(len(order)):
-        replayed: dict[float, Verdict] = {rate: seen[rate] for rate in reversed(order[:kept])}
+        replayed: dict[float, RateVerdict] = {rate: seen[rate] for rate in reversed(order[:kept])}
         assert next_rate(replayed, search) == order[kept]
     assert next_rate(dict(sorted(seen.items())), search) == whole
 
@@ -188,7 +188,7 @@ def falling(to: float, steps: int, start: float = 5.0) -> list[float]:
         ([5.0] * 100, "slow"),
     ],
 )
-def test_verdicts(losses: list[float], verdict: Verdict) -> None:
+def test_verdicts(losses: list[float], verdict: RateVerdict) -> None:
     """As in a search: the run stops where it breaks, is judged, and the verdict is of that outcome."""
     broke_at = LossWatch(ENTROPY).follow(losses).broke_at
     outcome = judge(losses, ENTROPY, broke_at=broke_at).outcome
@@ -206,7 +206,7 @@ def test_slow_and_undecided_are_told_apart_by_time() -> None:
     """At the entropy for as long as it took to come there: slow. Three times as long: it may have collapsed."""
     losses = falling(3.0, 21) + [3.0] * 60
     came = next(i for i in range(10, 40) if sum(losses[i - 10 : i]) / 10 <= ENTROPY + 0.1)
-    cases: list[tuple[int, Verdict]] = [(2 * came, "slow"), (int(PATIENCE * came) + 1, "undecided")]
+    cases: list[tuple[int, RateVerdict]] = [(2 * came, "slow"), (int(PATIENCE * came) + 1, "undecided")]
     for steps, verdict in cases:
         assert verdict_of("undecided", losses[:steps], [1e-3] * steps, ENTROPY) == verdict
 

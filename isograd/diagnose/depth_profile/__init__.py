@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from isograd.data.text import first_line
 from isograd.diagnose.depth_profile.expected import expected
-from isograd.diagnose.depth_profile.loss import Gradients, Objective, gradients, objective
+from isograd.diagnose.depth_profile.loss import GradientSizes, Objective, gradients, objective
 from isograd.diagnose.depth_profile.results import Profile, ratios
 from isograd.diagnose.depth_profile.rows import amplification, rows, stack_facts
 from isograd.errors import ProfileError
@@ -111,7 +111,7 @@ def _graded(
     seed: int,
     device: str,
     missing: dict[str, str],
-) -> tuple[Objective | None, Gradients | None]:
+) -> tuple[Objective | None, GradientSizes | None]:
     """The loss and its gradients; where they cannot be measured, the reason goes to `missing`."""
     asked = None
     try:

@@ -56,7 +56,7 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradients:
+class GradientSizes:
     """By the names of parameters: Frobenius norms and mean |g|. Those that the loss does not depend on are missing."""
 
     loss: float
@@ -99,7 +99,7 @@ def objective(
     return Objective(kind="random labels", targets=torch.randint(classes, rows, generator=draw), classes=classes)
 
 
-def gradients(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], device: str = "cpu") -> Gradients:
+def gradients(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], device: str = "cpu") -> GradientSizes:
     """One forward and backward pass in float32 without dropout (evaluation mode); all parameters take part.
 
     Each gradient is measured and dropped as soon as it is complete, so that they are never there all at once. The model
@@ -126,7 +126,7 @@ def gradients(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], devi
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         value = loss(twin(*args, **kwargs))
         value.backward()
-    return Gradients(loss=value.item(), norms=norms, means=means)
+    return GradientSizes(loss=value.item(), norms=norms, means=means)
 
 
 def _answer(output: Any) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.diagnose.depth_profile.loss import Gradients
+from isograd.diagnose.depth_profile.loss import GradientSizes
 from isograd.diagnose.depth_profile.results import StackProfile, SublayerProfile, over
 from isograd.diagnose.quantities import rms, variance
 from isograd.trace.anatomy import Anatomy, TracedStack
@@ -19,7 +19,9 @@ EPS = 1e-5  # by which every weight is moved
 
 
 @torch.no_grad()
-def rows(anatomy: Anatomy, graded: Gradients | None, amplified: Sequence[float] | None) -> tuple[SublayerProfile, ...]:
+def rows(
+    anatomy: Anatomy, graded: GradientSizes | None, amplified: Sequence[float] | None
+) -> tuple[SublayerProfile, ...]:
     """A row per sublayer, stack by stack."""
     made: list[SublayerProfile] = []
     for stack in anatomy.stacks:
@@ -111,7 +113,7 @@ def _row(
     stack: TracedStack,
     sublayer: TracedSublayer,
     before: float | None,
-    graded: Gradients | None,
+    graded: GradientSizes | None,
     amplified: float | None,
 ) -> SublayerProfile:
     """`before`: the dependency of the sublayers before it in the stack, together."""

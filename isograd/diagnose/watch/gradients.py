@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from isograd.diagnose.watch.layers import Layer
 from isograd.diagnose.watch.probe import whole
 
-Numbers = list[float | None]
+LayerNumbers = list[float | None]
 TOGETHER = 10  # steps that are read in one transfer from an accelerator, and in one reduction of shards
 
 
@@ -38,10 +38,10 @@ class Reading:
 
     loss: float
     norm: float
-    layers: Numbers
-    matrices: Numbers
-    mean_abs: Numbers
-    update_ratio: Numbers
+    layers: LayerNumbers
+    matrices: LayerNumbers
+    mean_abs: LayerNumbers
+    update_ratio: LayerNumbers
 
 
 class Gradients:

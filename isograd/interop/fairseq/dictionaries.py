@@ -13,14 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from isograd.data.subwords import FAIRSEQ_SPECIAL, PairTokenizer, Subwords, read_dictionary, read_subword_nmt
 from isograd.data.tokenizers import MASK, reads_text
 from isograd.errors import DataError
-from isograd.interop.kinds import MASKED, PAIR, Kind
+from isograd.interop.kinds import MASKED, PAIR, ModelKind
 from isograd.models import IsogradConfig
 
 ESCAPES = ("&apos;", "&quot;", "&amp;", "@-@")  # Moses's, which stand in no raw text
 
 
 def tokenizer_of(
-    kind: Kind,
+    kind: ModelKind,
     config: IsogradConfig,
     dictionaries: Sequence[Path],
     codes: Path | None = None,
@@ -52,7 +52,7 @@ def tokenizer_of(
     return PairTokenizer(first, second, languages, tokenized)
 
 
-def _side(path: Path, codes: Path | None, rows: int, kind: Kind) -> Subwords:
+def _side(path: Path, codes: Path | None, rows: int, kind: ModelKind) -> Subwords:
     tokens = read_dictionary(path)
     size = len(FAIRSEQ_SPECIAL) + len(tokens)
     masked = rows == size + 1
@@ -67,13 +67,13 @@ def _side(path: Path, codes: Path | None, rows: int, kind: Kind) -> Subwords:
     return Subwords(_words([*tokens, MASK] if masked else tokens, kind, masked), rows)
 
 
-def _words(tokens: Sequence[str], kind: Kind, masked: bool) -> Tokenizer:
+def _words(tokens: Sequence[str], kind: ModelKind, masked: bool) -> Tokenizer:
     """Words between blanks, as fairseq splits a line; what no language model read at an end is not put there."""
     vocabulary = {token: i for i, token in enumerate([*FAIRSEQ_SPECIAL, *tokens])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([*FAIRSEQ_SPECIAL, *([MASK] if masked else [])])
-    ends: dict[Kind, Any] = {PAIR: "$A </s>", MASKED: "<s> $A </s>"}
+    ends: dict[ModelKind, Any] = {PAIR: "$A </s>", MASKED: "<s> $A </s>"}
     if kind in ends:
         special = [(token, vocabulary[token]) for token in ("<s>", "</s>")]
         tokenizer.post_processor = processors.TemplateProcessing(single=ends[kind], special_tokens=special)

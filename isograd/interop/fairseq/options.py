@@ -5,7 +5,7 @@ from typing import Any
 
 from isograd.errors import InteropError
 from isograd.interop.fairseq import clinic
-from isograd.interop.kinds import CAUSAL, MASKED, PAIR, Kind
+from isograd.interop.kinds import CAUSAL, MASKED, PAIR, ModelKind
 from isograd.interop.weights import refuse
 from isograd.models import IsogradConfig
 from isograd.placement import Stack
@@ -137,7 +137,7 @@ def config_from_fairseq(
     )
 
 
-def described(options: Mapping[str, Any]) -> Kind:
+def described(options: Mapping[str, Any]) -> ModelKind:
     """What the options describe: a language model, a masked one, a translator."""
     stacks = [stack for stack in ("encoder", "decoder") if options.get(f"{stack}_layers") is not None]
     if not stacks:
@@ -156,12 +156,12 @@ def scales_before_projection(options: Mapping[str, Any]) -> bool:
     return "paper" in place or "before" in place
 
 
-def _side(kind: Kind) -> Stack:
+def _side(kind: ModelKind) -> Stack:
     return "encoder" if kind == MASKED else "decoder"
 
 
 def _stack(
-    options: Mapping[str, Any], stack: Stack, kind: Kind, admin: bool, final: bool, stored: int | None
+    options: Mapping[str, Any], stack: Stack, kind: ModelKind, admin: bool, final: bool, stored: int | None
 ) -> dict[str, Any]:
     """What a stack is built from, by the keys of `_OF_THE_ENCODER`, and its layers."""
     learned = options.get(f"{stack}_learned_pos", kind == MASKED)
@@ -174,7 +174,7 @@ def _stack(
     }
 
 
-def _placement(options: Mapping[str, Any], stack: Stack, kind: Kind, admin: bool, final: bool) -> str:
+def _placement(options: Mapping[str, Any], stack: Stack, kind: ModelKind, admin: bool, final: bool) -> str:
     pre, flags = normed_before(options, stack), _flags(options, stack)
     if admin:
         if pre or flags:
@@ -203,7 +203,7 @@ def _differing(encoder: Mapping[str, Any], decoder: Mapping[str, Any]) -> dict[s
     return changes or None
 
 
-def _longest(options: Mapping[str, Any], stack: Stack, kind: Kind) -> int:
+def _longest(options: Mapping[str, Any], stack: Stack, kind: ModelKind) -> int:
     """The longest sequence of a stack."""
     names = {
         MASKED: ("max_positions", "tokens_per_sample"),
@@ -213,7 +213,7 @@ def _longest(options: Mapping[str, Any], stack: Stack, kind: Kind) -> int:
     return next((int(options[name]) for name in names if options.get(name) is not None), 1024)
 
 
-def _refuse_missing(options: Mapping[str, Any], stacks: Iterable[Stack], kind: Kind) -> None:
+def _refuse_missing(options: Mapping[str, Any], stacks: Iterable[Stack], kind: ModelKind) -> None:
     """Options that weights do not show, and that no default of fairseq's settles."""
     names = [f"{stack}_{name}" for stack in stacks for name in _SIZES]
     if kind != MASKED:

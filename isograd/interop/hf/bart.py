@@ -3,7 +3,7 @@
 from typing import Any
 
 from isograd.interop.hf.family import Family
-from isograd.interop.kinds import CAUSAL, PAIR, Kind
+from isograd.interop.kinds import CAUSAL, PAIR, ModelKind
 from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
@@ -43,7 +43,7 @@ LAYER = {  # of the classes that were carried over from fairseq
 class Bart(Family):
     """With a dropout less than ours, and an encoder that may have other heads and another inner width."""
 
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         encoder = config.of("encoder")
         return super().to_options(config, kind) | {
             **{theirs: getattr(encoder, ours) for ours, theirs in _OF_THE_ENCODER.items()},

@@ -5,13 +5,13 @@ from typing import Any
 
 from isograd.errors import InteropError
 from isograd.interop.hf.family import Family
-from isograd.interop.kinds import CLASSIFIER, MASKED, Kind
+from isograd.interop.kinds import CLASSIFIER, MASKED, ModelKind
 from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
 
 class _Bert(Family):
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         options = super().to_options(config, kind)
         options["type_vocab_size"] = config.type_vocab_size or 2  # tokenizers send types, whether it knows them or not
         return options

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from isograd.errors import InteropError
-from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, Kind
+from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind
 from isograd.interop.weights import Names, Norms
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, sites
@@ -58,7 +58,7 @@ class Family:
     """
 
     name: str
-    classes: Mapping[Kind, str]
+    classes: Mapping[ModelKind, str]
     names: Names
     options: Mapping[str, str]
     norms: tuple[Norms, ...]
@@ -84,10 +84,10 @@ class Family:
     head_bias: bool = False
     second_head: str | None = None
     unused: str | None = None
-    imports: tuple[Kind, ...] = ()
+    imports: tuple[ModelKind, ...] = ()
     demands: Mapping[str, Any] = field(default_factory=dict)
 
-    def reasons(self, config: IsogradConfig, kind: Kind) -> list[str]:
+    def reasons(self, config: IsogradConfig, kind: ModelKind) -> list[str]:
         """Why it cannot hold a model of this configuration exactly; empty where it can."""
         if kind not in self.classes:
             return [f"it has no class for {kind.about}"]
@@ -120,7 +120,7 @@ class Family:
         apart = config.is_encoder_decoder and not config.share_encoder_embeddings and not self.own_tables
         return self.multiplied(config) or apart
 
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         """Our configuration as the options of its own."""
         names = self.options
         options = {theirs: getattr(config, ours) for ours, theirs in names.items()}
@@ -163,7 +163,7 @@ class Family:
             options["max_position_embeddings"] -= options["position_offset"]
         return options
 
-    def notes(self, kind: Kind) -> Iterator[str]:
+    def notes(self, kind: ModelKind) -> Iterator[str]:
         """How it counts positions, where that asks something of its user."""
         if kind == CAUSAL and self.unused:
             yield (
@@ -271,7 +271,7 @@ def _embedding(family: Family, config: IsogradConfig) -> Iterator[str]:
         yield f"it has no token types, and this model has {config.type_vocab_size}"
 
 
-def _positions(family: Family, config: IsogradConfig, kind: Kind) -> Iterator[str]:
+def _positions(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
     for ours in {config.of(stack).position_embedding_type for stack in config.stacks()}:
         yield from _position_kind(family, ours, config)
     if family.first == "pad" and config.pad_token_id is None:
@@ -300,7 +300,7 @@ def _position_kind(family: Family, ours: str, config: IsogradConfig) -> Iterator
         )
 
 
-def _branches(family: Family, config: IsogradConfig, kind: Kind) -> Iterator[str]:
+def _branches(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
     if config.hidden_act not in family.acts:
         yield f"its activation is one of {', '.join(family.acts)}, this model's is {config.hidden_act}"
     if kind == MASKED and family.head_act not in (None, config.hidden_act):
@@ -315,7 +315,7 @@ def _branches(family: Family, config: IsogradConfig, kind: Kind) -> Iterator[str
         yield "its feed-forward has no biases, this model's has (bias=True)"
 
 
-def _tables(family: Family, config: IsogradConfig, kind: Kind) -> Iterator[str]:
+def _tables(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
     rows = config.encoder_vocab_size or config.vocab_size
     if kind == PAIR and rows > config.vocab_size and not family.two_tables:
         yield f"it has one vocabulary, and this model's encoder has {rows} tokens, its decoder {config.vocab_size}"

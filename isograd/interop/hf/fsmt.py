@@ -8,12 +8,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from isograd.interop.hf.bart import OPTIONS, Bart, names
-from isograd.interop.kinds import PAIR, Kind
+from isograd.interop.kinds import PAIR, ModelKind
 from isograd.models import IsogradConfig
 
 
 class _Fsmt(Bart):
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         options = super().to_options(config, kind)
         del options["is_decoder"]
         return options | {

@@ -3,13 +3,13 @@
 from typing import Any
 
 from isograd.interop.hf.family import Family
-from isograd.interop.kinds import CAUSAL, Kind
+from isograd.interop.kinds import CAUSAL, ModelKind
 from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
 
 class _Neox(Family):
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         rope = {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": 1.0}
         return super().to_options(config, kind) | {"use_parallel_residual": False, "rope_parameters": rope}
 

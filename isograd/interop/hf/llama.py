@@ -7,13 +7,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from isograd.interop.hf.family import Family
-from isograd.interop.kinds import CAUSAL, Kind
+from isograd.interop.kinds import CAUSAL, ModelKind
 from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
 
 class _Llama(Family):
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         own: dict[str, Any] = {
             "num_key_value_heads": config.num_attention_heads,
             "head_dim": config.hidden_size // config.num_attention_heads,

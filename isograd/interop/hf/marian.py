@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from isograd.interop.hf.bart import OPTIONS, Bart, names
-from isograd.interop.kinds import PAIR, Kind
+from isograd.interop.kinds import PAIR, ModelKind
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 
 _READS = ("query", "key", "value", "into", "gate")  # projections whose columns are the stream, of an attention's own
 
 
 class _Marian(Bart):
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         own = {"share_encoder_decoder_embeddings": config.share_encoder_embeddings}
         return super().to_options(config, kind) | own
 

@@ -6,7 +6,7 @@ from typing import Any
 from isograd.errors import InteropError
 from isograd.interop.hf.bart import LAYER, STACK
 from isograd.interop.hf.family import Family
-from isograd.interop.kinds import CAUSAL, Kind
+from isograd.interop.kinds import CAUSAL, ModelKind
 from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
@@ -17,10 +17,10 @@ class _Opt(Family):
         if read != written:
             yield f"the token vectors it reads and writes have one width, this model's have {read} and {written}"
 
-    def notes(self, kind: Kind) -> Iterator[str]:
+    def notes(self, kind: ModelKind) -> Iterator[str]:
         yield from ()  # it counts positions over the attention mask, as the model does
 
-    def to_options(self, config: IsogradConfig, kind: Kind) -> dict[str, Any]:
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         pre = config.entry().final is not None
         own = {"word_embed_proj_dim": config.token_width, "do_layer_norm_before": pre}
         return super().to_options(config, kind) | own

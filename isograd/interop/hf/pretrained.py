@@ -32,7 +32,7 @@ from isograd.interop.fold import FoldError, fold
 from isograd.interop.folder import Source, Written, copy_companions
 from isograd.interop.hf import FAMILIES
 from isograd.interop.hf.family import Family, has_coefficients, has_inner_norms, norms_at, rows
-from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, Kind, kind_of
+from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
 from isograd.interop.parity import ParityReport, Side, hashes, measure
 from isograd.interop.sample import Sample
 from isograd.interop.vocabulary import load_tokenizer
@@ -58,7 +58,7 @@ class Fit:
 
     family: Family
     model: IsogradPreTrainedModel
-    kind: Kind
+    kind: ModelKind
     exact: bool
     notes: tuple[str, ...]
 
@@ -113,7 +113,7 @@ def fit(model: IsogradPreTrainedModel, to: str = "auto") -> Fit:
     return Fit(family=family, model=plain, kind=kind, exact=exact, notes=tuple(notes))
 
 
-def homes(config: IsogradConfig, kind: Kind) -> list[str]:
+def homes(config: IsogradConfig, kind: ModelKind) -> list[str]:
     """Names of the families that can hold it, the nearest first: those that count positions as the model does."""
     found = [name for name, family in FAMILIES.items() if not family.reasons(config, kind)]
     return sorted(found, key=lambda name: FAMILIES[name].first_row(config) != config.position_offset)
@@ -207,13 +207,13 @@ def lines_of_use(source: Source, auto: str) -> str:
     return "\n".join([*lines, source.kind.use.format(text=text, writer=writer)])
 
 
-def _home(config: IsogradConfig, kind: Kind) -> Family:
+def _home(config: IsogradConfig, kind: ModelKind) -> Family:
     if found := homes(config, kind):
         return FAMILIES[found[0]]
     raise InteropError(_no_home(config, kind))
 
 
-def _no_home(config: IsogradConfig, kind: Kind) -> str:
+def _no_home(config: IsogradConfig, kind: ModelKind) -> str:
     """The reasons of the family that has the fewest."""
     found = {name: family.reasons(config, kind) for name, family in FAMILIES.items() if kind in family.classes}
     nearest = min(found, key=lambda name: len(found[name]))
@@ -223,7 +223,7 @@ def _no_home(config: IsogradConfig, kind: Kind) -> str:
     )
 
 
-def _other_homes(config: IsogradConfig, kind: Kind) -> str:
+def _other_homes(config: IsogradConfig, kind: ModelKind) -> str:
     found = homes(config, kind)
     return f"It fits into {', '.join(found)} (--to {found[0]})" if found else _ELSEWHERE
 
@@ -452,7 +452,7 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
     return report
 
 
-def _counterpart(name: str) -> tuple[Family, Kind]:
+def _counterpart(name: str) -> tuple[Family, ModelKind]:
     known = {family.classes[kind]: (family, kind) for family in FAMILIES.values() for kind in family.imports}
     known |= {f.second_head: (f, MASKED) for f in FAMILIES.values() if f.second_head and MASKED in f.imports}
     if name not in known:
@@ -460,7 +460,9 @@ def _counterpart(name: str) -> tuple[Family, Kind]:
     return known[name]
 
 
-def _config(theirs: PreTrainedModel, kind: Kind, options: dict[str, Any], state: Mapping[str, Tensor]) -> IsogradConfig:
+def _config(
+    theirs: PreTrainedModel, kind: ModelKind, options: dict[str, Any], state: Mapping[str, Tensor]
+) -> IsogradConfig:
     config: Any = theirs.config
     options = {"scale_embedding": False} | options | {name: getattr(config, name, None) for name in _IDS}
     table = theirs.get_input_embeddings().weight

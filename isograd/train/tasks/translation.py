@@ -34,7 +34,7 @@ class TranslationModel(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class PairsSection:
     """Parallel text; see `isograd.data.parallel.load_parallel` for each term."""
 
     train: tuple[str, ...] = ("numbers",)
@@ -69,7 +69,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class SearchSection:
     """How a translation is searched for; see `isograd.models.search.search`."""
 
     beam: int = 5
@@ -109,8 +109,8 @@ class TranslationRun(Run):
 
     task: Literal["translation"] = "translation"
     model: TranslationModel = field(default_factory=TranslationModel)
-    pairs: Pairs = field(default_factory=Pairs)
-    search: Decoding = field(default_factory=Decoding)
+    pairs: PairsSection = field(default_factory=PairsSection)
+    search: SearchSection = field(default_factory=SearchSection)
     training: TranslationTraining = field(default_factory=TranslationTraining)
 
     batch_key = "training.tokens"
