@@ -74,7 +74,7 @@ def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
     """
 
     def make() -> "ParityReport":
-        from isograd.interop.hf.pretrained import import_pretrained
+        from isograd.interop.pretrained import import_pretrained
 
         return import_pretrained(folder, out)
 

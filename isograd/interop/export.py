@@ -11,9 +11,9 @@ from isograd.interop import ctranslate2, gguf, onnx
 from isograd.interop.card import model_card
 from isograd.interop.folder import Source, Written, load_isograd
 from isograd.interop.hf import FAMILIES
-from isograd.interop.hf.pretrained import write_isograd, write_native
 from isograd.interop.kinds import kind_of
 from isograd.interop.parity import hashes
+from isograd.interop.pretrained import write_isograd, write_native
 from isograd.interop.sample import sample_of
 from isograd.interop.vocabulary import load_tokenizer
 

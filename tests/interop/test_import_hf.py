@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isograd.data.tokenizers import for_transformers
 from isograd.errors import InteropError, ModelError
-from isograd.interop.hf.pretrained import from_transformers, import_pretrained
+from isograd.interop.pretrained import from_transformers, import_pretrained
 from tests.build import close, model
 from tests.models.test_oracles import PAD, SHAPE, finished, padded
 
