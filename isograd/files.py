@@ -46,6 +46,15 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         file.write(text + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """The content of a .json file.
+
+    Raises:
+        OSError: it cannot be read; ValueError: it is not JSON.
+    """
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a .jsonl file, [] when there is none; a last line cut off by a kill is left out."""
     if not path.exists():

@@ -22,6 +22,7 @@ from isograd.data.cache import MARK, read_digest, write_digest, write_entry
 from isograd.data.text import EMBEDDED, Document, Ends, file_sha256, first_line, is_file, read
 from isograd.data.tokenizers import SPECIAL, Level, reads_text, smallest_bpe, train_tokenizer
 from isograd.errors import DataError
+from isograd.files import read_json
 
 _FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
@@ -218,7 +219,7 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
 
 def _load(folder: Path, digest: str, source: str) -> Corpus:
     try:
-        facts = json.loads((folder / MARK).read_text())
+        facts = read_json(folder / MARK)
         assert math.isfinite(facts["unigram_entropy"])
         return Corpus(
             train=np.load(folder / "train.npy", mmap_mode="r"),

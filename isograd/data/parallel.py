@@ -21,6 +21,7 @@ from isograd.data.pairs import NUMBERS, Pairs, PairsFound, find_pairs
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
 from isograd.data.text import file_sha256
 from isograd.errors import DataError
+from isograd.files import read_json
 
 Pair = tuple[str, str]
 
@@ -267,8 +268,8 @@ def _encoded(tokenizer: PairTokenizer, pairs: list[Pair]) -> list[Ragged]:
 
 
 def _load(folder: Path, source: str) -> ParallelCorpus:
-    facts = json.loads((folder / MARK).read_text())
-    lines = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
+    facts = read_json(folder / MARK)
+    lines = read_json(folder / "valid.json")
     train_source, train_target, valid_source, valid_target = (Ragged.load(folder, name) for name in _ARRAYS)
     return ParallelCorpus(
         train_source=train_source,

@@ -28,6 +28,7 @@ from tokenizers import (
 from isograd.data.text import file_text, must_be_a_file
 from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text
 from isograd.errors import DataError
+from isograd.files import read_json
 
 Merge = tuple[str, str]
 
@@ -182,7 +183,7 @@ class Subwords:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             must_be_a_file(folder / name)
         tokenizer = reads_text(Tokenizer.from_file(str(folder / "tokenizer.json")))
-        options = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        options = read_json(folder / "tokenizer_config.json")
         return Subwords(tokenizer, options.get("dictionary_size", tokenizer.get_vocab_size()))
 
 
@@ -306,7 +307,7 @@ class PairTokenizer:
     @staticmethod
     def load(folder: Path) -> "PairTokenizer":
         must_be_a_file(folder / "translation.json")
-        facts = json.loads((folder / "translation.json").read_text(encoding="utf-8"))
+        facts = read_json(folder / "translation.json")
         sides = {side: Subwords.load(part) for side, part in _parts(folder, facts["joint"]).items()}
         languages = facts["source"], facts["target"]
         return PairTokenizer(sides["source"], sides.get("target", sides["source"]), languages, facts["tokenized"])

@@ -1,6 +1,5 @@
 """What a run left, or a name on the hub -> a model and its tokenizer: one that translates, or a causal one."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import isograd.models  # noqa: F401  (registers isograd's with the Auto classes)
 from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
 from isograd.errors import DataError, UnknownPlacement
+from isograd.files import read_json
 from isograd.models import IsogradForSeq2SeqLM
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ def _tokenizer(folder: Path) -> PairTokenizer:
 
 def _model(folder: Path, dtype: torch.dtype) -> IsogradForSeq2SeqLM:
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = read_json(folder / "config.json")
         kind = content.get("model_type") if isinstance(content, dict) else None
         if kind != "isograd":
             raise ValueError(f"model_type is {kind!r}, expected 'isograd'")

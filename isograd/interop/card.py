@@ -1,6 +1,5 @@
 """The model card: README.md beside an exported model, as the Hugging Face hub shows it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from isograd.data.subwords import PairTokenizer
+from isograd.files import read_json
 from isograd.interop.folder import Source, Written
 from isograd.models import IsogradConfig
 from isograd.placement.text import final_formula, formulas, legend
@@ -74,7 +74,7 @@ def _read(folder: Path, name: str) -> Mapping[str, Any]:
     """A file of the run that the model's folder is, or lies in; what cannot be read is left out."""
     home = next((f for f in (folder, folder.resolve().parent) if (f / "run.json").is_file()), folder)
     try:
-        content = json.loads((home / f"{name}.json").read_text(encoding="utf-8"))
+        content = read_json(home / f"{name}.json")
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -27,7 +27,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from isograd.data.subwords import PairTokenizer
 from isograd.errors import InteropError
-from isograd.files import new_folder
+from isograd.files import new_folder, read_json
 from isograd.interop.fold import FoldError, fold
 from isograd.interop.folder import Source, Written, copy_companions
 from isograd.interop.hf import FAMILIES
@@ -369,7 +369,7 @@ def _fit_tokenizer(source: Source, folder: Path, fit: Fit) -> list[str]:
         options["model_max_length"] = rows(fit.model.config)
     for path in (folder / "tokenizer_config.json", folder / "target_tokenizer" / "tokenizer_config.json"):
         if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8")) | options
+            content = read_json(path) | options
             path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return notes
 

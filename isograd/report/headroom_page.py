@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from isograd.files import finite, write_text
+from isograd.files import finite, read_json, write_text
 from isograd.report import compared
 from isograd.report.compared import Compared
 from isograd.report.page import Page, Section, Table, csv_of_rows, write_page
@@ -77,7 +77,7 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     """
     path = folder / HEADROOM
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_json(path)
         RateSearch(**content["search"])
         _page(content, None)
         list(_results(content))

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from isograd.files import read_rows
+from isograd.files import read_json, read_rows
 from isograd.placement import CATALOGUE
 from isograd.report.style import Look, look_of, looks
 from isograd.study.faults import FILES, fault
@@ -251,7 +251,7 @@ def smoothed(points: Sequence[tuple[int, float]], window: int = 10) -> list[tupl
 
 
 def _json(path: Path) -> Row:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def curves(runs: Iterable[RunFiles]) -> Iterator[tuple[Any, ...]]:
@@ -305,7 +305,7 @@ def _below(folder: Path, levels: int) -> Iterator[Path]:
 
 def _place(folder: Path) -> tuple[int, str]:
     try:
-        placement = json.loads((folder / "run.json").read_text(encoding="utf-8"))["model"]["placement"]
+        placement = read_json(folder / "run.json")["model"]["placement"]
     except (OSError, ValueError, TypeError, KeyError):
         placement = None
     names = list(CATALOGUE)

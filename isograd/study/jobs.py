@@ -1,7 +1,6 @@
 """A job: a run and the folder that it lives in, and what a worker does with it."""
 
 import gc
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from isograd.errors import FolderBusyError
-from isograd.files import write_json
+from isograd.files import read_json, write_json
 from isograd.placement import Placement, register
 from isograd.train.callbacks import Progress
 from isograd.train.memory import keep_freed_memory
@@ -105,7 +104,7 @@ def check_jobs(jobs: Sequence[Job]) -> None:
 def _text_of(folder: Path) -> str | None:
     """The hash of what a run was trained on; None where nothing tells."""
     try:
-        found = json.loads((folder / "resolved.json").read_text(encoding="utf-8"))["data"]["sha256"]
+        found = read_json(folder / "resolved.json")["data"]["sha256"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if isinstance(found, str) else None

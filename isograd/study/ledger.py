@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from isograd.files import finite, read_rows, write_json, write_text
+from isograd.files import finite, read_json, read_rows, write_json, write_text
 from isograd.outcome import ENDED
 from isograd.study.faults import fault
 from isograd.study.plan import Cell, Study
@@ -136,11 +136,11 @@ def state_of(cell: Cell, folder: Path) -> tuple[State, str | None]:
 def outcome_in(folder: Path) -> Row:
     """outcome.json, {} where there is none."""
     path = folder / "outcome.json"
-    content: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    content: Row = read_json(path) if path.exists() else {}
     return content
 
 
 def _of_another(cell: Cell, folder: Path) -> str | None:
-    there = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    there = read_json(folder / "run.json")
     same = {**there, "name": None} == {**cell.run.as_dict(), "name": None}
     return None if same else f"{folder / 'run.json'}: not the run of this cell"

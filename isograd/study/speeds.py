@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from isograd.errors import RecipeError
-from isograd.files import write_json
+from isograd.files import read_json, write_json
 from isograd.study.faults import fault
 from isograd.study.jobs import Engine
 from isograd.study.labels import flat
@@ -149,7 +149,7 @@ def _median(speeds: Sequence[Speed]) -> Speed:
 def _kept(folder: Path) -> dict[str, Speed]:
     """What can be read of speeds.json; the rest is to be measured."""
     try:
-        content = json.loads((folder / SPEEDS).read_text(encoding="utf-8"))
+        content = read_json(folder / SPEEDS)
     except (OSError, ValueError):
         return {}
     speeds = {shape: _speed(kept) for shape, kept in content.items()} if isinstance(content, dict) else {}

@@ -1,6 +1,5 @@
 """What happens beside the training: the log of every step, the watch for divergence, the observed steps."""
 
-import json
 import math
 import statistics
 import time
@@ -17,7 +16,7 @@ from isograd.diagnose import Probe
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.writers import WARNINGS
-from isograd.files import append_rows, read_rows, write_json
+from isograd.files import append_rows, read_json, read_rows, write_json
 from isograd.train.trainer import IsogradTrainer
 
 STATE = "watch.json"  # in a checkpoint
@@ -41,7 +40,7 @@ class EarlyWarning:
         self._members: Tensor | None = None  # (layers, gradients): 1 where a gradient is of a layer
         state = checkpoint / STATE if checkpoint else None
         if state is not None and state.exists():
-            self.collapse.restore(json.loads(state.read_text(encoding="utf-8")))
+            self.collapse.restore(read_json(state))
 
     def norms(self) -> Tensor:
         """Gradient norm of each layer in this step, on the device; none where an engine keeps the gradients."""

@@ -4,14 +4,13 @@ A checkpoint counts once it is sealed: names and sizes of all its files, written
 in the middle of writing, or with a file cut off or removed, the run goes on from the one before, or from step 0.
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from isograd.files import write_json
+from isograd.files import read_json, write_json
 
 SEAL = "sealed.json"
 
@@ -48,7 +47,7 @@ def step_of(checkpoint: Path) -> int:
 
 def is_whole(checkpoint: Path) -> bool:
     try:
-        return bool(json.loads((checkpoint / SEAL).read_text(encoding="utf-8")) == sizes(checkpoint))
+        return bool(read_json(checkpoint / SEAL) == sizes(checkpoint))
     except (OSError, ValueError):
         return False
 

@@ -17,6 +17,7 @@ from isograd.data.text import file_sha256, first_line
 from isograd.data.tokenizers import reads_text
 from isograd.errors import DataError, RecipeError, UnknownPlacement
 from isograd.evaluate.loading import model_folder
+from isograd.files import read_json
 from isograd.models import IsogradConfig, IsogradModel
 
 _HEADS = ("head.", "lm_head.", "next_sentence.", "dense.", "classifier.")  # of our models; none is taken over
@@ -119,7 +120,7 @@ def config_here(name: str) -> IsogradConfig:
     for path in (Path(name) / "config.json", Path(name) / "model" / "config.json"):
         if path.is_file():
             try:
-                content = json.loads(path.read_text(encoding="utf-8"))
+                content = read_json(path)
                 if content["model_type"] != "isograd":
                     raise ValueError(f"model_type is {content['model_type']!r}, expected 'isograd'")
                 return IsogradConfig.from_dict(content)
@@ -130,7 +131,7 @@ def config_here(name: str) -> IsogradConfig:
 
 def _config(name: str, folder: Path) -> IsogradConfig:
     try:
-        content: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content: Any = read_json(folder / "config.json")
         kind = content.get("model_type") if isinstance(content, dict) else None
         if kind != "isograd":
             raise ValueError(f"model_type is {kind!r}, expected 'isograd'")

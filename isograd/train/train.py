@@ -1,6 +1,5 @@
 """From a run to its folder: build, calibrate, train, judge, write. Started again, it goes on where it was."""
 
-import json
 import math
 import shutil
 import statistics
@@ -18,7 +17,7 @@ from transformers import set_seed
 
 from isograd.diagnose.watch.writers import WARNINGS
 from isograd.errors import RecipeError
-from isograd.files import append_rows, finite, keep_until, locked, read_rows, write_json
+from isograd.files import append_rows, finite, keep_until, locked, read_json, read_rows, write_json
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
 from isograd.placement import Stack
@@ -310,7 +309,7 @@ def _of_the_encoder(config: IsogradConfig) -> dict[str, str]:
 
 def _there(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except ValueError as error:
         raise FileExistsError(f"{path} is not JSON; choose another folder, or remove it") from error
     return content if isinstance(content, dict) else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isograd.errors import RecipeError
+from isograd.files import read_json
 from isograd.train.run import Run, Training
 
 BUCKET = 500_000_000  # DeepSpeed's `reduce_bucket_size` where the file does not say
@@ -87,7 +88,7 @@ def content(path: str) -> dict[str, Any]:
     """
     where = f"training.deepspeed={path}"
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = read_json(Path(path))
     except OSError as error:
         raise RecipeError(f"{where}: no such file; it takes the path of a DeepSpeed configuration in JSON") from error
     except ValueError as error:

@@ -7,7 +7,6 @@ Placements that no catalogue holds come from the options: `isograd.placement.fla
 original's equations on the original's weights (`isograd.interop.fairseq.original`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from isograd.errors import DataError, InteropError
-from isograd.files import new_folder
+from isograd.files import new_folder, read_json
 from isograd.interop.checkpoint import Options, plain, read_checkpoint, tensors
 from isograd.interop.fairseq.dictionaries import tokenizer_of
 from isograd.interop.fairseq.names import original_name, renamed, tables, upgraded
@@ -165,7 +164,7 @@ def _options(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except ValueError as error:
         raise DataError(f"{path}: no JSON ({error})") from error
     if not isinstance(content, dict):
