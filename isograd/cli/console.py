@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from isograd.errors import UserError
+
 COLOURS = {
     "finished": "green",
     "undecided": "cyan",
@@ -62,6 +64,12 @@ def print_json(content: Any) -> None:
 def warn(verb: str, line: str) -> None:
     """A line on stderr, whatever else is silent."""
     print(f"isograd {verb}: {line}", file=sys.stderr)
+
+
+def must_be_writable(out: Path | None) -> None:
+    """Refuse a FILE that cannot be written, before anything is loaded."""
+    if out and (out.is_dir() or not out.parent.is_dir()):
+        raise UserError(f"--out {out}: not a file in a folder that exists")
 
 
 def print_table(

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.markup import escape
 
-from isograd.cli.console import loading, output, print_json, print_table, progress, warn
+from isograd.cli.console import loading, must_be_writable, output, print_json, print_table, progress, warn
 from isograd.cli.parser import Count, File, Number
 from isograd.errors import UserError, needed, refusing
 
 if TYPE_CHECKING:
     from isograd.evaluate.scores import Scores
-    from isograd.evaluate.translation import TranslatedLine, Translator
+    from isograd.evaluate.translation import Evaluation, TranslatedLine, Translator
 
 Precision = Literal["fp32", "bf16"]
 Tokens = Annotated[Count, "TOKENS"]
@@ -235,33 +235,20 @@ def evaluate(
     """
     given = {"model": model, "src": src, "ref": ref, "pairs": pairs, "out": out}
     _check({name for name, value in given.items() if value}, hyp, tokenized, language)
-    if out and (out.is_dir() or not out.parent.is_dir()):
-        raise UserError(f"--out {out}: not a file in a folder that exists")
+    must_be_writable(out)
     needed("mt", "sacrebleu", "sacremoses")  # what is missing is said before anything is loaded
     if hyp and ref:
-        from isograd.evaluate.scores import score
-
-        hypotheses, references = _both(hyp, ref)
-        found = score(hypotheses, references, tokenized=tokenized, language=language or "en")
-        facts: dict[str, Any] = {"hypotheses": str(hyp), "references": str(ref), "provenance": _libraries()}
-        _print(found, facts, json)
-        return 0
+        return _score_file(hyp, ref, tokenized, language or "en", json)
     assert model is not None
     search = _search(beam, length_penalty, batch)
     translator = _load(model, precision, threads, search)
-    from isograd.evaluate.translation import evaluate as evaluate_pairs
-    from isograd.train.provenance import provenance
-
     sources, references, names = _pairs(src, ref, pairs, translator)
-    with progress().status("") as status:
-
-        def shown(lines: int) -> None:
-            status.update(f"{lines:,} of {len(sources):,} lines")
-
-        done = evaluate_pairs(translator, sources, references, progress=shown, **search)
+    done = _translated(translator, sources, references, search)
     if out:
         lines = "".join(f"{translation.text}\n" for translation in done.translations)
         out.write_text(lines, encoding="utf-8", newline="\n")
+    from isograd.train.provenance import provenance
+
     facts = {
         "model": model,
         **names,
@@ -275,6 +262,28 @@ def evaluate(
     for failed in done.failures:
         warn("evaluate", f"line {failed.line}: {failed.failure}; it is scored as an empty translation")
     return 1 if done.failures else 0
+
+
+def _score_file(hyp: Path, ref: Path, tokenized: bool, language: str, json: bool) -> int:
+    from isograd.evaluate.scores import score
+
+    hypotheses, references = _both(hyp, ref)
+    found = score(hypotheses, references, tokenized=tokenized, language=language)
+    _print(found, {"hypotheses": str(hyp), "references": str(ref), "provenance": _libraries()}, json)
+    return 0
+
+
+def _translated(
+    translator: "Translator", sources: list[str], references: list[str], search: dict[str, Any]
+) -> "Evaluation":
+    from isograd.evaluate.translation import evaluate as evaluate_pairs
+
+    with progress().status("") as status:
+
+        def shown(lines: int) -> None:
+            status.update(f"{lines:,} of {len(sources):,} lines")
+
+        return evaluate_pairs(translator, sources, references, progress=shown, **search)
 
 
 def _check(given: set[str], hyp: Path | None, tokenized: bool, language: str | None) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from isograd.cli.console import Bar, loading, output, print_json, print_table, warn
+from isograd.cli.console import Bar, loading, must_be_writable, output, print_json, print_table, warn
 from isograd.cli.parser import Count, File, Folder
 from isograd.errors import UserError, refusing
 
@@ -57,26 +58,9 @@ def zero_shot(
     """
     if seed is not None and limit is None:
         raise UserError("--seed draws the documents of --limit N, and there is no --limit")
-    if out and (out.is_dir() or not out.parent.is_dir()):
-        raise UserError(f"--out {out}: not a file in a folder that exists")
+    must_be_writable(out)
     with refusing(ImportError, ValueError):  # of the data, and of the model
-        with loading("loading lm-evaluation-harness", threads):
-            import torch
-
-            from isograd.evaluate.harness_tasks import load_tasks
-            from isograd.evaluate.loading import load_causal_model
-            from isograd.evaluate.zero_shot import zero_shot as evaluate  # says what is missing before anything loads
-
-            network, tokenizer = load_causal_model(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
-            network = network.to("cuda" if torch.cuda.is_available() else "cpu")
-            loaded = load_tasks(tasks, data)
-
-        with Bar("", transient=True) as bar:
-
-            def shown(name: str, done: int, total: int) -> None:
-                bar.update(what=name, completed=done, total=total)
-
-            found = evaluate(network, tokenizer, loaded, limit=limit, seed=seed, batch=batch, progress=shown)
+        found = _evaluated(model, tasks, data, precision, threads, limit=limit, seed=seed, batch=batch)
     facts = {
         "model": model,
         "data": str(data) if data else "hub",
@@ -97,6 +81,27 @@ def zero_shot(
     for task, why in found.failures.items():
         warn("evaluate", f"{task}: {why}")
     return 1 if found.failures else 0
+
+
+def _evaluated(
+    model: str, tasks: list[str] | None, data: Path | None, precision: str, threads: int | None, **options: Any
+) -> "ZeroShot":
+    with loading("loading lm-evaluation-harness", threads):
+        import torch
+
+        from isograd.evaluate.harness_tasks import load_tasks
+        from isograd.evaluate.loading import load_causal_model
+        from isograd.evaluate.zero_shot import zero_shot as evaluate  # says what is missing before anything loads
+
+        network, tokenizer = load_causal_model(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+        network = network.to("cuda" if torch.cuda.is_available() else "cpu")
+        loaded = load_tasks(tasks, data)
+    with Bar("", transient=True) as bar:
+
+        def shown(name: str, done: int, total: int) -> None:
+            bar.update(what=name, completed=done, total=total)
+
+        return evaluate(network, tokenizer, loaded, progress=shown, **options)
 
 
 def _results(found: "ZeroShot") -> dict[str, Any]:
