@@ -35,11 +35,6 @@ class Interval:
     level: float
     coverage: float
 
-    @property
-    def falls_short(self) -> bool:
-        """Whether n values are too few for what was asked for."""
-        return self.coverage < self.level
-
     def holds(self, value: float) -> bool:
         """Whether the value is inside, the ends included."""
         return self.low <= value <= self.high

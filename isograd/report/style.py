@@ -62,7 +62,6 @@ SCREEN: dict[str, Any] = {
 _SMALLER = {"font.size": 7.5, "axes.titlesize": 8.0, "axes.labelsize": 8.0, "xtick.labelsize": 7.0}
 _SMALLER |= {"ytick.labelsize": 7.0, "legend.fontsize": 7.0, "lines.linewidth": 1.2}
 WIDTHS = {"screen": 8.4, "paper": 3.25}  # inches; 3.25: a column of most proceedings
-FORMATS = ("svg", "png", "pdf")
 
 
 @dataclass(frozen=True, kw_only=True)

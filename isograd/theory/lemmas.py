@@ -24,7 +24,6 @@ from isograd.theory.claim import Measured
 from isograd.theory.curves import farthest, over_seeds
 from isograd.theory.networks import scaling
 
-PLACEMENTS = ("post-ln", "pre-ln")
 WIDTH, LAYERS, TOKENS, WORDS = 256, 48, 32, 1000
 
 
