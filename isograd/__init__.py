@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from isograd.diagnose.watch import watch
     from isograd.diagnose.watch.callback import WatchCallback
     from isograd.lint import check
+    from isograd.lint.conform import conform
     from isograd.models import (
         IsogradConfig,
         IsogradForCausalLM,
@@ -32,6 +33,7 @@ _ROOMS = {
     "WatchCallback": "isograd.diagnose.watch.callback",
     "calibrate": "isograd.train.calibrate",
     "check": "isograd.lint",
+    "conform": "isograd.lint.conform",
     "watch": "isograd.diagnose.watch",
 }
 
@@ -45,6 +47,7 @@ __all__ = [
     "WatchCallback",
     "calibrate",
     "check",
+    "conform",
     "get",
     "register",
     "watch",

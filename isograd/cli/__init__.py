@@ -34,6 +34,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "import torch": "interop.import_torch",
     "export": "interop.export",
     "check": "check.check",
+    "conform": "conform.conform",
     "diagnose": "diagnose.diagnose",
     "report": "report.report",
     "theory": "theory.theory",

@@ -1,0 +1,161 @@
+"""`isograd conform NAME`: does an implementation of a residual compute what the paper says?"""
+
+import contextlib
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from isograd.cli.console import loading, output, print_json, print_table
+from isograd.errors import ModelError, UserError, hint, one_line
+from isograd.placement import get
+
+if TYPE_CHECKING:
+    from isograd.lint.conform import Conformance
+
+_STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
+
+
+def conform(
+    name: str | None = None,
+    *,
+    adapter: Annotated[str, "FILE.py:MAKE"] | None = None,
+    all: bool = False,  # noqa: A002  (it is --all)
+    weights: bool = False,
+    json: bool = False,
+) -> int:
+    """Does an implementation of a residual compute what the paper says?
+
+    Reads, writes, mixes, gradients, invariants, init and the meta device, against the equations in float64; where a
+    known mistake of ports explains the difference it is named, with what to change. docs/conform.md has an adapter.
+
+    examples:
+      isograd conform mhc --weights                  what an adapter's load gets: names and shapes
+      isograd conform mhc --adapter my_port.py:Port
+      isograd conform --adapter deepseek-v4          transformers' own classes; also hy-v4, qwen4-exp, zaya
+      isograd conform mhc                            isograd's own part
+      isograd conform --all                          every entry of the catalogue
+
+    Exit code 1 where a check failed, 2 on bad input.
+
+    Args:
+        name: an entry of the catalogue
+        adapter: a class or function of a Setting, in a file or as package.module:name; or one that ships with isograd
+        all: isograd's own parts, for every entry that has equations
+        weights: list the weights of the design, and check nothing
+        json: one JSON object on stdout
+    """
+    if all and (name or adapter):
+        raise UserError("--all checks isograd's own parts; leave out NAME and --adapter, or --all")
+    if name is None and adapter is None and not all:
+        raise UserError("name a placement ('isograd conform mhc'), or --all ('isograd list' shows them)")
+    if name is not None:
+        get(name)  # a misspelt one is refused before torch is loaded
+    with loading():
+        from isograd.lint.conform import Own, designs
+    if weights and name:
+        return _weights(name, json)
+    if all:
+        return _print([_one(Own, one) for one in designs()], json)
+    name, make = _adapter(name, adapter) if adapter else (name, Own)
+    assert name is not None
+    return _print([_one(make, name)], json)
+
+
+def _one(make: Callable[..., Any], name: str) -> "Conformance":
+    from isograd.lint.conform import conform
+
+    return conform(make, name)
+
+
+def _adapter(name: str | None, text: str) -> tuple[str, Callable[..., Any]]:
+    """What `--adapter` names: one of ours, or `file.py:make`, or `package.module:make`."""
+    from isograd.lint.conform.adapters import ADAPTERS
+
+    if text in ADAPTERS:
+        of, make = ADAPTERS[text]
+        if name not in (None, of):
+            raise UserError(f"--adapter {text} is one of {of}; got {name}")
+        return of, make
+    where, _, what = text.rpartition(":")
+    if not where:
+        raise UserError(f"--adapter {text}: expected FILE.py:MAKE, package.module:MAKE, or one of {', '.join(ADAPTERS)}")
+    if name is None:
+        raise UserError(f"--adapter {text}: of which placement? isograd conform NAME --adapter {text}")
+    with _importable(where):
+        try:
+            found = runpy.run_path(where) if where.endswith(".py") else vars(import_module(where))
+        except Exception as error:  # a user's code raises what it likes
+            raise ModelError(f"--adapter {where}: {type(error).__name__}: {one_line(error)}") from error
+    names = [one for one, value in found.items() if callable(value) and not one.startswith("_")]
+    if what not in names:
+        raise UserError(f"--adapter {where} has no class or function {what!r}: {hint(what, names)}")
+    return name, found[what]
+
+
+@contextlib.contextmanager
+def _importable(where: str) -> Iterator[None]:
+    """The folder of a file, or the working directory, on the path while it is imported."""
+    folder = str(Path(where).resolve().parent) if where.endswith(".py") else ""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _weights(name: str, json: bool) -> int:
+    from isograd.lint.conform import weights_of
+
+    found = weights_of(name)
+    if json:
+        print_json({"placement": name, "weights": found})
+    else:
+        print_table(["weight", "shape"], [[key, " x ".join(map(str, size))] for key, size in found.items()], left=2)
+    return 0
+
+
+def _print(found: "list[Conformance]", json: bool) -> int:
+    if json:
+        print_json({"conformance": [one.as_dict() for one in found]})
+    elif len(found) == 1:
+        _details(found[0])
+    else:
+        rows = [
+            [one.placement, f"{_worst(one):.1e}", f"[{_STYLES[_status(one)]}]{_status(one)}[/]", " ".join(one.lines())]
+            for one in found
+        ]
+        print_table(["placement", "largest difference", "", ""], rows, left=1)
+    return 0 if all(found) else 1
+
+
+def _status(one: "Conformance") -> str:
+    return "passed" if one else "failed"
+
+
+def _worst(one: "Conformance") -> float:
+    """Of what is compared with the equations up to rounding."""
+    exact = ("reads", "writes and mixes", "close", "gradients")
+    return max((row.difference or 0.0 for row in one.rows if row.check in exact), default=0.0)
+
+
+def _details(one: "Conformance") -> None:
+    from rich.markup import escape
+
+    rows = [
+        [
+            row.check,
+            "" if row.difference is None else f"{row.difference:.1e}",
+            "" if row.tolerance is None else f"{row.tolerance:.0e}",
+            f"[{_STYLES[row.status]}]{row.status}[/]",
+            escape(row.found),
+        ]
+        for row in one.rows
+    ]
+    console = output(soft_wrap=True)
+    console.print(f"[bold]{escape(one.placement)}[/bold]: {escape(one.adapter)}")
+    print_table(["check", "difference", "at most", "", ""], rows, left=1)
+    for line in one.lines():
+        console.print(escape(line))

@@ -1,0 +1,243 @@
+"""The conformance suite passes what is right, and names what ports get wrong."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isograd
+from isograd.errors import UserError
+from isograd.lint.conform import MISTAKES, Conformance, Own, Setting, conform, designs
+from isograd.lint.conform.adapters import ADAPTERS
+from isograd.lint.conform.equations import Equation
+from isograd.lint.conform.mistakes import possible
+from isograd.lint.conform.suite import _design, _Suite
+from isograd.placement import get
+from tests.study.arms import called, refused
+
+PAGE = Path(__file__).parents[2] / "docs/conform.md"
+
+
+def port(*changes: tuple[str, str]) -> str:
+    """The page's adapter, with lines of the port changed."""
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def verdict(*changes: tuple[str, str]) -> Conformance:
+    names: dict[str, Any] = {"__name__": "my_mhc"}
+    exec(compile(port(*changes), "my_mhc.py", "exec"), names)
+    return conform(names["Port"], "mhc")
+
+
+def test_the_pages_adapter_passes() -> None:
+    report = isograd.conform(Port, "mhc") if (Port := _port()) else None
+    assert report, report
+    assert all(row.status == "passed" for row in report.rows) and not report.lines()
+
+
+def _port() -> Any:
+    names: dict[str, Any] = {"__name__": "my_mhc"}
+    exec(compile(port(), "my_mhc.py", "exec"), names)
+    return names["Port"]
+
+
+SINKHORN = "mix = torch.softmax(mix, dim=-1) + self.eps"
+WRONG: dict[str, list[tuple[str, str]]] = {  # what public ports have done -> lines of the port
+    "outputs-swapped": [("read, write, mix = (flat", "write, read, mix = (flat"),
+                        ("read_base, write_base, mix_base", "write_base, read_base, mix_base"),
+                        ("read * self.scale[0]", "read * self.scale[1]"),
+                        ("write * self.scale[1]", "write * self.scale[0]")],
+    "mix-transposed": [("mix.transpose(-1, -2) @", "mix @")],
+    "sinkhorn-from-exp": [(SINKHORN, "mix = mix.exp()")],
+    "sinkhorn-eps-missing": [(SINKHORN, "mix = torch.softmax(mix, dim=-1)")],
+    "read-eps-missing": [("self.scale[0] + read_base) + self.eps", "self.scale[0] + read_base)")],
+    "softmax-over-columns": [("softmax(mix, dim=-1)", "softmax(mix, dim=-2)")],
+    "write-not-doubled": [("write = 2 * torch", "write = torch")],
+    "no-sinkhorn": [("        mix = mix / (mix.sum(-2, keepdim=True) + self.eps)\n        for _ in range(self.iterations - 1)",
+                     "        for _ in range(0)")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_mistake_of_a_port_is_named(name: str) -> None:
+    report = verdict(*WRONG[name])
+    assert not report
+    assert [one.name for one in report.mistakes] == [name], report
+    (line,) = report.lines()
+    assert "\n" not in line and " -> " in line
+
+
+def test_two_mistakes_at_once_are_named() -> None:
+    report = verdict(*WRONG["mix-transposed"], *WRONG["read-eps-missing"])
+    assert {one.name for one in report.mistakes} == {"mix-transposed", "read-eps-missing"}
+
+
+def test_a_buffer_that_is_lost_on_the_meta_device() -> None:
+    report = verdict(
+        ("self.scale = nn.Parameter(torch.full((3,), 0.01))",
+         "self.scale = nn.Parameter(torch.full((3,), 0.01)); self.register_buffer('two', torch.tensor(2.0), False)"),
+        ("write = 2 * torch", "write = self.two * torch"),
+    )  # fmt: skip
+    assert [row.check for row in report.rows if row.status == "failed"] == ["meta device"]
+    assert "a buffer or tensor that load does not set is lost; keep constants as numbers" in str(report)
+
+
+def test_gradients_that_are_cut() -> None:
+    report = verdict(("flat = streams.flatten(-2)", "flat = streams.detach().flatten(-2)"))
+    assert [row.check for row in report.rows if row.status == "failed"] == ["gradients"]
+
+
+def test_an_init_that_is_not_the_papers() -> None:
+    report = verdict(("mix = 8.0 * torch.eye(n)", "mix = torch.zeros(n, n)"))
+    assert [row.check for row in report.rows if row.status == "failed"] == ["init"]
+
+
+def test_weights_that_are_stored_around_1() -> None:
+    class Around(nn.Module):
+        """LayerNorm's weight as Gemma's classes keep it, and a checkpoint that has it as it is."""
+
+        def __init__(self, setting: Setting) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(setting.width, setting.eps) for _ in range(setting.sublayers))
+
+        def load(self, weights: dict[str, Tensor]) -> None:
+            self.double()
+            for k, norm in enumerate(self.norms):
+                norm.load_state_dict({n: weights[f"parts.{k}.post.{n}"] for n in ("weight", "bias")})
+
+        def open(self, x: Tensor) -> Tensor:
+            return x
+
+        def read(self, state: Tensor, k: int) -> Tensor:
+            return state
+
+        def write(self, state: Tensor, u: Tensor, k: int) -> Tensor:
+            norm = self.norms[k]
+            return nn.functional.layer_norm(state + u, norm.normalized_shape, 1 + norm.weight, norm.bias, norm.eps)
+
+        def close(self, state: Tensor) -> Tensor:
+            return state
+
+    report = conform(Around, "post-ln")
+    assert [one.name for one in report.mistakes] == ["weights-around-1"]
+
+
+def test_an_unknown_difference_says_where() -> None:
+    report = verdict(("write = 2 * torch", "write = 3 * torch"))
+    assert not report.mistakes
+    assert re.search(r"none of the \d+ known mistakes; look at what branch \d reads", report.lines()[0])
+    report = verdict(("flat = streams.flatten(-2)", "flat = streams.float().double().flatten(-2)"))
+    assert "set `dtype = torch.float32`" in report.lines()[0]
+    report = verdict(("return self.head(state)", "return self.head(state)[0]"))
+    assert "ValueError: shape (3, 8); expected (2, 3, 8)" in str(report)
+
+
+@pytest.mark.parametrize("name", designs())
+def test_our_own_part_passes(name: str) -> None:
+    report = conform(Own, name)
+    assert report, report
+
+
+class Mistaken:
+    """The equations with one mistake, as an adapter."""
+
+    def __init__(self, setting: Setting, mistake: str) -> None:
+        self.suite, self.mistake = _Suite(Own, setting), mistake
+        self.equation: Equation
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        self.equation = self.suite.equation(weights, self.mistake)
+
+    def open(self, x: Tensor) -> Any:
+        return self.equation.open(x)
+
+    def read(self, state: Any, k: int) -> Tensor:
+        return self.equation.read(state, k)
+
+    def write(self, state: Any, u: Tensor, k: int) -> Any:
+        return self.equation.write(state, u, k)
+
+    def close(self, state: Any) -> Tensor:
+        return self.equation.close(state)
+
+
+def every_mistake() -> Iterator[tuple[str, str]]:
+    """Each mistake with the first placement in which it can be made."""
+    for mistake in MISTAKES:
+        yield next((name, mistake.name) for name in designs() if mistake.of(_design(name)))
+
+
+@pytest.mark.parametrize(("name", "mistake"), every_mistake())
+def test_every_mistake_of_the_table_is_recognized(name: str, mistake: str) -> None:
+    """Also in float32: it is far above what rounding does there."""
+    report = conform(lambda setting: Mistaken(setting, mistake), name)
+    assert [one.name for one in report.mistakes] == [mistake]
+    assert max(row.difference or 0 for row in report.rows[:3]) > 1e-4
+
+
+def test_no_mistake_hides_another() -> None:
+    """In each design no two single mistakes compute the same."""
+    for name in ("mhc", "hyper-connections", "gated-streams", "attention-residuals", "residual"):
+        suite = _Suite(Own, Setting(placement=_design(name)))
+        found = [
+            torch.cat([t.flatten() for w in suite.cases.values() for t in suite.outputs(suite.equation(w, one.name))])
+            for one in possible(get(name))
+        ]
+        for i, a in enumerate(found):
+            assert all((a - b).abs().max() > 1e-9 for b in found[:i]), name
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_transformers_classes_pass(name: str) -> None:
+    of, make = ADAPTERS[name]
+    try:
+        report = conform(make, of)
+    except UserError as error:
+        pytest.skip(str(error))
+    assert report, report
+    assert [row.check for row in report.rows if row.status == "skipped"] == ["init"]
+
+
+def test_what_is_no_adapter_is_refused() -> None:
+    class Half:
+        def __init__(self, setting: Setting) -> None: ...
+        def open(self, x: Tensor) -> Tensor: ...
+
+    with pytest.raises(UserError, match="Half has no load, read, write, close: an adapter has all five"):
+        conform(Half, "mhc")
+    with pytest.raises(UserError, match="an object; pass the class"):
+        conform(Own(Setting(placement=_design("mhc"))), "mhc")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="value-residual: FirstValues acts inside the attention"):
+        conform(Own, "value-residual")
+
+
+def cli(*words: Sequence[str] | str) -> Any:
+    return called("conform", *map(str, words))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    good, bad = tmp_path / "my_mhc.py", tmp_path / "bad_mhc.py"
+    good.write_text(port())
+    bad.write_text(port(*WRONG["mix-transposed"]))
+    assert cli("mhc", "--adapter", f"{good}:Port")[0] == 0
+    code, out, _ = cli("mhc", "--adapter", f"{bad}:Port")
+    assert code == 1 and "mix-transposed" in out and "comb.transpose(-1, -2)" in out
+    code, out, _ = cli("mhc", "--adapter", f"{bad}:Port", "--json")
+    assert code == 1 and json.loads(out)["conformance"][0]["mistakes"][0]["name"] == "mix-transposed"
+    code, out, _ = cli("mhc", "--weights", "--json")
+    assert code == 0 and json.loads(out)["weights"]["parts.5.stream.projection"] == [24, 32]
+
+
+def test_the_page_lists_every_mistake() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    listed = re.findall(r"`([\w-]+)`", page.split("Alone or two at once: ")[1].split(".\n")[0])
+    assert listed == [one.name for one in MISTAKES]
