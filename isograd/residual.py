@@ -19,28 +19,18 @@ The parts run under autograd, `torch.compile`, activation checkpointing and auto
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 from torch import Tensor, nn
 
 from isograd.placement import Learned, Norm, Placement, Residual, Site, get, sites
-from isograd.placement.formula import Coupled, Role
-from isograd.placement.streams import (
-    Affine,
-    DepthAttention,
-    FirstInput,
-    Hyper,
-    LayerSkip,
-    Parallel,
-    Plain,
-    Stream,
-    TwoStreams,
-)
+from isograd.placement.formula import Role
+from isograd.placement.streams import FirstValues, Plain
 from isograd.transformer.init import initialize
 from isograd.transformer.norms import make_norm
-from isograd.transformer.streams import Connection, Ends, State, make_connection, make_ends
-from isograd.transformer.sublayer import make_combine
+from isograd.transformer.streams import Connection, Ends, FirstValuesConnection, State, make_connection, make_ends
+from isograd.transformer.sublayer import make_combine, share_scale
 
 INSIDE = ("mid", "head_scale", "projections", "gate", "cap")  # what stands inside f, and is no part of the residual
 
@@ -73,6 +63,8 @@ class Part(nn.Module):
                 f"{', '.join(inside)} at {site.kind} of layer {site.layer}: inside the branch, which is yours; build it"
                 f" there, and pass the placement without it (dataclasses.replace(residual, {inside[0]}=None))"
             )
+        if isinstance(placement.stream, FirstValues):
+            raise ValueError("FirstValues mixes values inside the attention: use isograd.residual.ValueResidual there")
         self.pre = make_norm(residual.pre, width, shape)
         self.out = make_norm(residual.out, width, shape)
         self.combine = make_combine(residual, width)
@@ -136,6 +128,8 @@ class Residuals(nn.Module):
         shape = Shape(hidden_size=width, norm=norm, norm_eps=eps)
         self.first = make_norm(self.placement.first, width, shape)
         self.parts = nn.ModuleList(Part(self.placement, site, shape) for site in self.sites)
+        for layer in range(layers):
+            share_scale([part for part, site in zip(self, self.sites, strict=True) if site.layer == layer + 1])
         plain = type(self.placement.stream) is Plain
         self.ends: Ends | None = None if plain else make_ends(self.placement.stream, shape)
         self.final = make_norm(self.placement.final, width, shape)
@@ -188,8 +182,30 @@ class Residuals(nn.Module):
             initialize(module, None, "normal")
 
 
-def _around(stream: Stream, each: Residual | None = None) -> Placement:
-    return Placement(each=each or Residual(), stream=stream)
+def wiring(placement: Placement) -> Placement:
+    """What is the residual's own: no norm before a branch, nothing inside it, no norm at the ends of the stack."""
+    bare: dict[str, Any] = dict.fromkeys(("pre", *INSIDE))
+    each = placement.each
+
+    def at(site: Site) -> Residual:
+        return replace(placement.of(site), **bare)
+
+    return replace(placement, each=replace(each, **bare) if isinstance(each, Residual) else at, first=None, final=None)
+
+
+def _named(name: str, **options: Any) -> Placement:
+    """An entry's wiring, with other numbers for its stream."""
+    placement = wiring(get(name))
+    return replace(placement, stream=replace(placement.stream, **options))
+
+
+def _scaled(name: str, init: float | None) -> Placement:
+    """An entry's wiring, its trained scale beginning elsewhere."""
+    placement = wiring(get(name))
+    if init is None:
+        return placement
+    assert isinstance(placement.each, Residual) and isinstance(placement.each.scale, Learned)
+    return replace(placement, each=replace(placement.each, scale=replace(placement.each.scale, init=init)))
 
 
 class HyperConnections(Residuals):
@@ -218,8 +234,8 @@ class HyperConnections(Residuals):
         factor: float = 0.01,
         **common: Unpack[Common],
     ) -> None:
-        stream = Hyper(maps="computed" if dynamic else "constant", copies=copies, factor=factor)
-        super().__init__(_around(stream), width, layers=layers, **common)
+        name = "hyper-connections" if dynamic else "hyper-connections-static"
+        super().__init__(_named(name, copies=copies, factor=factor), width, layers=layers, **common)
 
 
 class ManifoldHyperConnections(Residuals):
@@ -229,10 +245,10 @@ class ManifoldHyperConnections(Residuals):
         r = sigmoid(.) + eps,  w = 2 sigmoid(.),  C = Sinkhorn(softmax(.) + eps)
 
     each (.) a factor times its rows of one projection of the flattened copies over their RMS, plus a base, in float32.
-    Closes with sum_i r_i S_i of that kind. State (batch, time, n, width). `ManifoldHyperConnections.projection` has the
-    rows of r first, then w's, then those of C row by row; DeepSeek-V4's weights load as they are.
+    Rows of the projection: r's, then w's, then C's row by row; DeepSeek-V4's weights load as they are. Closes with
+    sum_i r_i S_i of that kind. State (batch, time, n, width).
 
-    Xie et al. 2025, arXiv 2512.24880; DeepSeek-V4.
+    Xie et al. 2025, arXiv 2512.24880.
 
     Args:
         copies: n.
@@ -250,11 +266,11 @@ class ManifoldHyperConnections(Residuals):
         factor: float = 0.01,
         **common: Unpack[Common],
     ) -> None:
-        stream = Hyper(maps="sinkhorn", copies=copies, iterations=iterations, factor=factor)
-        super().__init__(_around(stream), width, layers=layers, **({"eps": 1e-6} | common))
+        placement = _named("mhc", copies=copies, iterations=iterations, factor=factor)
+        super().__init__(placement, width, layers=layers, **({"eps": 1e-6} | common))
 
 
-class IndependentHyperConnections(Residuals):
+class IndependentStreams(Residuals):
     """HY-V4: n copies that are not mixed; x = sum_i r_i S_i, S_i <- S_i + w_i f(x).
 
     r = sigmoid(.) + eps, w = magnitude * sigmoid(.) + eps, projected first and divided by the RMS after. State (batch,
@@ -268,15 +284,16 @@ class IndependentHyperConnections(Residuals):
     def __init__(
         self, width: int, *, layers: int, copies: int = 4, magnitude: float = 2.0, **common: Unpack[Common]
     ) -> None:
-        stream = Hyper(maps="independent", copies=copies, magnitude=magnitude)
-        super().__init__(_around(stream), width, layers=layers, **({"eps": 1e-6} | common))
+        placement = _named("independent-streams", copies=copies, magnitude=magnitude)
+        super().__init__(placement, width, layers=layers, **({"eps": 1e-6} | common))
 
 
 class GatedStreams(Residuals):
     """Qwen4-exp: n copies; x = mean_i(g_i * n(S_i)) with a gate for each feature, S_i <- S_i + 2 sigmoid(.)_i f(x).
 
-    g = sigmoid(W_up silu(W_down n(S) / n)), W_down of `rank` rows; n(S) each copy over its RMS times 1 + weight. State
-    (batch, time, n, width). Branches read x without a norm of their own. transformers' `Qwen4ExpTextGatedResidual`.
+    g = sigmoid(W_up silu(W_down n(S) / n)), W_down of `rank` rows; n(S) each copy over its RMS times 1 + weight.
+    Branches read x without a norm of their own, and no norm follows `close`. State (batch, time, n, width).
+    transformers' `Qwen4ExpTextGatedResidual`.
 
     Args:
         copies: n.
@@ -284,8 +301,8 @@ class GatedStreams(Residuals):
     """
 
     def __init__(self, width: int, *, layers: int, copies: int = 4, rank: int = 16, **common: Unpack[Common]) -> None:
-        stream = Hyper(maps="gated", copies=copies, rank=rank)
-        super().__init__(_around(stream), width, layers=layers, **({"eps": 1e-6} | common))
+        placement = _named("gated-streams", copies=copies, rank=rank)
+        super().__init__(placement, width, layers=layers, **({"eps": 1e-6} | common))
 
 
 class AttentionResiduals(Residuals):
@@ -304,28 +321,28 @@ class AttentionResiduals(Residuals):
     def __init__(
         self, width: int, *, layers: int, block: int = 0, norm_values: bool = False, **common: Unpack[Common]
     ) -> None:
-        super().__init__(_around(DepthAttention(block=block, norm_values=norm_values)), width, layers=layers, **common)
+        placement = _named("attention-residuals", block=block, norm_values=norm_values)
+        super().__init__(placement, width, layers=layers, **common)
 
 
 class ParallelBranches(Residuals):
     """All branches of a layer read the layer's input: x <- x + attn(n_1 x) + ffn(n_2 x). State (x, layer input).
 
-    GPT-J (n_1 = n_2: use one norm in both branches), GPT-NeoX, PaLM, Cohere.
+    GPT-NeoX. `shared_norm`: both read norm(x), and have no norm of their own (GPT-J, PaLM, Cohere).
     """
 
-    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
-        super().__init__(_around(Parallel()), width, layers=layers, **common)
+    def __init__(self, width: int, *, layers: int, shared_norm: bool = False, **common: Unpack[Common]) -> None:
+        super().__init__(_named("parallel", shared_norm=shared_norm), width, layers=layers, **common)
 
 
 class B2T(Residuals):
-    """Post-LN with a second shortcut: the layer's last sum is norm(x_in + x + f(x)); not in the last layer.
+    """Post-LN with a second shortcut: the layer's last sum is norm(x_in + x + f(x)).
 
     Branches read x without a norm of their own. State (x, layer input). Takase et al. 2022, arXiv 2206.00330.
     """
 
     def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
-        stream = LayerSkip(keep=True, last=False)
-        super().__init__(_around(stream, Residual(post=Norm())), width, layers=layers, **common)
+        super().__init__(wiring(get("b2t")), width, layers=layers, **common)
 
 
 class ResiDual(Residuals):
@@ -336,72 +353,124 @@ class ResiDual(Residuals):
     """
 
     def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
-        super().__init__(_around(TwoStreams(), Residual(post=Norm())), width, layers=layers, **common)
+        super().__init__(wiring(get("residual")), width, layers=layers, **common)
+
+
+class SiameseNorm(Residuals):
+    """P <- norm(P + f(x) / sqrt(2l)), Q <- Q + f(x), x = P + norm(Q), l the layer; closes with P + norm(Q).
+
+    P opens with norm(x). Branches norm what they read, and a norm follows `close`. State (P, Q). arXiv 2602.08064.
+    """
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        super().__init__(wiring(get("siamesenorm")), width, layers=layers, **common)
 
 
 class InputScalars(Residuals):
     """Before each layer x <- r x + z x_0, x_0 what `open` was given; r and z trained numbers. State (x, x_0).
 
-    nanochat. Its r learns at a hundredth of z's rate.
+    nanochat, whose r learns at a hundredth of z's rate, and whose W_O and W_2 begin at 0.
 
     Args:
-        keep: where r begins.
-        first: where z begins.
+        keep: where r begins; None: nanochat's, from 1.15 in the first layer to 1.05 in the last.
+        first: where z begins; None: nanochat's, from 0.20 to 0.05.
     """
 
     def __init__(
-        self, width: int, *, layers: int, keep: float = 1.0, first: float = 0.0, **common: Unpack[Common]
+        self,
+        width: int,
+        *,
+        layers: int,
+        keep: float | None = None,
+        first: float | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(_around(FirstInput(keep=keep, first=first)), width, layers=layers, **common)
+        given = {name: value for name, value in (("keep", keep), ("first", first)) if value is not None}
+        super().__init__(_named("x0-scalars", **given), width, layers=layers, **common)
 
 
 class AffineShortcut(Residuals):
     """x <- (x + c) * r + (f(x) + d) * g, four trained vectors from c = d = 0 and r = g = 1 (Zaya)."""
 
     def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
-        super().__init__(_around(Affine()), width, layers=layers, **common)
+        super().__init__(wiring(get("affine-shortcut")), width, layers=layers, **common)
 
 
 class LayerScale(Residuals):
     """x <- x + lambda * f(x), lambda a trained vector of the width, from a small number.
 
-    Touvron et al. 2021, arXiv 2103.17239: from 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 in deeper stacks.
+    Touvron et al. 2021, arXiv 2103.17239.
 
     Args:
-        init: where lambda begins; None takes the paper's for this depth.
+        init: where lambda begins; None: the paper's, 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 in deeper stacks.
     """
 
     def __init__(self, width: int, *, layers: int, init: float | None = None, **common: Unpack[Common]) -> None:
-        small = init if init is not None else 0.1 if layers <= 18 else 1e-5 if layers <= 24 else 1e-6
-        super().__init__(_around(Plain(), Residual(scale=Learned(init=small))), width, layers=layers, **common)
+        super().__init__(_scaled("layerscale", init), width, layers=layers, **common)
+
+
+class ReZero(Residuals):
+    """x <- x + a f(x), a one trained number per layer, from 0; branches without a norm.
+
+    Bachlechner et al. 2020, arXiv 2003.04887.
+    """
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        super().__init__(wiring(get("rezero")), width, layers=layers, **common)
 
 
 class SkipInit(Residuals):
     """x <- x + a f(x), a one trained number per sublayer, from 0. De and Smith 2020, arXiv 2002.10444."""
 
     def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
-        each = Residual(scale=Learned(init=0.0, shape="scalar"))
-        super().__init__(_around(Plain(), each), width, layers=layers, **common)
+        super().__init__(wiring(get("skipinit")), width, layers=layers, **common)
 
 
 class PostNorm(Residuals):
     """x <- norm(skip * x + f(x)): the norm on the sum. Vaswani et al. 2017, arXiv 1706.03762.
 
     Args:
-        skip: the coefficient on x. DeepNorm: (2 layers)^(1/4), and W_V, W_O, W_1, W_2 times (8 layers)^(-1/4).
+        skip: the coefficient on x. DeepNorm: (2 layers)^(1/4), and W_V, W_O, W_1, W_2 times (8 layers)^(-1/4). KEEL:
+            2 layers, with a norm before each branch.
     """
 
     def __init__(self, width: int, *, layers: int, skip: float = 1.0, **common: Unpack[Common]) -> None:
-        super().__init__(_around(Plain(), Residual(post=Norm(), skip=skip)), width, layers=layers, **common)
+        super().__init__(Placement(each=Residual(post=Norm(), skip=skip)), width, layers=layers, **common)
 
 
 class VarianceGate(Residuals):
     """x <- sqrt(1 - b^2) x + b norm(f(x)), b = sigmoid(.) a trained vector: the variance stays (Muse Spark).
 
     Args:
-        init: where b begins.
+        init: where b begins; None: 1/2.
     """
 
-    def __init__(self, width: int, *, layers: int, init: float = 0.1, **common: Unpack[Common]) -> None:
-        each = Residual(out=Norm(), scale=Learned(init=init, by="sigmoid"), skip=Coupled(by="circle"))
-        super().__init__(_around(Plain(), each), width, layers=layers, **common)
+    def __init__(self, width: int, *, layers: int, init: float | None = None, **common: Unpack[Common]) -> None:
+        super().__init__(_scaled("variance-gate", init), width, layers=layers, **common)
+
+
+class ValueResidual(nn.Module):
+    """Each attention's values are (1 - mix) v + mix v_1, v_1 those of the first layer.
+
+        v, first = values(v, layer, first)        # in each attention, layer from 0; hand `first` on to the next
+
+    No stream, but a line inside the attention; `first` may be anything in layer 0. Zhou et al. 2024, arXiv 2410.17897
+    (ResFormer).
+
+    Args:
+        mix: the share of v_1.
+        learned: train both shares, a number each per layer.
+    """
+
+    def __init__(self, *, layers: int, mix: float = 0.5, learned: bool = False) -> None:
+        super().__init__()
+        stream = FirstValues(mix=mix, learned=learned)
+        every = [site for site in sites(layers) if site.kind == "attn"]
+        self.mixes = nn.ModuleList(FirstValuesConnection(stream, 1, site) for site in every)
+
+    def forward(self, v: Tensor, layer: int, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What the attention reads in place of its values v, and v_1; both of v's shape, whatever it is."""
+        mix = self.mixes[layer]
+        assert isinstance(mix, FirstValuesConnection)
+        mixed, (_, one) = mix.values((v, v if first is None else first), v)
+        return mixed, one

@@ -81,7 +81,9 @@ def _adapter(name: str | None, text: str) -> tuple[str, Callable[..., Any]]:
         return of, make
     where, _, what = text.rpartition(":")
     if not where:
-        raise UserError(f"--adapter {text}: expected FILE.py:MAKE, package.module:MAKE, or one of {', '.join(ADAPTERS)}")
+        raise UserError(
+            f"--adapter {text}: expected FILE.py:MAKE, package.module:MAKE, or one of {', '.join(ADAPTERS)}"
+        )
     if name is None:
         raise UserError(f"--adapter {text}: of which placement? isograd conform NAME --adapter {text}")
     with _importable(where):

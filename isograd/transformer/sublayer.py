@@ -7,6 +7,7 @@ Addresses are the same in every placement (`layers.3.ffn.{pre,branch,out,combine
 `Identity`, so that instruments attach to the same names everywhere.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -167,8 +168,8 @@ class StreamFeedForward(StreamSublayer):
         return self.stream.write(held, self.drop(self.out(self.branch(self.pre(x)))), self.add)
 
 
-def share_scale(sublayers: list[Sublayer]) -> None:
-    """Where the scale is one number of a layer, the other sublayers read the first one's (ReZero)."""
+def share_scale(sublayers: Sequence[Any]) -> None:
+    """Where the scale is one number of a layer, the other sublayers' `combine` reads the first one's (ReZero)."""
     first, *others = [one.combine for one in sublayers]
     for combine in others:
         if isinstance(combine, LearnedAdd) and combine.one_per_layer and isinstance(first.scale, Coefficient):

@@ -2,6 +2,7 @@
 
 import difflib
 import runpy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from isograd import residual
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
-from isograd.placement.formula import replace
+from isograd.placement.streams import FirstValues
 from isograd.residual import Residuals
 from tests.build import close, model, tokens
 from tests.transformer.test_streams import randomised
@@ -24,13 +25,16 @@ PARTS: dict[str, partial[Residuals]] = {  # what the branches' own norms are, an
     "hyper-connections": partial(residual.HyperConnections),
     "hyper-connections, static": partial(residual.HyperConnections, dynamic=False, copies=3),
     "mhc": partial(residual.ManifoldHyperConnections),
-    "hy-v4": partial(residual.IndependentHyperConnections),
+    "hy-v4": partial(residual.IndependentStreams),
     "gated-streams": partial(residual.GatedStreams, rank=3),
     "attention-residuals": partial(residual.AttentionResiduals),
     "attention-residuals, blocks, inkling": partial(residual.AttentionResiduals, block=2, norm_values=True),
     "parallel": partial(residual.ParallelBranches),
     "b2t": partial(residual.B2T),
     "residual": partial(residual.ResiDual),
+    "siamesenorm": partial(residual.SiameseNorm),
+    "parallel, one norm": partial(residual.ParallelBranches, shared_norm=True),
+    "rezero": partial(residual.ReZero),
     "x0-scalars": partial(residual.InputScalars),
     "affine": partial(residual.AffineShortcut),
     "layerscale": partial(residual.LayerScale),
@@ -39,7 +43,15 @@ PARTS: dict[str, partial[Residuals]] = {  # what the branches' own norms are, an
     "deepnorm": partial(residual.PostNorm, skip=(2 * LAYERS) ** 0.25),
     "variance-gate": partial(residual.VarianceGate),
 }
-NORMED = ("gated-streams", "b2t", "residual", "post-ln", "deepnorm")  # the residual has the norms
+NORMED = (
+    "parallel, one norm",
+    "rezero",
+    "gated-streams",
+    "b2t",
+    "residual",
+    "post-ln",
+    "deepnorm",
+)  # the residual has the norms
 
 
 def made(name: str, *, seed: int = 0) -> Residuals:
@@ -238,3 +250,42 @@ def test_what_stands_inside_a_branch_is_refused() -> None:
 
 def test_gains_of_the_branches_init() -> None:
     assert Residuals("deepnorm", WIDTH, layers=8).init_gains(0)["value"] == pytest.approx(64**-0.25)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_value_residual_is_our_models(learned: bool) -> None:
+    """A GPT whose attentions mix their values by the part, and our model of `FirstValues`, with copied weights."""
+    here = runpy.run_path(str(EXAMPLES / "gpt.py"))
+    network = here["GPT"](here["Config"](vocab=41, context=32, width=WIDTH, heads=4, layers=LAYERS)).double()
+    values = residual.ValueResidual(layers=LAYERS, mix=0.3, learned=learned)
+    placement = replace(CATALOGUE["value-residual"], stream=FirstValues(mix=0.3, learned=learned))
+    register("mixed values", placement)
+    try:
+        options = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "intermediate_size": 4 * WIDTH}
+        mine = model(placement="mixed values", tie_word_embeddings=True, dtype=torch.float64, **options)
+    finally:
+        CATALOGUE.pop("mixed values")
+    weights = copied(network, mine)
+    shares = {n: weights.pop(n) for n in [*weights] if ".stream." in n}
+    for name, share in shares.items():  # residual.parts.2.stream.own.weight
+        _, _, k, _, *rest = name.split(".")
+        values.mixes[int(k) // 2].get_submodule(rest[0]).weight.data = share
+    network.load_state_dict(weights)
+    first: Tensor | None = None
+
+    def mix(layer: int, module: nn.Module, _: Any, qkv: Tensor) -> Tensor:
+        nonlocal first
+        q, k, v = qkv.chunk(3, dim=-1)
+        v, first = values(v, layer, first)
+        return torch.cat([q, k, v], dim=-1)
+
+    ids = tokens(2, 9)
+    assert (network(ids) - mine(input_ids=ids).logits).abs().max() > 1e-6
+    for layer, block in enumerate(network.blocks):
+        block.attn.qkv.register_forward_hook(partial(mix, layer))
+    close(network(ids), mine(input_ids=ids).logits, 1e-12)
+
+
+def test_values_are_no_stream_of_a_part() -> None:
+    with pytest.raises(ValueError, match=r"use isograd\.residual\.ValueResidual"):
+        Residuals("value-residual", WIDTH, layers=LAYERS)

@@ -23,7 +23,9 @@ def _class(family: str, name: str) -> Any:
     except (ImportError, AttributeError) as error:
         import transformers
 
-        raise UserError(f"transformers {transformers.__version__} has no {name} ({family}); install a newer one") from error
+        raise UserError(
+            f"transformers {transformers.__version__} has no {name} ({family}); install a newer one"
+        ) from error
 
 
 def _set(parameter: Any, value: Tensor) -> None:
@@ -183,7 +185,7 @@ def _first(out: Any) -> Tensor:
 
 ADAPTERS: dict[str, tuple[str, Callable[[Setting], Any]]] = {  # what is typed -> the placement, and the adapter
     "deepseek-v4": ("mhc", DeepseekV4),
-    "hy-v4": ("independent-hyper-connections", HYV4),
+    "hy-v4": ("independent-streams", HYV4),
     "qwen4-exp": ("gated-streams", Qwen4Exp),
-    "zaya": ("affine", Zaya),
+    "zaya": ("affine-shortcut", Zaya),
 }

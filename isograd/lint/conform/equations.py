@@ -1,18 +1,17 @@
-"""The residuals' equations written out by themselves, copy by copy, in float64: what an implementation is compared with.
+"""The residuals' equations written out by themselves, copy by copy, in float64: the suite's second source.
 
-No line of `isograd.transformer` is used, so that our own parts are judged by the same suite as anybody's. Weights come
-by the names of `isograd.residual.Residuals`' state_dict. `mistakes` are places where ports are known to go wrong; with some
-of them the equations compute what such a port would.
+No line of `isograd.transformer` is used, so that our own parts are judged as anybody's are. Weights come by the names
+of `isograd.residual.Residuals`' state_dict. `mistakes` are places where ports are known to go wrong; with some of them
+the equations compute what such a port would.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isograd.placement import ByKind, Coupled, Learned, Norm, Placement, Residual, Site
+from isograd.placement import Coupled, Learned, Norm, Placement, Site
 from isograd.placement.streams import (
     Affine,
     DepthAttention,
@@ -82,6 +81,8 @@ class Equation:
     def coefficient(self, k: int, which: str, value: Any) -> Tensor:
         if not isinstance(value, Learned):
             return torch.tensor(value, dtype=torch.float64)
+        if value.shape == "layer":  # the layer's first sublayer has it
+            k -= k % (self.every[0].slots // self.every[0].layers)
         w = self.of(k, f"combine.{which}.weight")
         return {"itself": lambda: w, "sigmoid": lambda: 1 / (1 + (-w).exp()), "abs": w.abs}[value.by]()
 
@@ -122,9 +123,13 @@ class OfTheLayer(Equation):
 
 
 class ParallelEquation(OfTheLayer):
-    def read(self, state: Any, k: int) -> Tensor:
+    def entry(self, state: Any, k: int) -> Tensor:
+        first = k - k % (self.every[0].slots // self.every[0].layers)
         x: Tensor = state[0] if self.begins(k) or self.has("sequential") else state[1]
-        return x
+        return self.norm(f"parts.{first}.stream.norm", Norm() if self.stream.shared_norm else None, x)
+
+    def read(self, state: Any, k: int) -> Tensor:
+        return self.entry(state, k)
 
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         x, entry = state
@@ -140,7 +145,7 @@ class LayerSkipEquation(OfTheLayer):
         x, entry = state
         site = self.every[k]
         entry = x if self.begins(k) else entry
-        last = site.layer == site.layers and not (self.stream.last or self.has("last-layer-too"))
+        last = site.layer == site.layers and not self.stream.last
         if site.kind == "ffn" and not last and not self.has("shortcut-missing"):
             x = entry + x if self.stream.keep else entry
         return self.add(k, x, u), entry
@@ -148,7 +153,7 @@ class LayerSkipEquation(OfTheLayer):
 
 class TwoStreamsEquation(Equation):
     def open(self, x: Tensor) -> Any:
-        return x, x
+        return (self.norm("ends.norm_post", Norm(), x) if self.stream.form == "siamese" else x), x
 
     def read(self, state: Any, k: int) -> Tensor:
         p, q = state
@@ -161,8 +166,6 @@ class TwoStreamsEquation(Equation):
 
     def close(self, state: Any) -> Tensor:
         p, q = state
-        if self.stream.form == "siamese":
-            p = self.norm("ends.norm_post", Norm(), p)
         closed: Tensor = p + (q if self.has("close-without-norm") else self.norm("ends.norm", Norm(), q))
         return closed
 
@@ -340,9 +343,7 @@ class FirstInputEquation(OfTheLayer):
 
 class AffineEquation(Equation):
     def write(self, state: Any, u: Tensor, k: int) -> Any:
-        r, g, c, d = (
-            self.of(k, f"stream.{name}.weight") for name in ("skip", "scale", "skip_offset", "scale_offset")
-        )
+        r, g, c, d = (self.of(k, f"stream.{name}.weight") for name in ("skip", "scale", "skip_offset", "scale_offset"))
         if self.has("offset-after-factor"):
             return state * r + c + u * g + d
         return (state + c) * r + (u + d) * g
@@ -383,24 +384,3 @@ _OF: dict[type[Stream], type[Equation]] = {
 def equation_of(stream: Stream) -> type[Equation] | None:
     """The equations of a stream; None where it has none here."""
     return _HYPER[stream.maps] if isinstance(stream, Hyper) else _OF.get(type(stream))
-
-
-def wiring(placement: Placement) -> Placement:
-    """What is the residual's own: no norm before a branch, inside it, before the first layer or after the last."""
-
-    def bare(one: Residual) -> Residual:
-        return replace(one, pre=None, mid=None, head_scale=None, projections=None, gate=None, cap=None)
-
-    def at(site: Site) -> Residual:
-        return bare(placement.of(site))
-
-    each = placement.each
-    if isinstance(each, Residual):
-        return replace(placement, each=bare(each), first=None, final=None)
-    if isinstance(each, ByKind):
-        cross = bare(each.cross) if each.cross else None
-        whole = ByKind(attn=bare(each.attn), ffn=bare(each.ffn), cross=cross)
-        return replace(placement, each=whole, first=None, final=None)
-    return replace(placement, each=at, first=None, final=None)
-
-

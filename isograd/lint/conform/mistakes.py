@@ -142,8 +142,8 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         name="weights-around-1",
-        found="a norm's weight is read as 1 + weight where it is stored as it is, or as it is where it is stored around 1",
-        remedy="Gemma and Qwen store the distance from 1 (y * (1 + weight)), LLaMA and DeepSeek the weight (y * weight)",
+        found="a norm's weight is read as 1 + weight where it is stored as it is, or the reverse",
+        remedy="Gemma and Qwen store the distance from 1, y * (1 + weight); LLaMA and DeepSeek y * weight",
         of=_weighs_a_norm,
     ),
     Mistake(
@@ -189,12 +189,6 @@ MISTAKES: tuple[Mistake, ...] = (
         of=_stream(LayerSkip),
     ),
     Mistake(
-        name="last-layer-too",
-        found="the last layer has the second shortcut, too",
-        remedy="leave it out of the last layer",
-        of=lambda p: isinstance(p.stream, LayerSkip) and not p.stream.last,
-    ),
-    Mistake(
         name="close-without-norm",
         found="the plain sum is added at the end as it is",
         remedy="close with P + norm(Q)",
@@ -224,5 +218,3 @@ MISTAKES: tuple[Mistake, ...] = (
 def possible(placement: Placement) -> tuple[Mistake, ...]:
     """The mistakes that can be made in a placement."""
     return tuple(one for one in MISTAKES if one.of(placement))
-
-
