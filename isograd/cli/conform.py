@@ -34,7 +34,7 @@ def conform(
     examples:
       isograd conform mhc --weights                  what an adapter's load gets: names and shapes
       isograd conform mhc --adapter my_port.py:Port
-      isograd conform --adapter deepseek-v4          transformers' own classes; also hy-v4, qwen4-exp, zaya
+      isograd conform --adapter deepseek-v4          transformers' own classes; also hy-v4, qwen4-exp, inkling2, ...
       isograd conform mhc                            isograd's own part
       isograd conform --all                          every entry of the catalogue
 

@@ -336,15 +336,17 @@ class DepthAttentionConnection(Connection):
     """State: a tuple of sources, the last one still growing where they are sums of blocks.
 
     a = softmax_i( q . n(v_i) ), n a division by the RMS (and a weight, unless values are normed); what is read is
-    sum_i a_i v_i. q begins at 0: all sources alike.
+    sum_i a_i v_i. q begins at 0: all sources alike. The first sublayer reads v_0, the only source, as it is.
     """
 
     def __init__(self, stream: DepthAttention, width: int, site: Site | None, eps: float = 1e-5) -> None:
         nn.Module.__init__(self)
         self.eps = eps
         self.norm_values = stream.norm_values
-        self.query = nn.Parameter(torch.empty(width))
-        self.weight = None if stream.norm_values else nn.Parameter(torch.empty(width))
+        self.scaling = width**-0.5 if stream.norm_values else 1.0
+        alone = site is not None and site.slot == 1
+        self.query = None if alone else nn.Parameter(torch.empty(width))
+        self.weight = None if alone or stream.norm_values else nn.Parameter(torch.empty(width))
         self.joins = False
         if site is not None and stream.block:
             inside = (site.slot - 1) % (stream.block * site.slots // site.layers)
@@ -352,19 +354,22 @@ class DepthAttentionConnection(Connection):
         self.draw()
 
     def draw(self) -> None:
-        nn.init.zeros_(self.query)
+        if self.query is not None:
+            nn.init.zeros_(self.query)
         if self.weight is not None:
             nn.init.ones_(self.weight)
 
     def read(self, state: State) -> tuple[Tensor, Any]:
+        if self.query is None:
+            return state[0], state
         stacked = torch.stack(state, dim=-2)  # (batch, time, sources, width)
         sources = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
         weight = None if self.weight is None else self.weight.to(sources.dtype)
         normed = F.rms_norm(sources, sources.shape[-1:], weight, self.eps)
         with exact(sources):
             scores = normed @ self.query.to(sources.dtype)
-        if self.norm_values:
-            scores = scores * self.query.shape[0] ** -0.5
+        if self.scaling != 1.0:
+            scores = scores * self.scaling
         values = normed if self.norm_values else sources
         return (torch.softmax(scores, dim=-1)[..., None] * values).sum(-2).to(stacked.dtype), state
 

@@ -410,6 +410,8 @@ def gated(w: Weights, state: list[Tensor]) -> tuple[Tensor, list[Tensor], list[T
 
 
 def over_depth(w: Weights, address: str, sources: list[Tensor], values: bool) -> Tensor:
+    if len(sources) == 1:  # the first sublayer
+        return sources[0]
     query = w[f"{address}.query"]
     weight = torch.ones(()) if values else w[f"{address}.weight"]
     normed = [rmsnorm(v, weight, None) for v in sources]

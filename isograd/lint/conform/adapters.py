@@ -146,6 +146,71 @@ class Qwen4Exp(_Classes):
         return _first(self.head(state))
 
 
+class Inkling2(_Classes):
+    """`Inkling2BlockAttentionResidual`, with the sums of `Inkling2SlidingDecoderLayer`; state (closed blocks, open one)."""
+
+    def __init__(self, setting: Setting) -> None:
+        kind, config = _class("inkling2", "Inkling2BlockAttentionResidual"), SimpleNamespace(hidden_size=setting.width)
+        super().__init__(setting, lambda: kind(config), kind(config))
+        self.block = 2 * setting.stream.block
+        assert self.head is not None
+        for one in (*self.every, self.head):
+            one.norm.eps = setting.eps
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        for k, one in enumerate(self.every):
+            if k > 0:  # the first layer's attention reads the embedding
+                _set(one.query, weights[f"parts.{k}.stream.query"])
+        assert self.head is not None
+        _set(self.head.query, weights["ends.last.query"])
+
+    def open(self, x: Tensor) -> Any:
+        return x.new_zeros(*x.shape[:-1], 0, x.shape[-1]), x
+
+    def read(self, state: Any, k: int) -> tuple[Tensor, Any]:
+        return _first(self.every[k](*state)) if k else state[1], state
+
+    def write(self, held: Any, u: Tensor, k: int) -> Any:
+        blocks, current = held
+        if k % self.block:
+            return blocks, current + u
+        return torch.cat([blocks, current.unsqueeze(-2)], dim=-2), u
+
+    def close(self, state: Any) -> Tensor:
+        assert self.head is not None
+        return _first(self.head(*state))
+
+
+class MuseSpark(_Classes):
+    """`MuseSparkResidualGate` with temperature 1, after a LayerNorm on the branch."""
+
+    def __init__(self, setting: Setting) -> None:
+        kind = _class("muse_spark", "MuseSparkResidualGate")
+        super().__init__(
+            setting, lambda: kind(SimpleNamespace(hidden_size=setting.width, residual_gate_temperature=1.0))
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(setting.width, setting.eps) for _ in self.every)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        for k, (one, norm) in enumerate(zip(self.every, self.norms, strict=True)):
+            _set(one.gate, weights[f"parts.{k}.combine.scale.weight"])
+            for name in ("weight", "bias"):
+                _set(getattr(norm, name), weights[f"parts.{k}.out.{name}"])
+
+    def open(self, x: Tensor) -> Any:
+        return x
+
+    def read(self, state: Tensor, k: int) -> tuple[Tensor, Any]:
+        return state, state
+
+    def write(self, held: Any, u: Tensor, k: int) -> Tensor:
+        written: Tensor = self.every[k](held, self.norms[k](u))
+        return written
+
+    def close(self, state: Tensor) -> Tensor:
+        return state
+
+
 class Zaya(_Classes):
     """`ZayaResidualScaling`."""
 
@@ -187,5 +252,7 @@ ADAPTERS: dict[str, tuple[str, Callable[[Setting], Any]]] = {  # what is typed -
     "deepseek-v4": ("mhc", DeepseekV4),
     "hy-v4": ("independent-streams", HYV4),
     "qwen4-exp": ("gated-streams", Qwen4Exp),
+    "inkling2": ("attention-residuals-inkling", Inkling2),
+    "muse-spark": ("variance-gate", MuseSpark),
     "zaya": ("affine-shortcut", Zaya),
 }

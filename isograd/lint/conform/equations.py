@@ -311,7 +311,7 @@ class DepthAttentionEquation(Equation):
         return _sum(s / _sum(iter(shares)) * v for s, v in zip(shares, values, strict=True))
 
     def read(self, state: Copies, k: int) -> Tensor:
-        return self.attended(f"parts.{k}.stream", state)
+        return state[0] if k == 0 else self.attended(f"parts.{k}.stream", state)
 
     def write(self, state: Copies, u: Tensor, k: int) -> Copies:
         site = self.every[k]
