@@ -1,5 +1,8 @@
 """Shleifer, Weston, Ott 2021, NormFormer: gradients, learned scales, stability, and what the added norms are worth."""
 
+import math
+
+from isograd.statistics import median
 from isograd.study.reproduce import judge
 from isograd.study.reproduce.data import CAPTIONS, WIKIPEDIA, WIKITEXT2, glue
 from isograd.study.reproduce.item import Chart, Full, Item, Ours, Published, Rows, Runs, Verdict
@@ -490,13 +493,12 @@ def _sooner(rows: Rows) -> Verdict:
         [float(row[name]) for row in own if row.get(name) is not None] for name in ("share_of_steps", "share_of_time")
     )
     found = judge.beyond("steps to Pre-LN's final loss, as a share of its own", steps, 1.0, "lower")
-    gain = _lower(rows, _WITH, _PRE)
+    gain, there = _lower(rows, _WITH, _PRE), [share for share in steps if math.isfinite(share)]
+    said = f"Pre-LN's final loss is reached with {len(there)} of {len(steps)} seeds"
+    said += f", after {median(there):.2f} of its steps in the median of these" if there else ""
     time = judge.measured("time to Pre-LN's final loss, as a share of its own", times)
-    return Verdict(
-        verdict=found.verdict,
-        reason=f"{found.reason} {gain.reason[:1].upper()}{gain.reason[1:]}",
-        ours=(*found.ours, time, *gain.ours),
-    )
+    reason = f"{said}. {gain.reason[:1].upper()}{gain.reason[1:]}"
+    return Verdict(verdict=found.verdict, reason=reason, ours=(*found.ours, time, *gain.ours))
 
 
 _CAUSAL = (
