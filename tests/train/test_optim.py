@@ -61,6 +61,17 @@ def radam(p: Tensor, m: Tensor, v: Tensor, t: int, decay: float, b2: float = B2)
     return p - LR * decay * p - LR * r / (1 - B1**t) * m / (v.sqrt() + EPS)
 
 
+def radam_of_torch(p: Tensor, m: Tensor, v: Tensor, t: int, decay: float, b2: float = B2) -> Tensor:
+    """Liu et al. 2019, algorithm 2: momentum alone while the length is 5 or less, then rectified."""
+    longest = 2 / (1 - b2) - 1
+    length = longest - 2 * t * b2**t / (1 - b2**t)
+    step = m / (1 - B1**t)
+    if length > 5:
+        r = math.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length))
+        step = r * step * math.sqrt(1 - b2**t) / (v.sqrt() + EPS)
+    return p - LR * decay * p - LR * step
+
+
 def adamw(p: Tensor, m: Tensor, v: Tensor, t: int, decay: float, b2: float = B2) -> Tensor:
     """Loshchilov & Hutter 2019."""
     return p - LR * decay * p - LR * (m / (1 - B1**t)) / ((v / (1 - b2**t)).sqrt() + EPS)
@@ -84,7 +95,10 @@ def by_hand(rule: Callable[..., Tensor], updates: int, decay: float, b2: float =
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize(("name", "rule"), [("radam-original", radam), ("adamw", adamw), ("lamb", lamb)])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("radam-original", radam), ("radam", radam_of_torch), ("adamw", adamw), ("lamb", lamb)],
+)
 def test_twenty_updates_by_hand(name: str, rule: Callable[..., Tensor], decay: float) -> None:
     if name in ("lamb", "radam-original"):
         pytest.importorskip("pytorch_optimizer")
