@@ -157,7 +157,7 @@ def _bars(chart: Row, rows: Rows) -> Drawing | None:
             axes.plot([min(values), max(values)], [place, place], color=colour, linewidth=2.4, alpha=0.5)
             axes.plot([statistics.median(values)], [place], marker="o", color=colour, linestyle="")
         axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.5, -0.5)
         if title:
             heading(axes, title)
         if chart["log_y"]:

@@ -279,6 +279,7 @@ CHARTS: Mapping[str, Maker] = {  # above those over depth; which of them a page 
     "loss": figures.loss,
     "comparison": compared,
     "equal-loss": equal_loss.section,
+    "lr-range": lr_range.curves,
     "scores": finetuning.scores,
     "worth": finetuning.worth,
 }

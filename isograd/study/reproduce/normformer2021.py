@@ -320,16 +320,14 @@ _CHARACTERS = (
 def _stable(rows: Rows) -> Verdict:
     """Both protocols; the ratio of the rates, seed by seed, beside the paper's."""
     found, ratios = [], []
-    for protocol in ("rising", "constant"):
+    for protocol, words in (("rising", "rate at divergence"), ("constant", "largest constant rate")):
         own = [row for row in rows if row.get("what") == protocol]
-        said = judge.paired(own, "log_rate", _NF, _PRE, "higher", what=f"ln of the rate, {protocol}")
+        said = judge.paired(own, "log_rate", _NF, _PRE, "higher", what=f"ln of the {words}")
         found.append(Verdict(verdict=said.verdict, reason=said.reason))
         mine, theirs = (judge.by_seed(judge.of_arm(own, arm), "rate") for arm in (_NF, _PRE))
         both = [mine[seed] / theirs[seed] for seed in mine if seed in theirs]
-        ratios += [
-            judge.measured(f"rate, {protocol}, {name}", [*of.values()]) for name, of in ((_PRE, theirs), (_NF, mine))
-        ]
-        ratios.append(judge.measured(f"ratio of the rates, {protocol}", both))
+        ratios += [judge.measured(f"{words}, {name}", [*of.values()]) for name, of in ((_PRE, theirs), (_NF, mine))]
+        ratios.append(judge.measured(f"{words}, NormFormer over Pre-LN", both))
     both_ways = judge.both(*found)
     return Verdict(verdict=both_ways.verdict, reason=both_ways.reason, ours=tuple(ratios))
 
@@ -390,11 +388,10 @@ _STABILITY = (
                 y="rate",
                 kind="bars",
                 panel="what",
-                where={},
                 y_label="learning rate",
-                log_y=True,
             ),
         ),
+        run_charts=("lr-range",),
         full=Full(
             recipe="normformer2021/clm-125m",
             overrides=(
