@@ -44,6 +44,14 @@ MULTI30K = Corpus(
     embedded=_NUMBERS,
     embedded_name="number words",
 )
+TATOEBA_EN_FR = Corpus(
+    name="Tatoeba, 163,000 short sentences, English to French",
+    folder="tatoeba-fr-en",
+    files=("train.fr.gz", "train.en.gz", "valid.fr.gz", "valid.en.gz"),
+    settings=_pairs("{folder}", "train", "valid", tokenized=False, source="en", target="fr"),
+    embedded=_NUMBERS,
+    embedded_name="number words",
+)
 CAPTIONS = Corpus(
     name="the English captions of Multi30k, as characters",
     folder="multi30k-de-en",

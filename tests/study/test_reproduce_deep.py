@@ -1,0 +1,210 @@
+"""Items of ADMIN and Very Deep: what they measure of runs, against the models themselves; their rules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isograd.data.pairs import find_pairs
+from isograd.diagnose.dependency import dependency_map
+from isograd.evaluate.scores import score
+from isograd.evaluate.translation import Translator
+from isograd.models import IsogradForSeq2SeqLM
+from isograd.study.reproduce import admin2020, verydeep2020
+from isograd.study.reproduce.context import Context, Trained
+from isograd.study.reproduce.item import Row
+from isograd.study.reproduce.measures import stacks, translations
+from isograd.train.train import initial_model, train
+from isograd.transformer.parameters import Coefficient
+from tests.train.recipes import pairs_files, read_json, small_translation
+
+
+@pytest.fixture(scope="module", name="trained")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """ADMIN, four and three layers, six updates."""
+    run = small_translation(
+        model={"placement": "admin", "encoder_layers": 4, "layers": 3}, training={"steps": 6, "lr": 1e-3}
+    )
+    folder = tmp_path_factory.mktemp("runs") / "admin"
+    train(run, folder)
+    return Trained(group="", arm="ADMIN", run=run, values={}, folder=folder)
+
+
+def context(folder: Path, *trained: Trained) -> Context:
+    notes: list[str] = []
+    return Context(
+        trained=trained, settings={}, corpus=None, folder=folder, seeds=None, jobs=1, version="", note=notes.append
+    )
+
+
+def test_dependencies_before_and_after(trained: Trained, tmp_path: Path) -> None:
+    found = stacks.dependencies(context(tmp_path, trained))
+    (own,) = [row for row in found if "outcome" in row]
+    task, model = initial_model(trained.run)
+    given = {k: v for k, v in task.first_batch().items() if k != "labels"}
+    given["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(task.first_batch()["labels"])
+    after = IsogradForSeq2SeqLM.from_pretrained(trained.folder / "model")
+    for when, network in (("init", model), ("trained", after)):
+        expected = dependency_map(network, given, "encoder")
+        rows = [row for row in found if (row.get("when"), row.get("stack")) == (when, "encoder")]
+        assert len(rows) == sum(range(2, 10))
+        assert [r["beta2"] for r in rows] == pytest.approx([v for row in expected.rows for v in row], rel=1e-6)
+        assert own[f"encoder {when}"] == pytest.approx(sum(expected.own[4:]) / 4)
+    assert own["encoder init"] != pytest.approx(own["encoder trained"], rel=1e-6)
+
+
+def test_skips_as_profiled_and_as_trained(trained: Trained, tmp_path: Path) -> None:
+    found = stacks.skips(context(tmp_path, trained))
+    calibration = read_json(trained.folder / "resolved.json")["calibration"]
+    profiled = [row["skip"] for row in found if row.get("when") == "profile" and row["stack"] == "decoder"]
+    assert profiled == calibration["decoder"]
+    kept = IsogradForSeq2SeqLM.from_pretrained(trained.folder / "model")
+    weights = [m.weight.mean().item() for m in kept.encoder.modules() if isinstance(m, Coefficient)]
+    last = [row["skip"] for row in found if row.get("when") == "after 6 updates" and row["stack"] == "encoder"]
+    assert last == pytest.approx(weights, abs=2e-2) and last != profiled
+    assert found[0]["encoder_moved"] > 0
+
+
+def test_the_factor_of_a_stack() -> None:
+    """Gradients 1, 2, 8 of three layers: (1 / 8)^(1 / 2); other steps, stacks and kinds do not count."""
+    rows: list[Row] = [
+        {"step": 1, "stack": "decoder", "kind": "ffn", "layer": i, "gradient_norm": g}
+        for i, g in ((1, 1.0), (2, 2.0), (3, 8.0))
+    ]
+    other = [
+        {**row, "gradient_norm": 5.0, **change}
+        for row in rows
+        for change in ({"step": 2}, {"kind": "attn"}, {"stack": "encoder"})
+    ]
+    assert stacks.factor([*other, *rows], "decoder") == pytest.approx((1 / 8) ** 0.5)
+    assert stacks.factor([*other, *rows], "encoder") == 1.0
+
+
+def test_scores_are_those_of_the_translations(trained: Trained, tmp_path: Path) -> None:
+    (row,) = translations.scores(context(tmp_path, trained))
+    sources, references = translations.held_out(trained.run)
+    found = [one.text for one in Translator.load(trained.folder).translate(sources)]
+    expected = score(found, references, tokenized=False, language="de")
+    assert (row["bleu"], row["chrf"], row["ter"]) == (expected.bleu, expected.chrf, expected.ter)
+    (path,) = trained.folder.glob("translated-*.json")
+    path.write_text(json.dumps(references))  # kept: nothing is translated again
+    assert translations.scores(context(tmp_path, trained))[0]["chrf"] == 100
+    path.unlink()
+
+
+def test_folding_changes_no_translation(trained: Trained, tmp_path: Path) -> None:
+    (row,) = translations.folded(context(tmp_path, trained))
+    assert (row["same"], row["skips"], row["skips_left"]) == (100, 4 * 2 + 3 * 3, 0)
+    assert verydeep2020._folded([row, row]).verdict == "same direction"
+
+
+def test_back_translation_of_a_part(trained: Trained, tmp_path: Path) -> None:
+    """A quarter are pairs; of the others the targets, each behind a tagged translation; nothing is made twice."""
+    rows = translations.back_translated(context(tmp_path, trained))
+    assert [row["arm"] for row in rows] == ["ADMIN", "pairs alone", "one to one", "one to three", "back"]
+    whole = find_pairs(pairs_files(), "en", "de").read()
+    pairs = [json.loads(line) for line in (tmp_path / "corpus/pairs.jsonl").read_text().splitlines()]
+    assert pairs == [{"en": a, "de": b} for a, b in list(zip(whole.source, whole.target, strict=True))[::4]]
+    targets = [line for i, line in enumerate(whole.target) if i % 4]
+    (synthetic,) = [path for path in (tmp_path / "corpus").glob("back-*") if not path.stem.endswith(("-40", "-120"))]
+    made = [json.loads(line) for line in synthetic.read_text().splitlines()]
+    assert all(row["en"].startswith("<BT> ") and row["de"] in targets for row in made) and made
+    one = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("one-to-one"))
+    named = read_json(one / "run.json")["pairs"]["train"]
+    assert named[0] == str(tmp_path / "corpus/pairs.jsonl") and len(named) == 2
+    assert len(Path(named[1]).read_text().splitlines()) == min(40, len(made))
+    back = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("back"))
+    assert read_json(back / "run.json")["pairs"]["source"] == "de"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
+    assert translations.back_translated(context(tmp_path, trained)) == rows
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
+
+
+def of(arm: str, outcomes: list[str], **more: Any) -> list[Row]:
+    return [{"arm": arm, "seed": i, "outcome": outcome, **more} for i, outcome in enumerate(outcomes)]
+
+
+def test_the_rule_of_sixty_layers() -> None:
+    good, bad = ["finished"] * 3, ["collapsed", "diverged", "collapsed"]
+    seen = [*of("Post-LN, 6+6", good), *of("ADMIN, 60+12", good), *of("Post-LN, 60+12", bad)]
+    assert verydeep2020._deep(seen).verdict == "same direction"
+    one_trains = [*seen[:6], *of("Post-LN, 60+12", ["collapsed", "finished", "collapsed"])]
+    assert verydeep2020._deep(one_trains).verdict == "not seen"
+    undecided = [*seen[:6], *of("Post-LN, 60+12", ["undecided"] * 3)]
+    assert verydeep2020._deep(undecided).verdict == "not seen"
+
+
+@pytest.mark.parametrize(
+    ("apart", "verdict"),
+    [((0.01, -0.02, 0.04), "same direction"), ((0.2, 0.3, 0.1), "opposite"), ((0.01, 0.02, 0.2), "not seen")],
+)
+def test_the_rule_of_alike(apart: tuple[float, ...], verdict: str) -> None:
+    rows = [
+        {
+            "arm": arm,
+            "seed": i,
+            "outcome": "finished",
+            "validation_loss": 4.0 + (gap if arm == "profiled at 0.1" else 0),
+        }
+        for arm in ("profiled at 0.1", "profiled at 0.2")
+        for i, gap in enumerate(apart)
+    ]
+    assert verydeep2020._alike(rows).verdict == verdict
+    assert verydeep2020._profile(rows).verdict == ("same direction" if verdict == "same direction" else "not seen")
+
+
+def test_the_rule_of_ranges() -> None:
+    rows = [
+        {"arm": arm, "seed": seed, "bucket": name, "value": value + seed}
+        for arm, values in ((verydeep2020.DEEPER, (20, 30)), (verydeep2020.BASE, (10, 25)))
+        for name, value in zip(("1", "2 to 4"), values, strict=True)
+        for seed in (1, 2, 3)
+    ]
+    judged = verydeep2020._buckets("F1 of words seen {} times")
+    assert judged(rows).verdict == "same direction"
+    assert judged(rows).ours[2].label == f"F1 of words seen 2 to 4 times, {verydeep2020.DEEPER}"
+    worse = [{**row, "value": 50} if row["arm"] == verydeep2020.BASE and row["bucket"] == "1" else row for row in rows]
+    assert judged(worse).verdict == "not seen"
+
+
+def test_the_rule_of_output_changes() -> None:
+    """Post-LN a + b N and the others a + b ln N exactly, and the other way round."""
+
+    def rows(swap: bool) -> list[Row]:
+        found: list[Row] = []
+        for arm, (_, law) in admin2020.LAWS.items():
+            if swap:
+                law = admin2020.LAWS["Pre-LN" if arm == "Post-LN" else "Post-LN"][1]
+            for direction in ("random", "gradient"):
+                for seed in (1, 2):
+                    values = [2 + 3 * law(n) for n in (6, 12, 48, 96)]
+                    found += [
+                        {
+                            "arm": arm,
+                            "direction": direction,
+                            "seed": seed,
+                            "sublayers": n,
+                            "change": v,
+                            "relative": v / values[0],
+                        }
+                        for n, v in zip((6, 12, 48, 96), values, strict=True)
+                    ]
+        return found
+
+    assert admin2020._output_changes(rows(swap=False)).verdict == "same direction"
+    assert admin2020._output_changes(rows(swap=True)).verdict == "not seen"
+
+
+def test_the_rule_of_vanishing() -> None:
+    def rows(factor: float) -> list[Row]:
+        return [
+            {"arm": arm, "stack": stack, "layers": 18, "layer": 1, "seed": seed, "relative": fall**17}
+            for arm, pair in stacks.PAIRS.items()
+            for stack, placement in zip(("encoder", "decoder"), pair, strict=True)
+            for seed in (1, 2)
+            for fall in [factor if (stack, placement) == ("decoder", "post-ln") else 1.0]
+        ]
+
+    assert admin2020._vanishing(rows(0.8)).verdict == "same direction"
+    assert admin2020._vanishing(rows(0.95)).verdict == "not seen"
