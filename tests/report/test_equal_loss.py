@@ -74,7 +74,7 @@ def test_by_hand(study: Path) -> None:
     assert why.startswith("p is corrected for 2 comparisons by Holm's method. An exact test of 3 seeds cannot give")
 
 
-def said(one: equal_loss.Speed) -> str:
+def said(one: equal_loss.EqualLoss) -> str:
     return next(verdicts(equal_loss.compared([one]), equal_loss.WORDS))
 
 
