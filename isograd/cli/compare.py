@@ -187,7 +187,7 @@ def classification(
         base = with_overrides(base_run(_absolute(model), task, _absolute(data), points), overrides)
         assert isinstance(base, ClassificationRun)
         arms = plan_grid(out or Path("runs") / f"{task}-{_short(model)}", base, points, seeds or list(PAPER_SEEDS))
-    return _report_classification(arms, _train(arms, jobs, fresh), json)
+    return _report(arms, _train(arms, jobs, fresh), json, title=f"Fine-tuning on {task}")
 
 
 _OPTIONS = {
@@ -267,24 +267,36 @@ def _short(model: str) -> str:
     return path.parent.name if path.name == "model" else path.name
 
 
-def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool) -> int:
-    from isograd.report.runs import read_run
+def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title: str | None = None) -> int:
     from isograd.report.runs_page import write_report
 
     folders = [arm.folder for arm in arms]
-    page = write_report(folders, folders[0].parent)
+    page = write_report(folders, folders[0].parent, title)
     if json:
-        built = (read_run(folder).resolved for folder in folders)
-        entropy = next((one["data"].get("unigram_entropy") for one in built if one), None)
-        print_json({"unigram_entropy": entropy, "arms": results, "report": str(page)})
+        print_json(_content(folders, results) | {"report": str(page)})
     else:
         print_arms(folders, page)
     failed = [result for result in results if result["outcome"] == "failed"]
     for result in failed:
         trace = Path(result["folder"]) / "error.txt"
         see = f" (see {trace})" if trace.exists() else ""
-        print(f"{result['arm']} failed: {result['error']}{see}", file=sys.stderr)
+        print(f"{result['arm']}, seed {result['seed']} failed: {result['error']}{see}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _content(folders: Sequence[Path], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a program reads: arms with their scores over the seeds, or each run as an arm."""
+    from isograd.report import finetuning
+    from isograd.report.runs import arms_of, read_run
+    from isograd.train.tasks import TASKS
+
+    found = arms_of(folders)
+    if found and TASKS[found[0].task].scored:
+        arms = [finetuning.as_dict(arm) for arm in found]
+        return {"arms": arms, "runs": results, "findings": list(finetuning.findings(found))}
+    built = (read_run(folder).resolved for folder in folders)
+    entropy = next((one["data"].get("unigram_entropy") for one in built if one), None)
+    return {"unigram_entropy": entropy, "arms": results}
 
 
 def print_arms(folders: Sequence[Path], page: Path, reference: str | None = None) -> None:
@@ -321,38 +333,3 @@ def _fitting(lines: Sequence[Sequence[str]], width: int, dispensable: Sequence[s
 def _widest(outcome: str) -> int:
     """Of an outcome in several lines: "2 finished," and "1 collapsed"."""
     return max(map(len, outcome.replace(", ", ",\n").splitlines()))
-
-
-def _report_classification(arms: Sequence[Any], results: list[dict[str, Any]], json: bool) -> int:
-    from isograd.report import finetuning
-    from isograd.report.runs import arms_of
-    from isograd.report.runs_page import write_report
-
-    folders = [arm.folder for arm in arms]
-    page = write_report(folders, folders[0].parent, title=f"Fine-tuning on {arms[0].run.glue.task}")
-    found = arms_of(folders)
-    if json:
-        content = {"arms": [finetuning.as_dict(arm) for arm in found], "runs": results, "report": str(page)}
-        print_json(content | {"findings": list(finetuning.findings(found))})
-    else:
-        columns = (
-            finetuning.median_score,
-            finetuning.score_range,
-            finetuning.mean_score,
-            finetuning.failures,
-            finetuning.test_score,
-        )
-        rows = [[escape(arm.label), *(column(arm) for column in columns)] for arm in found]
-        baseline = [finetuning.baseline(found[0]), "", "", "", finetuning.baseline(found[0], "test")]
-        rows.append(["[dim]majority-class baseline[/dim]", *baseline])
-        print_table(
-            [finetuning.title(found[0]), "median", "lowest to highest", "mean [95 %]", "failed", "test"],
-            rows,
-        )
-        output().print("[dim]median of the seeds; failed: not above the majority-class baseline, or diverged[/dim]\n")
-        print_lines(*finetuning.findings(found))
-        print_path(f"report: {page}")
-    failed = [result for result in results if result["outcome"] == "failed"]
-    for result in failed:
-        print(f"{result['arm']}, seed {result['seed']} failed: {result['error']}", file=sys.stderr)
-    return 1 if failed else 0

@@ -75,6 +75,12 @@ def baseline(arm: ArmFiles, part: str = "dev") -> str:
     return _shown(next((_of_part(run, "majority_scores", part) for run in _scored(arm)), None))
 
 
+def baselines(arm: ArmFiles) -> str:
+    """Of the dev part, and of the test part where it is scored."""
+    of_test = baseline(arm, "test")
+    return baseline(arm) + ("" if of_test == "–" else f" (test {of_test})")
+
+
 def test_score(arm: ArmFiles) -> str:
     """The median of the score on the test part, where that has labels, of the runs that have not diverged."""
     found = [_of_part(run, "scores", "test") for run in _scored(arm)]

@@ -215,7 +215,7 @@ CELLS: Mapping[str, Callable[[ArmFiles], str]] = {  # what a task's column names
     "score_range": finetuning.score_range,
     "score_mean": finetuning.mean_score,
     "score_failed": finetuning.failures,
-    "score_majority": finetuning.baseline,
+    "score_majority": finetuning.baselines,
     "score_test": finetuning.test_score,
     "range_outcome": _range_end,
     "range_rate": _rate,
