@@ -19,9 +19,10 @@ from isograd.study.labels import labels
 from isograd.train.tasks import TASKS
 
 Row = dict[str, Any]
-SeedsCurve = tuple[
-    list[float], list[float], list[float], list[float]
-]  # x; over seeds the mean, the lowest, the highest
+Floats = list[float]
+SeedsCurve = tuple[Floats, Floats, Floats, Floats]  # x; over seeds the mean, the lowest, the highest
+DEEPEST = 3  # levels below a folder that are looked through
+_DRAWN = ("gradient_mean_abs", "residual_rms", "branch_skip_ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,12 +272,6 @@ def curves(runs: Iterable[RunFiles]) -> Iterator[tuple[Any, ...]]:
                 rows.append((row, {f"{place}.{name}": row.get(name) for name in _DRAWN}))
         for row, values in rows:
             yield from ((*who, row["step"], name, value) for name, value in values.items() if value is not None)
-
-
-_DRAWN = ("gradient_mean_abs", "residual_rms", "branch_skip_ratio")
-
-
-DEEPEST = 3  # levels below a folder that are looked through
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:

@@ -18,6 +18,10 @@ from isograd.train.recipe import COMPARED, arms_in, known_keys, overridden, read
 from isograd.train.run import Run, with_steps
 
 Unit = Literal["steps", "tokens", "seconds"]
+FIXED = ("seed", "name", "task")  # no axis may be over these
+STEPS = "training.steps"
+CELLS = "cells"  # the folder of the runs in a study's
+ARM = "arm"  # the axis of a recipe's `arms`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +70,6 @@ def paid(run: Run, budget: Budget | None) -> Run:
     if budget.unit == "steps":
         return with_steps(run, math.ceil(budget.amount))
     return with_steps(run, math.ceil(budget.amount / run.tokens_per_update))
-
-
-FIXED = ("seed", "name", "task")  # no axis may be over these
-STEPS = "training.steps"
-CELLS = "cells"  # the folder of the runs in a study's
-ARM = "arm"  # the axis of a recipe's `arms`
 
 
 @dataclass(frozen=True, kw_only=True)
