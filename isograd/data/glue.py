@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from isograd.data.text import OPEN, file_text, first_line
+from isograd.data.text import OPEN, datasets_library, file_text, first_line
 from isograd.errors import DataError
 
 HELD_OUT = 10  # one row in ten, where there is no dev part; of MRPC's 4,076 that is as many as GLUE's own dev part has
@@ -402,10 +402,7 @@ def _of_hub(data: Any, part: str, source: str, kind: GlueTask) -> Iterator[Row]:
 
 
 def _loaded(source: str, kind: GlueTask) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"data set {source!r} needs the datasets library; pip install 'isograd[data]'") from error
+    datasets = datasets_library(source)
     inner = Path(source) / kind.config
     try:
         return datasets.load_dataset(str(inner)) if inner.is_dir() else datasets.load_dataset(source, kind.config)

@@ -14,12 +14,14 @@ from isograd.data import numbers
 from isograd.data.text import (
     JSON_LINES,
     OPEN,
+    datasets_library,
     file_kind,
     file_sha256,
     file_text,
     first_line,
     json_rows,
     no_surrogates,
+    parquet_file,
 )
 from isograd.errors import DataError
 
@@ -159,16 +161,9 @@ def _json(path: Path) -> Iterable[tuple[int, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise DataError(f"{path}: Parquet needs pyarrow; pip install 'isograd[data]'") from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            batches = (batch.to_pylist() for batch in file.iter_batches(_ROWS))
-            yield from enumerate((row for rows in batches for row in rows), start=1)
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
+    with parquet_file(path) as file:
+        batches = (batch.to_pylist() for batch in file.iter_batches(_ROWS))
+        yield from enumerate((row for rows in batches for row in rows), start=1)
 
 
 def _of_rows(where: str, unit: str, rows: Iterable[tuple[int, Any]], source: str, target: str) -> Pairs:
@@ -225,10 +220,7 @@ def _unzipped(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _load(name: str, base: str, part: str, source: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'") from error
+    datasets = datasets_library(name)
     errors: list[Exception] = []
     for path, configuration in _ways(base):
         try:

@@ -12,6 +12,7 @@ import re
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,23 +165,31 @@ def _found(row: Any, field: str) -> str:
 
 
 def _parquet(path: Path, field: str) -> list[Document]:
+    with parquet_file(path) as file:
+        names = file.schema_arrow.names
+        return _column(names, lambda: file.read(columns=[field]).column(field).to_pylist(), str(path), field)
+
+
+@contextmanager
+def parquet_file(path: Path) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`.
+
+    Raises:
+        DataError: pyarrow is missing, or what the block reads is not Parquet.
+    """
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise DataError(f"{path}: Parquet needs pyarrow; pip install 'isograd[data]'") from error
     try:
         with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            return _column(names, lambda: file.read(columns=[field]).column(field).to_pylist(), str(path), field)
+            yield file
     except (ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
 
 
 def _hub(name: str, field: str, split: str) -> list[Document]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'") from error
+    datasets = datasets_library(name)
     try:
         rows = datasets.load_dataset(name, split=split)
     except Exception as error:  # the hub raises many kinds; a user needs one line
@@ -188,6 +197,19 @@ def _hub(name: str, field: str, split: str) -> list[Document]:
             f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {first_line(error)}"
         ) from error
     return _column(rows.column_names, lambda: rows[field], name, field)
+
+
+def datasets_library(name: str) -> Any:
+    """The library that loads the data set of this name.
+
+    Raises:
+        DataError: it is missing.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'") from error
+    return datasets
 
 
 def _column(names: Iterable[str], values: Callable[[], Iterable[Any]], where: str, field: str) -> list[Document]:
