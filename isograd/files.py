@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,14 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Whole or not at all: written beside and moved into place."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    scratch.replace(path)
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(path)
+    except OSError as error:  # a full disk names no file
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
+        raise
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,5 +1,6 @@
 """Files and folders that are there whole or not at all, and folders with one process at work."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,21 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -
     write_json(path, {"x": float("nan"), "é": (1, 2)})
     assert path.read_text() == '{\n  "x": null,\n  "\\u00e9": [\n    1,\n    2\n  ]\n}\n'
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    """A file may not grow beyond 4 KiB here, as on a full disk: the error names the file, nothing is left beside it."""
+    path = tmp_path / "result.json"
+    write_text(path, "old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError) as refusal:
+            write_text(path, "x" * 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert one_line(refusal.value) == f"{path}: File too large"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_rows_up_to_a_line_that_a_kill_cut_off(tmp_path: Path) -> None:

@@ -200,6 +200,8 @@ def _print(result: dict[str, Any], several: bool) -> None:
     verdict = result["verdict"]
     print_lines(*[""] * several, f"{result['item']}: {result['shows']}")
     print_lines(f"claim: {result['claim']}")
+    if result["changed"]:
+        print_lines(f"not the item's own settings: {', '.join(result['changed'])}")
     rows = [["paper", one["label"], number(one["value"]), one["unit"], one["tag"]] for one in result["published"]]
     rows += [["ours", one["label"], ours(one), "", f"n = {one['n']}"] for one in result["ours"]]
     print_table(["", "", "", "", ""], [[*map(escape, row)] for row in rows], left=2)

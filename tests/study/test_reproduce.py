@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from isograd.study.reproduce.data import found
 from isograd.study.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
 from isograd.study.reproduce.plan import Asked, plan_item
 from isograd.study.reproduce.registry import ITEMS
+from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, refused
 from tests.study.tiny_study import recipe
 
@@ -272,3 +275,34 @@ def test_what_takes_long_is_computed_once(item: Item, tmp_path: Path, monkeypatc
     for words, times in (([], 1), ([], 1), (["--seeds", "3"], 2)):
         assert called(*command, *words)[0] == 0 and count.read_text() == "1" * times
     assert [row["fast"] for row in read_rows(tmp_path / "out/items" / item.id / "rows.csv")] == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_killed_and_continued(tmp_path: Path, text: Path) -> None:
+    """An item of the table, killed in its second run: the first is not trained again, and the rows are those of one
+    that nothing has disturbed, bit for bit."""
+    tiny = ["model.layers=2", "model.width=16", "training.steps=40", "training.checkpoint_every=10"]
+    command = [
+        "reproduce",
+        "normformer2021/scales-fig4",
+        *tiny,
+        f"data.source={text}",
+        "--seeds",
+        "1",
+        "2",
+        "--jobs",
+        "1",
+    ]
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    killed = started([*command, "--out", str(out)], held_after=25, HELD_IN=out / "cells", HELD_ENDED=1)
+    wait_until_held(killed, out / "cells", [20, 40])  # rows are written with a checkpoint
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    (first,) = out.glob("cells/*/outcome.json")
+    before = first.stat().st_mtime_ns
+    assert not (out / "items").exists() and gone(killed.pid)
+    for folder in (out, whole):
+        assert called(*command, "--out", str(folder))[0] == 0
+    assert first.stat().st_mtime_ns == before
+    rows, undisturbed = ((folder / "items/normformer2021/scales-fig4/rows.csv").read_bytes() for folder in (out, whole))
+    assert rows == undisturbed and rows.count(b"\n") > 3

@@ -56,7 +56,7 @@ def paired(
     found = compare(a, b)
     name = what or column.replace("_", " ")
     ours = (measured(f"{name}, {mine}", [*a.values()], unit), measured(f"{name}, {theirs}", [*b.values()], unit))
-    verdict = sided(found.interval, expect, least) if found.interval else _of_one(found.n)
+    verdict = sided(found.interval, expect, least) if found.interval else "not seen"  # one seed has none
     if not found.n:
         return Verdict(verdict="not seen", reason=f"no seed of {mine} and {theirs} can be compared.", ours=ours)
     size = f"by {abs(found.median or 0):.3g}{f' {unit}' if unit else ''} in the median"
@@ -71,17 +71,12 @@ def sided(interval: Interval, expect: Side, least: float = 0.0) -> Direction:
     return "not seen" if side is None else "same direction" if side == expect else "opposite"
 
 
-def _of_one(n: int) -> Direction:
-    """One seed has no interval."""
-    return "not seen"
-
-
 def beyond(label: str, values: Sequence[float], threshold: float, expect: Side, unit: str = "") -> Verdict:
     """Whether values, one per seed, lie above (below) a threshold, by the interval of their median."""
     ours = measured(label, values, unit)
     reason = f"{label} is {_number(ours.value)}{unit and ' ' + unit}, against {threshold:g} (n = {ours.n})."
     interval = median_interval([value - threshold for value in values]) if len(values) > 1 else None
-    verdict = sided(interval, expect) if interval else _of_one(len(values))
+    verdict = sided(interval, expect) if interval else "not seen"  # one seed has none
     return Verdict(verdict=verdict, reason=reason, ours=(ours,))
 
 
