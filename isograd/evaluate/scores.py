@@ -107,7 +107,7 @@ def paired_bootstrap(
     """Every two systems by bleu, chrf and ter of `score`: sacrebleu's paired bootstrap over lines (Koehn 2004).
 
     p is the share of the resampled sets of lines on which the two are as far apart as here though their mean distance
-    is taken away; 1 of equal outputs, where sacrebleu's own would be the lowest there is. It speaks of other lines, not
+    is taken away; 1 of equal scores, where sacrebleu's own can be the lowest there is. It speaks of other lines, not
     of other seeds. The same numbers at every call (sacrebleu's seed).
 
     Raises:
@@ -129,14 +129,13 @@ def _differences(
 ) -> Iterator[Difference]:
     pair = [(name, written[name]) for name in (second, first)]  # the first of sacrebleu's is its baseline
     test = PairedTest(pair, measures, [written[""]], test_type="bs", n_samples=resamples)
-    equal = written[first] == written[second]
     for measure, (theirs, mine) in zip(measures, list(test()[1].values())[1:], strict=True):
         yield Difference(
             first=first,
             second=second,
             measure=measure,
             score=mine.score - theirs.score,
-            p=1.0 if equal else float(mine.p_value),
+            p=1.0 if mine.score == theirs.score else float(mine.p_value),
         )
 
 

@@ -1,6 +1,7 @@
 """Items of ADMIN and Very Deep: what they measure of runs, against the models themselves; their rules."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from isograd.data.pairs import find_pairs
 from isograd.diagnose.dependency import dependency_map
-from isograd.evaluate.scores import score
+from isograd.evaluate.scores import paired_bootstrap, score
 from isograd.evaluate.translation import Translator
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.study.reproduce import admin2020, verydeep2020
@@ -208,3 +209,25 @@ def test_the_rule_of_vanishing() -> None:
 
     assert admin2020._vanishing(rows(0.8)).verdict == "same direction"
     assert admin2020._vanishing(rows(0.95)).verdict == "not seen"
+
+
+def test_every_two_of_a_seed(trained: Trained, tmp_path: Path) -> None:
+    """Both directions and the diagonal, in one order of the arms; the p of `paired_bootstrap`."""
+    _, references = translations.held_out(trained.run)
+    worse = [line[::-1] for line in references]
+    made = {"a": worse, "b": references, "c": worse}
+    arms = []
+    for arm, lines in made.items():
+        (folder := tmp_path / arm).mkdir()
+        (folder / "outcome.json").write_text('{"outcome": "finished"}')
+        (folder / f"translated-{translations.LINES}.json").write_text(json.dumps(lines))
+        arms.append(replace(trained, arm=arm, folder=folder))
+    found = [row for row in translations.differences(context(tmp_path, *arms)) if "first" in row]
+    assert list(dict.fromkeys(row["first"] for row in found)) == list(dict.fromkeys(row["second"] for row in found))
+    of = {(row["first"], row["second"]): row for row in found}
+    assert len(of) == 9 and of["a", "c"]["chrf p"] == 1 and of["a", "a"]["bleu difference"] == 0
+    expected = {
+        (d.first, d.second): d for d in paired_bootstrap(made, references, tokenized=False) if d.measure == "chrf"
+    }
+    assert of["a", "b"]["chrf p"] == expected["a", "b"].p < 0.05
+    assert of["a", "b"]["chrf difference"] == expected["a", "b"].score < 0

@@ -31,17 +31,12 @@ def differences(context: Context) -> Rows:
     """The rows of `scores`, and one per two arms and seed: how far apart, and p of the paired bootstrap over lines."""
     rows = [*scores(context)]
     for seed in dict.fromkeys(one.seed for one in context.trained):
+        same = [{"seed": seed, "first": one.arm, "second": one.arm} for one in context.of(seed=seed)]
+        rows += [{**row, "bleu difference": 0.0, "bleu p": 1.0} for row in same]  # first: both axes in one order
         for one in context.once(f"paired bootstrap, seed {seed}", partial(_bootstrap, context, seed)):
-            rows.append({"seed": seed, **one})
-            rows.append(
-                {
-                    "seed": seed,
-                    **one,
-                    "first": one["second"],
-                    "second": one["first"],
-                    "bleu difference": -one["bleu difference"],
-                }
-            )
+            turned = {name: -value if name.endswith("difference") else value for name, value in one.items()}
+            turned |= {"first": one["second"], "second": one["first"]}
+            rows += [{"seed": seed, **one}, {"seed": seed, **turned}]
     return rows
 
 
