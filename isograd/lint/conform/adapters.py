@@ -147,7 +147,7 @@ class Qwen4Exp(_Classes):
 
 
 class Inkling2(_Classes):
-    """`Inkling2BlockAttentionResidual`, with the sums of `Inkling2SlidingDecoderLayer`; state (closed blocks, open one)."""
+    """`Inkling2BlockAttentionResidual`, with the sums of `Inkling2SlidingDecoderLayer`."""
 
     def __init__(self, setting: Setting) -> None:
         kind, config = _class("inkling2", "Inkling2BlockAttentionResidual"), SimpleNamespace(hidden_size=setting.width)
