@@ -16,7 +16,7 @@ HEAD = """\
 
 Layers of transformers {transformers}, put together from the modules that carry a design, run by their own `forward` and
 compared with ours, with copied random weights. Largest difference of a layer's output over its largest value, float64;
-*promoted*: transformers' casts to float32 go to float64; *as released*: they are as they are. Where a row says *wiring*,
+*promoted*: transformers' casts to float32 go to float64; *as released*: they stay. Where a row says *wiring*,
 both branches are the same fixed map tanh(x W) on both sides. One draw each; torch {torch}, CPU.
 
 `python -m benchmarks.oracles` writes this page. `tests/transformer/test_oracles.py` requires 1e-9 and 1e-5, and that
