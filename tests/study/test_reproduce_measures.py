@@ -146,6 +146,7 @@ def test_the_search_of_the_largest_constant_rate() -> None:
     assert plan.base.training.steps == stability.STEPS and plan.base.layers == 12
 
 
+@pytest.mark.slow
 def test_the_papers_own_shape(tmp_path: Path) -> None:
     item = ITEMS["xiong2020/layer-gradients-fig3"]
     settings = plan_item(item, Asked(out=tmp_path)).settings

@@ -233,7 +233,14 @@ ITEMS = (
         ),
         run_charts=("validation",),
         full=Full(
-            recipe="verydeep2020/wmt14-en-fr", overrides=("model.encoder_layers=36", "model.layers=36"), devices=16
+            recipe="verydeep2020/wmt14-en-fr",
+            overrides=(
+                'arms=[["admin", "model.encoder_layers=36", "model.layers=36"],'
+                ' ["admin", "model.encoder_layers=48", "model.layers=12"],'
+                ' ["admin", "model.encoder_layers=60", "model.layers=12"],'
+                ' ["admin", "model.encoder_layers=12", "model.layers=60"]]',
+            ),
+            devices=16,
         ),
     ),
     Item(
