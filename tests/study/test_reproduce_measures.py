@@ -85,7 +85,7 @@ def test_around_the_warmup(tmp_path: Path) -> None:
     cold = ended(run(tmp_path, "cold", 1, quantities=rows))
     found = training.around_warmup(context(tmp_path, warm, cold))
     moments = {(row["panel"], row["arm"]): row["gradient"] for row in found if row["what"] == "moment"}
-    assert moments == {("warm", "start"): 3, ("warm", "after warm-up"): 112}
+    assert moments == {("warm", "the first update"): 3, ("warm", "the update after warm-up"): 112}
 
 
 def test_learned_scales(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_alike_is_less_than_a_twentieth_of_a_nat(item: str, arms: tuple[str, str
 
 
 def test_gradients_after_the_warmup() -> None:
-    arms = {"after warm-up": GOOD, "start": BAD}
+    arms = {"the update after warm-up": GOOD, "the first update": BAD}
     one = rows("gradient", arms, what="moment", panel=post("Adam", 140))
     assert judged("xiong2020/after-warmup", one) == "same direction"
     elsewhere = rows("gradient", arms, what="moment", panel=post("Adam", 140, "5e-4"))

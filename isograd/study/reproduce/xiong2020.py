@@ -122,7 +122,14 @@ def _fixed(rows: Rows) -> Verdict:
 def _after_warmup(rows: Rows) -> Verdict:
     """In the last decoder layer, of the gradient norm of the feed-forward sublayer."""
     wanted = [row for row in rows if row.get("what") == "moment" and row["panel"] == _POST_WARM]
-    return judge.paired(wanted, "gradient", "after warm-up", "start", "lower", what="gradient norm of the last layer")
+    return judge.paired(
+        wanted,
+        "gradient",
+        "the update after warm-up",
+        "the first update",
+        "lower",
+        what="gradient norm of the last layer",
+    )
 
 
 _TRANSLATION = (

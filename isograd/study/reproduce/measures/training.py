@@ -25,7 +25,7 @@ def validations(context: Context) -> Rows:
 def around_warmup(context: Context) -> Rows:
     """Of runs with a warm-up |gradient| of the decoder's feed-forward sublayers, at the start and after.
 
-    "start" is the first update, "after warm-up" the first observed one at the full rate; `gradient` of a "moment" row
+    The update after warm-up is the first observed one at the full rate; `gradient` of a "moment" row
     is that of the last layer.
     """
     rows: list[Row] = []
@@ -36,7 +36,7 @@ def around_warmup(context: Context) -> Rows:
         if not warmup or not later:
             continue
         last = max(row["layer"] for row in observed)
-        for moment, step in (("start", 1), ("after warm-up", min(later))):
+        for moment, step in (("the first update", 1), ("the update after warm-up", min(later))):
             for row in (one for one in observed if one["step"] == step and one.get("gradient_norm") is not None):
                 shown = {**_who(run), "arm": moment, "panel": run.arm, "layer": row["layer"]}
                 rows.append({**shown, "what": "layer", "gradient": row["gradient_norm"]})
