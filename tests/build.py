@@ -18,6 +18,7 @@ from isograd.models import (
 )
 from isograd.placement import CATALOGUE
 from isograd.transformer.parameters import roles
+from isograd.transformer.streams import Connection, Ends
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,6 +39,7 @@ NAMES = (  # the entries of the first four papers and their surroundings, which 
     "deepnorm",
     "qk-norm",
 )
+EVERY = (*NAMES, *(name for name in CATALOGUE if name not in NAMES))
 LATER = tuple(name for name in CATALOGUE if name not in NAMES)
 ONE_PER_STREAM = (  # of those, what the default suite takes
     "sandwich",
@@ -77,16 +79,18 @@ HEADS: dict[str, tuple[type[IsogradPreTrainedModel], dict[str, Any]]] = {
 
 def crossed(arguments: str, names: Sequence[str], *axes: Sequence[Any]) -> pytest.MarkDecorator:
     """Placements by everything else, of which the default suite takes less: each placement once, with each combination
-    of the rest in turn, and `EVERY_PART` with all of them. What is left is slow."""
+    of the rest in turn, and `EVERY_PART` with all of them; of `LATER` one per stream. What is left is slow."""
     rest = [*product(*axes)]
-    slow = [] if len(rest) == 1 else [pytest.mark.slow]
+    always = len(rest) == 1
+
+    def marks(i: int, name: str, values: tuple[Any, ...]) -> list[pytest.MarkDecorator]:
+        if name in LATER and name not in ONE_PER_STREAM:
+            return [pytest.mark.slow]
+        return [] if always or name == EVERY_PART or rest[i % len(rest)] == values else [pytest.mark.slow]
+
     return pytest.mark.parametrize(
         arguments,
-        [
-            pytest.param(name, *values, marks=[] if name == EVERY_PART or rest[i % len(rest)] == values else slow)
-            for i, name in enumerate(names)
-            for values in rest
-        ],
+        [pytest.param(name, *values, marks=marks(i, name, values)) for i, name in enumerate(names) for values in rest],
     )
 
 
@@ -101,12 +105,20 @@ def model(head: str = "causal", *, random: bool = True, dtype: torch.dtype = tor
 
 
 def randomised(module: M, seed: int = 1) -> M:
-    """Norm gains and coefficients drawn from U(0.5, 1.5), offsets and biases from N(0, 0.3^2), in place."""
+    """Norm gains and coefficients drawn from U(0.5, 1.5), offsets and biases from N(0, 0.3^2), in place.
+
+    A stream's own maps move by N(0, 0.1^2), and matrices of zeros are drawn from N(0, 0.2^2).
+    """
     draw = torch.Generator().manual_seed(seed)
     role_of = roles(module)
+    maps = {id(p) for m in module.modules() if isinstance(m, Connection | Ends) for p in m.parameters(recurse=False)}
     with torch.no_grad():
         for name, p in module.named_parameters():
-            if name.endswith("bias"):
+            if id(p) in maps:
+                p.add_(torch.randn(p.shape, generator=draw) * 0.1)
+            elif p.ndim > 1 and not p.any():
+                p.copy_(torch.randn(p.shape, generator=draw) * 0.2)
+            elif name.endswith("bias"):
                 p.copy_(torch.randn(p.shape, generator=draw) * 0.3)
             elif role_of[name] in ("norm", "coefficient"):
                 p.copy_(torch.rand(p.shape, generator=draw) + 0.5)

@@ -1,5 +1,8 @@
 """`isograd list`, `isograd show`, `isograd recipes`: the catalogue, one placement with its numbers, the recipes."""
 
+import re
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from rich.markup import escape
@@ -8,34 +11,63 @@ from isograd.cli.console import output, print_json, print_table
 from isograd.cli.parser import Words
 from isograd.errors import UserError, hint
 from isograd.placement import CATALOGUE, get
-from isograd.placement.text import final_formula, formulas, legend, numbers
+from isograd.placement.text import final_formula, first_formula, formulas, legend, numbers
 
 
-def list_placements(*, json: bool = False) -> int:
-    """Print the catalogue of placements.
+def list_placements(*, family: str | None = None, json: bool = False) -> int:
+    """Print the catalogue of placements by group.
+
+    examples:
+      isograd list
+      isograd list --family deepseek-v4
 
     Args:
+        family: only those that this model family carries, such as gemma2 or deepseek-v4
         json: one JSON object on stdout
     """
+    found = CATALOGUE if family is None else _of_family(family)
     if json:
-        print_json(
-            {
-                name: {"formulas": formulas(p), "final": final_formula(p), "about": p.about, "paper": p.paper}
-                for name, p in CATALOGUE.items()
-            }
-        )
+        print_json({name: _card(name) for name in found})
         return 0
-    console = output(soft_wrap=True)
-    for name, placement in CATALOGUE.items():
-        console.print(f"[bold]{escape(name)}[/bold]  {escape(placement.about)}  [dim]{escape(placement.paper)}[/dim]")
-        for line in formulas(placement).values():
-            console.print(f"    {escape(line)}")
-        if final := final_formula(placement):
-            console.print(f"    {escape(final)} after the last layer")
-        for line in legend(placement):
-            console.print(f"    [dim]{escape(line)}[/dim]")
-    console.print("\n'isograd show NAME layers=48' prints the numbers of one of them.")
+    console, wide = output(soft_wrap=True), max(map(len, found))
+    for group, names in groupby(found, key=lambda name: CATALOGUE[name].group):
+        console.print(f"[bold]{escape(group or 'registered')}[/bold]")
+        for name in names:
+            mark = " [dim](equation unconfirmed)[/dim]" if CATALOGUE[name].unconfirmed else ""
+            console.print(f"  {name:<{wide}}  {escape(CATALOGUE[name].about)}{mark}")
+    print("\n'isograd show NAME layers=48' prints one of them: formula, numbers, source, advice.")
     return 0
+
+
+def _of_family(family: str) -> list[str]:
+    """Raises UserError: no placement carries it."""
+    wanted = _spelt(family)
+    found = [name for name, p in CATALOGUE.items() if wanted in map(_spelt, p.families)]
+    if not found:
+        families = sorted({one for p in CATALOGUE.values() for one in p.families})
+        raise UserError(f"no placement of family {family!r}; {hint(family, families)}")
+    return found
+
+
+def _spelt(family: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", family.lower())
+
+
+def _card(name: str, layers: int = 12, cross: bool = False) -> dict[str, Any]:
+    """What the catalogue says of one placement."""
+    p = get(name)
+    return {
+        "group": p.group,
+        "about": p.about,
+        "formulas": formulas(p, cross=cross, layers=layers),
+        "first": first_formula(p),
+        "final": final_formula(p),
+        "legend": legend(p, layers),
+        "paper": p.paper,
+        "note": p.note,
+        "families": list(p.families),
+        "unconfirmed": p.unconfirmed,
+    }
 
 
 def list_recipes(recipe: str | None = None, *, json: bool = False) -> int:
@@ -89,18 +121,14 @@ def show(placement: str, *shape: Words, json: bool = False) -> int:
         stacks = {"layers": numbers(entry, counts["layers"])}
     lines = formulas(entry, cross=two, layers=counts["decoder" if two else "layers"])
     if json:
-        print_json(
-            {
-                "placement": placement,
-                "formulas": lines,
-                "final": final_formula(entry),
-                "legend": legend(entry),
-                "paper": entry.paper,
-                "sites": stacks,
-            }
-        )
+        depth = counts["decoder" if two else "layers"]
+        print_json({"placement": placement, **_card(placement, depth, two), "sites": stacks})
         return 0
     print(f"{placement}: {entry.about}\n{entry.paper}\n")
+    if entry.unconfirmed:
+        print("  The equation is unconfirmed: one source gives it, and no code by its authors.\n")
+    if first := first_formula(entry):
+        print(f"  first  {first} before the first layer")
     for kind, line in lines.items():
         print(f"  {kind:<6} {line}")
     if final := final_formula(entry):
@@ -113,6 +141,8 @@ def show(placement: str, *shape: Words, json: bool = False) -> int:
         _print_numbers(stack, rows)
     if entry.note:
         print(f"\n{entry.note}")
+    if entry.families:
+        print(f"\nCarried by: {', '.join(entry.families)}")
     return 0
 
 
@@ -141,10 +171,24 @@ def _print_numbers(stack: str, rows: list[dict[str, Any]]) -> None:
     if not names:
         print(f"{title}: no constants, skip = scale = 1 at every site (initial values where learned)")
         return
-    lines = {", ".join(f"{n} = {r[n]:.6g}" for n in names): None for r in rows}
-    if len(lines) == 1:
-        print(f"{title}, every sublayer: {next(iter(lines))}")
+    text = [", ".join(f"{n} = {r[n]:.6g}" for n in names) for r in rows]
+    if len(set(text)) == 1:
+        print(f"{title}, every sublayer: {text[0]}")
         return
     print(title)
-    for row in rows:
-        print(f"  {row['layer']:>4} {row['kind']:<6}" + ", ".join(f"{n} = {row[n]:.6g}" for n in names))
+    for where, line in _ranges(rows, text):
+        print(f"  {where:<22} {line}")
+
+
+def _ranges(rows: list[dict[str, Any]], text: list[str]) -> Iterator[tuple[str, str]]:
+    """Layers in a row whose numbers agree, all kinds together where they agree too."""
+    of_layer: dict[int, dict[str, str]] = {}
+    for row, line in zip(rows, text, strict=True):
+        of_layer.setdefault(row["layer"], {})[row["kind"]] = line
+    for kinds, group in groupby(of_layer.items(), key=lambda one: one[1]):
+        first, *_, last = [layer for layer, _ in group] * 2
+        where = f"layer {first}" if first == last else f"layers {first} to {last}"
+        if len(set(kinds.values())) == 1:
+            yield f"{where}:", next(iter(kinds.values()))
+        else:
+            yield from ((f"{where}, {kind}:", line) for kind, line in kinds.items())

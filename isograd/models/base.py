@@ -1,5 +1,6 @@
 """What all heads share: the pre-trained base class and one stack (embedding, layers, final norm)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,15 +14,18 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from isograd.models.config import IsogradConfig
 from isograd.placement import Stack
+from isograd.placement.formula import AS_GIVEN, Constraint, UnitNorm
 from isograd.placement.streams import Plain
 from isograd.transformer.attention import Attention
+from isograd.transformer.constraints import constrain
 from isograd.transformer.init import initialize
 from isograd.transformer.loss import linear_cross_entropy
 from isograd.transformer.norms import make_norm
-from isograd.transformer.parameters import Linear
+from isograd.transformer.parameters import Embedding, Linear, roles
 from isograd.transformer.positions import position_ids, rotary_tables
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
-from isograd.transformer.streams import make_ends
+from isograd.transformer.streams import Ends, make_ends
+from isograd.transformer.sublayer import Sublayer
 
 logger = logging.get_logger(__name__)
 
@@ -42,6 +46,49 @@ class IsogradPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         initialize(module, self.config, self.config.scheme())
+
+    def constrain(self) -> None:
+        """What the placement asks of weights after an optimizer step: call it there in a loop of your own."""
+        for module, constraints in self._constrained():
+            constrain([module], constraints)
+
+    @property
+    def constrains(self) -> bool:
+        """Whether there is something to do after an optimizer step."""
+        return any(self.config.of(stack).entry().constrain for stack in self.config.stacks())
+
+    def scaled_back(self) -> list[str]:
+        """Names of parameters that a constraint holds at a length: they do not decay."""
+        names = {id(p): name for name, p in self.named_parameters()}
+        found = []
+        for module, constraints in self._constrained():
+            roles = {role for one in constraints if isinstance(one, UnitNorm) for role in (*one.rows, *one.columns)}
+            if isinstance(module, Linear | Embedding) and module.role in roles:
+                found.append(names[id(module.weight)])
+        return found
+
+    def rates(self) -> dict[str, tuple[float, float, float]]:
+        """Parameter -> the placement's factors on learning rate, eps and weight decay, where one is not 1."""
+        found = {}
+        for address, module in self.named_modules():
+            if not isinstance(module, IsogradModel) or module.config.entry().rates == AS_GIVEN:
+                continue
+            rates = module.config.entry().rates
+            for inner, sublayer in module.named_modules():
+                if isinstance(sublayer, Sublayer):
+                    prefix = ".".join(part for part in (address, inner) if part)
+                    for name, role in roles(sublayer).items():
+                        found[f"{prefix}.{name}"] = rates.at(role, sublayer.site)
+        return {name: factors for name, factors in found.items() if factors != (1.0, 1.0, 1.0)}
+
+    def _constrained(self) -> Iterator[tuple[nn.Module, tuple[Constraint, ...]]]:
+        """Modules with the constraints of their stack; those of the head with the decoder's, or the only stack's."""
+        stacks = [module for module in self.modules() if isinstance(module, IsogradModel)]
+        inside = {id(m): stack.config.entry().constrain for stack in stacks for m in stack.modules()}
+        own = self.config.entry().constrain
+        for module in self.modules():
+            if constraints := inside.get(id(module), own):
+                yield module, constraints
 
     def train(self, mode: bool = True) -> "IsogradPreTrainedModel":
         """As ever, with a word where a placement that wants a calibration has had none."""
@@ -154,13 +201,19 @@ class IsogradModel(IsogradPreTrainedModel):
         rotary = self._rotary_tables(positions, x.dtype) if self.rotary else None
         if self.first is not None:
             x = self.first(x)
+        given = {"mask": mask, "memory_mask": memory_mask, "past_key_values": cache, "rotary": rotary, **kwargs}
         if self.stream is not None:
-            x = self.stream.open(x)
+            return self.project(self.norm(self._through_stream(self.stream, x, memory, given)))
         for layer in self.layers:
-            x = layer(x, memory, mask=mask, memory_mask=memory_mask, past_key_values=cache, rotary=rotary, **kwargs)
-        if self.stream is not None:
-            x = self.stream.close(x)
+            x = layer(x, memory, **given)
         return self.project(self.norm(x))
+
+    def _through_stream(self, stream: Ends, x: Tensor, memory: Tensor | None, given: dict[str, Any]) -> Tensor:
+        state = stream.open(x)
+        for layer in self.layers:
+            first, *more = state if isinstance(state, tuple) else (state,)
+            state = layer(first, memory, *more, **given)
+        return stream.close(state)
 
     def _new_cache(self) -> Cache:
         if self.config.is_encoder_decoder:

@@ -32,26 +32,28 @@ class Norm:
     | l2 | v / max(|v|, 1e-12) | no bias |
     | dyt | tanh(slope v), slope trained | Zhu et al. 2025, arXiv 2503.10622 |
     | derf | erf(slope v + shift), both trained, shift from 0 | Chen et al. 2025, arXiv 2512.10938 |
+    | none | v: a weight alone | no bias |
 
     Args:
         affine: whether it has a weight, and a bias where its kind has one.
         init: where its weight begins.
         centered: the weight is stored as its distance from 1, so that 0 stands for 1 (Gemma).
-        scale: a constant on the result (LayerNorm Scaling has a law of the layer there).
+        scale: a constant on the result (LayerNorm Scaling has a law of the layer there); "root", the square root of the
+            number of features.
         slope: where the slope of "dyt" and "derf" begins.
     """
 
-    kind: Literal["model", "layernorm", "rmsnorm", "l2", "dyt", "derf"] = "model"
+    kind: Literal["model", "layernorm", "rmsnorm", "l2", "dyt", "derf", "none"] = "model"
     affine: bool = True
     init: float | Law = 1.0
     centered: bool = False
-    scale: float | Law = 1.0
+    scale: float | Law | Literal["root"] = 1.0
     slope: float | Law = 0.5
 
     def at(self, site: Site) -> "Norm":
         """The same norm with every law replaced by its value at `site`."""
-        init, scale, slope = (_number(value, site) for value in (self.init, self.scale, self.slope))
-        return replace(self, init=init, scale=scale, slope=slope)
+        scale: float | Literal["root"] = "root" if self.scale == "root" else _number(self.scale, site)
+        return replace(self, init=_number(self.init, site), scale=scale, slope=_number(self.slope, site))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,23 +100,31 @@ class ProjectionNorm:
     by lengths, Dehghani et al. 2023, ViT-22B, by LayerNorm; Qwen3).
     `over="heads"`: over each head on its own, and each head has a weight of its own (Cohere).
 
+    In a feed-forward "ffn_in" is what W_1 wrote (and in a gated one the gate's matrix), over its whole inner width.
+
     Args:
         after_rotary: the norm reads queries and keys that have been rotated (nanochat, nGPT).
     """
 
-    of: tuple[Literal["query", "key", "value"], ...]
+    of: tuple[Literal["query", "key", "value", "ffn_in"], ...]
     over: Literal["width", "head", "heads"] = "width"
     norm: Norm = Norm()
     after_rotary: bool = False
 
     def __post_init__(self) -> None:
-        if not self.of or len(set(self.of)) < len(self.of) or not set(self.of) <= {"query", "key", "value"}:
-            raise ValueError(f"of={self.of!r}: expected each of 'query', 'key', 'value' at most once, and at least one")
+        known = {"ffn_in"} if "ffn_in" in self.of else {"query", "key", "value"}
+        if not self.of or len(set(self.of)) < len(self.of) or not set(self.of) <= known:
+            raise ValueError(
+                f"of={self.of!r}: expected each of 'query', 'key', 'value' at most once, and at least one; of a"
+                " feed-forward 'ffn_in' alone"
+            )
         if self.over not in ("width", "head", "heads"):
             raise ValueError(
                 f"over={self.over!r}: expected 'width' (all heads together), 'head' (each on its own, one weight) or"
                 " 'heads' (each on its own, a weight each)"
             )
+        if "ffn_in" in self.of and self.over != "width":
+            raise ValueError(f"over={self.over!r}: a feed-forward has no heads; 'ffn_in' is normalized over its width")
         if self.after_rotary and (self.over == "width" or "value" in self.of):
             raise ValueError(
                 "after_rotary=True: queries and keys of heads are what is rotated; set over='head' or 'heads', and"
@@ -318,6 +328,15 @@ class Placement:
         return self.of(site).at(site)
 
     def _check(self, residuals: Mapping[Kind, Residual]) -> None:
+        for kind, residual in residuals.items():
+            inside = residual.projections
+            if inside is not None and (kind == "ffn") != ("ffn_in" in inside.of):
+                raise ValueError(
+                    "a feed-forward has no queries, keys and values: put ProjectionNorm on the attention, by"
+                    " ByKind(attn=..., ffn=...)"
+                    if kind == "ffn"
+                    else "'ffn_in' is a feed-forward's: put that ProjectionNorm there, by ByKind(attn=..., ffn=...)"
+                )
         if "ffn" in residuals:
             for name, (what, who) in _OF_AN_ATTENTION.items():
                 if getattr(residuals["ffn"], name) is not None:
@@ -340,7 +359,6 @@ class Placement:
 
 _OF_AN_ATTENTION = {
     "head_scale": ("heads", "HeadScale"),
-    "projections": ("queries, keys and values", "ProjectionNorm"),
     "gate": ("heads to gate", "Gate"),
     "cap": ("scores", "cap"),
 }

@@ -9,14 +9,18 @@ laws are lists with a number per layer.
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from isograd.placement import streams
 from isograd.placement.formula import (
+    AS_GIVEN,
     PLAIN,
     SLOTS,
     ByKind,
+    ClipLogits,
+    Constraint,
     Coupled,
     Gate,
     HeadScale,
@@ -25,8 +29,10 @@ from isograd.placement.formula import (
     Norm,
     Placement,
     ProjectionNorm,
+    Rates,
     Residual,
     Role,
+    UnitNorm,
 )
 from isograd.placement.laws import Kind, Site, Stack, sites
 from isograd.placement.streams import Stream
@@ -44,6 +50,7 @@ def stored(name: str, placement: Placement, layers: int, stack: Stack, other: in
         **stream,
         "init": placement.init.base,
         "calibrate": placement.calibrate,
+        **({"constrain": [_constraint(one) for one in placement.constrain]} if placement.constrain else {}),
         "sublayers": [entry for kind in kinds for entry in _grouped(placement, [s for s in every if s.kind == kind])],
     }
 
@@ -66,6 +73,13 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
         opening = Norm(**first["first"]) if "first" in first else None
         stream = _restored_stream(first["stream"]) if "stream" in first else PLAIN
         base, calibrate, name = first["init"], first["calibrate"], first["name"]
+        constrain = tuple(_restored_constraint(one) for one in first.get("constrain", ()))
+        rated = {
+            (stack, entry["kind"], layer): entry.get("rates", {})
+            for stack, part in parts.items()
+            for entry in part["sublayers"]
+            for layer in range(entry["layers"][0], entry["layers"][1] + 1)
+        }
         same = _by_kind(table)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"the formula in this configuration cannot be read ({error!r})") from error
@@ -82,7 +96,18 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
 
     roles: dict[Role, None] = {role: None for _, gains in table.values() for role in gains}
     gain = {role: lambda site, role=role: found(site)[1].get(role, 1.0) for role in roles}
+
+    def factor(site: Site, of: str, role: Role) -> float:
+        stack = site.stack if site.stack in parts else next(iter(parts))
+        kind = "attn" if site.kind == "cross" and (stack, "cross", 1) not in table else site.kind
+        return float(rated[stack, kind, site.layer].get(of, {}).get(role, 1.0))
+
+    made = {
+        of: {role: partial(factor, of=of, role=role) for role in roles} for of, roles in _rated_roles(rated).items()
+    }
     return Placement(
+        constrain=constrain,
+        rates=Rates(**made) if made else AS_GIVEN,
         each=same or (lambda site: found(site)[0]),
         first=opening,
         final=final,
@@ -113,13 +138,42 @@ def _grouped(placement: Placement, every: list[Site]) -> list[dict[str, Any]]:
         gains = {role: gain for role, gain in gains.items() if (site.kind == "ffn") == (role in ("ffn_in", "ffn_out"))}
         changed = {f.name: getattr(residual, f.name) for f in fields(Residual)}
         plain = {name: _plain(value) for name, value in changed.items() if value != getattr(Residual, name)}
-        return {**plain, "init": gains} if gains else plain
+        rates = _rates(placement, site)
+        return plain | ({"init": gains} if gains else {}) | ({"rates": rates} if rates else {})
 
     found = []
     for same, group in groupby(every, key=content):
         layers = [site.layer for site in group]
         found.append({"kind": every[0].kind, "layers": [layers[0], layers[-1]], **same})
     return found
+
+
+def _rates(placement: Placement, site: Site) -> dict[str, dict[str, float]]:
+    """What is not 1 of the factors on learning rate, eps and decay at a site, by role."""
+    found: dict[str, dict[str, float]] = {}
+    for of in fields(Rates):
+        for role in getattr(placement.rates, of.name):
+            factor = dict(zip([f.name for f in fields(Rates)], placement.rates.at(role, site), strict=True))[of.name]
+            if factor != 1.0:
+                found.setdefault(of.name, {})[role] = factor
+    return found
+
+
+def _rated_roles(rated: Mapping[Any, Mapping[str, Mapping[Role, float]]]) -> dict[str, list[Role]]:
+    found: dict[str, dict[Role, None]] = {}
+    for of_site in rated.values():
+        for of, roles in of_site.items():
+            found.setdefault(of, {}).update(dict.fromkeys(roles))
+    return {of: list(roles) for of, roles in found.items()}
+
+
+def _constraint(constraint: Constraint) -> dict[str, Any]:
+    return {"is": type(constraint).__name__, **_plain(constraint)}
+
+
+def _restored_constraint(entry: Mapping[str, Any]) -> Constraint:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items() if name != "is"}
+    return {"UnitNorm": UnitNorm, "ClipLogits": ClipLogits}[entry["is"]](**values)
 
 
 _ALWAYS: dict[type, tuple[str, ...]] = {  # fields that are written even where they have their default
@@ -129,6 +183,7 @@ _ALWAYS: dict[type, tuple[str, ...]] = {  # fields that are written even where t
     ProjectionNorm: ("of", "over", "norm"),
     Coupled: ("by",),
     Gate: ("per",),
+    ClipLogits: ("threshold",),
 }
 
 
@@ -143,7 +198,7 @@ def _plain(value: Any) -> Any:
 
 
 def _residual(entry: Mapping[str, Any]) -> Residual:
-    values = {name: value for name, value in entry.items() if name not in ("kind", "layers", "init")}
+    values = {name: value for name, value in entry.items() if name not in ("kind", "layers", "init", "rates")}
     for name, value in values.items():
         if name in SLOTS:
             values[name] = Norm(**value)

@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules by name."""
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -114,6 +114,47 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {
         id(p) for n, p in named.items() if p.ndim == 2 and role_of.get(n, "dense") in hidden and id(p) not in tables
     }
+
+
+Factors = tuple[float, float, float]  # on learning rate, eps, weight decay
+
+
+def apply_rates(optimizer: torch.optim.Optimizer, factors: Mapping[nn.Parameter, Factors]) -> None:
+    """Split the groups of an optimizer that has not stepped by the factors of their parameters.
+
+    Groups whose learning rate stays come first: the log shows the first one's.
+    """
+    muon = optimizer if isinstance(optimizer, MuonWithAdamW) else None
+    parts = muon.parts if muon else [(optimizer, slice(None))]
+    groups: list[dict[str, Any]] = []
+    split = []
+    for part, of in parts:
+        pieces = [piece for group in optimizer.param_groups[of] for piece in _pieces(group, factors)]
+        own = [group for _, group in sorted(pieces, key=lambda piece: piece[0] != 1.0)]
+        split.append((part, slice(len(groups), len(groups) + len(own))))
+        groups += own
+    optimizer.param_groups[:] = groups
+    if muon:
+        muon.parts = split
+        muon._share()
+
+
+def _pieces(group: dict[str, Any], factors: Mapping[nn.Parameter, Factors]) -> list[tuple[float, dict[str, Any]]]:
+    """The groups that a group falls into, each with its factor on the learning rate."""
+    parts: dict[Factors, list[nn.Parameter]] = {}
+    for parameter in group["params"]:
+        parts.setdefault(factors.get(parameter, (1.0, 1.0, 1.0)), []).append(parameter)
+    return [
+        (
+            of[0],
+            {**group, "params": parameters}
+            | {key: group[key] * f for key, f in zip(_RATED, of, strict=True) if key in group},
+        )
+        for of, parameters in parts.items()
+    ]
+
+
+_RATED = ("lr", "eps", "weight_decay")
 
 
 def _kept_library(name: str) -> Any:

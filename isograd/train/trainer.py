@@ -23,9 +23,10 @@ from isograd.diagnose import Probe
 from isograd.diagnose.watch.probe import whole
 from isograd.errors import RecipeError
 from isograd.models import IsogradPreTrainedModel
+from isograd.placement import get
 from isograd.train.memory import available_memory, must_fit
-from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.run import Run
+from isograd.train.optim import apply_rates, optimizer_of, schedule_of
+from isograd.train.run import Run, sharded_by
 from isograd.train.zero import settings
 from isograd.transformer.loss import smoothing_of
 from isograd.transformer.parameters import decayed
@@ -73,6 +74,18 @@ class IsogradTrainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Matrices decay, nothing else does."""
         return decayed(model)[0]
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """With the placement's factors on rates, and its constraint on weights after each step."""
+        made = self.optimizer is None
+        optimizer = super().create_optimizer(*args, **kwargs)
+        model = self.model
+        if made and isinstance(model, IsogradPreTrainedModel):
+            if rates := model.rates():
+                apply_rates(optimizer, {p: rates[name] for name, p in model.named_parameters() if name in rates})
+            if model.constrains:
+                optimizer.register_step_post_hook(lambda *_: model.constrain())
+        return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         """Update t = 1, 2, .. runs at the rate of t (the scheduler counts from 0)."""
@@ -189,6 +202,11 @@ def check_machine(run: Run) -> None:
         optimizer_of(run.training)
     except ImportError as error:
         raise RecipeError(str(error)) from error
+    shards = sharded_by(run.training)
+    if shards and (constrained := get(run.model.placement).constrain):
+        names = ", ".join(type(one).__name__ for one in constrained)
+        raise RecipeError(f"placement {run.model.placement!r} ({names}) changes whole weights after each step, and"
+                          f" {shards} keeps shards; train it without shards")  # fmt: skip
     if run.training.precision == "fp16" and not torch.cuda.is_available():
         raise RecipeError("training.precision=fp16 needs a GPU; use bf16 or fp32 on a CPU")
     if run.training.fsdp and PartialState().distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from isograd.placement.formula import Placement, Role
+from isograd.placement.formula import ClipLogits, Placement, Role
 from isograd.placement.laws import Site
 from isograd.transformer.kernels import beyond_gradients
 from isograd.transformer.kernels import dropout as drop
@@ -72,6 +72,8 @@ class Attention(nn.Module):
         self.cap = residual.cap
         self.heads = Coefficient(heads, 1) if residual.head_scale else nn.Identity()
         self.mid = make_norm(residual.mid, width, config)
+        self.notes_logits = any(isinstance(one, ClipLogits) for one in placement.constrain)
+        self.largest_logits: Tensor | None = None  # of each head in training, since the last step
         self.heads_read_output = residual.head_scale is not None and residual.head_scale.reads == "output"
 
     def forward(
@@ -97,6 +99,8 @@ class Attention(nn.Module):
             if cache is not None:
                 own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
                 key, value = own.update(key, value, self.layer_idx)
+        if self.notes_logits and self.training:
+            self._note_logits(query, key, mask)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         dropout = self.dropout if self.training else 0.0
         if attend is sdpa_attention_forward and ((query.is_cpu and dropout) or self.cap or beyond_gradients()):
@@ -115,6 +119,18 @@ class Attention(nn.Module):
         if self.heads_read_output:
             return self.heads(self.out(self.mid(h.flatten(2))).view(shape)).flatten(2)
         return self.out(self.mid(self.heads(h).flatten(2)))
+
+    @torch.no_grad()
+    def _note_logits(self, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
+        scores = (query @ key.transpose(2, 3) * self.scaling).float()
+        bias = additive(self, query, key, mask)
+        found = (scores if bias is None else scores + bias).amax(dim=(0, 2, 3))
+        self.largest_logits = found if self.largest_logits is None else torch.maximum(found, self.largest_logits)
+
+    def take_largest_logits(self) -> Tensor | None:
+        """The largest logit of each head in training since this was last asked, of this process."""
+        found, self.largest_logits = self.largest_logits, None
+        return found
 
     def values(self, x: Tensor) -> Tensor:
         """(batch, heads, time, width/heads)."""
@@ -176,12 +192,17 @@ def attend_written_out(
     """The product written out: with dropout torch has no fused kernel on a CPU, and takes 1.4 times as long; its fused
     kernels know first gradients only.
     """
+    return eager_attention(module, query, key, value, additive(module, query, key, mask), **kwargs)[0], None
+
+
+def additive(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
+    """A mask as sdpa takes it, as what is added to the scores."""
     time, source = query.shape[2], key.shape[2]
     if mask is None and module.is_causal and time > 1:
         mask = torch.ones(time, source, dtype=torch.bool, device=query.device).tril()
     if mask is not None and mask.dtype == torch.bool:
         mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
-    return eager_attention(module, query, key, value, mask, **kwargs)[0], None
+    return mask
 
 
 def eager_attention(

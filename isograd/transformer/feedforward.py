@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isograd.placement import Placement, Site
+from isograd.placement import Placement, Residual, Site
 from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Linear
@@ -35,13 +35,17 @@ class FeedForward(nn.Module):
         residual, gains = placement.at(site), placement.init.at(site)
         width, inner = config.hidden_size, config.intermediate_size
         self.into = Linear(width, inner, role="ffn_in", init_gain=gains.get("ffn_in", 1.0), bias=config.bias)
+        self.into_norm = self._projected(residual, inner, config)
         self.act = ACTIVATIONS[config.hidden_act]
         self.dropout = make_dropout(config.activation_dropout)
         self.mid = make_norm(residual.mid, inner, config)
         self.out = Linear(inner, width, role="ffn_out", init_gain=gains.get("ffn_out", 1.0), bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.mid(self.dropout(self.act(self.into(x)))))
+        return self.out(self.mid(self.dropout(self.act(self.into_norm(self.into(x))))))
+
+    def _projected(self, residual: Residual, inner: int, config: Any) -> nn.Module:
+        return make_norm(residual.projections.norm if residual.projections else None, inner, config)
 
 
 class GatedFeedForward(FeedForward):
@@ -51,9 +55,10 @@ class GatedFeedForward(FeedForward):
         super().__init__(config, placement, site)
         width, inner = config.hidden_size, config.intermediate_size
         self.gate = Linear(width, inner, role="ffn_in", init_gain=self.into.init_gain, bias=config.bias)
+        self.gate_norm = self._projected(placement.at(site), inner, config)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.mid(self.dropout(self.act(self.gate(x)) * self.into(x))))
+        return self.out(self.mid(self.dropout(self.act(self.gate_norm(self.gate(x))) * self.into_norm(self.into(x)))))
 
 
 def make_feedforward(config: Any, placement: Placement, site: Site) -> FeedForward:

@@ -9,7 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn import init
 
 from isograd.transformer.norms import FreeNorm, LayerNorm, PointwiseCurve, RMSNorm
@@ -64,6 +66,16 @@ def _small_std(leaf: Linear | Embedding, config: Any) -> float:
     return config.hidden_size**-0.5 if leaf.role == "head" else (2.5 * config.hidden_size) ** -0.5
 
 
+def unit(leaf: Linear | Embedding, config: Any) -> None:
+    """N(0, 1/d), then rows of length 1; of W_O and W_2 columns. nGPT (Loshchilov et al. 2024, arXiv 2410.01131)."""
+    init.normal_(leaf.weight, std=config.hidden_size**-0.5)
+    if not getattr(leaf.weight, "_is_hf_initialized", False):  # loaded
+        with torch.no_grad():
+            leaf.weight.copy_(F.normalize(leaf.weight, dim=0 if leaf.role in ("attn_out", "ffn_out") else 1))
+    if isinstance(leaf, Linear):
+        _zero_bias(leaf)
+
+
 def fairseq(leaf: Linear | Embedding, config: Any) -> None:
     """fairseq 0.12: `xavier_uniform`, but W_1, W_2 and the biases of all but W_O keep torch's U(+-1/sqrt(fan_in))."""
     if isinstance(leaf, Embedding) or leaf.role in ("head", "attn_out"):
@@ -83,6 +95,7 @@ SCHEMES: dict[str, Callable[[Linear | Embedding, Any], None]] = {
     "xavier-normal": xavier_normal,
     "normal": normal,
     "small-init": small_init,
+    "unit": unit,
     "fairseq": fairseq,
 }
 
@@ -116,6 +129,8 @@ def theoretical_std(leaf: Linear | Embedding, config: Any, scheme: str) -> float
     gain = getattr(leaf, "init_gain", 1.0)
     if scheme == "normal":
         return config.initializer_range * gain
+    if scheme == "unit":
+        return (fan_out if leaf.role in ("attn_out", "ffn_out") else fan_in) ** -0.5
     if scheme == "small-init":
         return _small_std(leaf, config) * gain
     if isinstance(leaf, Embedding) or leaf.role == "head":

@@ -40,7 +40,7 @@ class FreeNorm(nn.Module):
     """scale * (weight * n(x) + bias), n(x) of unit variance, mean square or length over the last axis.
 
     Args:
-        kind: "layernorm", "rmsnorm" or "l2".
+        kind: "layernorm", "rmsnorm", "l2" or "none".
         shape: of the weight; its last axis is the one that is normalized.
     """
 
@@ -48,10 +48,10 @@ class FreeNorm(nn.Module):
 
     def __init__(self, kind: str, shape: tuple[int, ...], norm: Norm, eps: float) -> None:
         super().__init__()
-        assert isinstance(norm.init, float) and isinstance(norm.scale, float)
+        assert isinstance(norm.init, float) and not callable(norm.scale)
         self.kind = kind
         self.eps = eps
-        self.scale = norm.scale
+        self.scale = shape[-1] ** 0.5 if norm.scale == "root" else norm.scale
         self.centered = norm.centered
         self.init = norm.init - 1.0 if norm.centered else norm.init
         self.weight = nn.Parameter(torch.full(shape, self.init)) if norm.affine else None
@@ -66,6 +66,8 @@ class FreeNorm(nn.Module):
         return (y if self.scale == 1.0 else y * self.scale).to(x.dtype)
 
     def _normalized(self, x: Tensor) -> Tensor:
+        if self.kind == "none":
+            return x
         if self.kind == "l2":
             return F.normalize(x, dim=-1)
         form = F.layer_norm if self.kind == "layernorm" else F.rms_norm
@@ -112,6 +114,6 @@ def make_norm(norm: Norm | None, width: int | tuple[int, ...], config: Any) -> n
     shape = width if isinstance(width, tuple) else (width,)
     if kind in ("dyt", "derf"):
         return PointwiseCurve(kind, shape, norm)
-    if kind == "l2" or len(shape) > 1 or norm.centered or (norm.scale, norm.init) != (1.0, 1.0):
+    if kind in ("l2", "none") or len(shape) > 1 or norm.centered or (norm.scale, norm.init) != (1.0, 1.0):
         return FreeNorm(kind, shape, norm, config.norm_eps)
     return NORMS[kind](shape, eps=config.norm_eps, elementwise_affine=norm.affine)

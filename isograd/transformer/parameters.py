@@ -4,6 +4,7 @@ role: query, key, value, attn_out, ffn_in, ffn_out, dense, embed, head (matrices
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,12 +99,15 @@ def roles(model: nn.Module) -> dict[str, Role]:
 
 
 def decayed(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the parameters that weight decay acts on, and of those it does not: matrices decay, nothing else.
+    """Names of the parameters that weight decay acts on, and of those it does not: matrices decay, nothing else, and no
+    matrix that its placement brings back to a length after each step.
 
     For a model that isograd did not make, parameters of two or more dimensions count as matrices.
     """
     role_of = roles(model)
     named = dict(model.named_parameters())
-    yes = [n for n, p in named.items() if p.ndim >= 2 and role_of.get(n, "dense") in MATRICES]
+    scaled_back: Any = getattr(model, "scaled_back", list)
+    held = set(scaled_back())
+    yes = [n for n, p in named.items() if n not in held and p.ndim >= 2 and role_of.get(n, "dense") in MATRICES]
     chosen = set(yes)
     return yes, [n for n in named if n not in chosen]

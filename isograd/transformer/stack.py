@@ -41,13 +41,14 @@ class Layer(GradientCheckpointingLayer):
         self,
         x: State,  # (batch, time, width) in the plain stream
         memory: Tensor | None = None,  # (batch, source, width)
+        *more: Tensor,  # of a state of several tensors all but the first: checkpointing follows no tuple
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> State:
-        x = self.attn(x, mask=mask, cache=past_key_values, rotary=rotary, **kwargs)
+        x = self.attn((x, *more) if more else x, mask=mask, cache=past_key_values, rotary=rotary, **kwargs)
         if self.cross is not None:
             x = self.cross(x, mask=memory_mask, memory=memory, cache=past_key_values, **kwargs)
         return self.ffn(x)

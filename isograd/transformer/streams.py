@@ -360,6 +360,7 @@ class DepthAttentionConnection(Connection):
             nn.init.ones_(self.weight)
 
     def read(self, state: State) -> tuple[Tensor, Any]:
+        state = (state,) if isinstance(state, Tensor) else state
         if self.query is None:
             return state[0], state
         stacked = torch.stack(state, dim=-2)  # (batch, time, sources, width)

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import isograd
 from isograd.cli import VERBS
 from isograd.placement import CATALOGUE
+from isograd.placement.formula import Group
 from tests.study.arms import called, refused
 
 
@@ -35,10 +37,51 @@ def test_no_torch(command: list[str]) -> None:
 def test_list_names_every_placement() -> None:
     code, out, err = called("list")
     assert (code, err) == (0, "")
-    starts = [line.split()[0] for line in out.splitlines() if line and not line.startswith((" ", "'"))]
-    assert starts == list(CATALOGUE)
-    assert "    x <- x + Attn(LN(x))" in out.splitlines()
-    assert out.count("(x) after the last layer") == sum(p.final is not None for p in CATALOGUE.values())
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(CATALOGUE)
+    groups = [line for line in lines if line and not line.startswith((" ", "'"))]
+    assert groups == list(dict.fromkeys(p.group for p in CATALOGUE.values())) == list(get_args(Group))
+    assert {line.split()[0] for line in lines if "equation unconfirmed" in line} == {"keel", "spannorm"}
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("deepseek-v4", ["mhc"]),
+        ("Gemma2", ["sandwich"]),
+        ("olmo_2", ["olmo2", "qk-norm-width"]),
+        ("zaya", ["affine-shortcut"]),
+    ],
+)
+def test_list_of_a_family(family: str, names: list[str]) -> None:
+    assert list(json.loads(called("list", "--family", family, "--json")[1])) == names
+    lines = called("list", "--family", family)[1].splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == names
+
+
+def test_a_family_that_nobody_knows() -> None:
+    assert "no placement of family 'gema2'; did you mean 'gemma2'?" in refused("list", "--family", "gema2")
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["mix-ln"], ["attn, layers 1 to 3 x <- LN(x + Attn(x))", "attn, layers 4 to 12 x <- x + Attn(LN(x))"]),
+        (["layerscale", "layers=24"], ["24 layers, every sublayer: scale = 1e-05"]),
+        (["layernorm-scaling", "layers=4"], ["layer 4:               pre.scale = 0.5"]),
+        (["mhc"], ["u = Attn(LN(read))", "a branch reads sum_i r_i S_i; S_i <- sum_j C_ij S_j + w_i u"]),
+        (["spannorm"], ["The equation is unconfirmed", "first  x <- LN(x)"]),
+        (["b2t"], ["add(x, u) = LN(x + u)"]),
+        (["completep", "layers=8"], ["scale = 0.25", "eps of query", "times 2 / L"]),
+        (["qk-clip"], ["whose largest logit S was above 100 times sqrt(100 / S)"]),
+        (["ngpt"], ["x <- L2((1 - scale) * x + scale * L2(W_2 act(w * W_1 sqrt(d) * x)))"]),
+        (["dyt"], ["slope: a trainable number, initialized to 0.5", "x <- x + FFN(DyT(x))"]),
+    ],
+)
+def test_the_card_of_later_entries(words: list[str], lines: list[str]) -> None:
+    out = called("show", *words)[1]
+    for line in lines:
+        assert line in out
 
 
 def test_recipes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +227,7 @@ def test_a_reader_that_goes_early_and_a_terminal_without_arrows() -> None:
     command = f"{sys.executable} -W error -m isograd"
     piped = f"set -o pipefail; {command} list | head -n 1 && {command} list --json | head -c 5"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("post-ln") and not done.stderr
+    assert done.stdout.startswith("norm on the sum") and not done.stderr
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     code = "import sys; from isograd.cli import main; print(main(['list']), '\\u2192')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ascii_only)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from isograd.transformer.positions import POSITIONS
-from tests.build import NAMES, close, crossed, model, tokens
+from tests.build import EVERY, NAMES, close, crossed, model, tokens
 
 PAD = 1
 LIMITS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
@@ -25,7 +25,7 @@ def steps(network: Any, ids: Tensor, **memory: Any) -> Tensor:
     return torch.cat(out, 1)
 
 
-@crossed("name, position", NAMES, POSITIONS)
+@crossed("name, position", EVERY, POSITIONS)
 def test_step_by_step_is_all_at_once(name: str, position: str) -> None:
     for dtype, atol in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         network = model(placement=name, position_embedding_type=position, dtype=dtype)
@@ -34,7 +34,7 @@ def test_step_by_step_is_all_at_once(name: str, position: str) -> None:
             close(steps(network, ids), network(ids, use_cache=False).logits, atol)
 
 
-@crossed("name, norm", NAMES, ["layernorm", "rmsnorm"])
+@crossed("name, norm", EVERY, ["layernorm", "rmsnorm"])
 def test_step_by_step_in_an_encoder_decoder(name: str, norm: str) -> None:
     source, written = tokens(2, 7), tokens(2, 9, seed=1)
     for dtype, atol in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
@@ -45,7 +45,7 @@ def test_step_by_step_in_an_encoder_decoder(name: str, norm: str) -> None:
             close(steps(network, written, encoder_outputs=memory), whole, atol)
 
 
-@crossed("name, position", NAMES, ["learned", "sinusoidal", "rotary"])
+@crossed("name, position", EVERY, ["learned", "sinusoidal", "rotary"])
 def test_greedy_with_and_without_cache(name: str, position: str) -> None:
     network = model(placement=name, position_embedding_type=position, dtype=torch.float64)
     prompt = tokens(2, 5)
@@ -95,7 +95,7 @@ def test_padded_sources_translate_as_they_do_alone() -> None:
             assert torch.equal(together[row], network.generate(alone, num_beams=3, **LIMITS)[0])
 
 
-@crossed("name, head", NAMES, ["causal", "seq2seq"])
+@crossed("name, head", EVERY, ["causal", "seq2seq"])
 def test_beam_search(name: str, head: str) -> None:
     """The same without a cache, and its scores are the summed log-probabilities of what it returns."""
     network, source = model(head, placement=name, dtype=torch.float64), tokens(2, 5)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isograd.transformer.positions import POSITIONS
-from tests.build import NAMES, close, crossed, inputs, model, tokens
+from tests.build import EVERY, close, crossed, inputs, model, tokens
 
 NORMS = ["layernorm", "rmsnorm"]
-every_model = crossed("name, norm, position", NAMES, NORMS, POSITIONS)
+every_model = crossed("name, norm, position", EVERY, NORMS, POSITIONS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
 PAD = 1
 
@@ -96,7 +96,7 @@ def test_given_positions_are_counted_from_zero(position: str, offset: int) -> No
     assert ((moved - decoder(ids).logits).abs().max() > 1e-3) == (position != "none")
 
 
-@crossed("name, norm, head", NAMES, NORMS, ["causal", "masked", "seq2seq", "classify"])
+@crossed("name, norm, head", EVERY, NORMS, ["causal", "masked", "seq2seq", "classify"])
 def test_eager_attention_is_sdpa(name: str, norm: str, head: str) -> None:
     network, feed = made(head, name, norm), inputs(head)
     feed["input_ids"], feed["attention_mask"], _ = padded(feed["input_ids"], 2, 1)

@@ -14,7 +14,7 @@ import isograd
 from isograd.models import IsogradConfig
 from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
-from tests.build import HEADS, NAMES, close, config, crossed, inputs, labelled, model, tokens
+from tests.build import EVERY, HEADS, close, config, crossed, inputs, labelled, model, tokens
 
 AUTO = {
     "causal": transformers.AutoModelForCausalLM,
@@ -33,7 +33,7 @@ def same(a: Any, b: Any, head: str) -> None:
     assert torch.equal(a(**inputs(head)).logits, b(**inputs(head)).logits)
 
 
-@crossed("name, head", NAMES, [*HEADS])
+@crossed("name, head", EVERY, [*HEADS])
 def test_auto_classes_load_what_was_saved(name: str, head: str, tmp_path: Path) -> None:
     made = model(head, placement=name)
     made.save_pretrained(tmp_path)
@@ -81,7 +81,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     assert len(again.encoder.embedding.tokens.weight) == 50 and len(again.decoder.embedding.tokens.weight) == 41
 
 
-@crossed("name, head", NAMES, [*HEADS])
+@crossed("name, head", EVERY, [*HEADS])
 def test_deepcopy_and_pickle(name: str, head: str) -> None:
     made = model(head, placement=name)
     same(made, copy.deepcopy(made), head)
@@ -96,7 +96,7 @@ def test_a_copy_shares_nothing() -> None:
     assert other.lm_head.weight is other.model.embedding.tokens.weight
 
 
-@crossed("name, head, dtype", NAMES, [*HEADS], [torch.bfloat16, torch.float16])
+@crossed("name, head, dtype", EVERY, [*HEADS], [torch.bfloat16, torch.float16])
 def test_half_precision_runs(name: str, head: str, dtype: torch.dtype) -> None:
     """Forward and loss in the dtype, near the float32 model; gradients too."""
     exact = model(head, placement=name)
@@ -108,7 +108,7 @@ def test_half_precision_runs(name: str, head: str, dtype: torch.dtype) -> None:
     assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in half.parameters())
 
 
-@crossed("name, head, norm", NAMES, [*HEADS], ["layernorm", "rmsnorm"])
+@crossed("name, head, norm", EVERY, [*HEADS], ["layernorm", "rmsnorm"])
 def test_autocast_runs(name: str, head: str, norm: str) -> None:
     made = model(head, placement=name, norm=norm).train()
     exact = made(**labelled(head)).loss

@@ -13,7 +13,7 @@ from isograd.models import search as module
 from isograd.models.search import Hypothesis, search, translate_ids
 from isograd.placement import CATALOGUE, Learned, Norm, Placement, Residual, register
 from isograd.transformer.positions import POSITIONS
-from tests.build import NAMES, crossed, model, tokens
+from tests.build import EVERY, NAMES, crossed, model, tokens
 
 PAD, EOS = 1, 2
 
@@ -56,7 +56,7 @@ def scores_are_the_models(network: Any, ids: Tensor, mask: Tensor, atol: float =
             assert hypothesis.score == pytest.approx(sum(expected) / len(expected), abs=atol)
 
 
-@crossed("name, position, left", NAMES, POSITIONS, [False, True])
+@crossed("name, position, left", EVERY, POSITIONS, [False, True])
 def test_token_scores_are_those_of_the_whole_model(name: str, position: str, left: bool) -> None:
     scores_are_the_models(small(name, position), *batch(5, 3, 8, left=left))
 

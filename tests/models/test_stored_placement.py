@@ -28,7 +28,7 @@ from isograd.placement import (
     sites,
 )
 from isograd.placement.stored import restored
-from tests.build import HEADS, NAMES, config, inputs, model
+from tests.build import HEADS, LATER, NAMES, ONE_PER_STREAM, config, inputs, model
 
 N = Norm()
 
@@ -55,18 +55,31 @@ OWN: dict[str, Placement] = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", [*NAMES, *OWN])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *NAMES,
+        *(
+            pytest.param(n, marks=[] if n in ONE_PER_STREAM or CATALOGUE[n].constrain else pytest.mark.slow)
+            for n in LATER
+        ),
+        *OWN,
+    ],
+)
 def test_what_is_stored_is_the_placement_at_every_site(name: str, head: str, own_catalogue: None) -> None:
     CATALOGUE.update(OWN)
     given = config(head, placement=name)
     content = json.loads(given.to_json_string())
     found, entry = restored(content["formula"]), get(name)
     assert content["placement"] == name and found.final == entry.final and found.calibrate == entry.calibrate
-    assert found.init.base == entry.init.base
+    assert found.init.base == entry.init.base and found.first == entry.first and found.constrain == entry.constrain
+    assert type(found.stream) is type(entry.stream)
     for stack in given.stacks():
         layers, other = given.depths(stack)
         for site in sites(layers, stack, other):
             assert found.at(site) == entry.at(site)
+            for role in (*entry.rates.lr, *entry.rates.eps):
+                assert found.rates.at(role, site) == entry.rates.at(role, site)
             for role, gain in entry.init.at(site).items():
                 if role.startswith("ffn") == (site.kind == "ffn"):
                     assert found.init.at(site)[role] == gain

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isograd.transformer.positions import POSITIONS
-from tests.build import HEADS, NAMES, close, crossed, inputs, labelled, model, tokens
+from tests.build import EVERY, HEADS, close, crossed, inputs, labelled, model, tokens
 
 every_head = pytest.mark.parametrize("head", HEADS)
 LANGUAGE = ["causal", "masked", "seq2seq"]
@@ -23,7 +23,7 @@ def step(network: Any, **given: Any) -> dict[str, Tensor]:
 @pytest.mark.filterwarnings(
     "ignore:`gradient_checkpointing_enable` is deprecated"
 )  # its successor is newer than our floor
-@crossed("name, head, reentrant", NAMES, [*HEADS], [False, True])
+@crossed("name, head, reentrant", EVERY, [*HEADS], [False, True])
 def test_checkpointing_keeps_every_bit(name: str, head: str, reentrant: bool) -> None:
     """Dropout included: the second forward draws the same masks."""
     network = model(head, placement=name, hidden_dropout=0.2).train()

@@ -43,7 +43,7 @@ READ = [
 def test_other_streams_are_looked_at_all_the_same(placement: str) -> None:
     """No crash, and whatever sublayers it finds are the model's."""
     found = of_catalogue(placement)
-    assert {(s.layer, s.kind) for s in found.sublayers} <= {(n, k) for n in (1, 2, 3) for k in ("attn", "ffn")}
+    assert {s.layer for s in found.sublayers} <= {1, 2, 3}
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])

@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from tests.transformer.by_hand import Norm, State, Weights, feedforward, feedforward_mid, layernorm, mixed, rmsnorm
+from tests.transformer.by_hand import (
+    Norm,
+    State,
+    Weights,
+    feedforward,
+    feedforward_mid,
+    gelu,
+    layernorm,
+    mixed,
+    rmsnorm,
+)
 
 HEADS, COPIES = 4, 4
 
@@ -224,6 +234,36 @@ def by_root_depth(w: Weights, x: Tensor, f: Branch, layer: int, layers: int) -> 
 
 def by_depth(w: Weights, x: Tensor, f: Branch, layer: int, layers: int) -> Tensor:
     return x + f(w, w.norm("pre", x)) / (layers / 2)
+
+
+def length_one(x: Tensor) -> Tensor:
+    return x / (x**2).sum(-1, keepdim=True).sqrt()
+
+
+def ngpt(hand: Hand, x: Tensor) -> Tensor:
+    """Loshchilov et al.: h <- Norm(h + a (Norm(f(h)) - h)); scores times sqrt(size), s_qk and s_u by feature."""
+    x = length_one(x)
+    for _, kind, w in hand.sublayers():
+        if kind == "attn":
+            q, k, v = projected(w, x)
+            size = q.shape[-1] // HEADS
+            q, k = (
+                torch.cat(
+                    [
+                        length_one(rotated(part)) * w[f"branch.{role}_norm.weight"][h]
+                        for h, part in enumerate(y.chunk(HEADS, -1))
+                    ],
+                    -1,
+                )
+                for role, y in (("query", q), ("key", k))
+            )
+            u = w.linear("branch.out", heads(w, size * q, k, v))  # softmax(sqrt(size) q k): `mixed` divides by it
+        else:
+            inner = w["branch.into_norm.weight"] * w.linear("branch.into", math.sqrt(x.shape[-1]) * x)
+            u = w.linear("branch.out", gelu(inner))
+        share = w["combine.scale.weight"].abs()
+        x = length_one(x + share * (length_one(u) - x))
+    return math.sqrt(x.shape[-1]) * hand.ends["norm.weight"] * x
 
 
 # --- other streams
@@ -491,6 +531,7 @@ STACKS: dict[str, Callable[[Hand, Tensor], Tensor]] = {
     "qk-clip": plain(pre),
     "depth-mup": plain(by_root_depth),
     "completep": plain(by_depth),
+    "ngpt": ngpt,
 }
 RMS = {"sub-ln-bitnet"}  # whose placement fixes the kind of norm
-ROTARY = {"qk-norm-free"}  # whose equation reads places
+ROTARY = {"qk-norm-free", "ngpt"}  # whose equation reads places

@@ -144,8 +144,8 @@ def _coefficients(module: nn.Module) -> Mapping[str, nn.Parameter]:
     slots |= {role: getattr(branch, f"{role}_norm", None) for role in ("query", "key", "value")}
     scales = {name: getattr(module.combine, name, None) for name in ("skip", "scale")}
     scales["heads"] = getattr(branch, "heads", None)
-    norms = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm"}
-    return norms | {name: m.weight for name, m in scales.items() if isinstance(m, Coefficient)}
+    norms = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm" and m.weight is not None}
+    return norms | {name: m.weight for name, m in scales.items() if type(m) is Coefficient}  # as it is, not mapped
 
 
 def _of_module(address: str, module: nn.Module) -> Layer:

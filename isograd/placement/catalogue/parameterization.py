@@ -1,10 +1,30 @@
-"""Rules that carry learning rates from one depth to another."""
+"""Rules that carry learning rates from one depth to another, and nGPT's sphere."""
+
+from dataclasses import replace
 
 from isograd.placement import laws
-from isograd.placement.formula import Init, Norm, Placement, Rates, Residual, Role
+from isograd.placement.formula import (
+    ByKind,
+    Coupled,
+    Init,
+    Learned,
+    Norm,
+    Placement,
+    ProjectionNorm,
+    Rates,
+    Residual,
+    Role,
+    UnitNorm,
+)
 
 N = Norm()
 IN_LAYERS: tuple[Role, ...] = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out", "dense", "norm", "coefficient")
+
+_SPHERE = Norm(kind="l2", affine=False)
+_ON_SPHERE = Residual(out=_SPHERE, post=_SPHERE, skip=Coupled(by="complement"), scale=Learned(init=0.05, by="abs"))
+_NGPT_QK = ProjectionNorm(of=("query", "key"), over="heads", norm=Norm(kind="l2", scale="root"), after_rotary=True)
+_ROOT = Norm(kind="none", affine=False, scale="root")
+_NGPT_UV = ProjectionNorm(of=("ffn_in",), norm=Norm(kind="none"))
 
 PARAMETERIZATION: dict[str, Placement] = {
     "depth-mup": Placement(
@@ -29,6 +49,25 @@ PARAMETERIZATION: dict[str, Placement] = {
         paper="Dey et al. 2025, arXiv 2505.01618",
         note="At 2 layers it is pre-ln: tune there, and keep the learning rate at any depth. What changes with width is"
         " not a placement's.",
+        group="parameterization",
+    ),
+    "ngpt": Placement(
+        each=ByKind(
+            attn=replace(_ON_SPHERE, projections=_NGPT_QK),
+            cross=replace(_ON_SPHERE, projections=replace(_NGPT_QK, after_rotary=False)),
+            ffn=replace(_ON_SPHERE, pre=_ROOT, projections=_NGPT_UV),
+        ),
+        first=_SPHERE,
+        final=Norm(kind="none", scale="root"),
+        init=Init(base="unit"),
+        constrain=(
+            UnitNorm(rows=("query", "key", "value", "ffn_in", "embed", "head"), columns=("attn_out", "ffn_out")),
+        ),
+        about="every vector and every row of a matrix has length 1; x moves a share of the way to the branch",
+        paper="Loshchilov et al. 2024 (nGPT), arXiv 2410.01131",
+        note="No warm-up, no weight decay; set bias=False. Two differences: logits are scaled by a number for each"
+        " feature, from sqrt(d), where the paper has one for each word, from 1; and trained scales learn at the"
+        " common rate.",
         group="parameterization",
     ),
 }
