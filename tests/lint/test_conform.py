@@ -210,7 +210,9 @@ def test_what_is_no_adapter_is_refused() -> None:
         conform(Half, "mhc")
     with pytest.raises(UserError, match="an object; pass the class"):
         conform(Own(Setting(placement=_design("mhc"))), "mhc")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="value-residual: FirstValues acts inside the attention"):
+    with pytest.raises(
+        UserError, match="value-residual: no equations of FirstValues: its work is inside the attention"
+    ):
         conform(Own, "value-residual")
 
 

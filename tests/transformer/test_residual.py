@@ -16,6 +16,7 @@ from isograd import residual
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
 from isograd.placement.streams import FirstValues
 from isograd.residual import Residuals
+from isograd.transformer.parameters import decayed
 from tests.build import close, model, tokens
 from tests.transformer.test_streams import randomised
 
@@ -225,7 +226,13 @@ def test_autocast_leaves_what_is_carried_exact(name: str) -> None:
     close(got, expected, (0.05 if name == "gated-streams" else 1e-5) * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["mhc", "hyper-connections", "attention-residuals", "residual"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("attention-residuals", "residual") else pytest.mark.slow)
+        for name in PARTS
+    ],
+)
 def test_compiles_without_graph_breaks(name: str) -> None:
     part, fs, x = made(name), branches(), sample()
     compiled = torch.compile(lambda x: part(x, fs), fullgraph=True, backend="eager")
@@ -289,3 +296,22 @@ def test_value_residual_is_our_models(learned: bool) -> None:
 def test_values_are_no_stream_of_a_part() -> None:
     with pytest.raises(ValueError, match=r"use isograd\.residual\.ValueResidual"):
         Residuals("value-residual", WIDTH, layers=LAYERS)
+
+
+def test_the_page_runs() -> None:
+    """The loop of docs/residual.md, around branches of one's own."""
+    page = (EXAMPLES.parent / "docs/residual.md").read_text(encoding="utf-8")
+    block = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"x": torch.randn(2, 3, 768), "branches": [nn.Identity()] * 24}
+    exec(compile(block, "docs/residual.md", "exec"), names)
+    assert names["x"].shape == (2, 3, 768)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_only_the_users_matrices_decay(name: str) -> None:
+    network = gpt(name)
+    yes, no = decayed(network)
+    assert not [n for n in yes if n.startswith("residual.")] and any(n.startswith("residual.") for n in no) == (
+        name != "parallel"
+    )
+    assert "blocks.0.mlp.0.weight" in yes

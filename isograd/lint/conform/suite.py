@@ -18,7 +18,7 @@ from isograd.errors import UserError, one_line
 from isograd.lint.conform.equations import Equation, equation_of
 from isograd.lint.conform.mistakes import MISTAKES, Mistake, possible
 from isograd.placement import CATALOGUE, Coupled, Placement, get, sites
-from isograd.placement.streams import Hyper, Stream
+from isograd.placement.streams import FirstValues, Hyper, Stream
 from isograd.residual import Residuals, wiring
 
 Case = Callable[[dict[str, Tensor]], dict[str, Tensor]]  # weights -> weights
@@ -55,8 +55,9 @@ class Setting:
 class Adapter(Protocol):
     """An implementation as the suite drives it. `isograd.conform` takes what makes one of a `Setting`, as a class does.
 
-    `read` may return what the branch reads alone; `write` then gets the state. May have `dtype` (float64 unless said:
-    what it computes in, 1e-9 or 1e-5 being asked for), and `skips`, check -> why it is not made.
+    `read` may return what the branch reads alone; `write` then gets the state. An adapter may have `dtype` (what it
+    computes in; float64 unless said, and 1e-9 is asked for; 1e-5 in float32, 3e-2 below), `device` (where it
+    computes), and `skips` (check -> why it is not made).
     """
 
     def load(self, weights: Mapping[str, Tensor]) -> None: ...
@@ -162,9 +163,12 @@ def conform(adapter: Make, name: str) -> Conformance:
 def _design(name: str) -> Placement:
     placement = get(name)
     if equation_of(placement.stream) is None:
-        raise UserError(
-            f"{name}: {type(placement.stream).__name__} acts inside the attention and has no equations here"
+        where = (
+            "its work is inside the attention"
+            if isinstance(placement.stream, FirstValues)
+            else ("write them as a class in isograd/lint/conform/equations.py")
         )
+        raise UserError(f"{name}: no equations of {type(placement.stream).__name__}: {where}")
     return wiring(placement)
 
 
@@ -177,6 +181,7 @@ class _Suite:
         self.dtype: torch.dtype = getattr(first, "dtype", torch.float64)
         if not isinstance(self.dtype, torch.dtype):
             self.dtype = torch.float64
+        self.device = torch.device(getattr(first, "device", "cpu"))
         self.skips: Mapping[str, str] = getattr(first, "skips", {})
         self.tolerance = TOLERANCE.get(self.dtype, LOOSE)
         self.every = sites(setting.layers)
@@ -211,20 +216,23 @@ class _Suite:
 
     def loaded(self, weights: Mapping[str, Tensor]) -> Any:
         made = self.built()
-        made.load({name: value.to(self.dtype) for name, value in weights.items()})
+        made.load({name: value.to(self.device, self.dtype) for name, value in weights.items()})
         return made
 
     def outputs(self, subject: Any, x: Tensor | None = None, us: list[Tensor] | None = None) -> list[Tensor]:
         """What each branch reads, and what the stream closes with."""
-        dtype = torch.float64 if isinstance(subject, Equation) else self.dtype
         x, us = self.x if x is None else x, self.us if us is None else us
-        state, found = subject.open(x.to(dtype)), []
+        state, found = subject.open(self.placed(subject, x)), []
         for k, u in enumerate(us):
             out = subject.read(state, k)
             read, held = out if isinstance(out, tuple) else (out, state)
             found.append(read)
-            state = subject.write(held, u.to(dtype), k)
+            state = subject.write(held, self.placed(subject, u), k)
         return [*found, subject.close(state)]
+
+    def placed(self, subject: Any, given: Tensor) -> Tensor:
+        """A tensor as the subject computes: the equations in float64 here, an adapter as it says."""
+        return given if isinstance(subject, Equation) else given.to(self.device, self.dtype)
 
     def verdict(self, name: str, called: str) -> Conformance:
         rows = [*self.rows()]
@@ -287,17 +295,16 @@ class _Suite:
         return worst
 
     def gradient(self, subject: Any, given: list[Tensor]) -> list[Tensor]:
-        dtype = torch.float64 if isinstance(subject, Equation) else self.dtype
-        x, *us = (t.to(dtype).requires_grad_() for t in given)
+        x, *us = (self.placed(subject, t).clone().requires_grad_() for t in given)
         draw = torch.Generator().manual_seed(1)
         outputs = self.outputs(subject, x, us)
-        weights = [torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out.dtype) for out in outputs]
+        weights = [torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out) for out in outputs]
         return [*torch.autograd.grad(outputs, [x, *us], weights, allow_unused=True, materialize_grads=True)]
 
     def init(self) -> tuple[float, str]:
         made = self.built()
         if isinstance(made, nn.Module):
-            made.to(self.dtype)
+            made.to(self.device, self.dtype)
         got, expected = self.outputs(made), self.outputs(self.equation(self.fresh))
         pairs = enumerate(zip(got, expected, strict=True))
         worst = max((_difference(a, b), f"{self.place(k)} as initialized") for k, (a, b) in pairs)
@@ -311,12 +318,12 @@ class _Suite:
         if not modules:
             raise _Skip("the adapter has no nn.Module in an attribute")
         for module in modules:
-            module.to_empty(device="cpu")
+            module.to_empty(device=self.device)
             _forget(module)
         weights = next(iter(self.cases.values()))
         lost = "after to_empty and load: a buffer or tensor that load does not set is lost; keep constants as numbers"
         try:
-            made.load({name: value.to(self.dtype) for name, value in weights.items()})
+            made.load({name: value.to(self.device, self.dtype) for name, value in weights.items()})
             got = self.outputs(made)
         except Exception as error:  # a tensor that has stayed on the meta device
             return float("inf"), f"{lost} ({type(error).__name__}: {one_line(error)})"
@@ -356,7 +363,7 @@ def _difference(got: Tensor, expected: Tensor) -> float:
     if got.shape != expected.shape:
         raise ValueError(f"shape {tuple(got.shape)}; expected {tuple(expected.shape)}")
     scale = expected.detach().abs().max().clamp(min=1e-30)
-    worst = ((got.detach().double() - expected.detach().double()).abs().max() / scale).item()
+    worst = ((got.detach().cpu().double() - expected.detach().double()).abs().max() / scale).item()
     return worst if worst == worst else float("inf")
 
 
@@ -446,7 +453,7 @@ def _sum_of_copies(suite: _Suite) -> float:
 def _equal_copies(suite: _Suite) -> float:
     nothing = [torch.zeros_like(u) for u in suite.us]
     first, *others = suite.outputs(suite.loaded(_even(suite)), us=nothing)[:-1]
-    return max(_difference(other, first.double()) for other in others)
+    return max(_difference(other, first.detach().cpu().double()) for other in others)
 
 
 def _coupled(suite: _Suite) -> float:
@@ -460,8 +467,8 @@ def _coupled(suite: _Suite) -> float:
     nothing, equation = torch.zeros_like(suite.x), suite.equation(weights)
     x, u = suite.x, suite.us[0]
     zeros = [torch.zeros_like(x) for _ in suite.us]
-    skip = suite.outputs(suite.loaded(weights), us=zeros)[1].double() / x
-    scale = suite.outputs(suite.loaded(weights), x=nothing, us=[u, *zeros[1:]])[1].double()
+    skip = suite.outputs(suite.loaded(weights), us=zeros)[1].cpu().double() / x
+    scale = suite.outputs(suite.loaded(weights), x=nothing, us=[u, *zeros[1:]])[1].cpu().double()
     scale = scale / equation.norm("parts.0.out", residual.out, u)
     total = skip + scale if residual.skip.by == "complement" else skip**2 + scale**2
     return _difference(total, torch.ones_like(total))
