@@ -127,13 +127,20 @@ def of(arm: str, outcomes: list[str], **more: Any) -> list[Row]:
 
 
 def test_the_rule_of_sixty_layers() -> None:
-    good, bad = ["finished"] * 3, ["collapsed", "diverged", "collapsed"]
-    seen = [*of("Post-LN, 6+6", good), *of("ADMIN, 60+12", good), *of("Post-LN, 60+12", bad)]
-    assert verydeep2020._deep(seen).verdict == "same direction"
-    one_trains = [*seen[:6], *of("Post-LN, 60+12", ["collapsed", "finished", "collapsed"])]
-    assert verydeep2020._deep(one_trains).verdict == "not seen"
-    undecided = [*seen[:6], *of("Post-LN, 60+12", ["undecided"] * 3)]
-    assert verydeep2020._deep(undecided).verdict == "not seen"
+    good, bad = ["finished"] * 3, ["collapsed", "diverged", "undecided"]
+    trains = [*of("Post-LN, 6+6", good, validation_loss=4.0), *of("ADMIN, 60+12", good, validation_loss=4.1)]
+
+    def found(outcomes: list[str], loss: float) -> str:
+        return verydeep2020._deep([*trains, *of("Post-LN, 60+12", outcomes, validation_loss=loss)]).verdict
+
+    assert found(bad, 5.0) == "same direction"  # a diverged run is worse than any loss
+    assert found(["collapsed", "finished", "collapsed"], 5.0) == "not seen"
+    assert found(["undecided"] * 3, 4.3) == "not seen"  # not far behind
+    own = [*of("a", good, validation_loss=4.0), *of("b", good, validation_loss=5.0)]
+    assert (
+        admin2020.fails(own, "b", "a").verdict == "opposite"
+        and admin2020.fails(own[:3], "b", "a").verdict == "not seen"
+    )
 
 
 @pytest.mark.parametrize(
