@@ -245,7 +245,9 @@ def _print_needs(name: str, found: "Needs") -> None:
     print_table(["run", "parameters", "memory of each", "updates", "tokens", "FLOP", "hours"], rows)
     print_lines(
         f"at most {found.hours:,.1f} hours in all at 100 TFLOP/s per device, {bytes_in_words(found.memory)} of each",
-        f"data: {', '.join(found.reading)}" + (f"; missing: {found.lacking}" if found.lacking else ""),
+        f"data: {', '.join(found.reading)}"
+        + (f"; not here, to be looked for on the hub: {', '.join(found.remote)}" if found.remote else "")
+        + (f"; missing: {found.lacking}" if found.lacking else ""),
         f"'isograd reproduce {name} --full --run' starts it",
     )
 

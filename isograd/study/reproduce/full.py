@@ -46,13 +46,15 @@ class Needs:
     """What an item takes at the paper's size.
 
     Attributes:
-        lacking: data that is not here, in a line; "" where it is. A data set on the hub is not looked for.
+        remote: what of it is no file here, and is looked for on the hub when it starts.
+        lacking: a file that is not here, in a line; "" where there is none.
     """
 
     recipe: str
     devices: int
     runs: Sequence[FullRun]
     reading: Sequence[str]
+    remote: Sequence[str]
     lacking: str
 
     @property
@@ -72,6 +74,7 @@ class Needs:
             "hours": self.hours,
             "memory": self.memory,
             "reading": [*self.reading],
+            "remote": [*self.remote],
             "lacking": self.lacking or None,
             "runs": [{"run": one.label, "hours": one.hours, **one.forecast.as_dict()} for one in self.runs],
         }
@@ -111,6 +114,7 @@ def needs(item: Item, asked: Asked, devices: int | None = None) -> Needs:
             for run, name in zip(runs, named, strict=True)
         ],
         reading=list(dict.fromkeys(source for run in runs for source in _sources(run))),
+        remote=list(dict.fromkeys(name for run in runs for name in _on_the_hub(run))),
         lacking=lacking or next(filter(None, map(_absent, runs)), ""),
     )
 
@@ -135,22 +139,38 @@ def _sources(run: Run) -> list[str]:
 
 
 def _absent(run: Run) -> str:
-    """What the run reads and is not here."""
-    from isograd.data.pairs import find_pairs
+    """A file that the run reads and that is not here; names that may be of a data set on the hub are none."""
     from isograd.data.text import is_file
 
+    files = [source for source in _sources(run) if is_file(source)]
     if isinstance(run, TranslationRun):
-        pairs = run.pairs
-        try:
+        files = [*filter(None, [run.pairs.codes]), *run.pairs.dictionaries]
+    return next((f"{name}: no such file" for name in files if not Path(name).exists()), "")
+
+
+def _on_the_hub(run: Run) -> list[str]:
+    """What the run reads and what is no file here, nor looks like one."""
+    from isograd.data.text import is_file
+
+    languages = (run.pairs.source, run.pairs.target) if isinstance(run, TranslationRun) else ()
+    ends = ["", *(f".{language}{packed}" for language in languages for packed in ("", ".gz", ".xz"))]
+    names = {name: name.partition(":")[0] for name in _sources(run) if not is_file(name)}
+    names = {name: base for name, base in names.items() if base not in ("embedded", "numbers")}
+    return [name for name, base in names.items() if not any(Path(f"{base}{end}").exists() for end in ends)]
+
+
+def _refuse_unread(runs: Sequence[FullRun]) -> None:
+    """Refuse parallel text that is neither here nor on the hub, before anything is started."""
+    from isograd.data.pairs import find_pairs
+
+    asked = {one.run.pairs: None for one in runs if isinstance(one.run, TranslationRun)}
+    try:
+        for pairs in asked:
             for role, names in (("train", pairs.train), ("valid", pairs.valid)):
                 for name in names:
                     find_pairs(name, pairs.source, pairs.target, role)
-        except DataError as error:
-            return str(error)
-        files = [*filter(None, [pairs.codes]), *pairs.dictionaries]
-    else:
-        files = [source for source in _sources(run) if is_file(source)]
-    return next((f"{name}: no such file" for name in files if not Path(name).exists()), "")
+    except DataError as error:
+        raise UserError(f"data is missing: {error}") from error
 
 
 def must_start(found: Needs, chosen: bool) -> None:
@@ -180,6 +200,7 @@ def must_start(found: Needs, chosen: bool) -> None:
         )
     if found.lacking:
         raise UserError(f"data is missing: {found.lacking}")
+    _refuse_unread(found.runs)
 
 
 def command_of(one: FullRun, devices: int) -> list[str]:
