@@ -133,6 +133,10 @@ def test_an_unknown_difference_says_where() -> None:
     assert "set `dtype = torch.float32`" in report.lines()[0]
     report = verdict(("return self.head(state)", "return self.head(state)[0]"))
     assert "ValueError: shape (3, 8); expected (2, 3, 8)" in str(report)
+    report = verdict(('weights[f"{place}.base"]', 'weights["base"]'))
+    assert report.lines() == [
+        "raised: KeyError: 'base' -> `isograd conform NAME --weights` lists what load gets, by name and shape"
+    ]
 
 
 @pytest.mark.parametrize("name", designs())

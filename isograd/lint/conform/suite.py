@@ -351,6 +351,8 @@ class _Suite:
                 " adapter if it is meant"
             )
         first = next(row for row in rows if row.status == "failed")
+        if first.difference is None:
+            return f"raised: {first.found} -> `isograd conform NAME --weights` lists what load gets, by name and shape"
         return f"{first.check}: none of the {len(MISTAKES)} known mistakes; look at {first.found or 'the first check'}"
 
 
