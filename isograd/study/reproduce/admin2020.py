@@ -93,6 +93,7 @@ TRANSLATION = (  # of admin2020/18l-small: as few updates as still tell who trai
     "search.pairs=200",
     "search.beam=1",
 )
+_FOUR = "training.accumulation=1"  # 8192 tokens on each of 4 devices
 _AT = {"Post-LN": "post-ln", "Pre-LN": "pre-ln", "ADMIN": "admin"}
 _OF_BOTH = ("pre-ln", "model.encoder_placement=post-ln")
 _SCALED = "training.lr=8e-3"  # the paper's 1e-3 at width 512, by 1 / width
@@ -381,7 +382,7 @@ ITEMS = (
                 y_label="validation loss (nats per token)",
             ),
         ),
-        full=Full(recipe="admin2020/wmt14-en-de", devices=4),
+        full=Full(recipe="admin2020/wmt14-en-de", overrides=(_FOUR,), devices=4),
     ),
     Item(
         id="admin2020/dependency-map",

@@ -116,6 +116,7 @@ def _alike(rows: Rows) -> Verdict:
 ALIKE = 0.05  # nats
 _PROFILED = ("profiled at 0.1", "profiled at 0.2")
 _DROPOUT = ("model.dropout=0.2", "model.embedding_dropout=0.2")
+_SIXTEEN = ("training.accumulation=8",)  # the script's: 3200 tokens on each of 16 devices, 8 times
 _CURVES = (Published(label="the curves", value="values not at hand", tag="memory"),)
 
 
@@ -162,7 +163,7 @@ ITEMS = (
         runs=runs(DEEP),
         run_charts=("loss", "gradients"),
         charts=(_bars("loss-end", "Validation loss", "validation_loss", "validation loss (nats per token)"),),
-        full=Full(recipe="verydeep2020/wmt14-en-de", devices=8),
+        full=Full(recipe="verydeep2020/wmt14-en-de", overrides=("training.accumulation=1",), devices=8),
     ),
     Item(
         id="verydeep2020/60l-12l-en-fr",
@@ -184,7 +185,7 @@ ITEMS = (
         corpus=TATOEBA_EN_FR,
         runs=(Runs(recipe="admin2020/18l-small", arms=DEEP, overrides=TRANSLATION, seeds=(1, 2)),),
         run_charts=("loss", "gradients"),
-        full=Full(recipe="verydeep2020/wmt14-en-fr", devices=16),
+        full=Full(recipe="verydeep2020/wmt14-en-fr", overrides=_SIXTEEN, devices=16),
     ),
     Item(
         id="verydeep2020/depth-grid",
@@ -338,7 +339,7 @@ ITEMS = (
         runs=grid({"all pairs": deep("Post-LN", 6, 6)}),
         measure=translations.back_translated,
         charts=(_bars("bleu", "BLEU of 500 held-out lines; back: the other direction", "bleu", "BLEU (sacrebleu)"),),
-        full=Full(recipe="verydeep2020/back-translation", devices=16),
+        full=Full(recipe="verydeep2020/back-translation", overrides=_SIXTEEN, devices=16),
         details="all pairs is what the texts would give if their translations were there.",
     ),
     Item(
@@ -416,6 +417,6 @@ ITEMS = (
         ),
         run_charts=("loss",),
         charts=(_bars("loss-end", "Validation loss", "validation_loss", "validation loss (nats per token)"),),
-        full=Full(recipe="verydeep2020/wmt14-en-fr", devices=16),
+        full=Full(recipe="verydeep2020/wmt14-en-fr", overrides=_SIXTEEN, devices=16),
     ),
 )
