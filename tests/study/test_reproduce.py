@@ -306,3 +306,10 @@ def test_killed_and_continued(tmp_path: Path, text: Path) -> None:
     assert first.stat().st_mtime_ns == before
     rows, undisturbed = ((folder / "items/normformer2021/scales-fig4/rows.csv").read_bytes() for folder in (out, whole))
     assert rows == undisturbed and rows.count(b"\n") > 3
+
+
+def test_the_index_in_docs_is_of_this_table() -> None:
+    """Where it is not: isograd reproduce --index docs/results/reproduce --out FOLDER."""
+    text = (Path(__file__).parents[2] / "docs/results/reproduce/README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[?([\w-]+/[\w.-]+)", text, re.MULTILINE)
+    assert listed == sorted(ITEMS, key=[*ITEMS].index) and f"{len(ITEMS)} items: " in text
