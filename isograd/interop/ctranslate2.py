@@ -33,6 +33,7 @@ from isograd.errors import InteropError, needed
 from isograd.files import new_folder
 from isograd.interop.fold import fold
 from isograd.interop.folder import Source, Written
+from isograd.interop.hf.family import beyond
 from isograd.interop.parity import ParityReport, Part, Runner, hashes, measure
 from isograd.interop.sample import Batch, Sample, random_sample
 from isograd.interop.vocabulary import pieces, save_tokenizer, sides, special
@@ -170,6 +171,8 @@ def _has_coefficients(model: nn.Module) -> bool:
 
 
 def _refuse_norms(model: Holds) -> None:
+    if reason := next(beyond(model.config), None):
+        raise InteropError(f"CTranslate2 cannot hold it: {reason}; {ELSEWHERE}")
     for stack in [module for module in model.modules() if isinstance(module, IsogradModel)]:
         if stack.stack == "encoder" and not isinstance(stack.embedding.project, nn.Identity):
             raise InteropError(f"CTranslate2's encoder reads token vectors of its own width only; {ELSEWHERE}")

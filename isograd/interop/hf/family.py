@@ -12,7 +12,8 @@ from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind
 from isograd.interop.weights import Names, Norms
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, sites
-from isograd.placement.formula import Learned
+from isograd.placement.formula import SLOTS, Learned
+from isograd.placement.streams import Plain
 
 LEAST = 1024  # positions of a table that is written out
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -229,8 +230,28 @@ def has_inner_norms(config: IsogradConfig) -> bool:
     return any(getattr(residual, slot) for residual in residuals(config) for slot in _SLOTS)
 
 
+def beyond(config: IsogradConfig) -> Iterator[str]:
+    """What no family of another library has, of those that isograd writes: a line each."""
+    entries, every = [config.of(stack).entry() for stack in config.stacks()], residuals(config)
+    for kind in {type(entry.stream) for entry in entries} - {Plain}:
+        yield f"its stream is one tensor that sublayers add to, and this placement's is {kind.__name__}"
+    if any(entry.first for entry in entries):
+        yield "it has no norm of its own before the first layer (first), and this placement has"
+    if any(residual.gate for residual in every):
+        yield "it has no gate before W_O, and this placement has"
+    if any(residual.cap for residual in every):
+        yield "it has no cap on attention scores, and this placement has"
+    norms = [getattr(residual, slot) for residual in every for slot in SLOTS] + [entry.final for entry in entries]
+    norms += [residual.projections.norm for residual in every if residual.projections]
+    for norm in dict.fromkeys(norms):
+        if norm is not None and norm != Norm(kind=norm.kind, init=norm.init):
+            yield "its norms have a weight and nothing more; of this placement's some have none, or a factor beside it"
+            break
+
+
 def _norms(family: Family, config: IsogradConfig) -> Iterator[str]:
     every = residuals(config)
+    yield from beyond(config)
     for slot, place in _SLOTS.items():
         if any(getattr(residual, slot) for residual in every):
             yield f"it has no norm {place} ({slot}), and this placement has"
@@ -306,7 +327,7 @@ def _branches(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterato
     if kind == MASKED and family.head_act not in (None, config.hidden_act):
         yield f"the activation of its head is {family.head_act}, this model's is {config.hidden_act}"
     found = {residual.projections for residual in residuals(config) if residual.projections}
-    normed = all(p.over == "head" and set(p.of) == {"query", "key"} for p in found)
+    normed = all(p.over == "head" and set(p.of) == {"query", "key"} and not p.after_rotary for p in found)
     if found and not (family.projections and normed):
         yield "it has no such norms on queries, keys or values, and this placement has"
     elif family.projections and not found:
