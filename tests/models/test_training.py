@@ -35,11 +35,10 @@ def test_checkpointing_keeps_every_bit(name: str, head: str, reentrant: bool) ->
         network.enable_input_require_grads()
     torch.manual_seed(4)
     again = step(network, **labelled(head))
-    for (
-        n,
-        gradient,
-    ) in plain.items():  # re-entrant, the decoder's layers add their part of the memory's in another order
-        close(again[n], gradient, 1e-6 if reentrant and head == "seq2seq" else 0)
+    # re-entrant, what several layers read (a memory, a stream of several tensors) gets their parts in another order
+    reordered = reentrant and (head == "seq2seq" or name in ("residual", "hyper-connections-static"))
+    for n, gradient in plain.items():
+        close(again[n], gradient, 1e-6 if reordered else 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")  # torch's own tracer
