@@ -653,8 +653,6 @@ ROWS = [
 
 NOT_CLAIMS = {  # how sentences of README begin that have a number and claim nothing that is measured: why
     "Exit codes: 0 done": "an interface; tests/cli holds it",
-    "| `normformer`, `normformer-resscale` | HeadScale": "a definition; tests/transformer holds its equation",
-    "| `deepnorm` | post-ln, constant skip above 1": "a definition; tests/transformer holds its equation",
     _SETTING: "the setting of the runs below it; recipes and defaults say it",
     _COUNTED: "a definition",
 }

@@ -209,15 +209,25 @@ def check_machine(run: Run) -> None:
                           f" {shards} keeps shards; train it without shards")  # fmt: skip
     if run.training.precision == "fp16" and not torch.cuda.is_available():
         raise RecipeError("training.precision=fp16 needs a GPU; use bf16 or fp32 on a CPU")
-    if run.training.fsdp and PartialState().distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
+    if run.training.fsdp and PartialState().distributed_type == DistributedType.NO:
         raise RecipeError(
-            "training.fsdp=true needs GPUs and a launcher, such as torchrun --nproc-per-node 2 (on a CPU accelerate"
-            " would silently not shard); leave it out"
+            "training.fsdp=true needs a launcher, such as torchrun --nproc-per-node 2 -m isograd train; leave it out"
         )
+    _shard_on_cpus(run.training.fsdp)
     for library in run.training.track:
         if find_spec(library) is None:
             extra = "'isograd[track]'" if library == "tensorboard" else library
             raise RecipeError(f"training.track names {library}, which is not installed; pip install {extra}")
+
+
+def _shard_on_cpus(shards: bool) -> None:
+    """torch's FSDP2 shards over gloo as well, but accelerate asks for accelerators and would run DDP without a word.
+
+    Several processes without GPUs are one thing or the other for as long as a run lasts.
+    """
+    state = PartialState()
+    if state.device.type == "cpu" and state.distributed_type in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        state.distributed_type = DistributedType.MULTI_GPU if shards else DistributedType.MULTI_CPU
 
 
 def _check_deepspeed(run: Run) -> None:
