@@ -50,6 +50,9 @@ RULES: dict[str, dict[str, tuple[float, float]]] = {
         ("embed", "query", "key", "value", "attn_out", "ffn_in", "ffn_out"), ((0.4 / D) ** 0.5, 0.0)
     )
     | {"head": (D**-0.5, 0.0)},
+    "unit": dict.fromkeys(  # rows of length 1, of W_O and W_2 columns: always of d entries
+        ("embed", "head", "query", "key", "value", "attn_out", "ffn_in", "ffn_out"), (D**-0.5, 0.0)
+    ),
     "fairseq": TABLES
     | dict.fromkeys(("query", "key", "value"), (FUSED, torch_linear(D)))
     | {
