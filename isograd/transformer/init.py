@@ -74,6 +74,8 @@ def unit(leaf: Linear | Embedding, config: Any) -> None:
             leaf.weight.copy_(F.normalize(leaf.weight, dim=0 if leaf.role in ("attn_out", "ffn_out") else 1))
     if isinstance(leaf, Linear):
         _zero_bias(leaf)
+    elif leaf.padding_idx is not None:
+        init.zeros_(leaf.weight[leaf.padding_idx])
 
 
 def fairseq(leaf: Linear | Embedding, config: Any) -> None:
