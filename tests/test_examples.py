@@ -51,6 +51,7 @@ def own_loop(**options: Any) -> tuple[list[float], float]:
     return runpy.run_path(str(ROOT / "examples/own_loop.py"))["main"](**options)
 
 
+@pytest.mark.slow
 def test_own_loop() -> None:
     losses, entropy = own_loop(layers=2, steps=30)
     assert len(losses) == 30 and losses[-1] < losses[0] - 0.3 and 3.1 < entropy < 3.2
@@ -84,6 +85,7 @@ def test_the_models_of_a_page_are_built(page: str) -> None:
     assert made
 
 
+@pytest.mark.slow
 def test_initial_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Down a Post-LN decoder gradients fall by about sqrt(2/3) per layer; in the encoder, and with Pre-LN, they do not.
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
+from threading import Event
 from typing import NoReturn
 
 from isograd.errors import IsogradError, UserError, nearest, one_line
@@ -96,6 +97,7 @@ def _run(verb: str, words: Sequence[str]) -> int:
         from isograd.cli.console import silence
 
         silence(True)
+    _heard.clear()
     signal.signal(signal.SIGTERM, _terminate)
     code = call()
     sys.stdout.flush()
@@ -179,5 +181,15 @@ def _complete() -> None:
     argcomplete.autocomplete(parser)
 
 
+_heard = Event()  # a request to end
+
+
 def _terminate(*_: object) -> NoReturn:
+    _heard.set()
     raise KeyboardInterrupt
+
+
+def end_if_asked() -> None:
+    """Before a wait without end: what is raised while Python runs a finalizer, Python prints and forgets."""
+    if _heard.is_set():
+        raise KeyboardInterrupt

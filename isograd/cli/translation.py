@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.markup import escape
 
+from isograd.cli import end_if_asked
 from isograd.cli.console import loading, must_be_writable, output, print_json, print_table, progress, warn
 from isograd.cli.parser import Count, File, Number
 from isograd.errors import UserError, needed, refusing
@@ -112,7 +113,7 @@ def windows(stream: Any, most: int) -> Iterator[list[bytes]]:
     Of a file the windows are always the same, since all of it is there.
     """
     rest, lines = b"", list[bytes]()
-    while chunk := stream.read1(_CHUNK):
+    while chunk := _read(stream):
         *whole, rest = (rest + chunk).split(b"\n")
         lines += whole
         while len(lines) >= most:
@@ -125,6 +126,12 @@ def windows(stream: Any, most: int) -> Iterator[list[bytes]]:
         lines.append(rest)
     if lines:
         yield lines
+
+
+def _read(stream: BufferedReader) -> bytes:
+    """What has come, at least a byte; nothing at the end."""
+    end_if_asked()
+    return stream.read1(_CHUNK)
 
 
 def _more(stream: BufferedReader) -> bool:

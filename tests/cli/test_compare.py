@@ -134,6 +134,7 @@ def test_the_table(told: tuple[Path, dict[str, Any]], text: Path, monkeypatch: p
     assert all(any(f" {arm['final_loss']:.3f} " in row for row in narrow) for arm in content["arms"][:6])
 
 
+@pytest.mark.slow
 def test_another_folder_and_a_relative_path(
     told: tuple[Path, dict[str, Any]], text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +231,7 @@ def test_unwritable(text: Path, tmp_path: Path) -> None:
     assert "Permission denied" in refused(*compare_command(text, tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_recipe(text: Path, tmp_path: Path) -> None:
     """Only by hand can a folder hold another recipe: it is said, and --fresh trains anew."""
     command = compare_command(text, tmp_path / "out", "--placements", "pre-ln", "--jobs", "1", steps=4)
@@ -240,6 +242,7 @@ def test_a_folder_of_another_recipe(text: Path, tmp_path: Path) -> None:
     assert called(*command, "--fresh")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -270,6 +273,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("recipe.yaml")
 
 
+@pytest.mark.slow
 def test_a_recipe_with_its_arms(recipe: Path) -> None:
     """One command; the same again trains nothing; `isograd train` takes the same file, and gives the arm's numbers."""
     command = ["compare", "--recipe", str(recipe), "--json", "--jobs", "1"]
@@ -298,6 +302,7 @@ def test_a_recipe_with_its_arms(recipe: Path) -> None:
     assert (alone["validation_loss"], alone["bleu"]) == (arms[0]["validation_loss"], arms[0]["bleu"])
 
 
+@pytest.mark.slow
 def test_arms_seeds_and_overrides_of_the_command(recipe: Path) -> None:
     """In place of those of the recipe; overrides are behind it, also behind an option."""
     command = [

@@ -266,6 +266,7 @@ def test_a_refusal_of_the_recipe_loads_no_torch(command: str) -> None:
     assert done.returncode == 2 and "did you mean" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--import` registers first; what it registers is shown with its own norm, and trained in other processes."""
     (tmp_path / "mine.py").write_text(

@@ -49,6 +49,7 @@ def test_what_is_written(study: Path) -> None:
     assert [line.split(",")[0] for line in out.splitlines()[1:3]] == ["post-ln", "pre-ln"]
 
 
+@pytest.mark.slow
 def test_written_elsewhere_and_read_again(study: Path, tmp_path: Path) -> None:
     """A report is no run: a second one reads the same."""
     assert called("report", str(study))[0] == 0
@@ -91,6 +92,7 @@ def test_no_torch(study: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_two_tasks_two_pages(study: Path) -> None:
     """Losses of different tasks are not put into one table."""
     run = runs(study)[0]

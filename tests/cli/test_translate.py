@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from isograd import cli
 from isograd.cli.translation import windows
 from isograd.data.parallel import load_parallel
 from isograd.evaluate.translation import Translator
@@ -199,3 +200,15 @@ def test_pairs_for_the_other_direction(folder: Path, expected: list[str], given:
 def test_what_pairs_contradict(folder: Path) -> None:
     refused("--tag needs --pairs", "translate", str(folder), "--tag", "x")
     refused("--scores cannot be given with --pairs", "translate", str(folder), "--scores", "--pairs")
+
+
+def test_a_request_to_end_that_was_lost_ends_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a signal raises while Python runs a finalizer is printed and forgotten."""
+    heard = threading.Event()
+    monkeypatch.setattr(cli, "_heard", heard)
+    there = windows(io.BytesIO(b"ein\nzwei\n"), 1)
+    assert next(there) == [b"ein"]
+    heard.set()
+    assert next(there) == [b"zwei"]  # it has been read already
+    with pytest.raises(KeyboardInterrupt):
+        next(there)

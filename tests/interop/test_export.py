@@ -159,6 +159,7 @@ def test_our_own_class(runs: Path, tmp_path: Path) -> None:
     assert all(torch.equal(again.state_dict()[name], value) for name, value in made.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "name", "library", "files"),
     [

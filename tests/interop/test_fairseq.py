@@ -185,6 +185,7 @@ def test_generation_of_unequal_towers_with_a_cache() -> None:
     assert {m._attn_implementation for m in (model.config, model.encoder.config)} == {"eager"}
 
 
+@pytest.mark.slow
 def test_a_placement_made_from_flags_loads_in_a_fresh_process(tmp_path: Path) -> None:
     """No registration: its name says all."""
     model = agrees(PAIR | flags("HR") | {"no_decoder_final_norm": True}, "pair")

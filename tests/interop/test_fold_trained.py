@@ -40,6 +40,7 @@ def lines(kind: str) -> list[str]:
     return ["one two three", "seven", "nine ten one", "four"] if kind == "translation" else TEXT.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

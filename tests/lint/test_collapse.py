@@ -44,6 +44,7 @@ def test_settings_that_are_known_to_collapse(placement: str, layers: int, lr: fl
     assert f"at LR {lr:g}" in finding.message and "or take a learning rate below" in finding.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "layers", "lr", "warmup"),
     [

@@ -52,6 +52,7 @@ def test_the_example_of_a_page_has_its_fault(code: str, monkeypatch: pytest.Monk
     assert findings.missed == ()
 
 
+@pytest.mark.slow
 def test_the_table_lists_the_severities_of_findings() -> None:
     lines = [line.split("|") for line in (DOCS / "check.md").read_text().splitlines() if line.startswith("| [")]
     listed = {cells[1].split("]")[0].strip(" ["): set(cells[2].strip().split(", ")) for cells in lines}

@@ -226,6 +226,7 @@ def spoiled(folder: Path) -> None:
     (folder / "run.json").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [diverged, unobserved, interrupted, cut_off, failed_early, flat])
 @pytest.mark.parametrize("which", ["first", "only"])
 def test_whatever_became_of_the_runs(study: Path, change: Edit, which: str) -> None:

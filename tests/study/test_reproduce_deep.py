@@ -100,6 +100,7 @@ def test_folding_changes_no_translation(trained: Trained, tmp_path: Path) -> Non
     assert verydeep2020._folded([row, row]).verdict == "same direction"
 
 
+@pytest.mark.slow
 def test_back_translation_of_a_part(trained: Trained, tmp_path: Path) -> None:
     """A quarter are pairs; of the others the targets, each behind a tagged translation; nothing is made twice."""
     rows = translations.back_translated(context(tmp_path, trained))

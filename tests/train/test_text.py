@@ -24,6 +24,7 @@ def masked(**sections: dict[str, Any]) -> Run:
     return small(task="masked", data=data, **sections)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["full-sentences", "segment-pair"])
 def test_a_masked_model_learns(packing: str, tmp_path: Path) -> None:
     run = masked(data={"packing": packing}, training={"steps": 150, "batch": 16, "lr": 0.01, "valid_every": 50})

@@ -121,6 +121,7 @@ def test_epochs_end_a_training_and_validate_once_each(tmp_path: Path) -> None:
     assert len(read_rows(tmp_path / "validation.jsonl")) == 2 == got["steps"] / task.updates_per_epoch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["last", "best", "average"])
 def test_which_weights_are_kept(select: str, tmp_path: Path) -> None:
     """Against trainings that end where the chosen weights were."""
@@ -145,6 +146,7 @@ CHOSEN = {  # the best on validation by far, and a training that makes it so
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHOSEN)
 def test_auto_keeps_what_is_best_on_validation(kind: str, tmp_path: Path) -> None:
     """The weights that select=KIND keeps, bit for bit, and the numbers of the other candidates."""
