@@ -37,10 +37,11 @@ def page_of(folder: Path, out: Path) -> Page:
     runs = [out / CELLS / name for name in result["cells"]]
     return Page(
         title=f"{result['item']}: {result['shows']}",
-        headline=f"{headline(result)}",
+        headline=headline(result),
         warnings=[f"Not the item's own settings: {', '.join(result['changed'])}."] if result["changed"] else [],
         subtitle=f"Claim: {result['claim']} {result['paper']}.",
         sections=[
+            Section(name="evidence", title="Why this verdict", sentence=result["reason"]),
             _numbers(result),
             *_charts(result, rows),
             *_run_charts(result["run charts"], runs),
@@ -52,10 +53,18 @@ def page_of(folder: Path, out: Path) -> Page:
     )
 
 
+VERDICTS = {
+    "same direction": "Same direction as in the paper",
+    "not seen": "Not seen: neither what the paper says nor its opposite",
+    "opposite": "The opposite of what the paper says",
+}
+
+
 def headline(result: Row) -> str:
-    """ "Same direction: why." """
-    verdict = result["verdict"]
-    return f"{verdict[:1].upper()}{verdict[1:]}: {result['reason']}"
+    """The verdict as a sentence, and where it was found."""
+    if result["verdict"] not in VERDICTS:
+        return f"Not run: {result['reason']}"
+    return f"{VERDICTS[result['verdict']]}. Here: {result['size_here']}."
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

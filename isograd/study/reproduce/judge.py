@@ -60,7 +60,8 @@ def paired(
     if not found.n:
         return Verdict(verdict="not seen", reason=f"no seed of {mine} and {theirs} can be compared.", ours=ours)
     size = f"by {abs(found.median or 0):.3g}{f' {unit}' if unit else ''} in the median"
-    said = f"{name} of {mine} is {'lower' if (found.median or 0) < 0 else 'higher'} than that of {theirs} {size}"
+    side = "lower" if (found.median or 0) < 0 else "higher"
+    said = f"{_capital(name)}: {mine} is {side} than {theirs} {size}"
     counted = found.count_said()
     return Verdict(verdict=verdict, reason=f"{said} ({counted or 'equal'}, n = {found.n}).", ours=ours)
 
@@ -74,7 +75,8 @@ def sided(interval: Interval, expect: Side, least: float = 0.0) -> Direction:
 def beyond(label: str, values: Sequence[float], threshold: float, expect: Side, unit: str = "") -> Verdict:
     """Whether values, one per seed, lie above (below) a threshold, by the interval of their median."""
     ours = measured(label, values, unit)
-    reason = f"{label} is {_number(ours.value)}{unit and ' ' + unit}, against {threshold:g} (n = {ours.n})."
+    asked = f"the rule asks for {'more' if expect == 'higher' else 'less'} than {threshold:g}"
+    reason = f"{_capital(label)}: {_number(ours.value)}{unit and ' ' + unit} (n = {ours.n}); {asked}."
     interval = median_interval([value - threshold for value in values]) if len(values) > 1 else None
     verdict = sided(interval, expect) if interval else "not seen"  # one seed has none
     return Verdict(verdict=verdict, reason=reason, ours=(ours,))
