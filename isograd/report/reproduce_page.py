@@ -64,7 +64,7 @@ def headline(result: Row) -> str:
     """The verdict as a sentence, and where it was found."""
     if result["verdict"] not in VERDICTS:
         return f"Not run: {result['reason']}"
-    return f"{VERDICTS[result['verdict']]}. Here: {result['size_here']}."
+    return f"{VERDICTS[result['verdict']]}. Here: {result['size here']}."
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
