@@ -184,6 +184,47 @@ class LossWatch:
             self.learnt |= excess < -NEAR
 
 
+class Onset:
+    """Since when the loss is no longer where it was at its best: from where a run would be replayed.
+
+    A loss that is not finite; or a mean of ten losses `BREAK` above the lowest such mean, counted from the first loss
+    that was halfway there; or, once that mean has been `NEAR` below the unigram loss, one that has come back to it.
+
+    Attributes:
+        since: that step; None where there is none, also where the loss has recovered.
+
+    >>> onset = Onset()
+    >>> [onset.follow(step, loss, 4.0).since for step, loss in enumerate([3.0] * 20 + [9.0] * 12 + [2.0] * 20, 1)][::10]
+    [None, None, None, 21, None, None]
+    """
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+        self._lowest = math.inf
+        self._low = self._below = 0  # the last steps with a loss near its lowest, and below the unigram loss
+        self._learnt = False
+        self._last: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+
+    def follow(self, step: int, loss: float, level: float) -> "Onset":
+        """The next step; `level` is the unigram loss, and not a number where the loss is none of tokens."""
+        if not math.isfinite(loss):
+            self.since = self.since or step
+            return self
+        self._last.append((loss, loss - level))
+        if len(self._last) < WINDOW:
+            return self
+        mean, excess = (math.fsum(values) / WINDOW for values in zip(*self._last, strict=True))
+        self._lowest = min(self._lowest, mean)
+        self._learnt |= excess < -NEAR
+        if loss <= self._lowest + BREAK / 2:
+            self._low = step
+        if loss - level < -NEAR:
+            self._below = step
+        thrown, back = mean >= self._lowest + BREAK, self._learnt and excess >= 0
+        self.since = self._low + 1 if thrown else self._below + 1 if back else None
+        return self
+
+
 def lr_reached(rows: Sequence[Mapping[str, Any]], unigram: float | Sequence[float]) -> dict[str, Any]:
     """ "broke_at" (step or None); "lr_reached": the rate of that step, or of the last one; None if it never learnt.
 

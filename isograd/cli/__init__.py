@@ -37,6 +37,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "check": "check.check",
     "conform": "conform.conform",
     "diagnose": "diagnose.diagnose",
+    "replay": "replay.replay",
     "report": "report.report",
     "theory": "theory.theory",
     "list": "catalogue.list_placements",

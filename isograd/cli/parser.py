@@ -103,7 +103,8 @@ def fill(parser: argparse.ArgumentParser, function: Callable[..., int], helps: d
         if parameter.kind is parameter.KEYWORD_ONLY:
             required = parameter.default is parameter.empty
             default = {"required": True} if required else {"default": parameter.default}
-            parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **options, **default)
+            flag = name.rstrip("_").replace("_", "-")  # from_ is --from, a word of Python's
+            parser.add_argument(f"--{flag}", dest=name, **options, **default)
         else:
             options["metavar"] = options.get("metavar") or name.upper()
             if parameter.kind is parameter.VAR_POSITIONAL:

@@ -34,7 +34,7 @@ def report(
     Reads files only: a folder copied from another machine will do.
 
     Args:
-        folders: the folder of a run, a study or a search, or a folder of runs
+        folders: the folder of a run, a study, a search or a replay, or a folder of runs
         out: where to write (default: report/ in the first FOLDER)
         title: of the page
         reference: placement or label of the arm that the others are measured against (default: pre-ln, or the first)
@@ -59,6 +59,11 @@ def report(
         from isograd.cli.headroom import report_headroom
 
         report_headroom(folders[0], json, out, title, figures)
+        return 0
+    if len(folders) == 1 and (folders[0] / "replay.json").exists():
+        from isograd.cli.replay import report_replay
+
+        report_replay(folders[0], out, title, figures, json)
         return 0
     from isograd.cli.compare import print_arms
     from isograd.report.runs import find_runs, readable

@@ -54,7 +54,7 @@ def train(
     if keys:
         import yaml
 
-        print(yaml.safe_dump(run.as_dict(), sort_keys=False), end="")
+        print(yaml.safe_dump(run.as_dict(everything=True), sort_keys=False), end="")
         return 0
     if dry_run:
         return _forecast(run, world_size or 1, json)

@@ -92,7 +92,7 @@ def run_cells(
     rows = found.rows
     for i, row in rows.items():
         if row["outcome"] in ENDED:
-            tidy(folder / CELLS / cells[i].name)  # the last kill may have come before this was done
+            tidy(folder / CELLS / cells[i].name, everything=not keep_models)  # the last kill may have come before this
         on_row(i, row)
     write_ledger(folder, [rows[i] for i in sorted(rows)])
 
@@ -102,6 +102,8 @@ def run_cells(
         rows[i] = row_of(cells[i], outcome)
         if not keep_models:
             shutil.rmtree(folder / CELLS / cells[i].name / "model", ignore_errors=True)
+            if outcome["outcome"] in ENDED:
+                tidy(folder / CELLS / cells[i].name, everything=True)
         append_rows(folder / LEDGER, [rows[i]])
         on_row(i, rows[i])
 

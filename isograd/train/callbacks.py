@@ -17,6 +17,7 @@ from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.writers import WARNINGS
 from isograd.files import append_rows, read_json, read_rows, write_json
+from isograd.outcome import Onset
 from isograd.train.trainer import IsogradTrainer
 
 STATE = "watch.json"  # in a checkpoint
@@ -106,6 +107,19 @@ class Log(TrainerCallback):
         self._steps: list[tuple[int, float, Tensor]] = []  # step, rate; loss, norm, and norms of layers
         self._clock = (0, time.perf_counter())
         self._rates: list[float] = []  # steps per second, one per batch of steps
+        self._onset = Onset()
+
+    @property
+    def broke_from(self) -> int | None:
+        """The step from which on the run is no longer what it was; None where nothing of the kind is seen."""
+        warned = [row.get("left_at") or row["step"] for row in self.warning.collapse.warnings] if self.warning else []
+        return min(filter(None, [self._onset.since, *warned]), default=None)
+
+    def follow(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows of metrics.jsonl that come next."""
+        level = self.warning.collapse.unigram_entropy if self.warning else None
+        for row in rows:
+            self._onset.follow(row["step"], row["loss"], math.nan if level is None else level)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         loss = torch.stack(self.trainer.losses).float().mean()
@@ -115,7 +129,9 @@ class Log(TrainerCallback):
         if self.warning is not None:
             numbers = torch.cat([numbers, self.warning.norms()])
         self._steps.append((state.global_step, self.trainer.rate, numbers))
-        due = state.global_step % self.every == 0 or state.global_step == state.max_steps or control.should_save
+        last = state.global_step >= (self.trainer.recipe.training.stop_at or state.max_steps)
+        control.should_training_stop |= last
+        due = state.global_step % self.every == 0 or last or control.should_save
         if due and not self._flush():
             control.should_training_stop = True
             control.should_save = False  # a run that goes on after a kill would go on from here
@@ -147,6 +163,7 @@ class Log(TrainerCallback):
         ]
         self._steps.clear()
         self._time(rows[-1]["step"])
+        self.follow(rows)
         if self.trainer.is_world_process_zero():
             append_rows(self.folder / "metrics.jsonl", rows)
         if self.warning is not None:

@@ -21,6 +21,7 @@ First = Literal["xiong", "fairseq"]
 Kept = Literal["last", "best", "average"]
 Select = Kept | Literal["auto"]
 MOST_LAYERS = 4096  # of a stack; four times the deepest ones published
+LATER = {"stop_at": 0}  # keys that were added later: at these values a run is the one that it was without them
 MOST = 2**31 - 1  # of whatever is counted, in one update or altogether
 
 
@@ -107,6 +108,7 @@ class Training:
     average: int = 5  # how many validated checkpoints an average takes, the last ones
     profile_dropout: float | None = None  # of ADMIN's profile, on embedding and branches; None: as the model is trained
     track: tuple[Tracker, ...] = ()  # transformers' integrations
+    stop_at: int = 0  # the update after which the run ends, its schedule that of `steps`; 0: the last one
 
     # Without a type these are no keys of a recipe: what a task trains with that has none of its own.
     epochs = 0
@@ -238,10 +240,15 @@ class Run:
             "encoder_layers": self.encoder_layers,
         }
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain nested data, as it is written to run.json; the training comes last."""
+    def as_dict(self, everything: bool = False) -> dict[str, Any]:
+        """Plain nested data, as it is written to run.json; the training comes last.
+
+        Args:
+            everything: also the keys of `LATER` that are at their defaults.
+        """
         content = json.loads(json.dumps(asdict(self)))
         training = content.pop("training")
+        training = {key: value for key, value in training.items() if everything or LATER.get(key, ...) != value}
         return content | {"training": training}
 
     def key(self) -> str:
@@ -282,7 +289,7 @@ def share(section: str, of: object, *keys: str) -> None:
 
 
 _NOT_NEGATIVE = ("warmup", "warmup_from", "decay_to", "decay_at", "power", "weight_decay", "clip", "eps")
-_COUNTS = ("epochs", "probe_every", "checkpoint_every", "valid_every", "patience")
+_COUNTS = ("epochs", "probe_every", "checkpoint_every", "valid_every", "patience", "stop_at")
 
 
 def _check_training(t: Training) -> None:
@@ -290,6 +297,8 @@ def _check_training(t: Training) -> None:
     for key in (*_NOT_NEGATIVE, *_COUNTS):
         if not 0 <= getattr(t, key) < math.inf:
             raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative")
+    if t.stop_at > t.steps:
+        raise RecipeError(f"training.stop_at={t.stop_at} comes after the last of training.steps={t.steps}")
     if not 0 < t.lr < math.inf:
         raise RecipeError(f"training.lr={t.lr} must be finite and above 0")
     if not all(0 <= beta < 1 for beta in t.betas):

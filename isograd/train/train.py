@@ -19,12 +19,12 @@ from isograd.diagnose.watch.writers import WARNINGS
 from isograd.errors import RecipeError
 from isograd.files import append_rows, finite, keep_until, locked, read_json, read_rows, write_json
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
-from isograd.outcome import ENDED, LAST, LossWatch, lr_reached
+from isograd.outcome import ENDED, LAST, LossWatch, Onset, lr_reached
 from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
 from isograd.train.callbacks import Diverged, EarlyWarning, Log, Observe, Progress, first_warning
-from isograd.train.checkpoints import Seal, drop_broken, last_checkpoint, step_of
+from isograd.train.checkpoints import CHECKPOINTS, INITIAL, Seal, drop_broken, keep_only, last_checkpoint, step_of
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
 from isograd.train.run import Run, sharded_by
@@ -89,10 +89,34 @@ def _trained(
     return written
 
 
-def tidy(folder: Path) -> None:
-    """Remove what a run that has ended will not go on from. Not before: a kill in between would cost all its steps."""
-    for name in ("checkpoints", WEIGHTS):
-        shutil.rmtree(folder / name, ignore_errors=True)
+def tidy(folder: Path, everything: bool = False) -> None:
+    """Remove what a run that has ended will not go on from. Not before: a kill in between would cost all its steps.
+
+    A run that diverged or collapsed keeps the model before its first update, and the last checkpoint before it broke:
+    `isograd replay` goes back there.
+
+    Args:
+        everything: also of a run that broke.
+    """
+    shutil.rmtree(folder / WEIGHTS, ignore_errors=True)
+    ended_as = _there(folder / "outcome.json").get("outcome") if (folder / "outcome.json").exists() else None
+    if everything or ended_as not in ("diverged", "collapsed"):
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    else:
+        keep_only(folder / CHECKPOINTS, broke_from(folder))
+
+
+def broke_from(folder: Path) -> int | None:
+    """The step from which on a run was no longer what it had been, by its files; None where nothing of the kind is.
+
+    The first of: where the loss left its lowest for good, and what a warning says.
+    """
+    level = _there(folder / "resolved.json").get("data", {}).get("unigram_entropy")
+    onset = Onset()
+    for row in _losses(folder):
+        onset.follow(row["step"], row["loss"], math.nan if level is None else level)
+    warned = [row.get("left_at") or row["step"] for row in read_rows(folder / WARNINGS) if row["step"]]
+    return min(filter(None, [onset.since, *warned]), default=None)
 
 
 def ended(run: Run, folder: Path) -> dict[str, Any] | None:
@@ -160,24 +184,27 @@ def gradient_ratio(rows: list[dict[str, Any]], stack: Stack = "decoder") -> floa
 
 def _train(task: Task, folder: Path, progress: Progress | None, report: Report | None) -> dict[str, Any]:
     run = task.run
-    checkpoint = last_checkpoint(folder / "checkpoints")
+    checkpoint = last_checkpoint(folder / CHECKPOINTS)
     model, said = _model(task, checkpoint)
+    if not checkpoint and run.training.checkpoint_every and PartialState().is_main_process:
+        model.save_pretrained(folder / CHECKPOINTS / INITIAL)
     if run.training.gradient_checkpointing:
         # the name in newer versions of transformers, and in older ones, of the same method
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-    trainer = IsogradTrainer(run, model, task.samples, folder / "checkpoints", task.updates_per_epoch)
+    trainer = IsogradTrainer(run, model, task.samples, folder / CHECKPOINTS, task.updates_per_epoch)
     begun = step_of(checkpoint) if checkpoint else 0
     warning = EarlyWarning(trainer, folder, task.token_entropy, checkpoint)
     log = Log(trainer, folder, progress=progress, diverged=_diverged(task, folder, begun), warning=warning)
+    log.follow([row for row in _losses(folder) if row["step"] <= begun])
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
         trainer.add_callback(Validate(trainer, task, folder, report))
-    trainer.add_callback(Seal(trainer, folder / "checkpoints"))
+    trainer.add_callback(Seal(trainer, folder / CHECKPOINTS, lambda: log.broke_from))
     if run.training.probe_every:
         trainer.add_callback(Observe(trainer, folder, run.training.probe_every))
     if trainer.is_world_process_zero():
-        drop_broken(folder / "checkpoints")
+        drop_broken(folder / CHECKPOINTS)
         write_json(folder / "resolved.json", resolved(task, model))
         for name in ("metrics.jsonl", "quantities.jsonl", ROWS, WARNINGS):
             if (folder / name).exists():

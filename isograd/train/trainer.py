@@ -94,6 +94,18 @@ class IsogradTrainer(Trainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """The state of a checkpoint, and the settings of the recipe, which differ where a run was forked."""
+        ours = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        peaks = list(getattr(self.lr_scheduler, "base_lrs", ()))
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or self.is_deepspeed_enabled:
+            return
+        factor = self.schedule(self.lr_scheduler.last_epoch + 1)
+        self.lr_scheduler.base_lrs = peaks
+        for group, settings_, peak in zip(self.optimizer.param_groups, ours, peaks, strict=True):
+            group |= settings_ | {"lr": peak * factor}
+
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
@@ -173,7 +185,6 @@ def arguments(run: Run, folder: Path) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         save_strategy="steps" if t.checkpoint_every else "no",
         save_steps=t.checkpoint_every or t.steps,
-        save_total_limit=2,
         logging_strategy="steps" if t.track else "no",
         logging_steps=10,
         logging_nan_inf_filter=False,

@@ -94,7 +94,7 @@ def resumed(run: Run, folder: Path) -> int:
 def test_killed_and_started_again(name: str, killed: Path, tmp_path: Path) -> None:
     left = shutil.copytree(killed / name, tmp_path / "again")
     assert not (left / "outcome.json").exists() and len(losses(left)) == DIES_AT
-    assert {p.name for p in (left / "checkpoints").iterdir()} == {"checkpoint-4", "checkpoint-8"}
+    assert {p.name for p in (left / "checkpoints").iterdir()} == {"initial", "checkpoint-4", "checkpoint-8"}
     assert resumed(variant(name), left) == 10
     train(variant(name), tmp_path / "whole")
     same_run(left, tmp_path / "whole")
@@ -176,3 +176,12 @@ def test_checkpoints_change_no_number(tmp_path: Path, whole: Path) -> None:
         content["training"]["checkpoint_every"] = every
         train(small(training=content["training"]), tmp_path / str(every))
         same_run(tmp_path / str(every), whole)
+
+
+def test_stop_at_ends_a_run_early_with_the_schedule_of_all_its_steps(tmp_path: Path) -> None:
+    schedule = VARIANTS["schedule"]["training"]
+    train(small(training=LENGTH | schedule), tmp_path / "whole")
+    done = train(small(training=LENGTH | schedule | {"stop_at": 7}), tmp_path / "part")
+    assert done["steps"] == 7
+    rows = [read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "part")]
+    assert rows[0][:7] == rows[1]
