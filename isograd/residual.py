@@ -325,6 +325,24 @@ class AttentionResiduals(Residuals):
         super().__init__(placement, width, layers=layers, **common)
 
 
+class DepthAverages(Residuals):
+    """DenseFormer: after layer l, x <- sum_j a_lj X_j; X_j is what layer j left, X_0 what `open` was given.
+
+    a begins at 1 for X_l and 0 for the others: at init it computes what Pre-LN does. State: a tuple of tensors
+    (batch, time, width), x first, then X_0, X_1, ... Pagliardini et al. 2024, arXiv 2402.02622.
+
+    Args:
+        dilation: only X_l, X_(l - dilation), ... are averaged (k in the paper).
+        period: an average after every period-th layer only (p in the paper).
+    """
+
+    def __init__(
+        self, width: int, *, layers: int, dilation: int = 1, period: int = 1, **common: Unpack[Common]
+    ) -> None:
+        placement = _named("denseformer", dilation=dilation, period=period)
+        super().__init__(placement, width, layers=layers, **common)
+
+
 class ParallelBranches(Residuals):
     """All branches of a layer read the layer's input: x <- x + attn(n_1 x) + ffn(n_2 x). State (x, layer input).
 

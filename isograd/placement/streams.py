@@ -11,7 +11,7 @@ file says.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from isograd.placement.laws import Law
+from isograd.placement.laws import Law, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,10 @@ class Stream:
     reads: ClassVar[str] = "x"
     writes: ClassVar[str] = "x <- add(x, u)"
     adds: ClassVar[bool] = True
+
+    def kept(self, site: Site) -> int:
+        """How many tensors of the width a sublayer keeps for the backward pass beside the plain stream's; at least."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,9 @@ class TwoStreams(Stream):
     writes: ClassVar[str] = "P <- add(P, u); Q <- Q + u"
     form: Literal["residual", "siamese"] = "residual"
 
+    def kept(self, site: Site) -> int:
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hyper(Stream):
@@ -106,6 +113,9 @@ class Hyper(Stream):
         if self.copies < 1 or self.iterations < 1 or self.rank < 1:
             raise ValueError(f"copies={self.copies}, iterations={self.iterations}, rank={self.rank}: at least 1 each")
 
+    def kept(self, site: Site) -> int:
+        return 2 * self.copies  # before and after the mix
+
 
 @dataclass(frozen=True, kw_only=True)
 class DepthAttention(Stream):
@@ -123,6 +133,9 @@ class DepthAttention(Stream):
     norm_values: bool = False
     block: int = 0
 
+    def kept(self, site: Site) -> int:
+        return 2 * (1 + (site.layer // self.block if self.block else site.slot))  # the sources, and their norms
+
 
 @dataclass(frozen=True, kw_only=True)
 class FirstInput(Stream):
@@ -131,6 +144,9 @@ class FirstInput(Stream):
     reads: ClassVar[str] = "r x + z x_0 at a layer's first sublayer, else x"
     keep: float | Law = 1.0
     first: float | Law = 0.0
+
+    def kept(self, site: Site) -> int:
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +170,26 @@ class Affine(Stream):
 
     writes: ClassVar[str] = "x <- (x + c) * r + (u + d) * g"
     adds: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthAverage(Stream):
+    """After layer l, x <- sum_j a_lj X_j: X_0 what the first layer reads, X_j what layer j leaves; a trained numbers.
+
+    Pagliardini et al. 2024, arXiv 2402.02622 (DenseFormer). a begins at 1 for X_l and 0 for the others.
+
+    Args:
+        dilation: only every dilation-th of the X_j is averaged: X_l, X_(l - dilation), ... (k in the paper).
+        period: only every period-th layer is followed by an average (p in the paper).
+    """
+
+    writes: ClassVar[str] = "x <- add(x, u), after layer l: X_l = x, x <- sum_(j <= l) a_lj X_j"
+    dilation: int = 1
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dilation < 1 or self.period < 1:
+            raise ValueError(f"dilation={self.dilation}, period={self.period}: at least 1 each")
+
+    def kept(self, site: Site) -> int:
+        return int(site.kind == "ffn")  # X_l

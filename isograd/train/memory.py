@@ -31,7 +31,6 @@ from isograd.errors import RecipeError
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, sites
 from isograd.placement.formula import Learned
-from isograd.placement.streams import DepthAttention, FirstInput, Hyper, Stream, TwoStreams
 from isograd.train.run import Run, Training, sharded_by
 from isograd.train.tasks import TASKS
 from isograd.train.zero import Zero, zero_of
@@ -244,22 +243,13 @@ def _sublayer(training: Training, config: IsogradConfig, residual: Residual, sit
     kept += sum(_normed(config, norm, width, stream) for norm in (residual.pre, residual.post))
     kept += _normed(config, residual.out, width, narrow)
     kept += width if config.hidden_dropout else 0
-    kept += _carried(config.entry().stream, site) * width * stream
+    kept += config.entry().stream.kept(site) * width * stream
     shared = narrow == FLOAT or (residual.pre is not None and stream == FLOAT)  # x is kept anyway, to be read or normed
     if isinstance(residual.skip, Learned) and not shared:
         kept += width * stream
     if isinstance(residual.scale, Learned):
         kept += width * narrow
     return kept
-
-
-def _carried(stream: Stream, site: Site) -> int:
-    """How many tensors of the stream's width a sublayer keeps beside what the plain stream does; a lower bound."""
-    if isinstance(stream, Hyper):
-        return 2 * stream.copies  # before and after the mix
-    if isinstance(stream, DepthAttention):
-        return 2 * (1 + (site.layer // stream.block if stream.block else site.slot))  # the sources, and their norms
-    return 1 if isinstance(stream, TwoStreams | FirstInput) else 0
 
 
 def _attention(training: Training, config: IsogradConfig, residual: Residual) -> int:

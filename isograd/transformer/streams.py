@@ -22,6 +22,7 @@ from isograd.placement.laws import Site
 from isograd.placement.streams import (
     Affine,
     DepthAttention,
+    DepthAverage,
     FirstInput,
     FirstValues,
     Hyper,
@@ -389,6 +390,40 @@ class DepthAttentionEnds(Ends):
         return self.last.read(state)[0]
 
 
+class DepthAverageConnection(Connection):
+    """State (x, X_0, .., X_(l-1)): at the layer's end X_l = x, and x <- sum_j a_j X_j over l, l - dilation, ..."""
+
+    def __init__(self, stream: DepthAverage, width: int, site: Site, eps: float = 1e-5) -> None:
+        super().__init__(stream, width, site, eps)
+        self.layer, self.dilation = site.layer, stream.dilation
+        averages = self.ends_layer and site.layer % stream.period == 0
+        self.shares = nn.Parameter(torch.empty(site.layer // stream.dilation + 1)) if averages else None
+        self.draw()
+
+    def draw(self) -> None:
+        if self.shares is not None:
+            with torch.no_grad():
+                nn.init.zeros_(self.shares)
+                self.shares[-1] = 1.0
+
+    def read(self, state: State) -> tuple[Tensor, Any]:
+        return state[0], state
+
+    def write(self, held: Any, u: Tensor, add: Add = operator.add) -> State:
+        x, *left = held
+        x = add(x, u)
+        if not self.ends_layer:
+            return x, *left
+        left.append(x)
+        if self.shares is not None:
+            earlier = left[self.layer % self.dilation : -1 : self.dilation]
+            *others, last = self.shares.to(x.dtype).unbind()
+            x = last * x
+            for share, output in zip(others, earlier, strict=True):
+                x = torch.addcmul(x, output, share)
+        return x, *left
+
+
 class FirstInputConnection(Connection):
     """State (x, x_0): x <- r x + z x_0 before each layer."""
 
@@ -503,6 +538,8 @@ def make_connection(stream: Stream, site: Site, config: Any) -> Connection:
             return GatedConnection(stream, width, site, eps)
         case DepthAttention():
             return DepthAttentionConnection(stream, width, site, eps)
+        case DepthAverage():
+            return DepthAverageConnection(stream, width, site, eps)
         case FirstInput():
             return FirstInputConnection(stream, width, site, eps)
         case FirstValues():
@@ -520,7 +557,7 @@ def make_ends(stream: Stream, config: Any) -> Ends:
     """The module at both ends of a stack in any stream but the plain one."""
     width, eps = config.hidden_size, config.norm_eps
     match stream:
-        case Parallel() | LayerSkip() | FirstInput():
+        case Parallel() | LayerSkip() | FirstInput() | DepthAverage():
             return LayerInputEnds()
         case TwoStreams(form="residual"):
             return TwoStreamsEnds(make_norm(Norm(), width, config), None)

@@ -184,7 +184,7 @@ def test_every_mistake_of_the_table_is_recognized(name: str, mistake: str) -> No
 
 def test_no_mistake_hides_another() -> None:
     """In each design no two single mistakes compute the same."""
-    for name in ("mhc", "hyper-connections", "gated-streams", "attention-residuals", "residual"):
+    for name in ("mhc", "hyper-connections", "gated-streams", "attention-residuals", "denseformer", "residual"):
         suite = _Suite(Own, Setting(placement=_design(name)))
         found = [
             torch.cat([t.flatten() for w in suite.cases.values() for t in suite.outputs(suite.equation(w, one.name))])

@@ -18,7 +18,7 @@ from tests.transformer.test_init import SHAPE, D, L, has_std, xavier
 each = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in ONE_PER_STREAM else pytest.mark.slow) for n in LATER]
 )
-FIRST_AS_PRE_LN = ["hyper-connections-static", "hyper-connections", "affine-shortcut"]
+FIRST_AS_PRE_LN = ["hyper-connections-static", "hyper-connections", "affine-shortcut", "denseformer"]
 
 
 def as_initialized(name: str, **options: Any) -> Any:
@@ -204,7 +204,8 @@ def test_compiles_without_a_graph_break(name: str) -> None:
 def test_only_a_model_of_plain_residuals_has_a_home(name: str) -> None:
     """In transformers' classes; layerscale and the depth rules are refused later unless they are folded."""
     fits = {"qk-clip", "depth-mup", "completep", "layerscale", "ds-init"}
-    assert bool(homes(config(placement=name), CAUSAL)) == (name in fits)
+    home = homes(config(placement=name), CAUSAL)
+    assert bool(home) == (name in fits), f"{name} has the modules of {home or 'none'}: see `fits`"
 
 
 def test_every_later_entry_says_where_it_is_from() -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from isograd import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM
 from isograd.placement import CATALOGUE, get, sites
+from isograd.placement.formula import PLAIN
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.transformer.sublayer import Sublayer
 from tests.build import NAMES
@@ -25,11 +26,11 @@ def of_catalogue(placement: str, **options: Any) -> Anatomy:
     return find_anatomy(IsogradForCausalLM(config), {"input_ids": IDS})
 
 
+FOLLOWED = {"parallel", "b2t", "residual"}  # of the streams
 PLACED_OTHERWISE = {  # what carries or norms is no tensor, sum or norm that a trace follows
-    "hybridnorm", "hybridnorm-star", "dyt", "derf", "layerscale", "variance-gate", "parallel-shared", "spannorm",
-    "siamesenorm", "value-residual", "x0-scalars", "affine-shortcut", "hyper-connections-static", "hyper-connections",
-    "mhc", "independent-streams", "gated-streams", "attention-residuals", "attention-residuals-inkling",
-}  # fmt: skip
+    *("hybridnorm", "hybridnorm-star", "dyt", "derf", "layerscale", "variance-gate"),
+    *(name for name in CATALOGUE if get(name).stream != PLAIN and name not in FOLLOWED),
+}
 READ = [
     pytest.param(name, marks=[] if name in (*NAMES, "sandwich", "b2t") else pytest.mark.slow)
     for name in CATALOGUE

@@ -483,6 +483,18 @@ def attention_residuals_blocks(hand: Hand, x: Tensor) -> Tensor:
     return hand.ends.norm("norm", over_depth(hand.ends, "stream.last", sources, True))
 
 
+def denseformer(hand: Hand, x: Tensor) -> Tensor:
+    """Y_l = sum_(j <= l) alpha_lj X_j, X_l = layer l of Y_(l-1), X_0 = Y_0 the embedding: as the paper's section 3."""
+    outputs = [x]
+    for layer in range(1, hand.layers + 1):
+        a, b = hand.at(layer, "attn"), hand.at(layer, "ffn")
+        x = x + attend(a, a.norm("pre", x))
+        x = x + feedforward(b, b.norm("pre", x))
+        outputs.append(x)
+        x = weighted([*b["stream.shares"]], outputs)
+    return hand.ends.norm("norm", x)
+
+
 def added_up(w: Weights, state: list[Tensor]) -> Tensor:
     return sum(state[1:], state[0])
 
@@ -521,6 +533,7 @@ STACKS: dict[str, Callable[[Hand, Tensor], Tensor]] = {
     "mhc": copies(sinkhorn, gathered(False)),
     "independent-streams": copies(independent, gathered(True)),
     "gated-streams": copies(gated, lambda w, state: gate_of(w, state, "stream.gated")[0], normed=False),
+    "denseformer": denseformer,
     "attention-residuals": attention_residuals,
     "attention-residuals-inkling": attention_residuals_blocks,
     "qk-norm-heads": plain(pre, f=attend_qk_heads),

@@ -30,6 +30,8 @@ PARTS: dict[str, partial[Residuals]] = {  # what the branches' own norms are, an
     "gated-streams": partial(residual.GatedStreams, rank=3),
     "attention-residuals": partial(residual.AttentionResiduals),
     "attention-residuals, blocks, inkling": partial(residual.AttentionResiduals, block=2, norm_values=True),
+    "denseformer": partial(residual.DepthAverages),
+    "denseformer, dilated": partial(residual.DepthAverages, dilation=2, period=2),
     "parallel": partial(residual.ParallelBranches),
     "b2t": partial(residual.B2T),
     "residual": partial(residual.ResiDual),

@@ -45,6 +45,7 @@ def by_hand(name: str, made: IsogradModel, x: Tensor) -> Tensor:
 
 
 def test_every_entry_has_an_equation() -> None:
+    """A new entry's is a line of `STACKS` in stacks_by_hand.py."""
     assert {*NAMES, *STACKS} == set(CATALOGUE) and not set(NAMES) & set(STACKS)
 
 

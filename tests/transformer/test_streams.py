@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.placement.laws import Site, sites
-from isograd.placement.streams import DepthAttention, FirstInput, Hyper, LayerSkip, Parallel, TwoStreams
+from isograd.placement.streams import DepthAttention, DepthAverage, FirstInput, Hyper, LayerSkip, Parallel, TwoStreams
 from isograd.transformer import streams
 from tests.build import close, config
 
@@ -208,3 +208,29 @@ def test_b2t_leaves_the_last_layer_as_it_is() -> None:
     inner, last = (connection(LayerSkip(last=False), site) for site in (SITES[3], SITES[5]))
     close(inner.write((x, before), u)[0], x + before + u, 1e-12)
     close(last.write((x, before), u)[0], x + u, 1e-12)
+
+
+@pytest.mark.parametrize(("dilation", "period"), [(1, 1), (2, 1), (1, 3), (4, 5)])
+def test_averages_over_depth_as_released(dilation: int, period: int) -> None:
+    """Blocks are x -> tanh(x W) here; outputs lie in `dilation` groups, averaged each by itself."""
+    layers, x = 11, written()
+    stream = DepthAverage(dilation=dilation, period=period)
+    weights = torch.randn(layers, WIDTH, WIDTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * 0.3
+    made = [connection(stream, site, seed=site.slot) for site in sites(layers)]
+    groups: list[list[Tensor]] = [[] for _ in range(dilation)]
+    groups[0].append(x)
+    expected, state = x, streams.make_ends(stream, CONFIG).open(x)
+    for block, weight in enumerate(weights):
+        for part in made[2 * block : 2 * block + 2]:
+            state = part(state, lambda read, w=weight: torch.tanh(read @ w))
+        for _ in range(2):
+            expected = expected + torch.tanh(expected @ weight)
+        group = groups[(block + 1) % dilation]
+        group.append(expected)
+        if (block + 1) % period == 0:
+            shares = made[2 * block + 1].shares
+            assert shares.shape == ((block + 1 + dilation) // dilation,)  # of the released `DWAModules`
+            expected = torch.einsum("s,s...->...", shares, torch.stack(group))
+        else:
+            assert made[2 * block + 1].shares is None
+        close(state[0], expected, 1e-12)

@@ -15,6 +15,7 @@ from isograd.placement import Coupled, Learned, Norm, Placement, Site
 from isograd.placement.streams import (
     Affine,
     DepthAttention,
+    DepthAverage,
     FirstInput,
     Hyper,
     LayerSkip,
@@ -323,6 +324,30 @@ class DepthAttentionEquation(Equation):
         return self.attended("ends.last", state)
 
 
+class DepthAverageEquation(OfTheLayer):
+    """State (x, X_0, .., X_l)."""
+
+    def read(self, state: Any, k: int) -> Tensor:
+        x: Tensor = state[0]
+        return x
+
+    def write(self, state: Any, u: Tensor, k: int) -> Any:
+        x, *left = state
+        site, x = self.every[k], self.add(k, x, u)
+        if site.kind != "ffn":
+            return x, *left
+        left.append(x)
+        if site.layer % self.stream.period == 0:
+            shares = self.of(k, "stream.shares")
+            if self.has("newest-first"):
+                shares = shares.flip(0)
+            chosen = [v for j, v in enumerate(left) if (site.layer - j) % self.stream.dilation == 0]
+            x = _sum(a * v for a, v in zip(shares, chosen, strict=True))
+        if self.has("averages-averaged"):
+            left[-1] = x
+        return x, *left
+
+
 class FirstInputEquation(OfTheLayer):
     def here(self, state: Any, k: int) -> Tensor:
         x, origin = state
@@ -376,6 +401,7 @@ _OF: dict[type[Stream], type[Equation]] = {
     LayerSkip: LayerSkipEquation,
     TwoStreams: TwoStreamsEquation,
     DepthAttention: DepthAttentionEquation,
+    DepthAverage: DepthAverageEquation,
     FirstInput: FirstInputEquation,
     Affine: AffineEquation,
 }

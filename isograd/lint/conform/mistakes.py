@@ -7,6 +7,7 @@ from isograd.placement import Norm, Placement, Residual, sites
 from isograd.placement.streams import (
     Affine,
     DepthAttention,
+    DepthAverage,
     FirstInput,
     Hyper,
     LayerSkip,
@@ -199,6 +200,18 @@ MISTAKES: tuple[Mistake, ...] = (
         found="the plain sum keeps what it was opened with",
         remedy="write the branch to both: Q <- Q + u",
         of=_stream(TwoStreams),
+    ),
+    Mistake(
+        name="averages-averaged",
+        found="averages are averaged: X_j is what the layer after j read, not what layer j left",
+        remedy="keep what each layer leaves, before the average, as X_j",
+        of=_stream(DepthAverage),
+    ),
+    Mistake(
+        name="newest-first",
+        found="the weights are read from X_l down to X_0",
+        remedy="the first weight is X_0's, the last X_l's",
+        of=_stream(DepthAverage),
     ),
     Mistake(
         name="every-sublayer",

@@ -5,6 +5,7 @@ from isograd.placement.formula import Init, Norm, Placement, Residual, Role
 from isograd.placement.streams import (
     Affine,
     DepthAttention,
+    DepthAverage,
     FirstInput,
     FirstValues,
     Hyper,
@@ -154,6 +155,15 @@ STREAMS: dict[str, Placement] = {
         note="The gate normalizes what a branch reads, so there is no other norm before it, nor at the end.",
         group="streams",
         families=("qwen4_exp",),
+    ),
+    "denseformer": Placement(
+        each=_PRE,
+        final=N,
+        stream=DepthAverage(),
+        about="pre-ln whose layers read a trained weighted sum of all earlier layers' outputs",
+        paper="Pagliardini et al. 2024 (DenseFormer), arXiv 2402.02622",
+        note="At init it is pre-ln. Memory grows with depth: DepthAverage(dilation=4, period=5) averages less.",
+        group="streams",
     ),
     "attention-residuals": Placement(
         each=_PRE,
