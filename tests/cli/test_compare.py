@@ -101,6 +101,7 @@ def test_json(told: tuple[Path, dict[str, Any]]) -> None:
     assert content["report"] == str(out / "report.html") and (out / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_again_and_one_process(told: tuple[Path, dict[str, Any]], text: Path) -> None:
     """The second call trains nothing and says the same; one process gives the numbers of two."""
     out, content = told

@@ -94,6 +94,7 @@ def test_without_gradients_it_says_so() -> None:
     assert "Missing: gradients" in checked(Path("out/diagnose.html")).text
 
 
+@pytest.mark.slow
 def test_text_is_read_with_the_models_tokenizer() -> None:
     size = len(set(TEXT)) + 4
     model = saved(build.model("causal", vocab_size=size), "model")
@@ -113,6 +114,7 @@ def test_a_masked_model_is_asked_for_what_is_hidden() -> None:
     assert (code, err, json.loads(out)["objective"]) == (0, "", "given labels")
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_tokens_are_random_and_it_says_so() -> None:
     FAMILIES["gpt2"].build().save_pretrained("gpt")
     code, out, err = called("diagnose", "gpt", "--text", "notes.txt", "--json")

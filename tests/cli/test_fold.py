@@ -147,6 +147,7 @@ def test_a_failed_parity_report_leaves_nothing(tmp_path: Path) -> None:
     assert code == 1 and json.loads(said)["passed"] is False
 
 
+@pytest.mark.slow
 def test_from_a_fresh_interpreter(runs: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -33,8 +33,8 @@ def said(
 @pytest.mark.parametrize(
     ("placement", "layers", "lr", "warmup"),
     [
-        ("post-ln", 48, 3e-4, 100),  # 3 of 3 collapse
-        ("post-ln", 36, 1e-3, 0),
+        pytest.param("post-ln", 48, 3e-4, 100, marks=pytest.mark.slow),  # 3 of 3 collapse
+        pytest.param("post-ln", 36, 1e-3, 0, marks=pytest.mark.slow),
         ("post-ln", 36, 1e-3, 1),  # a warm-up of one step is none
     ],
 )
@@ -72,6 +72,7 @@ def test_a_published_recipe_is_not_judged_by_small_models() -> None:
         assert f"{outside}" in finding.message
 
 
+@pytest.mark.slow
 def test_without_a_rate_only_deep_stacks_are_mentioned() -> None:
     (finding,) = said("post-ln", 36)
     assert finding.severity == "info" and "pass lr= and warmup=" in finding.remedy

@@ -239,6 +239,7 @@ def test_the_page_needs_no_torch(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_command_makes_the_page_anew(tmp_path: Path) -> None:
     """`isograd report` on the folder of a search, with the same page; a broken file is one line."""
     content = headroom_of(TWO)

@@ -139,6 +139,7 @@ def test_a_cell_that_failed_or_goes_on(study: Path) -> None:
     assert arms["post-ln, LR 0.001"] == [3] and arms["pre-ln, LR 0.001"] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_ledger_alone_has_the_tables(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", AXES, rule, base=SMALL)
     whole = write_study_report(study, tmp_path / "whole")

@@ -253,7 +253,14 @@ def test_many_arms_are_counted(study: Path) -> None:
     assert text.endswith("; pre-ln, no warm-up, lr 0.008: 1 finished, 1 collapsed.")
 
 
-@pytest.mark.parametrize("gone", ["validation.jsonl", "quantities.jsonl", "outcome.json", "resolved.json"])
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "validation.jsonl",
+        "quantities.jsonl",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("outcome.json", "resolved.json")),
+    ],
+)
 @pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 6])
 def test_files_that_are_not_there(study: Path, gone: str, runs: int) -> None:
     """Of one run, and of all."""

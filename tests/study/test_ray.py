@@ -223,6 +223,7 @@ def test_a_cell_that_fails_does_not_end_the_others(cells: list[Cell], there: Pat
     same_study(tmp_path, there, chosen)
 
 
+@pytest.mark.slow
 def test_what_never_answers_is_a_failure_of_one_line(cells: list[Cell], tmp_path: Path) -> None:
     """A process that dies as often as it is tried; a placement that the worker cannot read."""
     register("deadly", Placement(each=Residual(post=Norm(), skip=Deadly())), overwrite=True)

@@ -120,12 +120,14 @@ def test_bf16_is_near_fp32_and_not_equal(tmp_path: Path) -> None:
     assert all(w.dtype == torch.float32 for w in weights(tmp_path / "bf16").values())
 
 
+@pytest.mark.slow
 def test_dropout_drops(tmp_path: Path) -> None:
     plain = logged(tmp_path / "plain")
     for place in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
         assert logged(tmp_path / place, model={place: 0.3})[0]["loss"] != plain[0]["loss"], place
 
 
+@pytest.mark.slow
 def test_seeds(tmp_path: Path) -> None:
     """The same seed, the same numbers; the data's seed moves the order and not the start."""
     runs = {"a": (0, None), "b": (0, None), "c": (1, None), "d": (0, 5), "e": (5, 0)}
