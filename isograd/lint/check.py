@@ -12,8 +12,12 @@ from torch import nn
 
 from isograd.errors import hint
 from isograd.lint import collapse, initialization, leaks, options, wiring
+from isograd.lint.attention import heads, masks
+from isograd.lint.causes import explained
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import SEVERITIES, Finding, Findings
+from isograd.lint.running import finite, gradients, randomness
+from isograd.lint.whole_inputs import with_targets
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import as_inputs, guess_inputs
 from isograd.trace.sublayers import TracedSublayer
@@ -35,9 +39,21 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "initial-loss": initialization.first_loss,
     "norm-eps": initialization.norms,
     "norm-dtype": initialization.precision,
-    "future-leaks": leaks.future,
+    "random-in-eval": randomness.in_eval,
+    "dropout-high": randomness.high,
+    "softmax-axis": masks.axis,
+    "mask-after-softmax": masks.after,
+    "heads-mixed": heads.split,
+    "key-heads-order": heads.groups,
+    "attention-scale": heads.scale,
+    "future-leaks mask-hides-itself masks-differ": masks.future,
+    "output-not-finite": finite.output,
+    "batch-leaks": leaks.batch,
+    "future-leaks last-position-only": leaks.future,
     "padding-leaks": leaks.padding,
     "encoder-unread": leaks.source,
+    "gradient-cut gradient-zero": gradients.cut,
+    "frozen": gradients.frozen,
     "gains-decayed": options.decay,
     "option-inert": options.inert,
 }
@@ -69,13 +85,13 @@ def check(
         ValueError: an unknown code in `ignore`.
     """
     ignored = known_codes(ignore)
-    inputs = guess_inputs(model) if batch is None else as_inputs(batch)
+    inputs = with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
     anatomy = find_anatomy(model, inputs)
     checked = CheckedModel(model, inputs, anatomy, lr, warmup)
     found: list[Finding] = []
     missed: list[str] = []
     for codes, rule in RULES.items():
-        if ignored.issuperset(codes.split()):
+        if (ignored | explained(checked.reported)).issuperset(codes.split()):
             continue
         try:
             found += rule(checked)
@@ -84,7 +100,8 @@ def check(
             missed.append(f"{codes}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
     if not anatomy.stacks:
         found.append(_nothing_found(anatomy))
-    found = [finding for finding in dict.fromkeys(found) if finding.code not in ignored]
+    hidden = ignored | explained(checked.reported)
+    found = [finding for finding in dict.fromkeys(found) if finding.code not in hidden]
     return Findings(
         model=name or type(model).__name__,
         placements=anatomy.placements,

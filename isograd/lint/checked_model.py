@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
 from isograd.trace.anatomy import Anatomy
 from isograd.trace.dataflow import Dataflow, bare
 from isograd.trace.record import Trace, answer, arguments, fitted, stand_in
@@ -41,6 +42,11 @@ class CheckedModel:
     @property
     def dataflow(self) -> Dataflow:
         return self.anatomy.dataflow
+
+    @cached_property
+    def attentions(self) -> list[MeasuredAttention]:
+        """Of all stacks, in the order of running."""
+        return measured_attentions(self.anatomy)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -75,16 +81,39 @@ class CheckedModel:
         return stand_in(self.model)
 
     @torch.no_grad()
-    def run(self, inputs: Any) -> tuple[Tensor | None, list[Tensor]]:
-        """The logits or the output's first tensor, and the losses beside it."""
+    def run(self, inputs: Any, seed: int = 0) -> tuple[Tensor | None, list[Tensor]]:
+        """The logits or the output's first tensor, and the losses beside it; what is drawn, is drawn from one seed."""
         args, kwargs = arguments(fitted(self.twin, inputs))
-        output = self.twin(*args, **kwargs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            output = self.twin(*args, **kwargs)
         return answer(output), [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.ndim == 0]
 
     @cached_property
+    def reaching(self) -> set[int]:
+        """Every value that an output was computed from."""
+        return self.trace.above(self.trace.outputs.values())
+
+    @cached_property
     def time_first(self) -> bool:
-        """Whether sequences stand as (time, batch, width), which torch.nn says by `batch_first=False`."""
+        """Whether sequences stand as (time, batch): equal ids differ along axis 0; vectors where torch.nn says so."""
+        if self.takes_ids:
+            return self.places_vary == 0
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
+
+    @cached_property
+    def places_vary(self) -> int | None:
+        """The axis along which equal tokens give unequal vectors where the first stack begins."""
+        tables = [o.makes[0] for o in self.trace.operations if o.name == "embedding"]
+        if not self.anatomy.stacks or not tables:
+            return None
+        looked_up, first = max(tables, key=lambda v: self.trace[v].ndim), self.anatomy.stacks[0].first
+        x = self.trace[looked_up]
+        if x.ndim != 3 or self.trace[first].shape[:2] != x.shape[:2]:
+            return None
+        begun = self.trace.replay({looked_up: x[:1, :1].expand_as(x).clone()}, [first])[0]
+        size = begun.abs().max() * 1e-5
+        return next((axis for axis in (1, 0) if (begun - begun.narrow(axis, 0, 1)).abs().max() > size), None)
 
     @property
     def config(self) -> Any:

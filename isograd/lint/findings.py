@@ -85,3 +85,8 @@ class Findings:
             f"{f.severity}: {f.code} at {f.address or 'the model'}: {f.message}; {f.remedy}" for f in self.findings
         ]
         return "\n".join([f"{self.model}: {len(self.placements)} sublayers, {len(lines)} findings", *lines])
+
+
+def many(count: int, noun: str) -> str:
+    """ "1 layer" or "3 layers"."""
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"

@@ -7,40 +7,123 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isograd.lint.attention.intent import declares_causal
+from isograd.lint.attention.masks import seen_by
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 
 LOPSIDED = 0.75  # of what is read of the past: more of the future is a view to both sides
-BOTH_WAYS = ("xlnet", "xlm", "flaubert")  # language models that are not causal by design
 CHANGED = 1e-5  # of the largest output: more than another order of rounding does
+
+
+def batch(checked: CheckedModel) -> Iterator[Finding]:
+    """Outputs of one sequence that depend on another of the batch."""
+    place = _sequence(checked) or next((n for n, v in _named(checked).items() if isinstance(v, Tensor)), None)
+    if place is None:
+        return
+    named = _named(checked)
+    x = named[place]
+    base = _run(checked, checked.inputs)
+    if base is None or x.ndim < 2 or x.shape[0] < 2 or base.shape[:1] != x.shape[:1] or _positions_first(checked):
+        return
+    other = x.clone()
+    other[0] = _others(checked, x)[0]
+    moved = _run(checked, _given(checked, named | {place: other}))
+    if moved is None or moved.shape != base.shape:
+        return
+    gap = ((moved - base)[1:].abs().max() / base.abs().max()).item()
+    if gap > CHANGED:
+        yield Finding(
+            code="batch-leaks",
+            severity="error",
+            address=_first_across(checked) or place,
+            measured=gap,
+            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch",
+            remedy="attend along the axis of positions: batch_first=True in nn.MultiheadAttention and its layers, or"
+            " x.transpose(0, 1) before and after",
+        )
+
+
+def _positions_first(checked: CheckedModel) -> bool:
+    """Whether positions stand on axis 0, as in (time, batch) ids: absolute ones then differ along it."""
+    return not any(stack.time == 1 for stack in checked.anatomy.stacks) and checked.places_vary == 0
+
+
+def _first_across(checked: CheckedModel) -> str | None:
+    """The first sublayer in which one sequence moves another."""
+    for sublayer in checked.anatomy.sublayers:
+        moved = checked.dataflow.moved_at(sublayer.read, sublayer.total, 0, 0)
+        if moved is not None and moved[1:].any():
+            return sublayer.address
+    return None
 
 
 def future(checked: CheckedModel) -> Iterator[Finding]:
     """A model that reads to the left, but not only; or one that is meant to and does not."""
-    place = _sequence(checked)
-    if place is None:
+    yield from _last_only(checked)
+    if "future-leaks" in checked.reported:  # by an attention
         return
-    reach = _reach(checked, place)
-    if reach is None:
+    place = _sequence(checked)
+    reach = None if place is None else _reach(checked, place)
+    if place is None or reach is None:
         return
     length = len(reach)
     ahead = torch.triu(reach, diagonal=1)
     back = torch.tril(reach, diagonal=-1)
     read, possible = int(ahead.sum()), length * (length - 1) // 2
     partly = 0 < read < min(0.5 * possible, LOPSIDED * int(back.sum()))  # a window sees as much ahead as behind
-    if not partly and not (read and _is_causal(checked)):
+    causal = [s for a in checked.attentions if (s := seen_by(a)) is not None]
+    masked = causal and all(s.view in ("left", "itself") for s in causal) and checked.logits is not None
+    if not partly and not (read and (masked or declares_causal(checked))):
         return
     reader, source = (int(i) for i in ahead.nonzero()[0])
+    where = _first_ahead(checked)
+    beside = f", though not by its attention; first in {where}" if where else ""
     yield Finding(
         code="future-leaks",
         severity="error",
-        address=place,
+        address=where or place,
         measured=read / possible,
         message=f"the output at position {reader} changes with the input at position {source}: it reads"
-        f" {read} of {possible} positions ahead",
-        remedy="mask scores where the key is after the query (triu with diagonal=1), and pass the attention"
+        f" {read} of {possible} positions ahead{beside}",
+        remedy="let nothing but a masked attention mix positions: pad a convolution on the left only, and normalize"
+        " each position by itself"
+        if where
+        else "mask scores where the key is after the query (triu with diagonal=1), and pass the attention"
         " is_causal=True or the mask",
     )
+
+
+def _first_ahead(checked: CheckedModel) -> str | None:
+    """The first sublayer in which a later position moves an earlier one, where its attention does not."""
+    for stack in checked.anatomy.stacks:
+        for sublayer in stack.sublayers:
+            moved = (
+                None if stack.time is None else checked.dataflow.moved_at(sublayer.read, sublayer.total, stack.time, -1)
+            )
+            if moved is not None and moved[:-1].any():
+                return sublayer.address
+    return None
+
+
+def _last_only(checked: CheckedModel) -> Iterator[Finding]:
+    """A next-token model that gives the logits of one position only."""
+    ids = next((v for v in _named(checked).values() if isinstance(v, Tensor) and not v.is_floating_point()), None)
+    if checked.logits is None or ids is None or ids.ndim != 2 or ids.shape[1] < 4 or checked.head is None:
+        return
+    logits = checked.trace[checked.logits]
+    rows = {checked.parameters[name].shape[0] for name, by_ids in checked.tables.items() if by_ids}
+    one = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1)
+    if one and logits.shape[0] == ids.shape[0] and logits.shape[-1] in rows and declares_causal(checked):
+        yield Finding(
+            code="last-position-only",
+            severity="warning",
+            address=checked.head,
+            measured=float(logits.ndim == 3),
+            message=f"the output has the logits of one position, of {ids.shape[1]} that were given: a loss on it trains"
+            " one prediction per sequence",
+            remedy="return self.head(x) for all positions in training, and x[:, [-1]] in generation only",
+        )
 
 
 def padding(checked: CheckedModel) -> Iterator[Finding]:
@@ -132,16 +215,6 @@ def _sequence(checked: CheckedModel) -> str | None:
     both = getattr(checked.config, "is_encoder_decoder", False)  # without decoder ids it makes them of the encoder's
     first = found[0] if found and not both else None
     return next((n for n in found if n.startswith(("decoder", "tgt"))), first)
-
-
-def _is_causal(checked: CheckedModel) -> bool:
-    """Whether the model declares that it reads to the left only."""
-    name = type(checked.model).__name__
-    causal = name.endswith(("CausalLM", "LMHeadModel", "Seq2SeqLM", "ForConditionalGeneration"))
-    config = checked.config
-    if config is None or getattr(config, "model_type", "") in BOTH_WAYS:
-        return False
-    return bool(causal or getattr(config, "is_decoder", False))
 
 
 def _decodes(inputs: dict[str, Any]) -> bool:

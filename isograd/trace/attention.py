@@ -18,12 +18,12 @@ def is_attention(dataflow: Dataflow, operation: Operation) -> bool:
         return True
     if not _is_softmax(operation) or operation.reads[0] not in dataflow.live:
         return False
-    return _is_of_two(dataflow, _scores(dataflow, operation.reads[0]))
+    return _is_of_two(dataflow, scores_below(dataflow, operation.reads[0]))
 
 
 def all_scores(dataflow: Dataflow) -> set[int]:
     """What softmaxes read: sums of scores, as with an earlier layer's, are none of a stream."""
-    return {_scores(dataflow, o.reads[0]) for o in dataflow.trace.operations if _is_softmax(o)}
+    return {scores_below(dataflow, o.reads[0]) for o in dataflow.trace.operations if _is_softmax(o)}
 
 
 def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int, int] | None:
@@ -32,7 +32,7 @@ def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int,
     if not _is_softmax(attention):
         q, k, v = attention.reads[:3] if len(set(attention.reads[:3])) == 3 else (*attention.reads[:1] * 3,)
         return q, k, v
-    scores = trace.made_by(_scores(dataflow, attention.reads[0]))
+    scores = trace.made_by(scores_below(dataflow, attention.reads[0]))
     assert scores is not None
     query, key = dataflow.data(scores)[:2]
     weights = trace.below([attention.makes[0]])
@@ -47,12 +47,12 @@ def _is_softmax(operation: Operation) -> bool:
     return bare(operation) in ("softmax", "_softmax")
 
 
-def _scores(dataflow: Dataflow, value: int) -> int:
+def scores_below(dataflow: Dataflow, value: int) -> int:
     """The product of queries and keys below a softmax, through masks, caps and biases."""
     while (made := dataflow.trace.made_by(value)) is not None:
         data = dataflow.data(made)
         if bare(made) in SUMS and len(data) > 1:  # of several products, as with relative positions: the first
-            parts = (_scores(dataflow, part) for part in data)
+            parts = (scores_below(dataflow, part) for part in data)
             return next((part for part in parts if _is_of_two(dataflow, part)), value)
         if bare(made) in PRODUCTS or len(data) != 1:
             break
@@ -77,7 +77,7 @@ def attention_facts(trace: Trace, operation: Operation, sequences: int) -> dict[
     Args:
         sequences: how many stand in the batch, to tell them from heads.
     """
-    logits = _logits(trace, operation).double()  # (sequences * heads, queries, keys) in any number of axes
+    logits = logits_of(trace, operation).double()  # (sequences * heads, queries, keys) in any number of axes
     attended = logits > MASKED
     logits = logits.masked_fill(~attended, -math.inf)
     keys = attended.sum(-1)
@@ -101,7 +101,7 @@ def attention_facts(trace: Trace, operation: Operation, sequences: int) -> dict[
     }
 
 
-def _logits(trace: Trace, operation: Operation) -> Tensor:
+def logits_of(trace: Trace, operation: Operation) -> Tensor:
     """What the softmax reads, keys last; masked ones far below."""
     given = _given(trace, operation)
     if "query" not in given:

@@ -1,0 +1,235 @@
+"""How projections reach the scores: the split into heads, the groups of shared keys, and the scale."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from isograd.lint.attention.measured import STILL, MeasuredAttention
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding, many
+from isograd.trace.dataflow import bare
+
+NEAR = 0.05  # relative: two scales that are the same
+
+
+def split(checked: CheckedModel) -> Iterator[Finding]:
+    """Heads that hold parts of several positions, as a view without a transpose makes them."""
+    found = [(a, what) for a in checked.attentions if (what := _mixed(a)) is not None]
+    if found:
+        attention, what = found[0]
+        yield Finding(
+            code="heads-mixed",
+            severity="error",
+            address=attention.address,
+            measured=float(len(found)),
+            message=f"the heads of the {what} hold pieces of different positions: a view without a transpose has"
+            f" exchanged the axes of heads and positions ({many(len(found), 'attention')})",
+            remedy="split with x.view(B, T, H, D).transpose(1, 2), not x.view(B, H, T, D); join with"
+            " y.transpose(1, 2).reshape(B, T, H * D)",
+        )
+
+
+def _mixed(attention: MeasuredAttention) -> str | None:
+    """The side whose heads are mixed up, in words."""
+    for name, value in (("queries", attention.query), ("keys", attention.key), ("values", attention.value)):
+        product = attention.projection(value)
+        if product is not None and _spreads(attention, product, value):
+            return name
+    return "mixture" if _joins_wrongly(attention) else None
+
+
+def _spreads(attention: MeasuredAttention, product: int, value: int) -> bool:
+    """Whether one position of the projection reaches some heads only, at several of their positions."""
+    x, places = attention.trace[product], attention.places(value)
+    if places is None or x.ndim != 3 or x.shape[1] != attention.trace[value].shape[places]:
+        return False
+    moved = attention.moved(product, value, 1)
+    if moved is None:
+        return False
+    rows = moved.any(-1) if places == -2 else moved.transpose(places, -2).any(-1)
+    rows = rows.reshape(-1, rows.shape[-1])  # (heads of all sequences, positions)
+    return bool(not rows.any(-1).all() and rows.any(0).sum() > 1)
+
+
+def _joins_wrongly(attention: MeasuredAttention) -> bool:
+    """Whether what all heads mixed at one position comes to stand at several positions of the branch."""
+    if attention.mixture is None or (places := attention.places(attention.mixture)) is None:
+        return False
+    result = attention.trace[attention.sublayer.branch]
+    time = attention.trace[attention.mixture].shape[places]
+    axes = [d for d in (1, 0) if result.ndim >= 3 and result.shape[d] == time]
+    moved = attention.moved(attention.mixture, attention.sublayer.branch, places) if axes and time > 2 else None
+    if moved is None:
+        return False
+    return min(int(moved.transpose(0, d).flatten(1).any(-1).sum()) for d in axes) > 1
+
+
+def groups(checked: CheckedModel) -> Iterator[Finding]:
+    """Shared keys and values in another order than that of checkpoints: query head h reads key head h // group."""
+    pairs = [(a, _order(a, a.key), _order(a, a.value)) for a in checked.attentions]
+    found = [(a, keys, values) for a, keys, values in pairs if "strided" in (keys, values)]
+    if found:
+        attention, keys, values = found[0]
+        differ = keys != values
+        what = (
+            "a query head reads the keys of one head and the values of another"
+            if differ
+            else "query head h reads key head h modulo their number; Llama and what came after it read h // group, and"
+            " checkpoints assume that order"
+        )
+        yield Finding(
+            code="key-heads-order",
+            severity="error" if differ else "warning",
+            address=attention.address,
+            measured=float(len(found)),
+            message=f"{what} ({many(len(found), 'attention')})",
+            remedy="repeat each head in place: k.repeat_interleave(H // H_kv, dim=1), not k.repeat(1, H // H_kv, 1, 1)",
+        )
+
+
+def _order(attention: MeasuredAttention, value: int) -> str | None:
+    """ "blocks" or "strided": which of the repeated heads move with the first head of the projection."""
+    trace, made, places = attention.trace, attention.projection(value), attention.places(value)
+    if made is None or places not in (-2, -3) or trace[value].ndim != 4:
+        return None
+    heads = -3 if places == -2 else -2
+    width = trace[value].shape[-1]
+    start = _first_channel(attention, made, value)
+    if start is None or trace[made].shape[-1] < 2 * width:
+        return None
+    other = trace[made].clone()
+    other[..., start : start + width] += 1
+    gap = (trace.replay({made: other}, [value])[0] - trace[value]).abs()
+    reached = (gap.transpose(0, heads).flatten(1).amax(1) > STILL * trace[value].abs().max()).nonzero().flatten()
+    if not 2 <= len(reached) < trace[value].shape[heads]:
+        return None
+    return "blocks" if reached[-1] - reached[0] == len(reached) - 1 else "strided"
+
+
+def _first_channel(attention: MeasuredAttention, made: int, value: int) -> int | None:
+    """The first channel of a projection that a query, key or value reads."""
+    trace = attention.trace
+    low, high = 0, trace[made].shape[-1]
+
+    def reaches(stop: int) -> bool:
+        other = trace[made].clone()
+        other[..., :stop] += 1
+        return not torch.equal(trace.replay({made: other}, [value])[0], trace[value])
+
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return low if reaches(high) else None
+
+
+def scale(checked: CheckedModel) -> Iterator[Finding]:
+    """Scores that are not divided by sqrt(width of a head)."""
+    scales = [(a, factor) for a in checked.attentions if (factor := scale_of(a)) is not None]
+    odd = [(a, factor, why) for a, factor in scales if (why := _mistake(checked, a, factor)) is not None]
+    if odd:
+        attention, factor, why = odd[0]
+        width = attention.width
+        yield Finding(
+            code="attention-scale",
+            severity="error" if factor * math.sqrt(width) > 1.5 else "warning",
+            address=attention.address,
+            measured=factor * math.sqrt(width),
+            message=f"scores are q.k times {factor:.3g}, where heads of width {width} want 1/sqrt({width}) ="
+            f" {width**-0.5:.3g}: {why} ({many(len(odd), 'attention')})",
+            remedy="divide q @ k.transpose(-2, -1) by math.sqrt(q.size(-1)), once, or leave it to"
+            " F.scaled_dot_product_attention",
+        )
+
+
+def scale_of(attention: MeasuredAttention) -> float | None:
+    """The constant by which q.k is multiplied between the projections and the softmax; None where something learned or
+    a norm stands between, or it is no constant.
+    """
+    factors: list[float | None] = []
+    for value in (attention.query, attention.key):
+        made = attention.projection(value)
+        factors.append(None if made is None else _size(attention, made, value))
+    factors.append(_of_scores(attention))
+    if any(factor is None for factor in factors):
+        return None
+    return math.prod(factor for factor in factors if factor is not None)
+
+
+def _of_scores(attention: MeasuredAttention) -> float | None:
+    """The factor on the product of queries and keys."""
+    if attention.fused:
+        own = attention.given.get("scale")
+        return own if isinstance(own, int | float) else attention.trace[attention.query].shape[-1] ** -0.5
+    if attention.scores is None:
+        return None
+    made, slope = attention.trace.made_by(attention.scores), _slope(attention, attention.scores)
+    if slope is not None and made is not None and bare(made) == "baddbmm":
+        return slope * float(made.kwargs.get("alpha", 1))
+    return slope
+
+
+def _size(attention: MeasuredAttention, start: int, end: int) -> float | None:
+    """|end| over |start| for a vector: rotations keep it. None where a norm or a parameter stands between."""
+    trace, dataflow = attention.trace, attention.dataflow
+    if any(dataflow.weights(o) or (o.makes and o.makes[0] in dataflow.norms) for o in dataflow.between(start, end)):
+        return None
+    ones = torch.ones_like(trace[start])
+    made, none = (trace.replay({start: x}, [end])[0].double() for x in (ones, torch.zeros_like(ones)))
+    size = made.square().mean(-1).sqrt().median().item()
+    return None if none.any() or not size else size
+
+
+def _slope(attention: MeasuredAttention, scores: int) -> float | None:
+    """d logits / d scores at 0, of the keys that are seen; None where it is not one number, or is learned."""
+    trace, end = attention.trace, attention.operation.reads[0]
+    if any(
+        attention.dataflow.weights(o) and bare(o) in ("mul", "div") for o in attention.dataflow.between(scores, end)
+    ):
+        return None
+    step, x = 1e-2, torch.zeros_like(trace[scores])
+    low, high = (trace.replay({scores: y}, [end])[0].double() for y in (x, x + step))
+    seen = (low > -9e3) & (high > -9e3)
+    slopes = (high - low)[seen] / step
+    if not slopes.numel():
+        return None
+    middle = slopes.median().item()
+    return middle if (slopes - middle).abs().median() <= 0.02 * abs(middle) else None
+
+
+def _mistake(checked: CheckedModel, attention: MeasuredAttention, factor: float) -> str | None:
+    """What went wrong, in words; None where the scale is right, or one that is in use."""
+    width, stream = attention.width, checked.trace[attention.sublayer.read].shape[-1]
+    legal = [width**-0.5, width**-0.5 / attention.sublayer.layer]  # GPT-2's scale by layer
+    for name in ("attention_multiplier", "query_pre_attn_scalar"):
+        number = getattr(checked.config, name, None)
+        legal += [float(number), float(number) ** -0.5] if number else []
+    if any(_near(factor, known) for known in legal):
+        return None
+    if _near(factor, 1 / width):
+        return "it is divided by sqrt(d) twice" if _twice(attention) else None  # once by d: muP
+    if _near(factor, 1.0):
+        return None if _folded(checked, attention) else "there is no scale"
+    if _near(factor, stream**-0.5):
+        return f"the width of the stream, {stream}, stands in place of a head's"
+    if _near(factor, width**0.5):
+        return "it is multiplied by sqrt(d), not divided"
+    return f"{factor * math.sqrt(width):.3g} times as much"
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= NEAR * abs(b)
+
+
+def _twice(attention: MeasuredAttention) -> bool:
+    """Whether 1/d is made of two factors of 1/sqrt(d)."""
+    of_scores = _of_scores(attention)
+    return of_scores is not None and _near(of_scores, attention.width**-0.5)
+
+
+def _folded(checked: CheckedModel, attention: MeasuredAttention) -> bool:
+    """Whether the init of the queries makes up for the scale, as in T5; nothing is known of trained ones."""
+    query, key = attention.matrix(attention.query), attention.matrix(attention.key)
+    if not checked.at_init:
+        return True
+    return query is not None and key is not None and checked.std(query) < 0.6 * checked.std(key)

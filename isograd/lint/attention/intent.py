@@ -1,0 +1,75 @@
+"""Whether a model is meant to read to the left only. What it computes cannot say so; its author does."""
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from isograd.lint.checked_model import CheckedModel
+
+BOTH_WAYS = ("xlnet", "xlm", "flaubert")  # language models that are not causal by design
+CAUSAL = re.compile(r"causal|autoregressive|auto-regressive|next[- ]token|gpt|decoder.?only", re.IGNORECASE)
+MASKED = re.compile(r"masked.?lm|mlm|bert|bidirectional|diffusion", re.IGNORECASE)
+HUGGING_FACE = ("CausalLM", "LMHeadModel", "Seq2SeqLM", "ForConditionalGeneration")
+
+
+def declares_causal(checked: CheckedModel, stack: str | None = None) -> str | None:
+    """What says that a model over tokens, or one of its stacks, is causal, in words; None where nothing does."""
+    if not checked.takes_ids or checked.logits is None or _declares_both(checked):
+        return None
+    stacks = {s.name: s for s in checked.anatomy.stacks}
+    crossed = [s for s in stacks.values() if s.cross]
+    if crossed and stack is not None:
+        return f"the {stack} writes what it is to predict" if stacks[stack] in crossed else None
+    writing = [s.name for s in stacks.values() if s.sublayers[-1].total in checked.reaching]
+    if stack is not None and writing[-1:] != [stack]:
+        return None
+    return next(_signs(checked), None)
+
+
+def _declares_both(checked: CheckedModel) -> bool:
+    name = type(checked.model).__name__
+    config = checked.config
+    if config is not None and (getattr(config, "model_type", "") in BOTH_WAYS or "MaskedLM" in name):
+        return True
+    return bool(MASKED.search(name))
+
+
+def _signs(checked: CheckedModel) -> Iterator[str]:
+    model, config = checked.model, checked.config
+    name = type(model).__name__
+    if config is not None:
+        if name.endswith(HUGGING_FACE) or getattr(config, "is_decoder", False):
+            yield f"{name} is causal"
+        return
+    if callable(getattr(model, "generate", None)):
+        yield f"{name} generates"
+    for address, module in model.named_modules():
+        if CAUSAL.search(type(module).__name__):
+            yield f"a module is called {type(module).__name__}"
+        if getattr(module, "causal", None) is True or getattr(module, "is_causal", None) is True:
+            yield f"{address or name} has causal=True"
+    for address, buffer in model.named_buffers():
+        if is_lower_triangle(buffer):
+            yield f"{address} is a causal mask"
+    made = (o.makes[0] for o in checked.trace.operations if o.makes and o.makes[0] not in checked.dataflow.live)
+    if any(is_lower_triangle(checked.trace[value]) for value in made):
+        yield "it makes a causal mask"
+    if CAUSAL.search(type(model).__doc__ or ""):
+        yield f"the docstring of {name} says so"
+
+
+def is_lower_triangle(buffer: Tensor) -> bool:
+    """Whether a buffer says of each place that it sees those before it: of ones, of True, or of 0 and -inf."""
+    if buffer.ndim < 2 or buffer.shape[-1] != buffer.shape[-2] or buffer.shape[-1] < 2:
+        return False
+    square = buffer.reshape(-1, *buffer.shape[-2:])[0]
+    if square.dtype == torch.bool or not square.is_floating_point():
+        square = square.float()
+    below, above = square.tril(-1), square.triu(1)
+    ones = torch.ones_like(square)
+    of_ones = torch.equal(below, ones.tril(-1)) and not above.any()
+    hides = torch.equal(above, ones.triu(1)) and not below.any()  # True where hidden
+    adds = bool((above[ones.triu(1).bool()] < 0).all()) and not below.any()
+    return of_ones or hides or adds

@@ -1,0 +1,230 @@
+"""Which positions an attention sees: the future, itself, and whether its weights are a mean over the keys."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from isograd.lint.attention.intent import declares_causal
+from isograd.lint.attention.measured import MeasuredAttention
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding, many
+
+View = Literal["left", "right", "both", "itself", "ahead", "not-itself", "other"]
+SHORTEST = 4  # positions from which on a view can be told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one attention sees, over all its heads.
+
+    Attributes:
+        view: "left" is causal; "ahead" sees all before and a few places ahead; "not-itself" hides itself.
+        ahead: of how many pairs (query, later key) the query sees the key, as a part of all.
+        furthest: how many places ahead it sees at most.
+        heads: how many heads see ahead, of how many.
+        weakly: the largest weight of a later key, where all of them are small: a mask that is too weak; else None.
+    """
+
+    attention: MeasuredAttention
+    view: View
+    ahead: float
+    furthest: int
+    heads: tuple[int, int]
+    weakly: float | None
+
+
+def seen_by(attention: MeasuredAttention) -> Seen | None:
+    """None for a cross-attention, for windows, and where the weights cannot be read."""
+    visible, trace = attention.visible, attention.trace
+    if visible is None or attention.sublayer.kind != "attn":
+        return None
+    time = visible.shape[-1]
+    if visible.shape[-2] != time or time < SHORTEST or time not in trace[attention.sublayer.read].shape[:2]:
+        return None
+    every = visible.any(0)
+    later = torch.ones(time, time, dtype=torch.bool).triu(1)
+    leaking = visible[:, later].any(-1)
+    distances = (every & later).nonzero()
+    return Seen(
+        attention=attention,
+        view=_view(every),
+        ahead=(every & later).sum().item() / later.sum().item(),
+        furthest=int((distances[:, 1] - distances[:, 0]).max()) if len(distances) else 0,
+        heads=(int(leaking.sum()), len(leaking)),
+        weakly=_weakness(attention.weights, later),
+    )
+
+
+def _view(every: Tensor) -> View:
+    """Of (queries, keys); the first and the last row, which see all where a mask hides everything, are left out."""
+    time = len(every)
+    inner = every[1:-1]
+    own = torch.eye(time, dtype=torch.bool)[1:-1]
+    later = torch.ones(time, time, dtype=torch.bool).triu(1)[1:-1]
+    before = torch.ones(time, time, dtype=torch.bool).tril(-1)[1:-1]
+    sees_later, sees_before, sees_itself = ((inner & part).any().item() for part in (later, before, own))
+    if sees_later and not sees_before:
+        return "right"
+    if (inner & own).sum() < len(inner) and (sees_later or sees_before):
+        return "other" if sees_itself else "not-itself"
+    if not sees_later:
+        return "left" if sees_before else "itself"
+    distances = (every & torch.ones_like(every).triu(1)).nonzero()
+    behind = (every & torch.ones_like(every).tril(-1)).nonzero()
+    ahead, back = (int((pairs[:, 1] - pairs[:, 0]).abs().max()) for pairs in (distances, behind))
+    return "ahead" if ahead * 2 <= back and ahead < time // 2 else "both"
+
+
+def _weakness(weights: Tensor | None, later: Tensor) -> float | None:
+    """The largest weight of a later key where it is small beside those of earlier ones."""
+    if weights is None or not weights[:, later].any():
+        return None
+    largest = weights[:, later].max().item()
+    return largest if largest < 0.1 * weights[:, later.T].mean().item() else None
+
+
+def axis(checked: CheckedModel) -> Iterator[Finding]:
+    """A softmax whose weights do not sum to one over the keys that a query mixes."""
+    found = [(a, total) for a in checked.attentions if (total := _total(a)) is not None]
+    if found:
+        attention, total = found[0]
+        dims = attention.trace[attention.operation.reads[0]].ndim
+        given = next((x for x in attention.operation.args[1:] if isinstance(x, int)), -1)
+        yield Finding(
+            code="softmax-axis",
+            severity="error",
+            address=attention.address,
+            measured=total,
+            message=f"the weights of one query sum to {total:.3g}, not to 1: the softmax is over axis"
+            f" {given % dims} of {dims}, not over the keys ({many(len(found), 'attention')})",
+            remedy="take the softmax over the axis of the keys, dim=-1 of scores (..., queries, keys)",
+        )
+
+
+def _total(attention: MeasuredAttention) -> float | None:
+    """The largest sum of a query's weights, where the softmax was taken over another axis than the mixture's."""
+    weights = attention.weights
+    if attention.fused or weights is None or attention.mix is None:
+        return None
+    made, read = attention.operation.makes[0], next(v for v in attention.mix.reads if v in attention.below_softmax)
+    sums = weights.nan_to_num().sum(-1)
+    dims = attention.trace[made].ndim
+    if attention.trace[made].shape == attention.trace[read].shape and attention.keys_axis is not None:
+        wrong = attention.given.get("dim", -1) % dims != attention.keys_axis % dims
+    else:
+        wrong = bool((sums > 1 + 1e-3).any())
+    return sums.max().item() if wrong else None
+
+
+def after(checked: CheckedModel) -> Iterator[Finding]:
+    """Weights that a mask has set to 0 after the softmax: the rest of a row no longer sums to one."""
+    found = [(a, least) for a in checked.attentions if (least := _cut(a)) is not None]
+    if found:
+        attention, least = found[0]
+        yield Finding(
+            code="mask-after-softmax",
+            severity="error",
+            address=attention.address,
+            measured=least,
+            message=f"the mask is applied after the softmax: a query's weights sum to as little as {least:.2g}, and"
+            f" hidden positions still take part in its sum ({many(len(found), 'attention')})",
+            remedy='mask the scores before the softmax: scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)',
+        )
+
+
+def _cut(attention: MeasuredAttention) -> float | None:
+    if attention.fused or attention.weights is None or attention.mix is None:
+        return None
+    made, read = attention.operation.makes[0], next(v for v in attention.mix.reads if v in attention.below_softmax)
+    before, now = attention.trace[made], attention.trace[read]
+    if before.shape != now.shape or not ((before > 1e-6) & (now == 0)).any():
+        return None
+    sums = attention.weights.sum(-1)
+    return sums.min().item() if sums.min() < 1 - 1e-3 else None
+
+
+def future(checked: CheckedModel) -> Iterator[Finding]:
+    """Attentions that see later positions where others, or the model's author, say that none may."""
+    views = [s for a in checked.attentions if (s := seen_by(a)) is not None]
+    for stack in dict.fromkeys(s.attention.sublayer.stack for s in views):
+        own = [s for s in views if s.attention.sublayer.stack == stack]
+        yield from _of_stack(checked, own)
+
+
+def _of_stack(checked: CheckedModel, own: list[Seen]) -> Iterator[Finding]:
+    hidden = [s for s in own if s.view == "not-itself"]
+    reversed_ = [s for s in own if s.view == "right"]
+    shifted = [s for s in own if s.view == "ahead"]
+    causal = [s for s in own if s.view == "left"]
+    both = [s for s in own if s.view == "both"]
+    if reversed_:
+        yield _finding(
+            "future-leaks",
+            reversed_,
+            own,
+            "each position attends to itself and to those after it, and to none before: the mask is transposed or"
+            " inverted",
+            "hide the keys after the query, and only those: torch.ones(T, T).triu(1).bool() is True where hidden;"
+            " with F.scaled_dot_product_attention a bool mask is True where a key may be seen",
+        )
+    if hidden:
+        yield _finding(
+            "mask-hides-itself",
+            hidden,
+            own,
+            "no position attends to itself: the diagonal of the mask is hidden too",
+            "let each query see its own key: tril() instead of tril(-1), triu(1) instead of triu()",
+        )
+    if shifted:
+        yield _finding(
+            "future-leaks",
+            shifted,
+            own,
+            f"each position attends to {shifted[0].furthest} after it: the mask's diagonal is off by"
+            f" {shifted[0].furthest}",
+            "use tril(diagonal=0) for what may be seen, or triu(diagonal=1) for what is hidden",
+        )
+    author = declares_causal(checked, own[0].attention.sublayer.stack)
+    says = f"{len(causal)} of {len(own)} attentions of the stack are causal" if causal else author
+    if both and says and (2 * len(causal) >= len(own) or author):
+        yield _finding("future-leaks", both, own, f"{_how(both[0])}, but {says}", _unmask(both[0]))
+    elif both and causal:
+        yield _finding(
+            "masks-differ",
+            causal,
+            own,
+            f"attends to earlier positions only, but {len(both)} of {len(own)} attentions read both ways",
+            "pass all layers the same mask",
+        )
+
+
+def _how(seen: Seen) -> str:
+    leaking, heads = seen.heads
+    if seen.weakly is not None:
+        return f"the mask only lowers the weight of later positions, to {seen.weakly:.2g}"
+    some = f"{leaking} of {heads} heads attend" if leaking < heads else "each position attends"
+    return f"{some} to later positions ({seen.ahead:.0%} of them)"
+
+
+def _unmask(seen: Seen) -> str:
+    if seen.weakly is not None:
+        return 'fill masked scores with float("-inf") before the softmax'
+    return (
+        "hide the keys after the query: is_causal=True in F.scaled_dot_product_attention, or"
+        ' scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf")) before the softmax'
+    )
+
+
+def _finding(code: str, found: list[Seen], own: list[Seen], message: str, remedy: str) -> Finding:
+    where = "in all layers" if len(found) == len(own) else f"in {len(found)} of {len(own)} attentions"
+    return Finding(
+        code=code,
+        severity="error",
+        address=found[0].attention.address,
+        measured=found[0].ahead,
+        message=f"{message} ({where})",
+        remedy=remedy,
+    )

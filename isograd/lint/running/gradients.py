@@ -1,0 +1,179 @@
+"""Parameters that no gradient reaches, by one backward pass on labels of chance.
+
+A parameter whose gradient is 0 because another one begins at 0 (ReZero, a zero W_O, adaLN-zero) gets one after the
+first update. So all that have a gradient are moved a little, and the pass is repeated, before any is called stuck.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding
+from isograd.trace.dataflow import bare
+from isograd.trace.record import answer, arguments, fitted
+
+ROUNDS = 3
+STEP = 1e-2
+WRONG = 0.2  # relative: a directional derivative that is not the one that autograd gives
+ROUNDED = ("round", "sign", "floor", "ceil", "argmax", "topk", "argmin", "bucketize")  # with gradients of their own
+
+
+def cut(checked: CheckedModel) -> Iterator[Finding]:
+    """Parameters that the output depends on and that stay where they begin."""
+    none, zero = _stuck(checked)
+    if none:
+        yield _finding(checked, "gradient-cut", none, "the output depends on it, and autograd gives it no gradient")
+    if zero:
+        yield _finding(checked, "gradient-zero", zero, "its gradient is exactly 0, and stays 0 after an update")
+    if not none and not zero and (wrong := _wrong_derivative(checked)) is not None:
+        yield Finding(
+            code="gradient-cut",
+            severity="error",
+            address=_detached(checked) or "",
+            measured=wrong,
+            message=f"the loss changes with the token vectors by another amount than the gradient says (off by"
+            f" {wrong:.0%}): part of the way, such as a shortcut, passes no gradient",
+            remedy="remove .detach(), .data and torch.no_grad() from the forward pass",
+        )
+
+
+def frozen(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices of the layers that are not trained, where most are."""
+    inside = {name for s in checked.anatomy.sublayers for name in s.parameters}
+    flags = {n: p.requires_grad for n, p in checked.model.named_parameters() if n in inside}
+    still = [n for n, flag in flags.items() if not flag]
+    if still and 2 * len(still) < len(flags):
+        yield Finding(
+            code="frozen",
+            severity="warning",
+            address=still[0],
+            measured=float(len(still)),
+            message=f"{len(still)} of {len(flags)} parameters of the layers have requires_grad=False",
+            remedy="p.requires_grad_(True), unless they are frozen on purpose",
+        )
+
+
+def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
+    """Names of parameters without a gradient, and of those with one that stays 0."""
+    twin = checked.twin
+    read = {n for v, n in checked.trace.names.items() if v in checked.reaching}
+    waiting = {n: p for n, p in twin.named_parameters() if n in read and p.requires_grad and p.is_floating_point()}
+    kept = {n: p.detach().clone() for n, p in waiting.items()}
+    draw = torch.Generator().manual_seed(0)
+    none: set[str] = set()
+    try:
+        for _ in range(ROUNDS):
+            grads = _gradients(checked, waiting)
+            none = {n for n in waiting if grads[n] is None}
+            waiting = {n: p for n, p in waiting.items() if (g := grads[n]) is None or not g.any()}
+            if not waiting:
+                break
+            with torch.no_grad():
+                for name, parameter in twin.named_parameters():
+                    if name in kept and name not in waiting:
+                        size = kept[name].square().mean().sqrt().clamp_min(STEP)
+                        parameter += STEP * size * torch.randn(parameter.shape, generator=draw)
+    finally:
+        with torch.no_grad():
+            for name, parameter in twin.named_parameters():
+                if name in kept:
+                    parameter.copy_(kept[name])
+    return [n for n in waiting if n in none], [n for n in waiting if n not in none]
+
+
+def _gradients(checked: CheckedModel, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor | None]:
+    loss = _loss(checked)
+    if loss is None or not loss.requires_grad:
+        return dict.fromkeys(parameters)
+    grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return dict(zip(parameters, grads, strict=True))
+
+
+def _loss(checked: CheckedModel) -> Tensor | None:
+    """Cross-entropy against classes drawn evenly, and every other output times numbers drawn once."""
+    twin = checked.twin
+    args, kwargs = arguments(fitted(twin, checked.inputs))
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        output = twin(*args, **kwargs)
+    main = answer(output)
+    draw = torch.Generator().manual_seed(1)
+    terms: list[Tensor] = []
+    parts = [output.to_tuple() if hasattr(output, "to_tuple") else output]
+    for part in tree_leaves(parts):
+        if not isinstance(part, Tensor) or not part.is_floating_point() or not part.numel():
+            continue
+        if part is main and checked.logits is not None and part.ndim >= 2:
+            rows = part.flatten(0, -2)
+            terms.append(F.cross_entropy(rows, torch.randint(rows.shape[-1], rows.shape[:1], generator=draw)))
+        else:
+            terms.append((part * torch.randn(part.shape, generator=draw).to(part)).sum() / part.numel() ** 0.5)
+    return torch.stack(terms).sum() if terms else None
+
+
+def _wrong_derivative(checked: CheckedModel) -> float | None:
+    """|measured - computed| / |measured| of the derivatives along three directions of the token vectors."""
+    if any(bare(o) in ROUNDED for o in checked.trace.operations):
+        return None
+    names = [n for n, by_ids in checked.tables.items() if by_ids and n != checked.head] or _first_matrix(checked)
+    twin = dict(checked.twin.named_parameters())
+    if not names or not twin[names[0]].requires_grad:
+        return None
+    parameter = twin[names[0]]
+    grad = _gradients(checked, {names[0]: parameter})[names[0]]
+    if grad is None:
+        return None
+    kept, draw = parameter.detach().clone(), torch.Generator().manual_seed(2)
+    measured, computed = [], []
+    try:
+        for _ in range(3):
+            way = torch.randn(kept.shape, generator=draw) * kept.square().mean().sqrt()
+            losses = []
+            for step in (STEP, -STEP):
+                with torch.no_grad():
+                    parameter.copy_(kept + step * way)
+                loss = _loss(checked)
+                assert loss is not None
+                losses.append(loss.item())
+            measured.append((losses[0] - losses[1]) / (2 * STEP))
+            computed.append((grad * way).sum().item())
+    finally:
+        with torch.no_grad():
+            parameter.copy_(kept)
+    a, b = torch.tensor(measured).double(), torch.tensor(computed).double()
+    if not a.isfinite().all() or a.norm() * STEP < 1e-5:  # as small as rounding
+        return None
+    gap = ((a - b).norm() / a.norm()).item()
+    return gap if gap > WRONG else None
+
+
+def _first_matrix(checked: CheckedModel) -> list[str]:
+    return [n for n, p in checked.parameters.items() if p.ndim >= 2 and n != checked.head][:1]
+
+
+def _detached(checked: CheckedModel) -> str | None:
+    """The module in which an activation that reaches the output is detached."""
+    made = (o for o in checked.trace.operations if bare(o) == "detach" and checked.dataflow.data(o))
+    return next((o.module for o in made if not checked.reaching.isdisjoint(o.makes)), None)
+
+
+def _finding(checked: CheckedModel, code: str, names: list[str], why: str) -> Finding:
+    order = {n: v for v, n in checked.trace.names.items()}
+    last = max(names, key=lambda n: max(checked.trace.readers.get(order[n], [0])))
+    others = f", nor do {len(names) - 1} others" if len(names) > 1 else ""
+    cut_ = code == "gradient-cut"
+    return Finding(
+        code=code,
+        severity="error",
+        address=_detached(checked) or last if cut_ else last,
+        measured=float(len(names)),
+        message=f"{last} does not learn{others}: {why}",
+        remedy="remove .detach(), .data, .item() and torch.no_grad() between it and the loss"
+        if cut_
+        else "two factors of one product begin at 0: initialize one of them otherwise (W_1 or W_2, W_V or W_O, W_Q or"
+        " W_K)",
+    )
