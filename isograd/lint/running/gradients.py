@@ -76,7 +76,7 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
                 for name, parameter in twin.named_parameters():
                     if name in kept and name not in waiting:
                         size = kept[name].square().mean().sqrt().clamp_min(STEP)
-                        parameter += STEP * size * torch.randn(parameter.shape, generator=draw)
+                        parameter.add_(STEP * size * torch.randn(parameter.shape, generator=draw))
     finally:
         with torch.no_grad():
             for name, parameter in twin.named_parameters():
