@@ -222,14 +222,17 @@ def gradient_ratios(job: str, within: Mapping[float, tuple[float, float]]) -> Ru
 
 
 def verdicts(job: str, number: int) -> Rule:
-    """Every verdict of the theory holds, and every negative control is refused; at least so many of both."""
+    """Every verdict of the theory holds, or is false where it is recorded as false, and every negative control is
+    refused; at least so many of both."""
 
     def rule(folders: Folders) -> Measured:
         found = json.loads((folders[job] / "theory.json").read_text())
         rows, controls = found["verdicts"], found["negative_controls"]
-        failed = [f"{row['claim']} ({row['placement']}): {row['measured']}" for row in rows if not row["holds"]]
+        wrong = [row for row in rows if row["holds"] == bool(row.get("refuted"))]
+        failed = [f"{row['claim']} ({row['placement']}): {row['measured']}" for row in wrong]
+        false = sum(bool(row.get("refuted")) for row in rows)
         passed = [f"control of {row['claim']} ({row['placement']})" for row in controls if row["holds"]]
-        said = f"{len(rows) - len(failed)} of {len(rows)} verdicts hold,"
+        said = f"{sum(row['holds'] for row in rows)} of {len(rows)} verdicts hold, {false} are recorded as false,"
         said += f" {len(controls) - len(passed)} of {len(controls)} negative controls are refused"
         whole = len(rows) >= number and len(controls) >= number
         return Measured(said="; ".join([said, *failed, *passed]), holds=whole and not failed + passed)

@@ -169,8 +169,8 @@ _GRADIENTS = (
     " it is 0.8 to 1.6 times Pre-LN's."
 )
 _THEORY = (
-    "The papers' claims about initialization are measured at up to 48 layers: every verdict of `isograd theory` holds,"
-    " and every negative control is refused: theory."
+    "The papers' claims about initialization are measured at up to 48 layers: every verdict of `isograd theory` holds"
+    " but those that are recorded as false, and every negative control is refused: theory."
 )
 _NUMBERS = "Of 500 unseen German number words at least 495 are translated exactly after 1,200 updates (one run)."
 _EXPORT = (
@@ -484,9 +484,9 @@ ROWS = [
         name="theory",
         page=README,
         sentence=_THEORY,
-        rule="every verdict of every claim holds, and none of a negative control",
+        rule="every verdict of every claim holds, or is recorded as false and is; none of a negative control holds",
         n="2 to 24 initializations each",
-        measure=rules.verdicts("theory", 30),
+        measure=rules.verdicts("theory", 80),
         jobs=("theory",),
     ),
     Row(

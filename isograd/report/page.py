@@ -173,7 +173,7 @@ def _tex(cell: str) -> str:
 _TONES = {  # the first word that a verdict has: what it looks like
     **dict.fromkeys(("failed", "interrupted", "stopped"), "warn"),
     **dict.fromkeys(("diverged", "collapsed", "fails", "none", "does not hold"), "bad"),
-    **dict.fromkeys(("undecided", "slow", "too few seeds"), "open"),
+    **dict.fromkeys(("undecided", "slow", "too few seeds", "false"), "open"),
     **dict.fromkeys(("finished", "holds", "lower", "higher", "sooner"), "good"),
 }
 

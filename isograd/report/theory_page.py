@@ -54,13 +54,16 @@ def write_theory(out: Path, claims: Rows, verdicts: Rows, controls: Rows, facts:
 _VERDICTS = (
     "A verdict holds when the measured number, with its interval where it has one, lies in its tolerance. Predicted: by"
     " the paper, or measured before where the paper gives no number. A negative control is another network, measured in"
-    " the same way, which the claim must refuse."
+    " the same way, which the claim must refuse. *False*: this claim is known not to hold of this case, and the reason"
+    " stands with its figure."
 )
 
 
 def summary(verdicts: Rows, controls: Rows) -> str:
     """How many hold."""
     said = f"{sum(row['holds'] for row in verdicts)} of {len(verdicts)} verdicts hold"
+    if false := sum(_verdict(row) == "false" for row in verdicts):
+        said += f", {false} {'is' if false == 1 else 'are'} false as recorded"
     if controls:
         said += f", and {sum(not row['holds'] for row in controls)} of {len(controls)} negative controls are refused"
     return f"{said}."
@@ -78,18 +81,30 @@ def verdict_table(verdicts: Rows, controls: Rows) -> Table:
 
 
 def _cells(row: Row, controls: Rows) -> list[str]:
-    own = [one for one in controls if (one["claim"], one["placement"]) == (row["claim"], row["placement"])]
+    own = [one for one in controls if (one["claim"], one["case"]) == (row["claim"], row["case"])]
     said = [f"{one['subject']}: {number(one['measured'])}{' (passes)' if one['holds'] else ''}" for one in own]
     predicted = row["predicted"] if isinstance(row["predicted"], list | tuple) else [row["predicted"]]
     return [
         row["claim"],
-        row["placement"],
+        _named(row, "any"),
         " to ".join(map(number, predicted)),
         number(row["measured"]) + (f" ({interval(*row['interval'])})" if row.get("interval") else ""),
         interval(*row["tolerance"]),
         *(["".join(said)] if controls else []),
-        "holds" if row["holds"] else "fails",
+        _verdict(row),
     ]
+
+
+def _named(row: Row, part: str) -> str:
+    """The placement with the case's changes to it; `part` where the claim speaks of a part that all placements have."""
+    return part if row["placement"] == "any" else row["case"]
+
+
+def _verdict(row: Row) -> str:
+    """ "false" where the claim is known not to hold of this case, and does not."""
+    if row.get("refuted"):
+        return "holds, recorded as false" if row["holds"] else "false"
+    return "holds" if row["holds"] else "fails"
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -100,15 +115,17 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits after the point, or a power of ten where these would be zeros."""
+    """Three digits after the point, or a power of ten where these would be zeros or the number is above 1e5."""
     if value is None:
         return ""
-    return f"{value:.2g}" if 0 < abs(value) < 5e-4 else f"{value:.3f}".rstrip("0").rstrip(".")
+    return f"{value:.2g}" if 0 < abs(value) < 5e-4 or abs(value) > 1e5 else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def _claim(claim: Row, verdicts: Rows, controls: Rows) -> Section:
     own, refused = ([row for row in rows if row["claim"] == claim["name"]] for rows in (verdicts, controls))
-    said = f"{claim['statement']} Measured: {claim['number']}. Setting: {claim['how']}. {claim['source']}."
+    false = [f"False of {row['subject']}: {row['refuted']}." for row in own if row.get("refuted")]
+    said = " ".join([f"{claim['statement']} Measured: {claim['number']}. Setting: {claim['how']}.", *false])
+    said += f" {claim['source']}."
     title = f"{claim['title'][0].upper()}{claim['title'][1:]}"
     return Section(name=claim["name"], title=title, sentence=prose(said), figure=_drawer(claim, own, refused))
 
@@ -143,8 +160,7 @@ def claim_figure(claim: Row, verdicts: Rows, controls: Rows = ()) -> Drawing:
 def _measured(axes: Axes, row: Row) -> None:
     curve, placement = row["curve"], row["placement"]
     look = look_of(row["subject"] if placement == "any" else placement)
-    named = row["subject"] if placement == "any" else placement
-    axes.plot(curve["x"], curve["y"], label=named, zorder=3, **look, **_mark(curve, "o"))
+    axes.plot(curve["x"], curve["y"], label=_named(row, row["subject"]), zorder=3, **look, **_mark(curve, "o"))
     if curve["low"] and row["seeds"] > 1:
         axes.fill_between(curve["x"], curve["low"], curve["high"], color=look["color"], alpha=0.14, linewidth=0)
 
@@ -157,11 +173,13 @@ def _mark(curve: Row, marker: str) -> dict[str, Any]:
 def _near(axes: Axes, verdicts: Rows) -> None:
     """Show what was measured and its tolerance; a negative control may leave the panel."""
     shown = [y for row in verdicts for name in ("y", "low", "high") for y in row["curve"][name]]
-    for row in verdicts:
-        low, high = row["tolerance"]
+    bounds = [row["tolerance"] for row in verdicts]
+    shown += [bound for tolerance in bounds for bound in tolerance if bound is not None]
+    bottom, top = min(shown) - 0.1, max(shown) + 0.1
+    for low, high in bounds:
+        low, high = bottom if low is None else low, top if high is None else high
         axes.axhspan(low, high, color=INK, alpha=0.06, linewidth=0, label="tolerance of the mean")
-        shown += [low, high]
-    axes.set_ylim(min(shown) - 0.1, max(shown) + 0.1)
+    axes.set_ylim(bottom, top)
 
 
 def _once(controls: Rows, shown: set[str]) -> Iterator[Row]:

@@ -55,6 +55,8 @@ class Case:
         low, high: the tolerance: where the measured number must lie; None leaves that side open.
         control: what is measured in its place and must lie outside.
         subject: what is measured, where the placement alone does not say it.
+        refuted: why the claim is false of this case, where it is known to be: its number must lie outside. It has a
+            control of its own all the same, and another case of the claim, or another claim, that holds.
     """
 
     placement: str
@@ -63,6 +65,7 @@ class Case:
     high: float | None = None
     control: str
     subject: str = ""
+    refuted: str = ""
 
     def holds(self, measured: Measured) -> bool:
         """Whether the number, and its whole interval where it has one, lies in the tolerance."""
@@ -132,12 +135,14 @@ class Claim:
         return Verdict(
             claim=self.name,
             placement=case.placement,
+            case=case.subject or case.placement,
             subject=subject,
             predicted=case.predicted,
             measured=measured.value,
             interval=measured.interval,
             tolerance=(case.low, case.high),
             holds=case.holds(measured),
+            refuted=case.refuted,
             seeds=seeds,
             curve=measured.curve,
             lines=tuple(self.theory(case, measured.curve)),
@@ -146,10 +151,11 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What measuring a case has found."""
+    """What measuring a case has found; `subject` is the case's own, or that of its negative control."""
 
     claim: str
     placement: str
+    case: str
     subject: str
     predicted: float | tuple[float, float]
     measured: float
@@ -159,8 +165,26 @@ class Verdict:
     seeds: int
     curve: Curve
     lines: tuple[Line, ...] = ()
+    refuted: str = ""  # why the claim is known to be false of this case
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether the case holds, or is false where it is known to be."""
+        return self.holds != bool(self.refuted)
 
     def row(self) -> dict[str, Any]:
         """For JSON: without the curve."""
-        names = ("claim", "placement", "subject", "predicted", "measured", "interval", "tolerance", "holds", "seeds")
+        names = (
+            "claim",
+            "placement",
+            "case",
+            "subject",
+            "predicted",
+            "measured",
+            "interval",
+            "tolerance",
+            "holds",
+            "seeds",
+            "refuted",
+        )
         return {name: getattr(self, name) for name in names}

@@ -8,6 +8,7 @@ from isograd.errors import UnknownClaim
 from isograd.theory import amplification, gradients, lemmas
 from isograd.theory.claim import Axes, Case, Claim, Verdict
 from isograd.theory.curves import exponent, factor, fixed, from_first, power
+from isograd.theory.residual_claims import RESIDUAL_CLAIMS
 
 XIONG = "Xiong et al. 2020, arXiv 2002.04745"
 THEORY = "one head, W_Q = W_K = 0, all matrices 256 x 256 from N(0, 1/d), no eps, 32 Gaussian inputs, float64"
@@ -363,7 +364,7 @@ _ROWS = (
         axes=Axes(x="sublayers N", y="mean square of the output's change / e²", log_x=True, log_y=True),
     ),
 )
-CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _ROWS}
+CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*_ROWS, *RESIDUAL_CLAIMS)}
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:

@@ -41,7 +41,7 @@ def first_over_last(layers: int) -> Callable[[str, int], Measured]:
 
     @lru_cache
     def measure(subject: str, seeds: int) -> Measured:
-        found = [_gradients(subject, layers, seed) for seed in range(seeds)]
+        found = [of_layers(subject, layers, seed) for seed in range(seeds)]
         ratio = geometric_mean([norms[0] / norms[-1] for norms in found])
         curves = [[norm / norms[-1] for norm in norms] for norms in found]
         return Measured(value=ratio, curve=over_seeds(range(1, layers + 1), curves))
@@ -99,7 +99,9 @@ def _last_gradient(model: IsogradForCausalLM, layers: int, ids: Tensor) -> float
     return float(gradient.norm())
 
 
-def _gradients(subject: str, layers: int, seed: int) -> list[float]:
+@lru_cache(maxsize=64)
+def of_layers(subject: str, layers: int, seed: int) -> list[float]:
+    """|dL/dW_2| of each layer of a decoder, with the placement's own init."""
     with drawn_from(seed):
         ids = tokens(8, 33)
         model = prepared(subject, layers, ids, init=None)

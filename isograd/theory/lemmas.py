@@ -6,6 +6,7 @@ independent Gaussian vectors, labels are random, logits are E x with E drawn fro
 
     post-ln   h = LN(x + mean(x) W_V)        s = h + ReLU(h W_1) W_2          x <- LN(s)
     pre-ln    h = x + mean(LN(x)) W_V        s = h + ReLU(LN(h) W_1) W_2      x <- s,  LN(x) before the logits
+    layernorm-scaling    pre-ln with LN(x) / sqrt(l) in layer l
 
 "post-ln, W_2 x 1.3" has W_2 multiplied by 1.3, "pre-ln, outputs as l^-0.5" W_V and W_2 of layer l by l^-0.5.
 
@@ -54,8 +55,9 @@ def profile(subject: str, seed: int, layers: int = LAYERS, width: int = WIDTH, t
     table = _normal(draw, WORDS, width) / width**0.5
     labels = torch.randint(WORDS, (tokens,), generator=draw)
     square_norms, gradients = [], []
-    for value, first, second in _layers(draw, layers, width, change):
-        h, read = _attend(placement, x, value)
+    for layer, (value, first, second) in enumerate(_layers(draw, layers, width, change), 1):
+        scale = layer**-0.5 if placement == "layernorm-scaling" else 1.0
+        h, read = _attend(placement, x, value, scale)
         second.requires_grad_()
         s = h + torch.relu(read @ first) @ second
         out = layer_norm(s)
@@ -71,13 +73,13 @@ def layer_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=0.0)
 
 
-def _attend(placement: str, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _attend(placement: str, x: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """What the attention leaves on the stream, and what the feed-forward reads."""
     if placement == "post-ln":
         h = layer_norm(x + x.mean(0, keepdim=True) @ value)
         return h, h
-    h = x + layer_norm(x).mean(0, keepdim=True) @ value
-    return h, layer_norm(h)
+    h = x + scale * layer_norm(x).mean(0, keepdim=True) @ value
+    return h, scale * layer_norm(h)
 
 
 def _layers(draw: torch.Generator, layers: int, width: int, change: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -135,6 +137,13 @@ def lemma_2_growth(subject: str, seeds: int) -> Measured:
     curve = over_seeds(*_square_norms(subject, seeds))
     growth = [(y - 1) / layer for layer, y in zip(curve.x, curve.y, strict=True)]
     return Measured(value=farthest(growth, *PRE_LN_GROWTH), curve=curve)
+
+
+@lru_cache
+def last_level(subject: str, seeds: int) -> Measured:
+    """|x_L|^2 / d after the last of the layers."""
+    curve = over_seeds(*_square_norms(subject, seeds))
+    return Measured(value=curve.y[-1], curve=curve)
 
 
 def _square_norms(subject: str, seeds: int) -> tuple[range, list[tuple[float, ...]]]:

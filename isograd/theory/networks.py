@@ -3,11 +3,15 @@
 A subject is a placement, or a placement with changes, each after a comma: "deepnorm, plain init" has DeepNorm's skips
 and the weights of a plain Xavier init; "admin, skip 1" has not been profiled; "post-ln, xavier-normal" is drawn by that
 scheme in place of the model's own; "pre-ln, outputs as l^-0.5" has W_O and W_2 of layer l scaled by l^-0.5, or the norm
-after the branch where there is one; "post-ln, cross x 0.5" has W_O of the cross-attention halved.
+after the branch where there is one; "post-ln, cross x 0.5" has W_O of the cross-attention halved. Beside "x NUMBER"
+and "as l^NUMBER" there are "noise NUMBER", normal noise of that std, and "at NUMBER"; `PARTS` names what they change.
+"hyper-connections, n = 8" has eight copies.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +21,15 @@ from torch import Tensor, nn
 from isograd.diagnose.quantities import terms, variance
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM
 from isograd.placement import Placement, get, sites
+from isograd.placement.stored import stored
+from isograd.placement.streams import Hyper
 from isograd.transformer.init import SCHEMES
 from isograd.transformer.parameters import Coefficient, Linear
+from isograd.transformer.streams import AffineConnection, Ends, HyperConnection, ProjectedConnection
 from isograd.transformer.sublayer import ScaledAdd, Sublayer
 
 WORDS = 1000
+_COPIES = re.compile(r"n = (\d+)")
 
 
 def decoder(subject: str, layers: int, dtype: torch.dtype = torch.float32, **shape: Any) -> IsogradForCausalLM:
@@ -166,8 +174,19 @@ def _config(subject: str, **shape: Any) -> IsogradConfig:
             }
             | shape
             | ({"init": schemes[-1]} if schemes else {})
+            | _with_copies(subject, shape["num_hidden_layers"])
         )
     )
+
+
+def _with_copies(subject: str, layers: int) -> dict[str, Any]:
+    """The formula with another number of copies, where the subject names one."""
+    found = [match for change in changes_of(subject) if (match := _COPIES.fullmatch(change))]
+    entry = get(placement_of(subject))
+    if not found or not isinstance(entry.stream, Hyper):
+        return {}
+    entry = replace(entry, stream=replace(entry.stream, copies=int(found[0][1])))
+    return {"formula": {"decoder": stored(placement_of(subject), entry, layers, "decoder", 0)}}
 
 
 def changes_of(subject: str) -> list[str]:
@@ -178,7 +197,6 @@ def changes_of(subject: str) -> list[str]:
 def changed(model: Any, subject: str) -> Any:
     """The model with the changes of a subject made to its weights and constants."""
     for change in changes_of(subject):
-        name, number = scaling(change)
         if change == "plain init":
             for module in model.modules():
                 if isinstance(module, Linear):
@@ -189,14 +207,12 @@ def changed(model: Any, subject: str) -> Any:
                     module.skip = 1.0
                 elif isinstance(module, Coefficient):
                     module.weight.fill_(1.0)
-        elif number is not None and name in _MATRICES:
-            for module in model.modules():
-                if isinstance(module, Sublayer):
-                    _scale(module, name, number(module.site.layer))
-        elif change not in SCHEMES:
+        elif (found := edit(change)) is not None and found[0] in PARTS:
+            _edit(model, *found)
+        elif change not in SCHEMES and not _COPIES.fullmatch(change):
             raise ValueError(
-                f"{change!r} is nothing to change; expected 'plain init', 'skip 1', an init scheme, or one of"
-                f" {', '.join(_MATRICES)} with 'x NUMBER' or 'as l^NUMBER'"
+                f"{change!r} is nothing to change; expected 'plain init', 'skip 1', 'n = NUMBER', an init scheme, or"
+                f" one of {', '.join(PARTS)} with 'x NUMBER', 'as l^NUMBER', 'noise NUMBER' or 'at NUMBER'"
             )
     return model
 
@@ -215,14 +231,89 @@ def scaling(change: str) -> tuple[str, Callable[[int], float] | None]:
     return change, None
 
 
-_MATRICES = ("outputs", "W_1", "W_2", "cross")
+Edit = Callable[[Any, int], Any]  # (value, layer) -> value
 
 
-def _scale(sublayer: Sublayer, name: str, factor: float) -> None:
-    """The matrix that writes on the stream, or the norm after it; with "W_1" the feed-forward's first matrix."""
-    kind = sublayer.site.kind
-    if name == "outputs" or (name == "W_2" and kind == "ffn") or (name == "cross" and kind == "cross"):
-        norm = sublayer.out
-        (sublayer.branch.out if isinstance(norm, nn.Identity) else norm).weight.mul_(factor)  # type: ignore[union-attr, operator]
-    elif name == "W_1" and kind == "ffn":
-        sublayer.branch.into.weight.mul_(factor)  # type: ignore[union-attr, operator]
+def edit(change: str) -> tuple[str, Edit] | None:
+    """What is changed, and how: a scaling, normal noise of that std on each entry, or all entries at a number.
+
+    >>> name, by = edit("queries at 0.5")
+    >>> name, by(torch.zeros(2), 1), edit("skip 1")
+    ('queries', tensor([0.5000, 0.5000]), None)
+    """
+    name, factor = scaling(change)
+    if factor is not None:
+        return name, lambda value, layer: value * factor(layer)
+    for word, by in (
+        (" noise ", lambda value, layer, number: value + torch.randn_like(value) * number),
+        (" at ", lambda value, layer, number: torch.full_like(value, number)),
+    ):
+        name, found, number = change.partition(word)
+        if found:
+            return name, partial(by, number=float(number))
+    return None
+
+
+def _edit(model: Any, name: str, by: Edit) -> None:
+    for module in model.modules():
+        if isinstance(module, Ends if name == "sum" else Sublayer):
+            for owner, attribute in PARTS[name](module):
+                value = getattr(owner, attribute)
+                new = by(value, module.site.layer if isinstance(module, Sublayer) else 1)
+                if isinstance(value, Tensor):
+                    value.copy_(new)
+                else:
+                    setattr(owner, attribute, max(round(new), 1) if isinstance(value, int) else new)
+
+
+Places = Sequence[tuple[Any, str]]  # owners, and which weight or constant of theirs
+
+
+def _outputs(sublayer: Sublayer) -> Places:
+    """The matrix that writes on the stream, or the norm after it."""
+    return [(sublayer.branch.out if isinstance(sublayer.out, nn.Identity) else sublayer.out, "weight")]
+
+
+def _of(kind: str, places: Callable[[Any], Places]) -> Callable[[Any], Places]:
+    """Those of one kind of sublayer."""
+    return lambda sublayer: places(sublayer) if sublayer.site.kind == kind else ()
+
+
+def _scales(sublayer: Any) -> Places:
+    """The learned coefficient on the branch."""
+    stream = getattr(sublayer, "stream", None)
+    return [((stream if isinstance(stream, AffineConnection) else sublayer.combine).scale, "weight")]
+
+
+def _mix(sublayer: Any) -> Places:
+    """Of hyper-connections: the numbers that the mix of the copies is made of."""
+    return [(_Mix(sublayer.stream), "entries")]
+
+
+class _Mix:
+    """The mix's entries in the parameter that holds all three maps."""
+
+    def __init__(self, stream: HyperConnection | ProjectedConnection) -> None:
+        n = stream.copies
+        self.entries = stream.alpha[:, 1:] if isinstance(stream, HyperConnection) else stream.base[2 * n :]
+
+
+PARTS: dict[str, Callable[[Any], Places]] = {
+    "outputs": _outputs,
+    "W_1": _of("ffn", lambda sublayer: [(sublayer.branch.into, "weight")]),
+    "W_2": _of("ffn", _outputs),
+    "cross": _of("cross", _outputs),
+    "W_Q": _of("attn", lambda sublayer: [(sublayer.branch.query, "weight")]),
+    "gates": _of("attn", lambda sublayer: [(sublayer.branch.gate, "weight")]),
+    "eps": lambda sublayer: [(sublayer.out, "eps")],
+    "lengths": lambda sublayer: [(sublayer.post, "scale")],
+    "scales": _scales,
+    "writes": lambda sublayer: [(sublayer.stream, "beta")],
+    "mix": _mix,
+    "sinkhorn": lambda sublayer: [(sublayer.stream, "iterations")],
+    "queries": lambda sublayer: [(sublayer.stream, "query")] if sublayer.site.slot > 1 else (),
+    "skips": lambda sublayer: [(sublayer.combine, "skip")],
+    "sum": lambda ends: [(ends.norm, "weight")],  # of two streams: what is added at the end
+    "P": lambda sublayer: [(sublayer.post, "weight")],
+    "Q": lambda sublayer: [(sublayer.stream.norm, "weight")],
+}

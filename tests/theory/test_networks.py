@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isograd.theory.amplification import gradient_changes, output_changes
-from isograd.theory.gradients import _gradients, _last_gradients, _square_means, of_stacks
+from isograd.theory.gradients import _last_gradients, _square_means, of_layers, of_stacks
 from isograd.theory.networks import (
     cut,
     decoder,
@@ -122,7 +122,7 @@ def test_the_change_does_not_depend_on_the_step() -> None:
 
 
 def test_gradients_and_streams_have_a_number_per_layer() -> None:
-    assert len(_gradients("normformer", 3, 0)) == len(_square_means("normformer", 3, 0)) == 3
+    assert len(of_layers("normformer", 3, 0)) == len(_square_means("normformer", 3, 0)) == 3
     assert _square_means("post-ln", 3, 0)[0] > 1.2  # before the norm; after it 1
 
 
