@@ -1,0 +1,108 @@
+"""`isograd.check` asked about every faulty model and every clean one: a row each."""
+
+import inspect
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import isograd
+from benchmarks.faults.base import BASES, BY_NAME, Base, batch, build
+from benchmarks.faults.clean import Clean
+from benchmarks.faults.codes import accepts
+from benchmarks.faults.fault import Fault
+from benchmarks.faults.in_state import healthy
+
+TAKES_OPTIMIZER = "optimizer" in inspect.signature(isograd.check).parameters
+LOUD = ("error", "warning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One model, one check."""
+
+    fault: str  # its name; of a clean model the design's
+    cause: str  # "" of a clean model
+    base: str
+    found: str = ""  # codes of errors and warnings that the twin has not, the first one first
+    right: bool = False  # one of them names the cause
+    first: bool = False  # the first of them does
+    silent: bool = True  # nothing was found
+    crash: str = ""
+    seconds: float = 0.0
+
+    @property
+    def held_out(self) -> bool:
+        return BY_NAME[self.base].held_out
+
+
+def faulty(base: Base, fault: Fault, seed: int = 0) -> nn.Module:
+    model = build(base, fault.edits_of(base), seed)
+    if fault.change is not None:
+        fault.change(base, model)
+    return model
+
+
+def ask(base: Base, model: nn.Module, optimizer: Any = None) -> list[Any]:
+    """Findings that a reader would act on: errors and warnings, in the order in which they are printed."""
+    given: dict[str, Any] = {"optimizer": optimizer} if TAKES_OPTIMIZER and optimizer is not None else {}
+    if base.needs_batch:
+        given["batch"] = batch(base, torch.Generator().manual_seed(1), 2)["inputs"]
+    return [finding for finding in isograd.check(model, **given) if finding.severity in LOUD]
+
+
+def check_fault(base: Base, fault: Fault) -> tuple[Row, list[Any]]:
+    """The row, and the findings that the twin does not have."""
+    row = Row(fault=fault.name, cause=fault.cause, base=base.name)
+    make = fault.optimizer or healthy
+    twin_model, model = build(base), faulty(base, fault)
+    begun = time.process_time()
+    try:
+        with_optimizer = fault.optimizer is not None
+        twin = {
+            (one.code, one.address)
+            for one in ask(base, twin_model, healthy(base, twin_model) if with_optimizer else None)
+        }
+        new = [
+            one
+            for one in ask(base, model, make(base, model) if with_optimizer else None)
+            if (one.code, one.address) not in twin
+        ]
+    except Exception as problem:  # a crash is a result
+        return replace(row, crash=f"{type(problem).__name__}: {problem}"[:200]), []
+    codes = list(dict.fromkeys(one.code for one in new))
+    named = accepts(fault.cause)
+    return replace(
+        row,
+        found=" ".join(codes),
+        right=any(code in named for code in codes),
+        first=bool(codes) and codes[0] in named,
+        silent=not codes,
+        seconds=round(time.process_time() - begun, 3),
+    ), new
+
+
+def check_clean(clean: Clean) -> tuple[Row, list[Any]]:
+    base = BY_NAME[clean.base]
+    row = Row(fault=clean.name, cause="", base=base.name)
+    model = clean.build()
+    begun = time.process_time()
+    try:
+        given: dict[str, Any] = {}
+        if base.needs_batch:
+            given["batch"] = batch(base, torch.Generator().manual_seed(1), 2)["inputs"]
+        found = [one for one in isograd.check(model, **given) if one.severity in LOUD]
+    except Exception as problem:
+        return replace(row, crash=f"{type(problem).__name__}: {problem}"[:200]), []
+    codes = list(dict.fromkeys(one.code for one in found))
+    return replace(row, found=" ".join(codes), silent=not codes, seconds=round(time.process_time() - begun, 3)), found
+
+
+def as_cells(row: Row) -> dict[str, Any]:
+    return asdict(row)
+
+
+def development() -> list[Base]:
+    return [base for base in BASES if not base.held_out]
