@@ -22,9 +22,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import CollapseWatch, TokenCounts, labels_of
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
+from isograd.diagnose.watch.losses import Losses
+from isograd.diagnose.watch.overflow import culprit
+from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (
     WARNINGS,
     JsonLines,
@@ -39,6 +43,13 @@ from isograd.diagnose.watch.writers import (
 from isograd.files import append_rows
 
 _log = logging.getLogger("isograd")
+_FOLLOWS_FROM = {  # a signal that says no more than one that is known
+    "stall": ("updates", "frozen", "gradient", "labels", "zero-grad"),
+    "unigram": ("updates", "frozen", "gradient", "labels", "zero-grad"),
+    "low": ("leak", "same-batch", "labels"),
+    "rise": ("zero-grad", "nonfinite"),
+}
+_SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
 
 def watch(
@@ -91,7 +102,7 @@ class Watch:
 
     Attributes:
         row, layers: the row of the last step that was read, and the rows of its layers.
-        warnings: what was reported, as the rows of warnings.jsonl: step, signal, layer, message.
+        warnings: what was reported, as the rows of warnings.jsonl: step, signal, layer, message, cause, remedy.
     """
 
     def __init__(
@@ -118,7 +129,9 @@ class Watch:
         self._watched = find_layers(model, addresses)
         self._by_layer = by_layer(self._watched)
         self._collapse = CollapseWatch(self._by_layer.addresses, self._by_layer.stacks, unigram_entropy)
+        self._losses, self._batches = Losses(), Batches(model)
         self._gradients: Gradients | None = None
+        self._updates_of: Updates | None = None
         self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
         self._step = 0
         self._read = 0  # how many so far
@@ -141,8 +154,11 @@ class Watch:
         if self._gradients is None:  # only now are the parameters what FSDP2 made of them
             self._watched = find_layers(self._model, self._addresses)
             self._gradients = Gradients(self._model, self._watched, self._updates)
+            self._updates_of = Updates(self._model, self._parameters(), self._every)
+        assert self._updates_of is not None
         self._gradients.take(loss)
         self._waiting.append((self._step, batch))
+        self._report(self._updates_of.look(self._step))
         if self._gradients.waiting >= self._gradients.together:
             self.read()
 
@@ -156,8 +172,10 @@ class Watch:
                 writer.write(self.row, self.layers)
             self._count(batch)
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
+            new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy)
+            new += self._batches.look(step, batch, self._collapse, reading.loss)
             broken = self._nonfinite.look(self.row, self.layers, batch)
-            self._report(new + ([broken] if broken else []))
+            self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()
 
     def close(self) -> None:
@@ -171,6 +189,24 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _parameters(self) -> dict[str, list[nn.Parameter]]:
+        """Of each layer, by its address."""
+        layers = by_layer(self._watched)
+        return {
+            address: [p for place in places for p in self._watched[place].parameters]
+            for address, places in zip(layers.addresses, layers.parts, strict=True)
+        }
+
+    def _explained(self, broken: Row, batch: Any) -> Row:
+        """With the module that made the first number that is not finite, where the batch can be run again at once."""
+        at_once = self._gradients is not None and self._gradients.together == 1
+        found = culprit(self._model, batch) if batch is not None and at_once else None
+        cause = f"{found[0]} {found[1]}" if found else "an overflow in the backward pass, or a loss of log(0) or 0 / 0"
+        remedy = "compute that part in float32, clip gradients, lower the rate; torch.autograd.set_detect_anomaly(True)"
+        layer = found[0] if found else broken["layer"]
+        message = f"{broken['message']}: {cause}" if found else broken["message"]
+        return {**broken, "layer": layer, "message": message, "cause": cause, "remedy": remedy}
+
     def _count(self, batch: Any) -> None:
         if self._counts is None:
             return
@@ -180,11 +216,13 @@ class Watch:
             self._collapse.unigram_entropy = self._counts.entropy()
 
     def _report(self, new: list[Row]) -> None:
+        known = {row["signal"] for row in (*self.warnings, *new)}
+        new = [row for row in new if not known & {*_FOLLOWS_FROM.get(row["signal"], ())}]
         self.warnings += new
         if not new or rank():
             return
         for row in new:
-            _log.warning(row["message"])
+            _log.warning(row["message"] if row["signal"] not in _SHORT else f"{row['message']}; {row['remedy']}")
         if self._nonfinite.folder is not None:
             append_rows(self._nonfinite.folder / WARNINGS, new)
         _flush(self._writers)

@@ -147,6 +147,8 @@ class CollapseWatch:
             "layer": layer,
             "left_at": left_at,
             "apart": fallen.apart,
+            "cause": "depth, learning rate and warm-up do not fit where the norms are placed",
+            "remedy": "warm the rate up over more steps, lower it, or move the norms inside the branches (pre-norm)",
             "message": (
                 f"step {step}: gradients vanish towards the input: since the first step that of {layer} has fallen"
                 f" {fallen.behind:.3g} times further than that of {self.layers[fallen.least]} (tenfold at step"
@@ -161,6 +163,8 @@ class CollapseWatch:
             "layer": None,
             "loss": mean,
             "unigram_entropy": entropy,
+            "cause": "the stack passes on no context, or labels do not belong to the inputs",
+            "remedy": "run isograd check on the model; lower the rate, warm it up longer, look at one batch",
             "message": (
                 f"step {step}: since step {self._stay.since} the loss ({mean:.2f}) has not gone below the entropy of"
                 f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
@@ -217,8 +221,18 @@ class TokenCounts:
         return math.log(total) - float((some * some.log()).sum()) / total + (len(some) - 1) / (2 * total)
 
 
+LABELS = ("labels", "shift_labels", "targets", "target", "y")
+
+
 def labels_of(batch: Any) -> list[Tensor]:
-    """The entries "labels" of a batch, or of several, that hold tokens, not classes: whole numbers, (batch, time)."""
-    several = batch if isinstance(batch, list | tuple) else [batch]
-    found = [one["labels"] for one in several if isinstance(one, Mapping) and "labels" in one]
+    """The labels of a batch, or of several, that hold tokens, not classes: whole numbers, (batch, time).
+
+    Entries of a mapping by their usual names, or the second of two tensors of one shape.
+    """
+    if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(one, Tensor) for one in batch):
+        found = [batch[1]] if batch[0].shape == batch[1].shape else []
+    else:
+        several = batch if isinstance(batch, list | tuple) else [batch]
+        named = [next((n for n in LABELS if n in one), None) if isinstance(one, Mapping) else None for one in several]
+        found = [one[name] for one, name in zip(several, named, strict=True) if name is not None]
     return [x for x in found if isinstance(x, Tensor) and x.ndim > 1 and not x.is_floating_point()]

@@ -101,6 +101,17 @@ def flat(row: Row, layers: Sequence[Row]) -> dict[str, float]:
     return numbers
 
 
+def alarm(step: int, signal: str, layer: str | None, symptom: str, cause: str, remedy: str, **numbers: Any) -> Row:
+    """A row of warnings.jsonl.
+
+    >>> alarm(7, "same-batch", None, "12 batches are equal", "one is trained on", "take the next")["message"]
+    'step 7: 12 batches are equal: one is trained on; take the next'
+    """
+    message = f"step {step}: {symptom}: {cause}; {remedy}"
+    row = {"step": step, "signal": signal, "layer": layer, "message": message, "cause": cause, "remedy": remedy}
+    return {**row, **numbers}
+
+
 class Nonfinite:
     """Waits for the first number that is not finite, and writes down what led to it.
 

@@ -1,0 +1,323 @@
+# ruff: noqa: E501  (a row of the tables is a line)
+"""What `isograd.watch` reports of broken loops and of healthy ones, in plain PyTorch, on models that are none of ours.
+
+    python benchmarks/watched_loops.py                      every loop, on both models; some four minutes
+    python benchmarks/watched_loops.py --part held-out      the loops that no threshold was chosen on
+    python benchmarks/watched_loops.py --only same-batch --model handwritten
+
+A loop is that of docs/watch.md with one thing changed: in `BROKEN` something that keeps a model from training (the signal
+that has to come beside it), in `HEALTHY` something unusual that does not. Loops are parted by a hash of their name, before
+any threshold was chosen. Text: the one that every Python carries, characters; 4 layers of width 48, 300 steps.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import isograd
+from isograd.data import load_corpus
+
+WIDTH, LAYERS, HEADS, TIME, BATCH, STEPS = 48, 4, 4, 32, 16, 300
+
+
+class Handwritten(nn.Module):
+    """A GPT as people write it: pre-norm, learned positions, a head of its own."""
+
+    def __init__(self, vocabulary: int, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.causal, self.cut, self.blow = True, False, False
+        self.tokens, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(TIME, WIDTH)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.places.weight, std=0.02)
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
+        for i, block in enumerate(self.blocks):
+            x = block(x, self.causal)
+            x = x.detach() if self.cut and i == 1 else x
+            x = x * 1e30 if self.blow and i == 2 else x
+        return self.head(self.norm(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, causal: bool) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = (y.view(b, t, HEADS, -1).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, dim=-1))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, WIDTH))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class OfTorch(nn.Module):
+    """torch's own encoder layers with a causal mask, and dropout."""
+
+    def __init__(self, vocabulary: int, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.causal, self.cut, self.blow = True, False, False
+        self.embed, self.position = nn.Embedding(vocabulary, WIDTH), nn.Parameter(0.02 * torch.randn(TIME, WIDTH))
+        one = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.1, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(one, layers, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        self.lm_head = nn.Linear(WIDTH, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) * math.sqrt(WIDTH) + self.position[: ids.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1]) if self.causal else None
+        if self.cut:
+            x = self.encoder.layers[1](self.encoder.layers[0](x, mask), mask).detach()
+            return self.lm_head(self.encoder.norm(self.encoder.layers[3](self.encoder.layers[2](x, mask), mask)))
+        if self.blow:
+            x = x * 1e30
+        return self.lm_head(self.encoder(x, mask=mask))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"handwritten": Handwritten, "of-torch": OfTorch}
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """A training loop, and what is changed in it.
+
+    Attributes:
+        begin: called with the loop before the first step.
+        batch: called with the loop, the step and the batch; gives the batch.
+        every: called with the loop and the step before the forward pass.
+    """
+
+    name: str
+    model_name: str
+    steps: int = STEPS
+    lr: float = 1e-3
+    batch_size: int = BATCH
+    zero: bool | str = True
+    stepping: Callable[[int], bool] = lambda step: True
+    clip: float = 1.0
+    smoothing: float = 0.0
+    begin: Callable[["Loop"], None] = lambda loop: None
+    batch: Callable[["Loop", int, Tensor, Tensor], tuple[Tensor, Tensor]] = lambda loop, step, x, y: (x, y)
+    every: Callable[["Loop", int], None] = lambda loop, step: None
+    accumulation: int = 1
+    layers: int = LAYERS
+    model: Any = None
+    optimizer: Any = None
+    schedule: Any = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, ids: Tensor, vocabulary: int) -> tuple[list[dict[str, Any]], float]:
+        """The warnings, and the mean of the last twenty losses."""
+        torch.manual_seed(0)
+        self.model = MODELS[self.model_name](vocabulary, self.layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr)
+        self.begin(self)
+        watch = isograd.watch(self.model)
+        losses = []
+        for step in range(1, self.steps + 1):
+            self.every(self, step)
+            parts = []
+            for part in range(self.accumulation):
+                x, y = self.batch(self, step, *sample(ids, self.batch_size, step * self.accumulation + part))
+                logits = self.model(x)
+                loss = functional.cross_entropy(
+                    logits.flatten(0, 1), y.flatten(), label_smoothing=self.smoothing, ignore_index=-100
+                )
+                (loss / self.accumulation).backward()
+                parts.append(loss.detach())
+            loss = torch.stack(parts).mean()
+            watch.step(loss, batch=(x, y))
+            losses.append(float(loss))
+            if self.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            if self.stepping(step):
+                self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
+            if self.zero:
+                self.optimizer.zero_grad(set_to_none=self.zero != "in place")
+        watch.close()
+        return watch.warnings, sum(losses[-20:]) / 20
+
+
+def sample(ids: Tensor, batch: int, seed: int) -> tuple[Tensor, Tensor]:
+    places = torch.randint(len(ids) - TIME - 2, (batch,), generator=torch.Generator().manual_seed(seed))
+    rows = torch.stack([ids[p : p + TIME + 1] for p in places])
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def _set(**attributes: Any) -> Callable[[Loop], None]:
+    def begin(loop: Loop) -> None:
+        for name, value in attributes.items():
+            setattr(loop.model, name, value)
+
+    return begin
+
+
+def _layers(loop: Loop) -> nn.ModuleList:
+    return loop.model.blocks if hasattr(loop.model, "blocks") else loop.model.encoder.layers
+
+
+def _other_parameters(loop: Loop) -> None:
+    copy = MODELS[loop.model_name](loop.model.lm_head.out_features if hasattr(loop.model, "lm_head") else 97)
+    loop.optimizer = torch.optim.AdamW(copy.parameters(), loop.lr)
+
+
+def _only_some(loop: Loop) -> None:
+    out = {id(p) for layer in _layers(loop)[1:3] for p in layer.parameters()}
+    loop.optimizer = torch.optim.AdamW([p for p in loop.model.parameters() if id(p) not in out], loop.lr)
+
+
+def _frozen(*which: int) -> Callable[[Loop], None]:
+    def begin(loop: Loop) -> None:
+        for i in which:
+            _layers(loop)[i].requires_grad_(False)
+
+    return begin
+
+
+def _rate(factor: Callable[[int], float]) -> Callable[[Loop, int], None]:
+    def every(loop: Loop, step: int) -> None:
+        for group in loop.optimizer.param_groups:
+            group["lr"] = loop.lr * factor(step)
+
+    return every
+
+
+def _kept(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return loop.kept.setdefault("batch", (x, y))
+
+
+def _dead(loop: Loop) -> None:
+    """One layer's output projections lie on a path that is multiplied by zero."""
+    layer = _layers(loop)[1]
+    for p in layer.parameters():
+        p.register_hook(torch.zeros_like)
+
+
+def _fp16(loop: Loop) -> None:
+    loop.model.norm = nn.Identity() if hasattr(loop.model, "norm") else None
+
+
+BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "same-batch": ("same-batch", {"batch": _kept}),
+    "same-batch-from-reseeding": ("same-batch", {"batch": lambda loop, s, x, y: sample(loop.kept["ids"], BATCH, 7)}),
+    "no-optimizer-step": ("updates", {"stepping": lambda step: False}),
+    "optimizer-of-a-copy": ("updates", {"begin": _other_parameters}),
+    "rate-zero": ("updates", {"every": _rate(lambda step: 0.0)}),
+    "optimizer-stops": ("updates", {"stepping": lambda step: step < 100}),
+    "optimizer-without-two-layers": ("frozen", {"begin": _only_some}),
+    "frozen-in-the-middle": ("frozen", {"begin": _frozen(1, 2)}),
+    "frozen-last": ("frozen", {"begin": _frozen(3)}),
+    "detached": ("gradient", {"begin": _set(cut=True)}),
+    "dead-layer": ("gradient", {"begin": _dead}),
+    "zero-grad-missing": ("zero-grad", {"zero": False}),
+    "zero-grad-missing-no-clip": ("zero-grad", {"zero": False, "clip": 0.0}),
+    "not-causal": ("leak", {"begin": _set(causal=False)}),
+    "labels-not-shifted": ("low", {"batch": lambda loop, s, x, y: (x, x)}),
+    "labels-previous": ("labels", {"batch": lambda loop, s, x, y: (y, x)}),
+    "labels-after-next": ("labels", {"batch": lambda loop, s, x, y: (x[:, :-1], y[:, 1:])}),
+    "labels-of-other-rows": ("labels", {"batch": lambda loop, s, x, y: (x, y.roll(1, dims=0))}),
+    "labels-random": ("labels", {"batch": lambda loop, s, x, y: (x, y.flatten()[torch.randperm(y.numel())].view(y.shape))}),
+    "rate-burst": ("rise", {"every": _rate(lambda step: 300.0 if 150 <= step < 156 else 1.0), "clip": 0.0}),
+    "rate-jumps": ("rise", {"every": _rate(lambda step: 1.0 if step < 150 else 100.0)}),
+    "rate-too-small": ("stall", {"lr": 1e-8}),
+    "overflow": ("nonfinite", {"begin": lambda loop: None, "every": lambda loop, s: setattr(loop.model, "blow", s >= 50)}),
+    "nan-in-a-weight": ("nonfinite", {"every": lambda loop, s: s == 50 and _layers(loop)[2].norm1.weight.data[3].fill_(math.nan)}),
+}  # fmt: skip
+HEALTHY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no-clip": {"clip": 0.0},
+    "zero-in-place": {"zero": "in place"},
+    "warm-up": {"every": _rate(lambda step: min(1.0, step / 150))},
+    "warm-up-from-0": {"every": _rate(lambda step: min(1.0, (step - 1) / 50))},
+    "cosine": {"every": _rate(lambda step: 0.5 * (1 + math.cos(math.pi * step / STEPS)))},
+    "cosine-to-0-then-more": {"every": _rate(lambda step: 0.5 * (1 + math.cos(math.pi * min(1, step / 280))))},
+    "warm-restarts": {"every": _rate(lambda step: 0.5 * (1 + math.cos(math.pi * (step % 100) / 100))), "lr": 3e-3},
+    "one-cycle": {"every": _rate(lambda step: 1 - abs(step - 150) / 150), "lr": 3e-3},
+    "sgd": {"begin": lambda loop: setattr(loop, "optimizer", torch.optim.SGD(loop.model.parameters(), 0.3))},
+    "sgd-momentum": {"begin": lambda loop: setattr(loop, "optimizer", torch.optim.SGD(loop.model.parameters(), 0.05, 0.9))},
+    "sgd-slow": {"begin": lambda loop: setattr(loop, "optimizer", torch.optim.SGD(loop.model.parameters(), 0.03))},
+    "tiny-batch": {"batch_size": 1},
+    "batch-2-no-clip": {"batch_size": 2, "clip": 0.0},
+    "large-batch": {"batch_size": 64, "steps": 100},
+    "accumulation": {"accumulation": 4, "batch_size": 4},
+    "smoothing": {"smoothing": 0.1},
+    "smoothing-strong": {"smoothing": 0.3},
+    "high-rate": {"lr": 5e-3},
+    "low-rate": {"lr": 1e-4},
+    "embeddings-frozen": {"begin": lambda loop: next(loop.model.children()).requires_grad_(False)},
+    "first-layers-frozen": {"begin": _frozen(0, 1)},
+    "no-decay-groups": {"begin": lambda loop: setattr(loop, "optimizer", torch.optim.AdamW([
+        {"params": [p for p in loop.model.parameters() if p.ndim > 1]},
+        {"params": [p for p in loop.model.parameters() if p.ndim < 2], "weight_decay": 0.0}], 1e-3))},
+    "new-optimizer-midway": {"every": lambda loop, s: s == 150 and setattr(
+        loop, "optimizer", torch.optim.AdamW(loop.model.parameters(), 1e-3))},
+    "restart-on-other-text": {"batch": lambda loop, s, x, y: (x, y) if s < 150 else sample(loop.kept["other"], BATCH, s)},
+    "one-bad-batch": {"batch": lambda loop, s, x, y: (x, y) if s != 150 else (x, x.flip(0))},
+    "few-batches": {"batch": lambda loop, s, x, y: sample(loop.kept["ids"], BATCH, s % 40)},
+    "masked-labels": {"batch": lambda loop, s, x, y: (x, y.masked_fill(torch.rand(y.shape) < 0.3, -100))},
+    "copy-task": {"batch": lambda loop, s, x, y: (x, x.roll(5, dims=1)), "steps": 200},
+    "deep": {"layers": 8, "steps": 150},
+    "decay-strong": {"begin": lambda loop: setattr(loop, "optimizer", torch.optim.AdamW(loop.model.parameters(), 1e-3, weight_decay=1.0))},
+    "bf16": {"begin": lambda loop: loop.model.to(torch.bfloat16), "steps": 150},
+}  # fmt: skip
+
+
+def held_out(name: str) -> bool:
+    """A half of the names, by their hash."""
+    return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
+
+
+def loops(part: str, only: str | None, models: list[str]) -> Iterator[tuple[Loop, str | None]]:
+    for model in models:
+        table = [(name, signal, change) for name, (signal, change) in BROKEN.items()]
+        table += [(name, None, change) for name, change in HEALTHY.items()]
+        for name, signal, change in table:
+            if (part == "all" or held_out(name) == (part == "held-out")) and only in (None, name):
+                yield Loop(name=name, model_name=model, **change), signal
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--part", choices=("all", "fitting", "held-out"), default="all")
+    parser.add_argument("--only")
+    parser.add_argument("--model", choices=tuple(MODELS))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    corpus = load_corpus("embedded")
+    ids, other = (torch.as_tensor(part.astype("int64")) for part in (corpus.train, corpus.valid))
+    rows = []
+    for loop, signal in loops(options.part, options.only, [options.model] if options.model else list(MODELS)):
+        loop.kept |= {"ids": ids, "other": other}
+        found, last = loop.run(ids, corpus.vocab_size)
+        signals = [row["signal"] for row in found]
+        right = signals[:1] == [signal] if signal else not signals
+        rows.append({"loop": loop.name, "model": loop.model_name, "expected": signal, "found": signals, "right": right})
+        rows[-1] |= {"held_out": held_out(loop.name), "loss": last, "messages": [row["message"] for row in found]}
+        print(f"{'ok   ' if right else 'WRONG'} {loop.model_name:12} {loop.name:30} {signal or 'silent':11}", end=" ")
+        print([(row["step"], row["signal"]) for row in found], f"loss {last:.3f}", flush=True)
+    for part in (False, True):
+        for what, wanted in (("broken, first signal right", True), ("healthy, silent", False)):
+            those = [row for row in rows if row["held_out"] is part and (row["expected"] is not None) is wanted]
+            name = "held out" if part else "for fitting"
+            print(f"{name:12} {what:28} {sum(row['right'] for row in those)} of {len(those)}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

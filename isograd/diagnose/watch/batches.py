@@ -1,0 +1,222 @@
+"""What the batches say: the same one again and again, labels that are none of the inputs' next tokens, a leak.
+
+A leak is measured, once: where the labels are the next tokens, a changed later token must not change an earlier
+output. That takes two forward passes of two sequences in evaluation mode, without gradients; random numbers, modes and
+weights stay as they are.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isograd.diagnose.watch.collapse import LABELS, CollapseWatch
+from isograd.diagnose.watch.writers import Row, alarm
+
+LOOKED_AT = 12  # batches from the first on
+SEQUENCES = 2  # that a leak is looked for in
+MOST = 4096  # entries of a tensor that tell two batches apart
+COPIED = 0.95  # the share of labels that are the inputs, moved
+WAITS = 100  # readings at the unigram loss, before odd labels are taken for its cause
+INPUTS = ("input_ids", "inputs", "x", "tokens", "idx", "ids")
+LEAK = 1e-3  # of the outputs' standard deviation
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Batches:
+    """Looks at the first batches; each signal is reported once.
+
+    same-batch  all of the first twelve are equal
+    leak        outputs depend on later tokens, and the labels are the next tokens
+    labels      labels are the previous tokens; or the tokens after next; or, where the loss stays at that of token
+                frequencies, have nothing to do with the inputs
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._seen: list[str] = []
+        self._reported: set[str] = set()
+        self._moved: list[int | None] = []  # by how many places the labels of each batch are its inputs
+        self._waited = 0
+        self._pairs = False
+
+    def look(self, step: int, batch: Any, collapse: CollapseWatch, loss: float) -> list[Row]:
+        """The batch of a reading; the warnings that are new."""
+        found: list[Row] = []
+        if batch is not None and len(self._seen) < LOOKED_AT:
+            pair = tokens_of(batch)
+            if pair is not None:
+                self._pairs = True
+                self._moved.append(moved(*pair))
+                found += self._leak(step, batch, pair) if len(self._seen) == 0 else []
+            self._seen.append(_mark(batch))
+            if len(self._seen) == LOOKED_AT:
+                found += self._same(step) + self._labels(step)
+        found += self._unrelated(step, collapse, loss)
+        new = [row for row in found if row["signal"] not in self._reported]
+        self._reported |= {row["signal"] for row in new}
+        return new
+
+    def _same(self, step: int) -> list[Row]:
+        if len(set(self._seen)) > 1:
+            return []
+        return [
+            alarm(
+                step, "same-batch", None,
+                f"the first {LOOKED_AT} batches are equal, to the last token",
+                "one batch is trained on: it is taken before the loop, or a new iterator is made in every step",
+                "take the next batch: `for batch in loader:`, not `next(iter(loader))` inside the loop",
+            )
+        ]  # fmt: skip
+
+    def _labels(self, step: int) -> list[Row]:
+        places = {*self._moved}
+        if places == {-1}:
+            symptom, cause = "labels are the tokens before", "they are shifted the wrong way: the model copies"
+        elif places == {2} or (places == {1} and _shifts(self._model)):
+            symptom, cause = "labels are the tokens after next", "they are shifted twice, in the data and in the model"
+        else:
+            return []
+        remedy = "make labels[:, t] what is to be predicted from inputs[:, : t + 1], the token inputs[:, t + 1]"
+        return [alarm(step, "labels", None, symptom, cause, remedy)]
+
+    def _unrelated(self, step: int, collapse: CollapseWatch, loss: float) -> list[Row]:
+        """Labels that are not the inputs, wherever moved: of a translation rightly so, but then the loss falls."""
+        entropy = collapse.unigram_entropy
+        if not self._moved or {*self._moved} != {None} or entropy is None or len(self._seen) < LOOKED_AT:
+            return []
+        self._waited = self._waited + 1 if abs(loss - entropy) < 0.3 else 0
+        if self._waited < WAITS:
+            return []
+        return [
+            alarm(
+                step, "labels", None,
+                f"the loss stays at that of token frequencies ({entropy:.2f} nats), and labels are not the next tokens",
+                "inputs and labels are not of the same samples (one is shuffled, or of another batch)",
+                "take both from one slice: x, y = data[:, :-1], data[:, 1:], and shuffle them together",
+            )
+        ]  # fmt: skip
+
+    def _leak(self, step: int, batch: Any, pair: Pair) -> list[Row]:
+        place = moved(*pair)
+        if not (place == 1 or (place == 0 and _shifts(self._model))):
+            return []
+        with suppress(Exception):  # somebody else's model: what it does not run on, it is not looked at with
+            share = leaks(self._model, batch, pair[0])
+            if share is not None and share > LEAK:
+                return [
+                    alarm(
+                        step, "leak", None,
+                        f"outputs change by {share:.2g} of their standard deviation when a later token is changed",
+                        "attention (or another mixing over positions) is not causal: the model sees what it is to"
+                        " predict",
+                        "pass is_causal=True, or a mask torch.triu(torch.full((T, T), -inf), 1), to every layer;"
+                        " isograd check names the layer",
+                        share=share,
+                    )
+                ]  # fmt: skip
+        return []
+
+
+def tokens_of(batch: Any) -> Pair | None:
+    """Inputs and labels of a batch where both are token ids of one shape, (batch, time)."""
+    if isinstance(batch, Mapping):
+        x = next((batch[name] for name in INPUTS if isinstance(batch.get(name), Tensor)), None)
+        y = next((batch[name] for name in LABELS if isinstance(batch.get(name), Tensor)), None)
+    elif isinstance(batch, list | tuple) and len(batch) == 2:
+        x, y = batch
+    else:
+        return None
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.shape != y.shape or x.ndim != 2:
+        return None
+    return None if x.is_floating_point() or y.is_floating_point() or x.shape[1] <= 3 else (x, y)
+
+
+def moved(x: Tensor, y: Tensor) -> int | None:
+    """The d for which y[:, t] is x[:, t + d], where y is not ignored (below 0); None where there is no such d.
+
+    >>> x = torch.arange(10)[None] % 7
+    >>> [moved(x, x.roll(-d, dims=1)) for d in (0, 1, 2, -1, 4)]
+    [0, 1, 2, -1, None]
+    """
+    for d in (1, 0, 2, -1):
+        theirs = x[:, max(d, 0) : x.shape[1] + min(d, 0)]
+        mine = y[:, max(-d, 0) : y.shape[1] - max(d, 0)]
+        asked = mine >= 0
+        share = float((mine == theirs)[asked].float().mean()) if bool(asked.any()) else 0.0
+        if share > COPIED and int(asked.sum()) > asked.numel() / 2:
+            return d
+    return None
+
+
+def leaks(model: nn.Module, batch: Any, x: Tensor) -> float | None:
+    """How much earlier outputs change with a later token, in standard deviations; None where nothing depends on it."""
+    rows = x[:SEQUENCES]
+    at = rows.shape[1] // 2
+    other = rows.clone()
+    other[:, at:] = rows[:, at:].flip(1).roll(1, dims=0) if len(rows) > 1 else rows[:, at:].flip(1)
+    if torch.equal(other, rows):
+        return None
+    with _looking(model):
+        first, second = (_output(model, batch, ids) for ids in (rows, other))
+    if first is None or second is None:
+        return None
+    apart = (first - second).abs().amax(dim=(0, 2)) / first.std()
+    return None if float(apart[at:].max()) == 0.0 else float(apart[:at].max())
+
+
+def _output(model: nn.Module, batch: Any, ids: Tensor) -> Tensor | None:
+    """The outputs for these ids, (batch, time, features)."""
+    bare = getattr(model, "_orig_mod", model)
+    more = {k: v[: len(ids)] for k, v in batch.items() if k == "attention_mask"} if isinstance(batch, Mapping) else {}
+    name = next((name for name in INPUTS if name in batch), None) if isinstance(batch, Mapping) else None
+    try:
+        found = bare(**{name: ids}, **more) if name else bare(ids)
+    except TypeError:
+        found = bare(ids)
+    values = found.values() if isinstance(found, Mapping) else found if isinstance(found, list | tuple) else [found]
+    like = [v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.shape[:2] == ids.shape]
+    return like[0].float() if like else None
+
+
+@contextmanager
+def _looking(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; modes and random numbers are as before at the end."""
+    modes = [(m, m.training) for m in model.modules()]
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+        stack.enter_context(torch.random.fork_rng([d for d in devices if d is not None]))
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def _shifts(model: nn.Module) -> bool:
+    """Whether the model shifts labels itself, as transformers' causal language models do."""
+    bare = getattr(model, "_orig_mod", model)
+    names = [c.__name__ for c in type(bare).__mro__]
+    return "PreTrainedModel" in names and any("CausalLM" in name or "LMHeadModel" in name for name in names)
+
+
+def _mark(batch: Any) -> str:
+    """A few bytes that tell batches apart, by their content."""
+    found = hashlib.sha256()
+    for tensor in _tensors(batch):
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.detach().flatten()[:MOST].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _tensors(value: Any) -> Sequence[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for one in inner for tensor in _tensors(one)]

@@ -1,0 +1,129 @@
+"""What the losses alone say: a rise without return, a rest far above what token frequencies give, a loss too low."""
+
+import math
+from collections import deque
+from itertools import pairwise
+from statistics import fmean, median
+
+from isograd.diagnose.watch.writers import Row, alarm
+from isograd.outcome import BREAK, LAST, NEAR
+
+STAYS = 50  # readings after which a rise is one without return
+RESTS = 150  # readings within which a loss at rest has not moved
+LOW = 0.1  # times the unigram entropy: no text is that predictable to a model that sees only what comes before
+GROWN = 10.0  # times the usual gradient: then the step before the rise was one of its own
+FLAT = 2.0  # standard errors
+
+
+class Losses:
+    """Follows the losses of a run; each of three signals is reported once.
+
+    rise   the mean of ten losses has stayed for `STAYS` readings above its lowest by 0.5 nat (less below one nat of
+           entropy) and by a quarter of all that had been gained, and is not coming back
+    stall  the loss has not come halfway down to that of token frequencies, and has not moved for `RESTS` readings;
+           where the entropy is not known: it has not gone below what it was in its first readings
+    low    the mean of the last twenty is below a tenth of the entropy
+    """
+
+    def __init__(self) -> None:
+        self._reported: set[str] = set()
+        self._means: deque[float] = deque(maxlen=10)
+        self._first: list[float] = []
+        self._lowest = math.inf
+        self._usual: deque[float] = deque(maxlen=200)  # gradient norms
+        self._since: tuple[int, float] | None = None  # of a rise: its step, and the largest gradient about it
+        self._risen: list[float] = []
+        self._last: deque[float] = deque(maxlen=RESTS)
+
+    def follow(self, step: int, loss: float, norm: float, entropy: float | None) -> list[Row]:
+        """The next reading; the warnings that are new."""
+        if not math.isfinite(loss):
+            return []
+        self._last.append(loss)
+        self._means.append(loss)
+        if len(self._first) < 10:
+            self._first.append(loss)
+        found = [self._rise(step, loss, norm, entropy), self._stall(step, entropy), self._low(step, entropy)]
+        new = [row for row in found if row is not None]
+        self._reported |= {row["signal"] for row in new}
+        return new
+
+    def _rise(self, step: int, loss: float, norm: float, entropy: float | None) -> Row | None:
+        usual = median(self._usual) if self._usual else math.inf
+        if self._since is None and math.isfinite(norm):
+            self._usual.append(norm)
+        if len(self._means) < 10 or "rise" in self._reported:
+            return None
+        mean, start = fmean(self._means), fmean(self._first)
+        far = max(BREAK * min(1.0, max(entropy or 1.0, 0.1)), 0.25 * (start - self._lowest))
+        if not mean >= self._lowest + far:
+            if mean < self._lowest + far / 2:
+                self._since, self._risen = None, []
+            self._lowest = min(self._lowest, mean)
+        elif self._since is None:
+            self._since = (step, max([*list(self._usual)[-12:], norm]) / usual if usual else math.inf)
+        if self._since is None:
+            return None
+        self._risen.append(loss)
+        if len(self._risen) < STAYS or mean < self._lowest + far or _falls(self._risen[STAYS // 2 :]):
+            return None
+        return self._risen_row(step, mean)
+
+    def _risen_row(self, step: int, mean: float) -> Row:
+        assert self._since is not None
+        since, grown = self._since
+        if grown >= GROWN:
+            cause = f"a step with a gradient {grown:.0f} times the usual, of a batch or a rate that was too much"
+            remedy = "clip gradients (torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) and look at that batch"
+        else:
+            cause = "the learning rate is too high for where the weights are, or the data changed there"
+            remedy = "go back to a checkpoint before, and go on with a lower rate"
+        symptom = f"the loss rose from {self._lowest:.2f} to {mean:.2f} about step {since} and has not come back"
+        numbers = {"since": since, "lowest": self._lowest, "loss": mean, "gradient_grown": grown}
+        return alarm(step, "rise", None, symptom, cause, remedy, **numbers)
+
+    def _stall(self, step: int, entropy: float | None) -> Row | None:
+        if "stall" in self._reported or len(self._last) < RESTS or self._since is not None:
+            return None
+        level = fmean(list(self._last)[-LAST:])
+        start = fmean(self._first)
+        far = level > start - 0.02 * abs(start)
+        if entropy is not None:  # with label smoothing a loss that trains lies above, but it has come down
+            far = level > max(entropy + 2 * NEAR, entropy + 0.5 * (start - entropy))
+        if not far or _falls(list(self._last)):
+            return None
+        above = f", {level - entropy:.2f} above the entropy of the token frequencies" if entropy is not None else ""
+        return alarm(
+            step,
+            "stall",
+            None,
+            f"the loss has not moved for {RESTS} readings ({level:.2f}{above})",
+            "nothing is learned: a learning rate far too small or too high, or labels that are not those of the inputs",
+            "print the rate of optimizer.param_groups and one pair of input and label; try ten times the rate",
+            loss=level,
+        )
+
+    def _low(self, step: int, entropy: float | None) -> Row | None:
+        if "low" in self._reported or entropy is None or len(self._last) < LAST:
+            return None
+        mean = fmean(list(self._last)[-LAST:])
+        if mean >= LOW * entropy:
+            return None
+        return alarm(
+            step,
+            "low",
+            None,
+            f"the loss ({mean:.3f}) is below a tenth of the entropy of the labels ({entropy:.2f} nats)",
+            "the model sees what it is to predict (labels not shifted, no causal mask), or it sees the same data again",
+            "check that labels are the next tokens, and that attention is causal (isograd check)",
+            loss=mean,
+        )
+
+
+def _falls(losses: list[float]) -> bool:
+    """Whether the second half lies below the first by more than noise does."""
+    half = len(losses) // 2
+    first, second = losses[:half], losses[half:]
+    apart = median([abs(b - a) for a, b in pairwise(losses)]) / 0.954
+    error = 1.25 * apart * math.sqrt(1 / len(first) + 1 / len(second))
+    return median(first) - median(second) > FLAT * error

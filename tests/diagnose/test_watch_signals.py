@@ -1,0 +1,214 @@
+"""Loops that are broken, as people break them: each signal comes, of itself, and not beside the same loop unbroken."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import isograd
+from isograd.diagnose.watch.batches import leaks, moved
+from isograd.diagnose.watch.losses import RESTS, STAYS, Losses
+from isograd.diagnose.watch.overflow import culprit
+
+TIME, VOCABULARY = 12, 31
+Change = Callable[["Small"], None]
+
+
+class Small(nn.Module):
+    """Four layers of a causal Transformer, as people write one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.causal, self.cut = True, False
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=True) for _ in range(4)
+        )
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1]) if self.causal else None
+        for i, layer in enumerate(self.layers):
+            x = layer(x, mask)
+            x = x.detach() if self.cut and i == 1 else x
+        return self.head(x)
+
+
+def signals(
+    change: Change = lambda model: None,
+    *,
+    steps: int = 14,
+    parameters: Callable[[Small], Any] = lambda model: model.parameters(),
+    lr: Callable[[int], float] = lambda step: 1e-3,
+    zero: str | None = "none",
+    same: bool = False,
+    shift: int = 1,
+    accumulation: int = 1,
+) -> list[tuple[int, str]]:
+    """The steps and names of what a watch reports of a bare loop."""
+    torch.manual_seed(0)
+    model, draw = Small(), torch.Generator().manual_seed(1)
+    change(model)
+    optimizer = torch.optim.AdamW(parameters(model), 1e-3)
+    watch = isograd.watch(model)
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = lr(step)
+        for _ in range(accumulation):
+            draw = torch.Generator().manual_seed(1) if same else draw
+            rows = torch.randint(VOCABULARY, (4, TIME + 2), generator=draw)
+            x, y = rows[:, 1 : TIME + 1], rows[:, 1 + shift : TIME + 1 + shift]
+            loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            loss.backward()
+        watch.step(loss, batch=(x, y))
+        optimizer.step()
+        if zero is not None:
+            optimizer.zero_grad(set_to_none=zero == "none")
+    watch.close()
+    assert all(row["cause"] and row["remedy"] and row["message"] for row in watch.warnings)
+    return [(row["step"], row["signal"]) for row in watch.warnings]
+
+
+def cut(model: Small) -> None:
+    model.cut = True
+
+
+def see_all(model: Small) -> None:
+    model.causal = False
+
+
+def freeze(*which: int) -> Change:
+    def change(model: Small) -> None:
+        for i in which:
+            model.layers[i].requires_grad_(False)
+
+    return change
+
+
+def without_two(model: Small) -> Any:
+    out = {id(p) for layer in list(model.layers)[1:3] for p in layer.parameters()}
+    return [p for p in model.parameters() if id(p) not in out]
+
+
+@pytest.mark.parametrize(
+    ("signal", "broken"),
+    {
+        "same-batch": {"same": True},
+        "updates": {"lr": lambda step: 0.0},
+        "frozen": {"parameters": without_two},
+        "gradient": {"change": cut},
+        "zero-grad": {"zero": None},
+        "leak": {"change": see_all},
+        "labels": {"shift": -1},
+    }.items(),
+)
+def test_a_broken_loop_is_named(signal: str, broken: dict[str, Any]) -> None:
+    assert [name for _, name in signals(**broken)] == [signal]
+
+
+def test_weights_of_a_copy() -> None:
+    copy = Small()
+    assert signals(parameters=lambda _: copy.parameters()) == [(12, "updates")]
+
+
+def test_layers_that_want_no_gradient() -> None:
+    assert signals(freeze(2)) == [(12, "frozen")]
+    assert signals(freeze(0, 1)) == []  # the first ones, as in fine-tuning
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {},
+        {"zero": "in place"},
+        {"lr": lambda step: 1e-3 * min(1, (step - 1) / 10)},  # the first update has the rate 0
+        {"zero": "in place", "accumulation": 3},
+        {"shift": 1, "accumulation": 2},
+    ],
+)
+def test_a_healthy_loop_is_left_alone(healthy: dict[str, Any]) -> None:
+    assert signals(**healthy) == []
+
+
+def test_a_looked_at_model_is_left_as_it_was() -> None:
+    """The leak is looked for in evaluation mode: dropout draws nothing, and modes come back."""
+    config = GPT2Config(vocab_size=31, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    model, ids = GPT2LMHeadModel(config), torch.randint(31, (4, 12))
+    model.transformer.h[1].eval()
+    modes, state = [m.training for m in model.modules()], torch.get_rng_state()
+    assert leaks(model, {"input_ids": ids, "labels": ids}, ids) == pytest.approx(0.0, abs=1e-5)
+    assert [m.training for m in model.modules()] == modes and torch.equal(torch.get_rng_state(), state)
+    small = Small()
+    small.causal = False
+    found = leaks(small, (ids, ids), ids)
+    assert found is not None and found > 0.1
+
+
+def test_labels_that_are_moved() -> None:
+    x = torch.randint(31, (4, 12))
+    assert [moved(x, x.roll(-d, dims=1)) for d in (0, 1, 2, -1)] == [0, 1, 2, -1]
+    assert moved(x, x.flip(0)) is None
+    ignored = x.clone()
+    ignored[:, :5] = -100
+    assert moved(x, ignored) == 0
+
+
+def followed(losses: list[float], entropy: float | None = 3.0, norm: float = 1.0) -> list[tuple[int, str]]:
+    watch = Losses()
+    rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, entropy)]
+    return [(row["step"], row["signal"]) for row in rows]
+
+
+def falling(count: int, end: float = 2.0) -> list[float]:
+    return [end + 2 * math.exp(-i / 40) + 0.05 * (-1) ** i for i in range(count)]
+
+
+def test_curves() -> None:
+    assert followed(falling(400)) == []
+    risen = followed([*falling(150), *[4.0] * 100])
+    assert [name for _, name in risen] == ["rise"] and STAYS + 150 < risen[0][0] < STAYS + 165
+    assert followed([*falling(150), *[4.0] * 20, *falling(200)]) == []  # it came back
+    assert followed([*falling(150), *[4 - 0.03 * i for i in range(70)]]) == []  # and here it is coming back
+    assert followed([5.0] * 200) == [(RESTS, "stall")]
+    assert followed([5 - 0.002 * i for i in range(400)]) == []  # slow, and falling
+    assert [name for _, name in followed(falling(400, end=0.1))] == ["low"]
+    assert followed(falling(400, end=0.1), entropy=None) == []  # nobody knows what would be low
+    assert followed([5.0] * 200, entropy=None) == [(RESTS, "stall")]
+
+
+def test_the_module_that_overflows() -> None:
+    torch.manual_seed(0)
+    model, ids = Small(), torch.randint(VOCABULARY, (2, TIME))
+    assert culprit(model, (ids, ids)) is None
+    with torch.no_grad():
+        model.layers[2].linear2.weight.fill_(3e38)
+    found = culprit(model, (ids, ids))
+    assert found is not None and found[0] == "layers.2.linear2" and "not finite" in found[1]
+    with torch.no_grad():
+        model.layers[1].norm1.weight[3] = math.nan
+    found = culprit(model, (ids, ids))
+    assert found is not None and found[0] == "layers.1.norm1.weight"
+
+
+def test_the_loop_of_the_docs_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/watch.md").read_text(encoding="utf-8")
+    block = page.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    model = Small()
+    before = model.head.weight.detach().clone()
+    rows = torch.randint(VOCABULARY, (5, 4, TIME + 1))
+    names = {
+        "model": model,
+        "loader": [(x[:, :-1], x[:, 1:]) for x in rows],
+        "optimizer": torch.optim.Adam(model.parameters()),
+    }
+    exec(block, names)
+    assert not torch.equal(before, model.head.weight)
+    assert len((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()) == 5
