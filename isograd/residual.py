@@ -18,10 +18,13 @@ The parts run under autograd, `torch.compile`, activation checkpointing and auto
 `isograd.transformer.parameters.decayed(model)` names what should and what should not.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from isograd.placement import Learned, Norm, Placement, Residual, Site, get, sites
@@ -29,7 +32,15 @@ from isograd.placement.formula import Role
 from isograd.placement.streams import FirstValues, Plain
 from isograd.transformer.init import initialize
 from isograd.transformer.norms import make_norm
-from isograd.transformer.streams import Connection, Ends, FirstValuesConnection, State, make_connection, make_ends
+from isograd.transformer.streams import (
+    Connection,
+    Ends,
+    FirstValuesConnection,
+    OfCopies,
+    State,
+    make_connection,
+    make_ends,
+)
 from isograd.transformer.sublayer import make_combine, share_scale
 
 INSIDE = ("mid", "head_scale", "projections", "gate", "cap")  # what stands inside f, and is no part of the residual
@@ -65,6 +76,7 @@ class Part(nn.Module):
             )
         if isinstance(placement.stream, FirstValues):
             raise ValueError("FirstValues mixes values inside the attention: use isograd.residual.ValueResidual there")
+        self.width, self.where = width, f"{site.kind} of layer {site.layer}"
         self.pre = make_norm(residual.pre, width, shape)
         self.out = make_norm(residual.out, width, shape)
         self.combine = make_combine(residual, width)
@@ -78,18 +90,52 @@ class Part(nn.Module):
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         """What the branch reads (batch, time, width), and what `write` needs."""
-        x, held = (state, state) if self.stream is None else self.stream.read(state)
+        if self.stream is None:
+            if not isinstance(state, Tensor):
+                raise ValueError(f"{self.where}: the state is {_shown(state)}; expected a tensor (batch, time, width)")
+            return self.pre(state), state
+        if not self.stream.fits(state):
+            raise ValueError(
+                f"{self.where}: the state is {_shown(state)}; expected {self.stream.carries}: what `open`, or the"
+                " sublayer before, returned"
+            )
+        x, held = self.stream.read(state)
         return self.pre(x), held
 
     def write(self, held: Any, u: Tensor) -> State:
         """The state after the branch has written u (batch, time, width)."""
+        if not isinstance(u, Tensor) or u.shape[-1] != self.width:
+            raise ValueError(
+                f"{self.where}: the branch returned {_shown(u)}; expected one tensor (batch, time, {self.width})"
+                + (": the first of these?" if isinstance(u, tuple) else "")
+            )
+        if isinstance(self.stream, OfCopies) and not isinstance(held, tuple):
+            raise ValueError(f"{self.where}: `write` takes what `read` returned second, not the state")
         u = self.out(u)
         return self.add(held, u) if self.stream is None else self.stream.write(held, u, self.add)
 
     def forward(self, state: State, branch: Callable[[Tensor], Tensor]) -> State:
         """A whole sublayer: the state after `branch` has read and written."""
         x, held = self.read(state)
-        return self.write(held, branch(x))
+        u = branch(x)
+        if isinstance(u, Tensor) and u.shape != x.shape:
+            raise ValueError(f"{self.where}: the branch read {_shown(x)} and returned {_shown(u)}; expected that shape")
+        return self.write(held, u)
+
+
+def _variance(x: Tensor) -> float:
+    """Over all elements together, in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).var(correction=0).item()
+
+
+def _kind(x: Any) -> str:
+    return f" of {x.dtype}" if isinstance(x, Tensor) and not x.is_floating_point() else ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple ({', '.join(map(_shown, value))})"
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
 
 
 class Residuals(nn.Module):
@@ -119,14 +165,17 @@ class Residuals(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        if width < 1 or layers < 1:
-            raise ValueError(f"width={width}, layers={layers}: at least 1 each")
+        if not (isinstance(width, int) and isinstance(layers, int) and width > 0 and layers > 0):
+            raise ValueError(f"width={width!r}, layers={layers!r}: integers of at least 1 expected")
+        if not eps > 0:
+            raise ValueError(f"eps={eps}: above 0 is expected")
         if norm not in ("layernorm", "rmsnorm"):
             raise ValueError(f"norm={norm!r}: expected 'layernorm' or 'rmsnorm'")
         self.placement = get(placement) if isinstance(placement, str) else placement
         self.sites = sites(layers, "decoder", layers if cross else 0)
         shape = Shape(hidden_size=width, norm=norm, norm_eps=eps)
         self.first = make_norm(self.placement.first, width, shape)
+        self.width = width
         self.parts = nn.ModuleList(Part(self.placement, site, shape) for site in self.sites)
         for layer in range(layers):
             share_scale([part for part, site in zip(self, self.sites, strict=True) if site.layer == layer + 1])
@@ -136,6 +185,8 @@ class Residuals(nn.Module):
 
     def open(self, x: Tensor) -> State:
         """The state that the first sublayer reads, of x (batch, time, width)."""
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[-1:] != (self.width,):
+            raise ValueError(f"x is {_shown(x)}{_kind(x)}; expected floating point, (batch, time, {self.width})")
         x = self.first(x)
         return x if self.ends is None else self.ends.open(x)
 
@@ -171,6 +222,41 @@ class Residuals(nn.Module):
 
     def __iter__(self) -> Iterator[Part]:
         return (self[k] for k in range(len(self)))
+
+    @contextmanager
+    def calibrating(self) -> Iterator[list[float]]:
+        """ADMIN's profile: one batch through your model, once, and each skip is set before its sum is formed.
+
+            with residual.calibrating() as skips:
+                model(batch)                       # real data, before the first step
+
+            skip_1 = 1,   skip_{i+1} = sqrt( Var[skip_i * x_{i-1}] + Var[f_i(x_{i-1})] )
+
+        Raises:
+            ValueError: the placement has no skip to calibrate, the sublayers did not run once each, or a variance is
+                not finite.
+        """
+        if self.placement.calibrate is None:
+            raise ValueError("nothing to calibrate: ADMIN's skips are set by a profile, `isograd.residual.Admin`")
+        skips, upcoming = list[float](), 1.0
+
+        def profiled(combine: Any, args: tuple[Tensor, Tensor], untuned: Tensor) -> Tensor:
+            nonlocal upcoming
+            skips.append(upcoming)
+            skip, branch = args[0] * upcoming, combine.scale(args[1])
+            upcoming = math.sqrt(_variance(skip) + _variance(branch))
+            y: Tensor = skip + branch
+            return y
+
+        combines: list[Any] = [part.combine for part in self]
+        with torch.no_grad(), ExitStack() as hooks:
+            for combine in combines:
+                hooks.callback(combine.register_forward_hook(profiled).remove)
+            yield skips
+            if len(skips) != len(self) or not math.isfinite(upcoming):
+                raise ValueError(f"skips {skips[:3]} .. of {len(self)} sublayers: run one finite batch, once")
+            for combine, value in zip(combines, skips, strict=True):
+                combine.skip.weight.fill_(value)
 
     def init_gains(self, k: int) -> dict[Role, float]:
         """What the placement multiplies the std of branch k's weights by, per role; roles left out: 1."""
@@ -456,6 +542,16 @@ class PostNorm(Residuals):
         super().__init__(Placement(each=Residual(post=Norm(), skip=skip)), width, layers=layers, **common)
 
 
+class Admin(Residuals):
+    """x <- norm(skip * x + f(x)), skip a trained vector per sublayer, set by `calibrating` before the first step.
+
+    Until then every skip is 1, as in Post-LN. Branches have no norm of their own. Liu et al. 2020, arXiv 2004.08249.
+    """
+
+    def __init__(self, width: int, *, layers: int, **common: Unpack[Common]) -> None:
+        super().__init__(wiring(get("admin")), width, layers=layers, **common)
+
+
 class VarianceGate(Residuals):
     """x <- sqrt(1 - b^2) x + b norm(f(x)), b = sigmoid(.) a trained vector: the variance stays (Muse Spark).
 
@@ -482,12 +578,16 @@ class ValueResidual(nn.Module):
 
     def __init__(self, *, layers: int, mix: float = 0.5, learned: bool = False) -> None:
         super().__init__()
+        if not (isinstance(layers, int) and layers > 0):
+            raise ValueError(f"layers={layers!r}: an integer of at least 1 expected")
         stream = FirstValues(mix=mix, learned=learned)
         every = [site for site in sites(layers) if site.kind == "attn"]
         self.mixes = nn.ModuleList(FirstValuesConnection(stream, 1, site) for site in every)
 
     def forward(self, v: Tensor, layer: int, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What the attention reads in place of its values v, and v_1; both of v's shape, whatever it is."""
+        if first is None and layer > 0:
+            raise ValueError(f"layer {layer} mixes the first layer's values: hand on `first`, which layer 0 returned")
         mix = self.mixes[layer]
         assert isinstance(mix, FirstValuesConnection)
         mixed, (_, one) = mix.values((v, v if first is None else first), v)

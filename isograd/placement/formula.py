@@ -71,6 +71,12 @@ class Learned:
     shape: Literal["width", "scalar", "layer"] = "width"
     by: Literal["itself", "sigmoid", "abs"] = "itself"
 
+    def __post_init__(self) -> None:
+        if not callable(self.init) and not isinstance(self.init, int | float):
+            raise ValueError(f"init={self.init!r}: a number or a law expected")
+        if self.by == "sigmoid" and not callable(self.init) and not 0 < self.init < 1:
+            raise ValueError(f"init={self.init}: a sigmoid lies between 0 and 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coupled:

@@ -14,6 +14,12 @@ from typing import ClassVar, Literal
 from isograd.placement.laws import Law, Site
 
 
+def _counts(least: int = 1, /, **given: int) -> None:
+    if not all(isinstance(value, int) and value >= least for value in given.values()):
+        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(f"{said}: {'integers' if len(given) > 1 else 'an integer'} of at least {least} expected")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stream:
     """A stream: its formula as text, and whether the residual's `skip`, `scale` and `post` have a place in it."""
@@ -110,8 +116,9 @@ class Hyper(Stream):
     factor: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.copies < 1 or self.iterations < 1 or self.rank < 1:
-            raise ValueError(f"copies={self.copies}, iterations={self.iterations}, rank={self.rank}: at least 1 each")
+        _counts(copies=self.copies, iterations=self.iterations, rank=self.rank)
+        if not self.magnitude > 0:
+            raise ValueError(f"magnitude={self.magnitude}: above 0 is expected")
 
     def kept(self, site: Site) -> int:
         return 2 * self.copies  # before and after the mix
@@ -132,6 +139,9 @@ class DepthAttention(Stream):
     adds: ClassVar[bool] = False
     norm_values: bool = False
     block: int = 0
+
+    def __post_init__(self) -> None:
+        _counts(0, block=self.block)
 
     def kept(self, site: Site) -> int:
         return 2 * (1 + (site.layer // self.block if self.block else site.slot))  # the sources, and their norms
@@ -188,8 +198,7 @@ class DepthAverage(Stream):
     period: int = 1
 
     def __post_init__(self) -> None:
-        if self.dilation < 1 or self.period < 1:
-            raise ValueError(f"dilation={self.dilation}, period={self.period}: at least 1 each")
+        _counts(dilation=self.dilation, period=self.period)
 
     def kept(self, site: Site) -> int:
         return int(site.kind == "ffn")  # X_l

@@ -57,6 +57,9 @@ class Ends(nn.Module):
 class Connection(nn.Module):
     """One sublayer's part in a stream.
 
+    Attributes:
+        carries: the state that `read` takes, in words.
+
     Args:
         stream: what the placement says.
         width: of one tensor of the stream.
@@ -65,6 +68,7 @@ class Connection(nn.Module):
     """
 
     role: Role = "coefficient"
+    carries: str = "a tuple of tensors (batch, time, width)"
 
     def __init__(self, stream: Stream, width: int, site: Site, eps: float = 1e-5) -> None:
         super().__init__()
@@ -73,6 +77,10 @@ class Connection(nn.Module):
 
     def draw(self) -> None:
         """Draw the parameters that this module itself owns."""
+
+    def fits(self, state: State) -> bool:
+        """Whether it can be a state of this stream: what `open` or the sublayer before gave."""
+        return isinstance(state, tuple)
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         """What the branch reads (batch, time, width), and what `write` needs."""
@@ -161,7 +169,17 @@ class TwoStreamsEnds(Ends):
         return post + self.norm(total)
 
 
-class HyperConnection(Connection):
+class OfCopies(Connection):
+    """A state of n copies, one tensor."""
+
+    carries = "a tensor (batch, time, n, width)"
+    copies: int
+
+    def fits(self, state: State) -> bool:
+        return isinstance(state, Tensor) and state.ndim > 2 and state.shape[-2] == self.copies
+
+
+class HyperConnection(OfCopies):
     """Hyper-connections: maps that are trained numbers, plus tanh of a projection of each copy where `computed`.
 
     State (batch, time, n, width). alpha (n, n + 1) holds the read map and the mix: what is read is sum_j alpha_j0 S_j,
@@ -211,7 +229,7 @@ class HyperConnection(Connection):
         return mixed + beta[..., None] * u[..., None, :]
 
 
-class ProjectedConnection(Connection):
+class ProjectedConnection(OfCopies):
     """mHC and HY-V4: all maps from one projection of the flattened copies divided by their RMS, in float32.
 
     r = sigmoid(.) + eps, w = magnitude sigmoid(.) (+ eps without a mix), C doubly stochastic by Sinkhorn and Knopp
@@ -264,7 +282,7 @@ class ProjectedConnection(Connection):
         return mixed + w.to(u.dtype)[..., None] * u[..., None, :]
 
 
-class GatedConnection(Connection):
+class GatedConnection(OfCopies):
     """Qwen4-exp: reads mean_i( sigmoid(W_up silu(W_down n(S) / n)) * n(S_i) ), writes 2 sigmoid(W n(S) / n) u, no mix.
 
     n(S): each copy divided by its RMS, times 1 + weight.
@@ -480,10 +498,15 @@ class FirstValuesEnds(Ends):
 class AffineConnection(Connection):
     """x <- (x + c) * r + (u + d) * g."""
 
+    carries = "a tensor (batch, time, width)"
+
     def __init__(self, stream: Affine, width: int, site: Site, eps: float = 1e-5) -> None:
         super().__init__(stream, width, site, eps)
         self.skip, self.scale = Coefficient(width), Coefficient(width)
         self.skip_offset, self.scale_offset = Coefficient(width, init=0.0), Coefficient(width, init=0.0)
+
+    def fits(self, state: State) -> bool:
+        return isinstance(state, Tensor)
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         return state, state

@@ -16,6 +16,7 @@ from isograd import residual
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
 from isograd.placement.streams import FirstValues
 from isograd.residual import Residuals
+from isograd.train.calibrate import calibrate
 from isograd.transformer.parameters import decayed
 from tests.build import close, model, tokens
 from tests.transformer.test_streams import randomised
@@ -44,6 +45,7 @@ PARTS: dict[str, partial[Residuals]] = {  # what the branches' own norms are, an
     "skipinit": partial(residual.SkipInit),
     "post-ln": partial(residual.PostNorm),
     "deepnorm": partial(residual.PostNorm, skip=(2 * LAYERS) ** 0.25),
+    "admin": partial(residual.Admin),
     "variance-gate": partial(residual.VarianceGate),
 }
 NORMED = (
@@ -54,6 +56,7 @@ NORMED = (
     "residual",
     "post-ln",
     "deepnorm",
+    "admin",
 )  # the residual has the norms
 
 
@@ -256,6 +259,107 @@ def test_what_stands_inside_a_branch_is_refused() -> None:
         Residuals("normformer", WIDTH, layers=LAYERS)
     with pytest.raises(ValueError, match="2 branches for 6 sublayers"):
         Residuals(Placement(each=Residual()), WIDTH, layers=LAYERS)(sample(), branches()[:2])
+
+
+EACH = {name: part for name, part in PARTS.items() if "," not in name}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_state_that_was_not_opened_is_refused(name: str) -> None:
+    """A batch of two unpacks as two tensors would, and a sum over the wrong axis has a shape too."""
+    part = EACH[name](WIDTH, layers=LAYERS).double()
+    opened, x = part.open(sample()), sample()
+    wrong = x if isinstance(opened, tuple) or opened.ndim > x.ndim else (x, x)
+    with pytest.raises(ValueError, match=r"attn of layer 1: the state is a t.*; expected a t"):
+        part[0](wrong, torch.tanh)
+    part[0](opened, torch.tanh)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_a_branch_must_not_return(name: str) -> None:
+    """An attention's weights beside its output, or what would be broadcast."""
+    part, x = EACH[name](WIDTH, layers=LAYERS).double(), sample()
+    with pytest.raises(ValueError, match=r"ffn of layer 1: the branch returned a tuple .*the first of these\?"):
+        part[1](part.open(x), lambda x: (x, None))
+    read, held = part.read(part.open(x), 1)
+    with pytest.raises(ValueError, match=r"returned a tensor \(2, 5, 1\); expected one tensor \(batch, time, 16\)"):
+        part.write(held, read[..., :1], 1)
+    with pytest.raises(ValueError, match=r"read a tensor \(2, 5, 16\) and returned a tensor \(2, 1, 16\)"):
+        part[1](part.open(x), lambda x: x[:, :1])
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_an_input_of_another_width_is_refused(name: str) -> None:
+    part = EACH[name](WIDTH, layers=LAYERS)
+    for x, said in (
+        (torch.randn(2, 5, 1), r"x is a tensor \(2, 5, 1\); expected floating point, \(batch, time, 16\)"),
+        (torch.zeros(2, WIDTH, dtype=torch.long), r"x is a tensor \(2, 16\) of torch.int64"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            part.open(x)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_small_and_odd_shapes(name: str) -> None:
+    """One feature, one layer, one token; nothing at all; more axes than three."""
+    for width, layers, shape in ((1, 1, (1, 1)), (7, 2, (1, 3)), (8, 2, (0, 3)), (8, 2, (2, 0)), (8, 2, (2, 3, 4))):
+        part = EACH[name](width, layers=layers)
+        x = part(torch.randn(*shape, width), [torch.tanh] * len(part))
+        assert x.shape == (*shape, width) and x.isfinite().all()
+    part = EACH[name](8, layers=2).bfloat16()
+    assert part(torch.randn(2, 3, 8).bfloat16(), [torch.tanh] * 4).dtype is torch.bfloat16
+
+
+def test_numbers_that_make_no_part() -> None:
+    for make, said in (
+        (partial(residual.HyperConnections, 8.0, layers=2), "width=8.0, layers=2: integers of at least 1"),
+        (partial(residual.ReZero, 8, layers=0), "width=8, layers=0: integers of at least 1"),
+        (partial(residual.ReZero, 8, layers=2, eps=-1.0), "eps=-1.0: above 0"),
+        (partial(residual.HyperConnections, 8, layers=2, copies=2.5), "copies=2.5, .* integers of at least 1"),
+        (partial(residual.AttentionResiduals, 8, layers=2, block=-1), "block=-1: an integer of at least 0"),
+        (partial(residual.DepthAverages, 8, layers=2, period=0), "dilation=1, period=0: integers of at least 1"),
+        (partial(residual.IndependentStreams, 8, layers=2, magnitude=0.0), "magnitude=0.0: above 0"),
+        (partial(residual.VarianceGate, 8, layers=2, init=1.0), "init=1.0: a sigmoid lies between 0 and 1"),
+        (partial(residual.LayerScale, 8, layers=2, init="0.1"), "init='0.1': a number or a law"),
+        (partial(residual.ValueResidual, layers=0), "layers=0: an integer of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
+    with pytest.raises(ValueError, match="layer 1 mixes the first layer's values: hand on `first`"):
+        residual.ValueResidual(layers=2)(sample(), 1)
+
+
+def test_a_held_state_is_not_the_state() -> None:
+    part = residual.HyperConnections(WIDTH, layers=LAYERS).double()
+    with pytest.raises(ValueError, match="`write` takes what `read` returned second"):
+        part.write(part.open(sample()), sample(), 0)
+
+
+def test_admins_profile_is_that_of_our_model() -> None:
+    options = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "intermediate_size": 4 * WIDTH}
+    mine = model(placement="admin", tie_word_embeddings=True, dtype=torch.float64, **options)
+    network, ids = gpt("admin"), tokens(2, 9)
+    network.load_state_dict(copied(network, mine))
+    part = network.residual
+    with part.calibrating() as skips:
+        network(ids)
+    assert skips == pytest.approx(calibrate(mine, {"input_ids": ids})["decoder"], rel=1e-9)
+    assert skips[0] == 1.0 and len(set(skips)) == 2 * LAYERS
+    for k, skip in enumerate(skips):
+        close(part[k].combine.skip.weight, torch.full((WIDTH,), skip, dtype=torch.float64), 1e-12)
+    close(network(ids), mine(input_ids=ids).logits, 1e-12)
+
+
+def test_a_profile_that_is_none() -> None:
+    part = residual.Admin(WIDTH, layers=LAYERS).double()
+    for batches in ([], [sample()] * 2, [sample() * torch.nan]):
+        with pytest.raises(ValueError, match="of 6 sublayers: run one finite batch, once"), part.calibrating():
+            for batch in batches:
+                part(batch, branches())
+        assert all((p.combine.skip.weight == 1).all() for p in part)
+    with pytest.raises(ValueError, match="nothing to calibrate"), residual.ReZero(4, layers=1).calibrating():
+        pass
+    assert not any(p.combine._forward_hooks for p in part)
 
 
 def test_gains_of_the_branches_init() -> None:
