@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.markup import escape
+
 from isograd.cli.console import loading, output, print_json, print_table
 from isograd.errors import ModelError, UserError, hint, one_line
 from isograd.placement import get
@@ -109,13 +111,21 @@ def _importable(where: str) -> Iterator[None]:
 
 
 def _weights(name: str, json: bool) -> int:
-    from isograd.lint.conform import weights_of
+    from isograd.lint.conform import kind_of, meanings, weights_of
 
-    found = weights_of(name)
+    found, means = weights_of(name), meanings(get(name))
     if json:
-        print_json({"placement": name, "weights": found})
-    else:
-        print_table(["weight", "shape"], [[key, " x ".join(map(str, size))] for key, size in found.items()], left=2)
+        print_json({"placement": name, "weights": found, "means": {key: means[kind_of(key)] for key in found}})
+        return 0
+    alike: dict[tuple[str, str], list[str]] = {}
+    for key, size in found.items():
+        inside = [key.split(".")[1]] if key.startswith("parts.") else []
+        alike.setdefault((kind_of(key), " x ".join(map(str, size))), []).extend(inside)
+    rows = [
+        [f"parts.K.{kind}" if of else kind, size, ", ".join(of), escape(means[kind])]
+        for (kind, size), of in alike.items()
+    ]
+    print_table(["weight", "shape", "K", ""], rows, left=4)
     return 0
 
 
@@ -144,20 +154,20 @@ def _worst(one: "Conformance") -> float:
 
 
 def _details(one: "Conformance") -> None:
-    from rich.markup import escape
-
     rows = [
         [
             row.check,
+            f"[{_STYLES[row.status]}]{row.status}[/]",
             "" if row.difference is None else f"{row.difference:.1e}",
             "" if row.tolerance is None else f"{row.tolerance:.0e}",
-            f"[{_STYLES[row.status]}]{row.status}[/]",
-            escape(row.found),
         ]
         for row in one.rows
     ]
     console = output(soft_wrap=True)
     console.print(f"[bold]{escape(one.placement)}[/bold]: {escape(one.adapter)}")
-    print_table(["check", "difference", "at most", "", ""], rows, left=1)
+    print_table(["check", "", "difference", "at most"], rows, left=2)
+    for row in one.rows:
+        if row.found:
+            console.print(escape(f"{row.check}: {row.found}"))
     for line in one.lines():
         console.print(escape(line))

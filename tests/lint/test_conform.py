@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ from torch import Tensor, nn
 
 import isograd
 from isograd.errors import UserError
-from isograd.lint.conform import MISTAKES, Conformance, Own, Setting, conform, designs
+from isograd.lint.conform import (
+    MISTAKES,
+    Conformance,
+    Own,
+    Setting,
+    conform,
+    designs,
+    kind_of,
+    meanings,
+    weights_of,
+)
 from isograd.lint.conform.adapters import ADAPTERS
 from isograd.lint.conform.equations import Equation
 from isograd.lint.conform.mistakes import possible
@@ -128,7 +139,12 @@ def test_weights_that_are_stored_around_1() -> None:
 def test_an_unknown_difference_says_where() -> None:
     report = verdict(("write = 2 * torch", "write = 3 * torch"))
     assert not report.mistakes
-    assert re.search(r"none of the \d+ known mistakes; look at what branch \d reads", report.lines()[0])
+    assert report.lines() == [
+        "writes and mixes: a difference first in what branch 1 reads (random weights), and none of the 10 mistakes"
+        " known of this design",
+        "no difference where branches write 0: look at how their output is written",
+    ]
+    assert not [row.check for row in report.rows if row.status == "failed" and row.check == "meta device"]
     report = verdict(("flat = streams.flatten(-2)", "flat = streams.float().double().flatten(-2)"))
     assert "set `dtype = torch.float32`" in report.lines()[0]
     report = verdict(("return self.head(state)", "return self.head(state)[0]"))
@@ -218,6 +234,94 @@ def test_what_is_no_adapter_is_refused() -> None:
         UserError, match="value-residual: no equations of FirstValues: its work is inside the attention"
     ):
         conform(Own, "value-residual")
+
+
+class Hyper(nn.Module):
+    """Hyper-connections after the paper's algorithm 2, with what is `wrong`."""
+
+    wrong = ""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.copies, self.every = setting.stream.copies, range(setting.sublayers)
+        shift = self.wrong == "the next copy"
+        self.alpha = nn.ParameterList(self.static((k + shift) % self.copies) for k in self.every)
+        self.beta = nn.ParameterList(torch.ones(self.copies) for _ in self.every)
+        self.maps = nn.ParameterList(torch.zeros(setting.width, self.copies + 2) for _ in self.every)
+        self.factors = nn.ParameterList(torch.full((2,), 0.01) for _ in self.every)
+        kind = nn.RMSNorm if self.wrong == "norm-not-centered" else partial(nn.LayerNorm, bias=False)
+        self.norms = nn.ModuleList(kind(setting.width, eps=setting.eps) for _ in self.every)
+
+    def static(self, copy: int) -> Tensor:
+        return torch.cat([torch.eye(self.copies)[:, copy : copy + 1], torch.eye(self.copies)], dim=1)
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        self.double()
+        for k in self.every:
+            for mine, name in ((self.alpha, "alpha"), (self.beta, "beta"), (self.factors, "factors")):
+                mine[k].data = weights[f"parts.{k}.stream.{name}"]
+            self.maps[k].data = weights[f"parts.{k}.stream.maps"].T
+            self.norms[k].weight.data = weights[f"parts.{k}.stream.norm_weight"]
+
+    def open(self, x: Tensor) -> Tensor:
+        return x[..., None, :].repeat(1, 1, self.copies, 1)
+
+    def read(self, state: Tensor, k: int) -> tuple[Tensor, Any]:
+        by = self.factors[k][[0] * (self.copies + 1) + [1]]
+        rows = self.norms[k](state) @ self.maps[k]
+        rows = torch.tanh(by * rows) if self.wrong == "factor-inside-tanh" else by * torch.tanh(rows)
+        alpha, beta = self.alpha[k] + rows[..., :-1], self.beta[k] + rows[..., -1]
+        if self.wrong == "sin in place of tanh":
+            beta = self.beta[k] + self.factors[k][1] * torch.sin(self.norms[k](state) @ self.maps[k])[..., -1]
+        if self.wrong == "the mix of the copies before":
+            alpha = torch.cat([alpha[..., :1], alpha[..., :-1]], dim=-1)
+        mixed = alpha.transpose(-1, -2) @ state
+        return mixed[..., 0, :], (mixed[..., 1:, :], beta, alpha[..., 1:].transpose(-1, -2))
+
+    def write(self, held: Any, u: Tensor, k: int) -> Tensor:
+        mixed, beta, mix = held
+        written = beta[..., None] * u[..., None, :]
+        return mixed + (mix @ written if self.wrong == "written-before-mixed" else written)
+
+    def close(self, state: Tensor) -> Tensor:
+        return state.sum(-2)
+
+
+def hyper(wrong: str) -> Conformance:
+    return conform(type("Hyper", (Hyper,), {"wrong": wrong}), "hyper-connections")
+
+
+def test_hyper_connections_of_ones_own() -> None:
+    assert hyper("")
+    for wrong in ("norm-not-centered", "factor-inside-tanh", "written-before-mixed"):
+        assert [one.name for one in hyper(wrong).mistakes] == [wrong]
+
+
+def test_what_makes_an_unknown_difference_go_away() -> None:
+    where, write, weight = hyper("sin in place of tanh").lines()
+    assert "first in what branch 1 reads (random weights)" in where
+    assert write == "no difference where branches write 0: look at how their output is written"
+    assert weight.startswith("no difference with stream.maps as initialized: look at where it is used (rows 0 to n:")
+    (where,) = hyper("the mix of the copies before").lines()
+    assert "first in what branch 1 reads" in where  # what is mixed is wrong with any weights and any output
+
+
+def test_the_copy_that_is_read_first_shows_at_init() -> None:
+    report = hyper("the next copy")
+    assert [(row.check, row.found) for row in report.rows if row.status == "failed"] == [
+        ("init", "in what branch 5 reads of unequal copies, as initialized")
+    ]
+
+
+@pytest.mark.parametrize("name", designs())
+def test_every_weight_has_a_meaning(name: str) -> None:
+    means = meanings(get(name))
+    assert all(means[kind_of(key)] for key in weights_of(name))
+
+
+def test_the_weights_in_words() -> None:
+    code, out, _ = cli("hyper-connections", "--weights")
+    assert code == 0 and re.search(r"parts\.K\.stream\.factors +2 +0, 1, 2, 3, 4, 5 +on A's computed part", out)
 
 
 def cli(*words: Sequence[str] | str) -> Any:

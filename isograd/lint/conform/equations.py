@@ -6,7 +6,7 @@ the equations compute what such a port would.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,18 @@ Copies = list[Tensor]
 
 
 class Equation:
-    """The plain stream: x <- post(skip * x + scale * out(u)). Others override `open`, `read`, `write`, `close`."""
+    """The plain stream: x <- post(skip * x + scale * out(u)). Others override `open`, `read`, `write`, `close`.
+
+    Attributes:
+        means: what each weight is, by its name in a sublayer or at the ends.
+    """
+
+    means: ClassVar[dict[str, str]] = {
+        "combine.skip.weight": "on x",
+        "combine.scale.weight": "on the branch; of what its parameter is a function, `isograd show` says",
+        **{f"{norm}.{one}": of for norm, of in (("post", "norm on the sum"), ("out", "norm on what the branch wrote"))
+           for one in ("weight", "bias")},
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -124,6 +135,10 @@ class OfTheLayer(Equation):
 
 
 class ParallelEquation(OfTheLayer):
+    means: ClassVar[dict[str, str]] = {
+        f"stream.norm.{one}": "norm on the layer's input, which all its branches read" for one in ("weight", "bias")
+    }
+
     def entry(self, state: Any, k: int) -> Tensor:
         first = k - k % (self.every[0].slots // self.every[0].layers)
         x: Tensor = state[0] if self.begins(k) or self.has("sequential") else state[1]
@@ -153,6 +168,13 @@ class LayerSkipEquation(OfTheLayer):
 
 
 class TwoStreamsEquation(Equation):
+    means: ClassVar[dict[str, str]] = {
+        f"{norm}.{one}": of
+        for norm, of in (("stream.norm", "norm(Q) of a read"), ("ends.norm", "norm(Q) of the end"),
+                         ("ends.norm_post", "norm that P opens with"))
+        for one in ("weight", "bias")
+    }  # fmt: skip
+
     def open(self, x: Tensor) -> Any:
         return (self.norm("ends.norm_post", Norm(), x) if self.stream.form == "siamese" else x), x
 
@@ -174,6 +196,14 @@ class TwoStreamsEquation(Equation):
 class HyperEquation(Equation):
     """State: a list of n copies."""
 
+    means: ClassVar[dict[str, str]] = {
+        "stream.alpha": "A (n, n + 1): reads sum_j A_j0 S_j, mixes S_i <- sum_j A_j(i+1) S_j",
+        "stream.beta": "B (n): S_i gets B_i u",
+        "stream.maps": "rows 0 to n: tanh(row . norm(S_j)) for A's row j; row n + 1: for B_j",
+        "stream.norm_weight": "weight of the LayerNorm of a copy, which has no bias",
+        "stream.factors": "on A's computed part, on B's",
+    }
+
     def open(self, x: Tensor) -> Any:
         return [x for _ in range(self.stream.copies)]
 
@@ -192,13 +222,16 @@ class HyperEquation(Equation):
                 factors = torch.ones_like(factors)
             bend = (lambda t: t) if self.has("tanh-missing") else torch.tanh
             for j, copy in enumerate(state):
-                centered = copy - copy.mean(-1, keepdim=True)
+                centered = copy if self.has("norm-not-centered") else copy - copy.mean(-1, keepdim=True)
                 scaled = centered / ((centered**2).mean(-1, keepdim=True) + self.eps).sqrt()
                 weight = self.of(k, "stream.norm_weight")
                 scaled = scaled * (1 + weight if self.has("weights-around-1") else weight)
-                rows = [bend((scaled * maps[i]).sum(-1, keepdim=True)) for i in range(n + 2)]
-                a[j] = [old + factors[0] * row for old, row in zip(a[j], rows[: n + 1], strict=True)]
-                b[j] = b[j] + factors[1] * rows[n + 1]
+                inner = [(scaled * row).sum(-1, keepdim=True) for row in maps]
+                by = [*factors[:1].expand(n + 1), factors[1]]
+                inside = self.has("factor-inside-tanh")
+                rows = [bend(f * t) if inside else f * bend(t) for f, t in zip(by, inner, strict=True)]
+                a[j] = [old + row for old, row in zip(a[j], rows[: n + 1], strict=True)]
+                b[j] = b[j] + rows[n + 1]
         return a, b
 
     def read(self, state: Copies, k: int) -> Tensor:
@@ -209,11 +242,22 @@ class HyperEquation(Equation):
         a, b = self.maps(state, k)
         n = range(len(state))
         turned = self.has("mix-transposed")
+        if self.has("written-before-mixed"):
+            state, u = [copy + by * u for copy, by in zip(state, b, strict=True)], torch.zeros_like(u)
         return [_sum((a[i][j + 1] if turned else a[j][i + 1]) * state[j] for j in n) + b[i] * u for i in n]
 
 
 class ProjectedEquation(HyperEquation):
     """mHC and HY-V4: rows of one projection for r, for w, for C row by row."""
+
+    means: ClassVar[dict[str, str]] = {
+        "stream.projection": "rows: n for the read map, n for the write map, then the mix row by row (mHC)",
+        "stream.base": "added to the projected rows times their factor",
+        "stream.factors": "on the rows of the read map, of the write map, of the mix (mHC)",
+        "ends.projection": "n rows: the read map of the end",
+        "ends.base": "added to these rows times their factor",
+        "ends.factors": "on these rows",
+    }
 
     def logits(self, address: str, state: Copies, block: int, size: int, start: int) -> list[Tensor]:
         flat = torch.cat(state, dim=-1)
@@ -269,6 +313,16 @@ class ProjectedEquation(HyperEquation):
 
 
 class GatedEquation(HyperEquation):
+    means: ClassVar[dict[str, str]] = {
+        f"{where}.{name}": of
+        for where in ("stream", "ends.gated")
+        for name, of in {
+            "weight": "a row for each copy, whose norm is multiplied by 1 + weight",
+            "down": "the gate's first matrix, of the flattened normalized copies over n",
+            "up": "its second, after SiLU and before the sigmoid",
+        }.items()
+    } | {"stream.inject": "the write map's rows: 2 sigmoid(row . copies / n)"}
+
     def normed(self, address: str, state: Copies) -> Copies:
         weight = self.weights[f"{address}.weight"]
         weight = weight if self.has("weights-around-1") else 1 + weight
@@ -295,6 +349,12 @@ class GatedEquation(HyperEquation):
 
 class DepthAttentionEquation(Equation):
     """State: a list of sources."""
+
+    means: ClassVar[dict[str, str]] = {
+        f"{where}.{name}": of
+        for where in ("stream", "ends.last")
+        for name, of in {"query": "q of a_i = softmax_i(q . norm(v_i))", "weight": "weight of that norm"}.items()
+    }
 
     def open(self, x: Tensor) -> Any:
         return [x]
@@ -327,6 +387,8 @@ class DepthAttentionEquation(Equation):
 class DepthAverageEquation(OfTheLayer):
     """State (x, X_0, .., X_l)."""
 
+    means: ClassVar[dict[str, str]] = {"stream.shares": "a_l0, .., a_ll: X_l's is the last"}
+
     def read(self, state: Any, k: int) -> Tensor:
         x: Tensor = state[0]
         return x
@@ -349,6 +411,8 @@ class DepthAverageEquation(OfTheLayer):
 
 
 class FirstInputEquation(OfTheLayer):
+    means: ClassVar[dict[str, str]] = {"stream.keep.weight": "r, on x", "stream.first.weight": "z, on x_0"}
+
     def here(self, state: Any, k: int) -> Tensor:
         x, origin = state
         if not (self.begins(k) or self.has("every-sublayer")):
@@ -367,6 +431,13 @@ class FirstInputEquation(OfTheLayer):
 
 
 class AffineEquation(Equation):
+    means: ClassVar[dict[str, str]] = {
+        "stream.skip.weight": "r of (x + c) * r + (u + d) * g",
+        "stream.skip_offset.weight": "c",
+        "stream.scale.weight": "g",
+        "stream.scale_offset.weight": "d",
+    }
+
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         r, g, c, d = (self.of(k, f"stream.{name}.weight") for name in ("skip", "scale", "skip_offset", "scale_offset"))
         if self.has("offset-after-factor"):

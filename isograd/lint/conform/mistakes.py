@@ -136,6 +136,24 @@ MISTAKES: tuple[Mistake, ...] = (
         of=_maps("computed"),
     ),
     Mistake(
+        name="factor-inside-tanh",
+        found="the factor stands inside the tanh of the computed part",
+        remedy="factors[0] * tanh(.) in place of tanh(factors[0] * .), and likewise for beta",
+        of=_maps("computed"),
+    ),
+    Mistake(
+        name="norm-not-centered",
+        found="the maps read copies over their RMS",
+        remedy="a LayerNorm, which subtracts the mean, in place of RMSNorm",
+        of=_maps("computed"),
+    ),
+    Mistake(
+        name="written-before-mixed",
+        found="copies are mixed after the branch has written to them",
+        remedy="mix the state that the branch read, and add B_i u to that",
+        of=_maps("constant", "computed"),
+    ),
+    Mistake(
         name="mean-missing",
         found="the gate's inner projection is not divided by the number of copies",
         remedy="silu(W_down n(S) / n)",

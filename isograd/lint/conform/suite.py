@@ -5,6 +5,7 @@ with the equations in float64. Weights are such that each part of the formula sh
 a missing eps is a large share of them, mixes so sharp that Sinkhorn has not converged.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from isograd.errors import UserError, one_line
 from isograd.lint.conform.equations import Equation, equation_of
-from isograd.lint.conform.mistakes import MISTAKES, Mistake, possible
+from isograd.lint.conform.mistakes import Mistake, possible
 from isograd.placement import CATALOGUE, Coupled, Placement, get, sites
 from isograd.placement.streams import FirstValues, Hyper, Stream
 from isograd.residual import Residuals, wiring
@@ -141,6 +142,18 @@ def weights_of(name: str, *, width: int = 8, layers: int = 3) -> dict[str, tuple
     return {key: tuple(value.shape) for key, value in Own(setting).state_dict().items()}
 
 
+def kind_of(name: str) -> str:
+    """A weight's name without its sublayer: stream.maps of parts.3.stream.maps."""
+    return re.sub(r"^parts\.\d+\.", "", name)
+
+
+def meanings(placement: Placement) -> dict[str, str]:
+    """What each weight of a design is, by its name without the sublayer's: `stream.maps`, `ends.projection`."""
+    kind = equation_of(placement.stream)
+    every = reversed(kind.__mro__) if kind else ()
+    return {name: text for of in every for name, text in vars(of).get("means", {}).items()}
+
+
 def conform(adapter: Make, name: str) -> Conformance:
     """Compare an implementation with a placement's equations.
 
@@ -239,7 +252,7 @@ class _Suite:
         wrong = any(row.status == "failed" for row in rows[:3])
         compared = all(row.difference is not None for row in rows[:3] if row.status == "failed")
         mistakes = self.recognized() if wrong and compared else ()
-        remedies = [] if mistakes or not wrong else [self.unknown(rows)]
+        remedies = [] if mistakes or not wrong else [self.unknown(rows), *(self.narrowed() if compared else ())]
         return Conformance(
             placement=name, adapter=called, rows=tuple(rows), mistakes=mistakes, remedies=tuple(remedies)
         )
@@ -268,14 +281,17 @@ class _Suite:
         return Row(check=check, status="failed", difference=difference, tolerance=tolerance, found=found)
 
     def compared(self, part: slice) -> tuple[float, str]:
-        """The largest relative difference of these outputs over all cases, and where it is."""
-        found = []
+        """The largest relative difference of these outputs over all cases, and where there is one first."""
+        found: list[tuple[int, str, float]] = []
         for case, weights in self.cases.items():
             x = self.given[case]
             got, expected = self.outputs(self.loaded(weights), x), self.outputs(self.equation(weights), x)
             pairs = [*enumerate(zip(got, expected, strict=True))][part]
-            found += [(_difference(a, b), f"{self.place(k)}, {case}") for k, (a, b) in pairs]
-        return max(found, key=lambda one: one[0])
+            found += [(k, f"{self.place(k)} ({case})", _difference(a, b)) for k, (a, b) in pairs]
+        ordered = sorted(found, key=lambda one: one[0])
+        first = next((place for _, place, difference in ordered if difference > self.tolerance), "")
+        one = len(found) == len(self.cases)
+        return max(difference for *_, difference in found), f"in {first}" if one else f"first in {first}"
 
     def stated(self, statement: "Callable[[_Suite], float]") -> tuple[float, str]:
         return statement(self), ""
@@ -307,8 +323,31 @@ class _Suite:
             made.to(self.device, self.dtype)
         got, expected = self.outputs(made), self.outputs(self.equation(self.fresh))
         pairs = enumerate(zip(got, expected, strict=True))
-        worst = max((_difference(a, b), f"{self.place(k)} as initialized") for k, (a, b) in pairs)
-        return worst
+        worst = max((_difference(a, b), f"in {self.place(k)} as initialized") for k, (a, b) in pairs)
+        return max(worst, *self.unequal(made))
+
+    def unequal(self, made: Any) -> Iterator[tuple[float, str]]:
+        """Of a state (batch, time, n, width): reads of copies that differ, and what is left of them, as initialized.
+
+        Copies are equal until then, and which of them is read or mixed does not show.
+        """
+        equation, opened = self.equation(self.fresh), made.open(self.placed(made, self.x))
+        yield 0.0, ""
+        stream = self.setting.stream
+        if not isinstance(stream, Hyper) or stream.maps == "gated" or not isinstance(opened, Tensor):
+            return  # the gate's matrices are drawn, and their draw shows
+        if opened.shape != (*self.x.shape[:-1], stream.copies, self.setting.width):
+            return
+        state = torch.randn(opened.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        for k, u in enumerate(self.us):
+            out = made.read(self.placed(made, state), k)
+            read, held = out if isinstance(out, tuple) else (out, self.placed(made, state))
+            copies = [*state.unbind(-2)]
+            difference = _difference(read, equation.read(copies, k))
+            yield difference, f"in what branch {k} reads of unequal copies, as initialized"
+            mixed = made.write(held, self.placed(made, u), k)
+            expected = torch.stack(equation.write(copies, u, k), dim=-2)
+            yield _difference(mixed, expected), f"in how sublayer {k} mixes unequal copies, as initialized"
 
     def meta(self) -> tuple[float, str]:
         """Built on the meta device, emptied onto the CPU, reset, loaded: what was not loaded is lost."""
@@ -327,7 +366,8 @@ class _Suite:
             got = self.outputs(made)
         except Exception as error:  # a tensor that has stayed on the meta device
             return float("inf"), f"{lost} ({type(error).__name__}: {one_line(error)})"
-        return max(map(_difference, got, self.outputs(self.equation(weights)))), lost
+        here = [out.detach().cpu().double() for out in self.outputs(self.loaded(weights))]
+        return max(map(_difference, got, here)), lost
 
     def recognized(self) -> tuple[Mistake, ...]:
         """The mistake, or the two, with which the equations give what the implementation gives in every case."""
@@ -353,7 +393,26 @@ class _Suite:
         first = next(row for row in rows if row.status == "failed")
         if first.difference is None:
             return f"raised: {first.found} -> `isograd conform NAME --weights` lists what load gets, by name and shape"
-        return f"{first.check}: none of the {len(MISTAKES)} known mistakes; look at {first.found or 'the first check'}"
+        tried = len(possible(self.setting.placement))
+        return f"{first.check}: a difference {first.found}, and none of the {tried} mistakes known of this design"
+
+    def narrowed(self) -> Iterator[str]:
+        """Where an unknown difference goes away."""
+        nothing = [torch.zeros_like(u) for u in self.us]
+        weights = next(iter(self.cases.values()))
+        if not self.differs(weights, us=nothing):
+            yield "no difference where branches write 0: look at how their output is written"
+        elif not self.differs(weights, x=torch.zeros_like(self.x)):
+            yield "no difference where x is 0: look at how x is opened and carried"
+        for kind in dict.fromkeys(map(kind_of, weights)):
+            fresh = {name: self.fresh[name] if kind_of(name) == kind else value for name, value in weights.items()}
+            if not self.differs(fresh):
+                means = meanings(self.setting.placement)[kind]
+                yield f"no difference with {kind} as initialized: look at where it is used ({means})"
+
+    def differs(self, weights: dict[str, Tensor], x: Tensor | None = None, us: list[Tensor] | None = None) -> bool:
+        got, expected = self.outputs(self.loaded(weights), x, us), self.outputs(self.equation(weights), x, us)
+        return any(_difference(a, b) > self.tolerance for a, b in zip(got, expected, strict=True))
 
 
 class _Skip(Exception):  # noqa: N818  (no error)
