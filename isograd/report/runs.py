@@ -326,4 +326,4 @@ def by_kind(folders: Sequence[Path]) -> dict[str, list[Path]]:
 
 def kind_of(run: Row) -> str:
     """The task of a run; "range-test" where its learning rate rises until the loss diverges."""
-    return "range-test" if run["training"].get("stop_when_broken") else run.get("task") or "language"
+    return "range-test" if run["training"].get("stop_when_broken") is True else run.get("task") or "language"

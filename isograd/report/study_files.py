@@ -47,6 +47,7 @@ class StudyFiles:
 
     Attributes:
         axes: dotted key -> its values, in the order of the recipe.
+        grids: where the recipe has `also`, the axes of each grid; else [].
         left_out: what could not be read, a line each.
     """
 
@@ -58,6 +59,7 @@ class StudyFiles:
     base: Row
     cells: list[CellFiles]
     left_out: list[str]
+    grids: Sequence[dict[str, list[Any]]] = ()
 
     @property
     def ended(self) -> list[CellFiles]:
@@ -102,6 +104,7 @@ def read_study(folder: Path) -> StudyFiles:
         base=plan.get("base") or {},
         cells=cells,
         left_out=left_out,
+        grids=plan.get("grids") or [],
     )
 
 
@@ -131,10 +134,12 @@ def _plan(path: Path, rows: dict[str, Row], left_out: list[str]) -> Row:
 def _wrong_plan(plan: Any) -> str | None:
     if not isinstance(plan, dict):
         return "not a JSON object"
-    axes, cells = plan.get("axes"), plan.get("cells")
+    axes, cells, grids = plan.get("axes"), plan.get("cells"), plan.get("grids") or []
     base, budget, seeds = plan.get("base") or {}, plan.get("budget") or {}, plan.get("seeds") or []
     if not isinstance(axes, dict) or not all(isinstance(values, list) for values in axes.values()):
         return "no axes"
+    if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
+        return "grids are no lists of axes"
     if not isinstance(cells, list) or not cells or not all(map(_is_planned, cells)):
         return "no cells"
     if not isinstance(base, dict) or not isinstance(budget, dict):

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from isograd.files import finite, write_text
-from isograd.report import compared, equal_loss, figures, study_figures
+from isograd.report import compared, equal_loss, figures, study_figures, study_order
 from isograd.report.compared import difference
 from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
 from isograd.report.references import bibtex
@@ -213,6 +213,11 @@ def sections(found: StudyFindings) -> list[Section]:
 
 def _sections(found: StudyFindings) -> Iterator[Section | None]:
     design = found.design
+    if is_order(design):
+        yield from study_order.sections(found.chosen, design, found.reference, found.what)
+        yield comparison_section(found)
+        yield Section(name="arms", title="Every arm", sentence=_ARMS, table=arms_table(found), folded=True)
+        return
     main = main_section(found)
     yield main
     if design.rates or len(design.conditions) > 1:
@@ -230,6 +235,11 @@ def _sections(found: StudyFindings) -> Iterator[Section | None]:
     yield from _depths(found)
     folded = len(found.arms) > 40
     yield Section(name="arms", title="Every arm", sentence=_ARMS, table=arms_table(found), folded=folded)
+
+
+def is_order(design: Design) -> bool:
+    """Whether so many placements are compared that lines of them in one panel could not be told apart."""
+    return len(design.who) > study_order.MANY and design.who_key == "model.placement" and bool(design.rates)
 
 
 def main_section(found: StudyFindings) -> Section:
@@ -393,6 +403,8 @@ def headline(study: StudyFiles, found: StudyFindings) -> str:
     if best is None or len(found.design.who) < 2:
         return f"{progress(study)}."
     loss = LOSSES[found.measure].partition(" (")[0]
+    if is_order(found.design):
+        return f"{progress(study)}; {study_order.headline(found.chosen, found.design, best, size(study), loss)}."
     return f"{progress(study)}; lowest median {loss}: {best.label}, {_loss(best.median)} nats (n = {best.n})."
 
 
@@ -407,6 +419,14 @@ def progress(study: StudyFiles) -> str:
     seeds = f"{len(study.seeds)} seeds" if len(study.seeds) > 1 else "one seed"
     how_many = f"All {planned} cells" if len(ended) == planned > 1 else f"{len(ended)} of {planned} cells"
     return f"{how_many} {'has' if planned == 1 else 'have'} ended ({seeds}){f': {ends}' if ends else ''}"
+
+
+def size(study: StudyFiles) -> str:
+    """ "width 64, 300 updates"; without what an axis sweeps."""
+    words = {"model.width": "width {:,}", STEPS: "{:,} updates"}
+    known = {**dict(flat(study.base)), **({STEPS: steps} if (steps := (study.budget or {}).get("steps")) else {})}
+    fixed = {key: value for key, value in known.items() if key not in study.axes and is_number(value)}
+    return ", ".join(form.format(fixed[key]) for key, form in words.items() if key in fixed) or "this size"
 
 
 def failures(study: StudyFiles) -> Iterator[str]:
@@ -622,8 +642,10 @@ def recipe(study: StudyFiles) -> str:
     for name, value in study.base.items():
         if name not in ("name", "seed"):
             base[name] = value
-    axes = {key: values for key, values in study.axes.items() if key != "arm"}
-    content = {"name": study.name, **base, **_arms(study), "axes": axes, "seeds": study.seeds, "budget": study.budget}
+    grids = [{key: values for key, values in axes.items() if key != "arm"} for axes in study.grids or [study.axes]]
+    also = [{key: values for key, values in grid.items() if values != grids[0].get(key)} for grid in grids[1:]]
+    content = {"name": study.name, **base, **_arms(study), "axes": grids[0], **({"also": also} if also else {})}
+    content |= {"seeds": study.seeds, "budget": study.budget}
     content = json.loads(json.dumps(content))  # texts that have names are none of YAML's
     return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
 

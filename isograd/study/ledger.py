@@ -63,6 +63,7 @@ def write_study(study: Study, folder: Path, threads: int) -> None:
     content = {
         "name": study.name,
         "axes": study.axes,
+        **({"grids": study.grids} if study.grids else {}),
         "seeds": study.seeds,
         "budget": budget,
         "threads": threads,

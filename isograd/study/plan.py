@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -92,6 +92,7 @@ class Study:
 
     Attributes:
         axes: key -> its values, in the recipe's order.
+        grids: where the recipe has `also`, its own axes, and for each row of that what stands in their place.
         keep_models: whether the cells' trained weights stay.
         cells: seed by seed, so that a first whole grid is there early.
     """
@@ -99,6 +100,7 @@ class Study:
     name: str
     base: Run
     axes: dict[str, list[Any]]
+    grids: list[dict[str, list[Any]]]
     seeds: list[int]
     budget: Budget | None
     keep_models: bool
@@ -120,12 +122,13 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
     for override in studied:
         content = overridden(_without_other_unit(content, _key(override)), [override])
     axes = dict(_axes(content.get("axes") or {}, recipe))
-    plain = []
+    plain, replaced = [], set()
     for override in (text for text in overrides if text not in studied):
         key = _key(override).removeprefix("axes.")
         if key in axes or key != _key(override):
             value = _at(overridden({}, [override]), _key(override))
             axes |= _axes({key: value if isinstance(value, list) else [value]}, recipe)
+            replaced.add(key)
         else:
             plain.append(override)
     budget = budget_of(content.get("budget"), recipe)
@@ -144,6 +147,7 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
         name=run.name or recipe.stem,
         base=replace(run, name=None),
         axes=axes,
+        grids=_grids(content.get("also") or [], axes, replaced, recipe),
         seeds=list(dict.fromkeys(seeds or [run.seed])),
         budget=budget,
         keep_models=keep,
@@ -154,7 +158,8 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
 
 def _spread(study: Study, arms: Sequence[Sequence[str]]) -> Study:
     """The study with its cells, and its axes' values as a run has them (1e-3 is text in YAML)."""
-    grid = [_point(study, arm, values) for arm in arms or [[]] for values in _products(study.axes)]
+    points = [values for axes in study.grids or [study.axes] for values in _products(axes)]
+    grid = [_point(study, arm, values) for arm in arms or [[]] for values in points]
     if arms:
         each = len(grid) // len(arms)
         named = labels([run.as_dict() for run, _ in grid[::each]])
@@ -222,6 +227,23 @@ def _axes(content: Any, recipe: Path) -> Iterator[tuple[str, list[Any]]]:
         if not isinstance(values, list) or not values:
             raise RecipeError(f"{recipe}: axes: {key} needs a list of values, such as [1, 2]")
         yield key, values
+
+
+def _grids(also: Any, axes: dict[str, list[Any]], replaced: Container[str], recipe: Path) -> list[dict[str, list[Any]]]:
+    """The recipe's axes, and those of each further grid with the values that it names; [] where there is none.
+
+    Args:
+        replaced: keys that an override has set, for all grids alike.
+    """
+    if not isinstance(also, list):
+        raise RecipeError(f"{recipe}: also is a list of axes, such as also: [{{model.layers: [24, 48]}}]")
+    found = [axes]
+    for own in (dict(_axes(row, recipe)) for row in also):
+        for key in own:
+            if key not in axes:
+                raise RecipeError(f"{recipe}: also: {key} is not among the axes; {hint(key, axes)}")
+        found.append({**axes, **{key: values for key, values in own.items() if key not in replaced}})
+    return found if also else []
 
 
 def _key(override: str) -> str:

@@ -105,8 +105,9 @@ class Log(TrainerCallback):
         self.diverged = diverged
         self.warning = warning
         self._steps: list[tuple[int, float, Tensor]] = []  # step, rate; loss, norm, and norms of layers
-        self._clock = (0, time.perf_counter())
+        self._clock = (0, time.perf_counter(), time.process_time())
         self._rates: list[float] = []  # steps per second, one per batch of steps
+        self._work: list[float] = []  # seconds of this process in a step, likewise
         self._onset = Onset()
 
     @property
@@ -145,7 +146,11 @@ class Log(TrainerCallback):
         self._flush()  # what another callback's stop has left
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._clock = (state.global_step, time.perf_counter())
+        self._clock = (state.global_step, time.perf_counter(), time.process_time())
+
+    def cpu_seconds_per_step(self) -> float | None:
+        """Median over batches of steps of what this process worked, whatever else the machine did."""
+        return statistics.median(self._work) if self._work else None
 
     def tokens_per_second(self, tokens: float) -> float | None:
         """Median over batches of steps, with `tokens` of them in a step; None before the first batch has gone by."""
@@ -175,9 +180,11 @@ class Log(TrainerCallback):
         return all(math.isfinite(row["loss"]) for row in rows) and not diverged
 
     def _time(self, step: int) -> None:
-        now = time.perf_counter()
-        self._rates.append((step - self._clock[0]) / (now - self._clock[1]))
-        self._clock = (step, now)
+        now, worked = time.perf_counter(), time.process_time()
+        before, began, at_work = self._clock
+        self._rates.append((step - before) / (now - began))
+        self._work.append((worked - at_work) / (step - before))
+        self._clock = (step, now, worked)
 
 
 class Observe(TrainerCallback):

@@ -17,7 +17,7 @@ from isograd.recipes import path_of
 from isograd.train.run import Run
 from isograd.train.tasks import DEFAULT, TASKS
 
-COMPARED = ("arms", "seeds", "axes", "budget", "keep_models")  # top-level keys that comparisons and studies alone read
+COMPARED = ("arms", "seeds", "axes", "also", "budget", "keep_models")  # top-level keys of comparisons and studies
 
 
 def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 from isograd.errors import RecipeError
 
@@ -114,7 +114,7 @@ class Training:
     epochs = 0
     label_smoothing = 0.0
     smoothing = "torch"
-    stop_when_broken = False
+    stop_when_broken = cast("bool | str", False)
 
     def __post_init__(self) -> None:
         _check_training(self)

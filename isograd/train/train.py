@@ -195,7 +195,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     trainer = IsogradTrainer(run, model, task.samples, folder / CHECKPOINTS, task.updates_per_epoch)
     begun = step_of(checkpoint) if checkpoint else 0
     warning = EarlyWarning(trainer, folder, task.token_entropy, checkpoint)
-    log = Log(trainer, folder, progress=progress, diverged=_diverged(task, folder, begun), warning=warning)
+    log = Log(trainer, folder, progress=progress, diverged=_diverged(task, folder, begun, warning), warning=warning)
     log.follow([row for row in _losses(folder) if row["step"] <= begun])
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
@@ -226,6 +226,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1], stack),
         "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50], stack),
         "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
+        "cpu_seconds_per_step": log.cpu_seconds_per_step(),
         "parameters": count,
         "warning": first_warning(folder),
     }
@@ -251,12 +252,21 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path, apart: float | No
     return outcome | (choice.as_outcome() if choice else {})
 
 
-def _diverged(task: Task, folder: Path, step: int) -> Diverged | None:
-    """What stops a run that diverges, where the recipe wants it; it knows the steps until `step`."""
-    if not task.run.training.stop_when_broken:
+def _diverged(task: Task, folder: Path, step: int, warning: EarlyWarning) -> Diverged | None:
+    """What stops a run that diverges, or collapses, where the recipe wants it; it knows the steps until `step`."""
+    stop = task.run.training.stop_when_broken
+    if not stop:
         return None
-    watch = _followed(LossWatch(task.unigram_entropy), task, [row for row in _losses(folder) if row["step"] <= step])
-    return lambda rows: _followed(watch, task, rows).broke_at is not None
+    known: list[Mapping[str, Any]] = [row for row in _losses(folder) if row["step"] <= step]
+    watch = _followed(LossWatch(task.unigram_entropy), task, known)
+
+    def broken(rows: Sequence[Mapping[str, Any]]) -> bool:
+        known.extend(rows)
+        if _followed(watch, task, rows).broke_at is not None:
+            return True
+        return stop == "or-collapsed" and task.judge(known, None, None, warning.collapse.apart).outcome == "collapsed"
+
+    return broken
 
 
 def _followed(watch: LossWatch, task: Task, rows: Sequence[Mapping[str, Any]]) -> LossWatch:

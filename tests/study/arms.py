@@ -11,7 +11,7 @@ from isograd.cli import main
 WORDS = ["the", "wolf", "ran", "over", "a", "green", "hill;", "below", "an", "old", "tree", "it", "rained"]
 TEXT = "".join(f"{' '.join(WORDS[i % 5 : 5 + i % 8])} {i * i % 97} times.\n" for i in range(300))
 SHAPE = ["--layers", "2", "--width", "16", "--heads", "2", "--length", "8", "--batch", "4"]
-TIMES = ("seconds", "cpu_seconds", "tokens_per_second")
+TIMES = ("seconds", "cpu_seconds", "cpu_seconds_per_step", "tokens_per_second")
 
 
 def compare_command(text: Path, out: Path, *more: str, steps: int = 12) -> list[str]:

@@ -9,6 +9,12 @@ import pytest
 import yaml
 
 from isograd.errors import RecipeError, UnknownPlacement
+from isograd.placement.catalogue.attention import IN_ATTENTION
+from isograd.placement.catalogue.inside import NORM_INSIDE
+from isograd.placement.catalogue.on_the_sum import NORM_ON_THE_SUM
+from isograd.placement.catalogue.parameterization import PARAMETERIZATION
+from isograd.placement.catalogue.scaled import SCALED
+from isograd.placement.catalogue.streams import STREAMS
 from isograd.study.plan import Budget, Cell, Study, load_study, with_cells
 from isograd.train.recipe import run_from_dict
 from tests.study.tiny_study import AXES, content, study
@@ -61,6 +67,24 @@ def test_any_key_also_lists_and_none(tmp_path: Path) -> None:
     assert found == list(itertools.product(*axes.values()))
     assert planned.axes == axes
     assert planned.cells[0].values == {"training.betas": [0.9, 0.98], "data.seed": None, "model.bias": True}
+
+
+def test_further_grids_come_after_the_first(tmp_path: Path) -> None:
+    """Ten placements at 48 layers beside all at 12, say: no cell more than that."""
+    axes = {"training.lr": [3e-3, 1e-3], "model.layers": [2], "model.placement": ["post-ln", "pre-ln", "admin"]}
+    also = [{"model.layers": [3, 4], "model": {"placement": ["pre-ln"]}}, {"training.lr": ["2e-3"]}]
+    planned = study(tmp_path, axes=axes, also=also, seeds=[1, 2])
+    first = [(lr, 2, p) for lr in (3e-3, 1e-3) for p in ("post-ln", "pre-ln", "admin")]
+    deeper = [(lr, layers, "pre-ln") for lr in (3e-3, 1e-3) for layers in (3, 4)]
+    other = [(2e-3, 2, p) for p in ("post-ln", "pre-ln", "admin")]
+    assert points(planned, *axes) == [(*at, seed) for seed in (1, 2) for at in (*first, *deeper, *other)]
+    assert planned.axes["model.layers"] == [2, 3, 4] and planned.axes["training.lr"] == [3e-3, 1e-3, 2e-3]
+    assert set(names(study(tmp_path, axes=axes, seeds=[1, 2]))) < set(names(planned))
+    one = study(tmp_path, "model.placement=admin", axes=axes, also=also, seeds=[1])
+    assert {cell.run.model.placement for cell in one.cells} == {"admin"}, "an override is for all grids"
+    assert len(study(tmp_path, "also=[]", axes=axes, also=also, seeds=[1]).cells) == 6
+    same = study(tmp_path, axes=axes, also=[{"model.layers": [2]}], seeds=[1])
+    assert len(same.cells) == 6, "a cell that two grids have is one"
 
 
 def test_nested_axes_are_the_same(tmp_path: Path) -> None:
@@ -243,6 +267,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"axes": {"training": {1: [2]}}}, "unknown key 'training.1'"),
     ({"axes": None}, "a study needs axes"),
     ({"axes": {}}, "a study needs axes"),
+    ({"also": {"training.lr": [1]}}, "also is a list of axes"),
+    ({"also": ["training.lr"]}, "axes is keys and lists"),
+    ({"also": [{"model.layers": [3]}]}, "also: model.layers is not among the axes"),
+    ({"also": [{"training.lr": 3}]}, "training.lr needs a list of values"),
     (
         {"arms": [["post-ln", "training.lr=1.0"]], "axes": {"training.lr": [1]}},
         "training.lr is an axis, and an arm sets it, too",
@@ -342,5 +370,11 @@ def test_the_recipes_of_the_repository() -> None:
     warmup = sizes["warmup"]
     assert len(warmup.cells) == 135 == len(set(names(warmup)))
     assert warmup.axes["training.warmup"] == [0, 50, 150] and warmup.seeds == [1, 2, 3]
+    every = {**NORM_ON_THE_SUM, **NORM_INSIDE, **SCALED, **STREAMS, **IN_ATTENTION, **PARAMETERIZATION}
+    residuals = sizes["residuals"]
+    assert set(residuals.axes["model.placement"]) == set(every), "the whole catalogue"
+    assert len(residuals.cells) == 3 * 3 * (len(every) + 10 * 2)
+    first = [cell.values for cell in residuals.cells[: len(every)]]
+    assert {(at["training.lr"], at["model.layers"]) for at in first} == {(8e-3, 12)}
     for found in sizes.values():
         assert len(found.seeds) >= 3 and (found.budget is not None or found.name == "headroom"), found.name

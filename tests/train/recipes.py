@@ -92,7 +92,7 @@ def same_run(one: Path, other: Path) -> None:
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
         assert torch.equal(value, theirs[name]), name
-    times = ("seconds", "cpu_seconds", "tokens_per_second")
+    times = ("seconds", "cpu_seconds", "cpu_seconds_per_step", "tokens_per_second")
     assert {k: v for k, v in outcome(one).items() if k not in times} == {
         k: v for k, v in outcome(other).items() if k not in times
     }

@@ -13,7 +13,7 @@ import isograd.models  # noqa: F401  (the Auto classes)
 from isograd.errors import DataError, RecipeError
 from isograd.files import read_rows
 from isograd.models import IsogradForMaskedLM
-from isograd.outcome import LossWatch
+from isograd.outcome import PATIENCE, LossWatch
 from isograd.train.run import Run
 from isograd.train.train import load_task, train
 from tests.train.recipes import documents_file, losses, outcome, small, weights
@@ -111,6 +111,19 @@ def test_one_that_does_not_break_reaches_the_peak(tmp_path: Path) -> None:
     got = train(small(training=RISING | {"lr": 0.05, "steps": 100, "warmup": 100}), tmp_path)
     assert (got["broke_at"], got["lr_reached"], got["steps"]) == (None, 0.05, 100)
     assert "lr_reached" not in train(small(), tmp_path / "plain")
+
+
+def test_a_run_at_rest_is_stopped_where_asked_for(tmp_path: Path) -> None:
+    """At such a rate nothing moves: the rule says so before the last step, and the same of the whole run."""
+    rest = {"steps": 300, "lr": 1e-9, "batch": 64, "probe_every": 0}
+    stopped = train(small(training=rest | {"stop_when_broken": "or-collapsed"}), tmp_path / "stopped")
+    whole = train(small(training=rest | {"stop_when_broken": True}), tmp_path / "whole")
+    assert stopped["outcome"] == whole["outcome"] == "collapsed", (stopped["reason"], whole["reason"])
+    assert PATIENCE <= stopped["steps"] < whole["steps"] == 300
+    mine, theirs = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("stopped", "whole"))
+    assert mine == theirs[: len(mine)] and stopped["broke_at"] is None
+    learns = {"steps": 300, "lr": 0.01, "batch": 8, "stop_when_broken": "or-collapsed", "probe_every": 0}
+    assert train(small(training=learns), tmp_path / "learns")["steps"] == 300
 
 
 def broke_at(losses: list[float], entropy: float = 9.0) -> int | None:

@@ -59,7 +59,8 @@ class TextTraining(RowTraining):
 
     label_smoothing: float = 0.0
     valid_sequences: int = 512
-    stop_when_broken: bool = False  # stop where the loss diverges, and say at which rate; see `isograd.outcome`
+    stop_when_broken: bool | Literal["or-collapsed"] = False  # stop where the loss diverges, and say at which rate;
+    # "or-collapsed": also where the run would be called collapsed, if it ended there; see `isograd.outcome`
 
     def __post_init__(self) -> None:
         super().__post_init__()
