@@ -79,7 +79,7 @@ MASKS = (
     ),
     code(
         "mask-hides-itself",
-        "non-finite",
+        "mask-shifted",
         nano_gpt=("torch.tril(torch.ones(CONTEXT, CONTEXT))", "torch.tril(torch.ones(CONTEXT, CONTEXT), diagonal=-1)"),
         einsum_lm=(".triu(1)", ".triu(0)"),
         hf_llama=(HF_MASK, HF_MASK.replace("triu(1)", "triu(0)")),

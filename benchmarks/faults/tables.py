@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from benchmarks.faults.catalogue import FAMILIES, FAMILY
 from benchmarks.faults.checking import Row
+from benchmarks.faults.training import Remedy
+from benchmarks.faults.watching import Watched
 from isograd.statistics import wilson
 
 Kind = TypeVar("Kind")
@@ -87,3 +89,22 @@ def text(rows: Sequence[Row]) -> str:
     out = [f"{'family':18} {'cause named':34} {'cause named first':34} silent"]
     out += [f"{x.title:18} {share(x.right, x.n):34} {share(x.first, x.n):34} {x.silent}" for x in lines(rows)]
     return "\n".join(out)
+
+
+def remedy_text(rows: Sequence[Remedy]) -> str:
+    acted = [row for row in rows if row.acted]
+    return (
+        f"the remedy named the change and the model trains again: {share(sum(row.trains for row in rows), len(rows))}\n"
+        f"where it named the change: {share(sum(row.trains for row in acted), len(acted))}"
+    )
+
+
+def watch_text(rows: Sequence[Watched]) -> str:
+    broken, healthy = [row for row in rows if row.cause], [row for row in rows if not row.cause]
+    parts = {
+        "detected": share(sum(row.detected for row in broken), len(broken)),
+        "cause named": share(sum(row.right for row in broken), len(broken)),
+        "cause named first": share(sum(row.first for row in broken), len(broken)),
+        "healthy without an alarm": share(sum(not row.detected for row in healthy), len(healthy)),
+    }
+    return "\n".join(f"{title:26} {text}" for title, text in parts.items())

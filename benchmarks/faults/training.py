@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
 from re import IGNORECASE, search, sub
@@ -14,14 +14,13 @@ from torch.optim import Optimizer
 
 from benchmarks.faults.base import BY_NAME, Base, batch, build, evaluate, loss_of
 from benchmarks.faults.causes import CAUSES
-from benchmarks.faults.checking import faulty
+from benchmarks.faults.checking import check_fault, faulty
 from benchmarks.faults.codes import accepts
 from benchmarks.faults.fault import Fault
 from benchmarks.faults.in_state import adam, healthy
 
 ROWS, SEEDS = 8, (0, 1, 2)
 WORSE = 0.05  # nats
-OPTIMIZER_CAUSES = ("optimizer-missing", "optimizer-other", "rate-zero", "rate-high", "norms-decayed")
 
 
 def train(base: Base, model: nn.Module, optimizer: Optimizer, seed: int) -> float:
@@ -70,44 +69,69 @@ def mean(losses: Iterable[float]) -> float:
     return sum(values) / len(values)
 
 
-def worse(losses: tuple[float, ...], clean: tuple[float, ...]) -> bool:
-    """By more than `WORSE`, and each of its seeds above the twins' mean."""
-    return mean(losses) > mean(clean) + WORSE and min(losses) > mean(clean)
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a fault costs at equal steps: means over the seeds, nats per prediction on other text."""
+
+    fault: str
+    base: str
+    clean: float = math.nan
+    wrong: float = math.nan
+    worse: bool = False  # by more than `WORSE`, and each of its seeds above the twins' mean
+
+    @property
+    def held_out(self) -> bool:
+        return BY_NAME[self.base].held_out
 
 
-def trains_again(losses: tuple[float, ...], wrong: tuple[float, ...], clean: tuple[float, ...]) -> bool:
-    """Of what the fault costs, at most a fifth is left (or `WORSE`)."""
-    cost = mean(wrong) - mean(clean)
-    return mean(losses) <= mean(clean) + max(WORSE, 0.2 * min(cost, 1.0))
+def cost(base: Base, fault: Fault) -> Cost:
+    clean, wrong = clean_losses(base.name), fault_losses(base, fault)
+    found = Cost(fault=fault.name, base=base.name, clean=round(mean(clean), 4), wrong=round(mean(wrong), 4))
+    return replace(found, worse=found.wrong > found.clean + WORSE and min(wrong) > found.clean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What is done to a model because of its findings."""
+    """What came of doing as the findings say."""
 
-    acted: bool  # a finding names the cause, and its text the change
-    model: nn.Module
-    optimizer: Optimizer
+    fault: str
+    base: str
+    acted: bool = False  # a finding names the cause, and its text the change
+    loss: float = math.nan  # mean over the seeds, after the change
+    trains: bool = False  # again: of what the fault costs at most a fifth is left, or `WORSE`
+
+    @property
+    def held_out(self) -> bool:
+        return BY_NAME[self.base].held_out
 
 
-def remedied(base: Base, fault: Fault, findings: list[Any], seed: int) -> Remedy:
-    """The change that the findings ask for, made without knowing the fault but for the lines that it stands in.
+def remedy(base: Base, fault: Fault, found: Cost) -> Remedy:
+    """The change that the findings ask for, made and trained again.
 
     A finding whose code does not name the cause changes nothing that is wrong; nor does one whose remedy does not name
     the change. Of weights, what stands at the addresses of the findings is initialized again as the base does, from
-    another seed: elsewhere nothing is. Code is corrected in the lines of the fault.
+    another seed: elsewhere nothing is. Code and optimizers are corrected where the fault stands.
     """
-    named = [one for one in findings if one.code in accepts(fault.cause) and says(fault.cause, one)]
-    model = faulty(base, fault, seed)
+    row = Remedy(fault=fault.name, base=base.name)
+    named = [one for one in check_fault(base, fault)[1] if one.code in accepts(fault.cause) and says(fault.cause, one)]
     if not named:
-        return Remedy(acted=False, model=model, optimizer=(fault.optimizer or plain)(base, model))
-    if fault.optimizer is not None:
-        return Remedy(acted=True, model=model, optimizer=healthy(base, model))
-    if fault.change is None:
-        model = build(base, seed=seed)
+        return row
+    if fault.change is None and fault.optimizer is None:
+        loss = mean(clean_losses(base.name))  # the corrected source is the twin's: these are its runs
     else:
-        again(base, model, [one.address for one in named], every_layer=fault.layer is None, seed=seed + 100)
-    return Remedy(acted=True, model=model, optimizer=plain(base, model))
+        addresses = [one.address for one in named]
+        loss = mean([corrected(base, fault, addresses, seed) for seed in SEEDS])
+    left = loss - found.clean
+    trains = left <= max(WORSE, 0.2 * min(found.wrong - found.clean, 1.0))
+    return replace(row, acted=True, loss=round(loss, 4), trains=trains)
+
+
+def corrected(base: Base, fault: Fault, addresses: list[str], seed: int) -> float:
+    model = faulty(base, fault, seed)
+    if fault.optimizer is not None:
+        return train(base, model, healthy(base, model), seed)
+    again(base, model, addresses, every_layer=fault.layer is None, seed=seed + 100)
+    return train(base, model, plain(base, model), seed)
 
 
 def says(cause: str, finding: Any) -> bool:
