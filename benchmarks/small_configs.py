@@ -36,7 +36,12 @@ IS_TOP = re.compile(r"^(?!index).*(experts_per_tok|topk$|moe_k$|num_selected|exp
 IS_INDICES = re.compile(r"idx|indices|indexes|_ids_list|out_features|attn_layer|_layers$")
 IS_TYPES = re.compile(r"layer_types|layers_block_type|block_types|layer_type|mlp_layer_types|_pattern$|_type_list")
 
-UNSET = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}  # without which no model is built
+UNSET = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "attn_layer_indices": [1],
+}  # without which no model is built
 DROPPED = frozenset((
     "transformers_version", "architectures", "dtype", "torch_dtype", "out_features", "out_indices", "stage_names",
     "per_layer_config",
@@ -134,6 +139,10 @@ class _Shrinker:
             return min(value, 64)
         if _counts_layers(key):
             return min(value, layers)
+        if key in ("n_group", "topk_group", "num_expert_groups", "n_groups_experts", "moe_n_group"):
+            return min(value, 1)
+        if key in ("attn_layer_period", "attn_layer_offset"):
+            return 2 if "period" in key else 1
         if key in ("num_kv_shared_layers", "num_nextn_predict_layers", "first_k_dense_replace"):
             return 0 if "shared" in key else min(value, 1)
         if IS_EXPERTS.search(key):

@@ -37,20 +37,27 @@ def guess_inputs(model: nn.Module) -> Inputs:
     Raises:
         InputsError: none of the guesses runs.
     """
-    reason = "it has no Embedding, Linear or Conv2d to tell from"
+    reason = ""
     device = next((t.device for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), "cpu")
     for guess in _guesses(model):
         inputs: Inputs = fitted(model, guess, device)
         try:
             run(model, inputs)
         except Exception as error:  # whatever a model raises on inputs that are not for it
-            reason = f"{type(error).__name__}: {first_line(error)}"
+            reason = reason or f"on {_described(inputs)}: {type(error).__name__}: {first_line(error)}"
         else:
             return inputs
     raise InputsError(
-        f"no example inputs can be guessed for {type(model).__name__} ({reason});"
+        f"no example inputs can be guessed for {type(model).__name__}"
+        f" ({reason or 'it has no Embedding, Linear or Conv2d to tell from'});"
         " give --batch module:callable, which returns what forward takes"
     )
+
+
+def _described(inputs: Inputs) -> str:
+    """The shapes of inputs, by name where they have one."""
+    parts = inputs.items() if isinstance(inputs, dict) else (("", part) for part in inputs)
+    return ", ".join(f"{name} {tuple(part.shape)}".strip() for name, part in parts if isinstance(part, Tensor))
 
 
 def as_inputs(value: Any) -> Inputs:
@@ -157,36 +164,57 @@ def _of_timm(model: nn.Module) -> Iterator[Inputs]:
 def _of_layers(model: nn.Module) -> Iterator[Inputs]:
     """By the first layers: ids for an Embedding, vectors for a Linear, images for a Conv2d; for all that forward needs.
 
-    Arguments whose names speak of a mask are ones.
+    Arguments whose names speak of a mask are ones, those that are declared as numbers are small ones.
     """
-    names = _arguments(model)
-    tables = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    needed = _arguments(model)
     widths = list(dict.fromkeys(m.in_features for m in model.modules() if isinstance(m, nn.Linear)))[:_WIDTHS]
     images = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)][:1]
+    tables = list(dict.fromkeys(_tables(model)))
     for length in _LENGTHS:
-        for rows in dict.fromkeys(tables):
-            yield _filled(names, [_ids(rows, length, seed=i) for i in range(len(names))])
+        for rows in tables:
+            yield _filled(needed, [_ids(rows, length, seed=i) for i in range(len(needed))])
+    for rows in tables[:1] if len(needed) == 1 else ():
+        ids = _ids(rows, _LENGTHS[0])
+        yield ({"input_ids": ids, "attention_mask": torch.ones_like(ids)},)
     for width in widths:
-        yield _filled(names, [floats(BATCH, _LENGTHS[0], width, seed=i) for i in range(len(names))])
-        yield _filled(names, [floats(BATCH, width, seed=i) for i in range(len(names))])
-    for channels in images:
+        yield _filled(needed, [floats(BATCH, _LENGTHS[0], width, seed=i) for i in range(len(needed))])
+        yield _filled(needed, [floats(BATCH, width, seed=i) for i in range(len(needed))])
+    for channels in images or ([3, 1] if widths else []):  # patches may be cut by hand
         for side in _SIDES:
-            yield _filled(names, [floats(BATCH, channels, side, side, seed=i) for i in range(len(names))])
+            yield _filled(needed, [floats(BATCH, channels, side, side, seed=i) for i in range(len(needed))])
 
 
-def _arguments(model: nn.Module) -> list[str]:
+def _tables(model: nn.Module) -> Iterator[int]:
+    """Rows of what may be looked up in: of Embeddings, else of matrices that a module holds without being a layer."""
+    found = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    yield from found
+    if not found:
+        own = (p for m in model.modules() if not _is_layer(m) for p in m.parameters(recurse=False))
+        yield from (p.shape[0] for p in own if p.ndim == 2 and p.shape[0] > 1)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn")
+
+
+def _arguments(model: nn.Module) -> list[inspect.Parameter]:
     """What forward needs, in order; else the first of what it takes."""
     in_order = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in in_order]
-    needed = [p.name for p in taken if p.default is p.empty]
-    return needed or [p.name for p in taken[:1]] or ["x"]
+    needed = [p for p in taken if p.default is p.empty]
+    return needed or taken[:1] or [inspect.Parameter("x", inspect.Parameter.POSITIONAL_ONLY)]
 
 
-def _filled(names: list[str], parts: list[Tensor]) -> tuple[Tensor, ...]:
+def _filled(needed: list[inspect.Parameter], parts: list[Tensor]) -> tuple[Any, ...]:
     shape = parts[0].shape[:2]
-    return tuple(
-        torch.ones(shape, dtype=torch.bool) if "mask" in name else part for name, part in zip(names, parts, strict=True)
-    )
+    plain: dict[Any, Any] = {int: 2, "int": 2, float: 0.5, "float": 0.5, bool: False, "bool": False}
+
+    def fill(parameter: inspect.Parameter, part: Tensor) -> Any:
+        if parameter.annotation in plain:
+            return plain[parameter.annotation]
+        return torch.ones(shape, dtype=torch.bool) if "mask" in parameter.name else part
+
+    return tuple(fill(parameter, part) for parameter, part in zip(needed, parts, strict=True))
 
 
 def _ids(rows: int, length: int, seed: int = 0) -> Tensor:
