@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("development", "held-out"))
     parser.add_argument("--only", help="model types, separated by commas")
     parser.add_argument("--status", help="only those whose row has this status, again")
-    parser.add_argument("--limit", type=float, default=120, help="seconds")
+    parser.add_argument("--limit", type=float, default=100, help="seconds")
     options = parser.parse_args()
     before: list[dict[str, Any]] = []
     if options.out.exists():

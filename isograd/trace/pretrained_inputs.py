@@ -36,12 +36,14 @@ def of_pretrained(model: PreTrainedModel) -> Iterator[Inputs]:
     first = model.main_input_name if model.main_input_name in names else next(iter(names), "")
     mains = list(dict.fromkeys([first, *needed, *(n for n in _MAINS if n in names)]))
     for main in mains:
-        for inputs in islice(_by_main(model.config, main, names), _TRIES):
-            yield _completed(model.config, inputs, needed, names)
+        masks = [n for n in names if n.endswith("mask") and "past" not in n and "head" not in n]
+        for more in (needed, needed + masks) if main != "input_ids" and masks else (needed,):
+            for inputs in islice(_by_main(model.config, main, names), _TRIES):
+                yield _completed(model.config, inputs, more)
     if "use_cache" in names:
         for main in mains[:1]:
             for inputs in islice(_by_main(model.config, main, names), 1):
-                yield _completed(model.config, inputs, needed, names) | {"use_cache": False}
+                yield _completed(model.config, inputs, needed) | {"use_cache": False}
 
 
 def _by_main(config: PretrainedConfig, main: str, names: Iterable[str]) -> Iterator[Inputs]:
@@ -85,14 +87,12 @@ def _texts(config: PretrainedConfig, names: Iterable[str]) -> Iterator[Inputs]:
                     yield inputs | {other: next(make(config))[:batch]}
 
 
-def _completed(config: PretrainedConfig, inputs: Inputs, needed: list[str], names: Iterable[str]) -> Inputs:
+def _completed(config: PretrainedConfig, inputs: Inputs, needed: list[str]) -> Inputs:
     """With what else forward needs: masks of ones, ids, an image, positions."""
     batch, time = (*next(iter(inputs.values())).shape, 1)[:2]
-    if "attention_mask" in names and "input_features" in inputs and "attention_mask" not in inputs and "mask" in needed:
-        needed = [*needed, "attention_mask"]
     made: Inputs = {}
     for name in needed:
-        if name in inputs or name == "input_dimensions":
+        if name in inputs:
             continue
         if "mask" in name:
             made[name] = torch.ones(_masked_shape(inputs, batch, time), dtype=torch.long)
