@@ -35,7 +35,7 @@ COLUMNS = (
 )  # fmt: skip
 MOST_PARAMETERS = 60_000_000
 MEMORY = 5 * 2**30
-EXPECTED = Path(__file__).parent / "expected_placements.csv"  # written from the source of each, before check was run on it
+EXPECTED = Path(__file__).parent / "expected_placements.csv"  # of the source alone
 
 
 def expected() -> dict[str, dict[str, str]]:
