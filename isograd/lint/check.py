@@ -89,7 +89,7 @@ def check(
     anatomy = find_anatomy(model, inputs)
     checked = CheckedModel(model, inputs, anatomy, lr, warmup)
     found: list[Finding] = []
-    missed: list[str] = []
+    missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     for codes, rule in RULES.items():
         if (ignored | explained(checked.reported)).issuperset(codes.split()):
             continue

@@ -4,10 +4,11 @@ What the walk through the operations says of pre, out and post is then proved by
 not move.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from statistics import median
+from functools import cached_property, partial
+from itertools import pairwise
+from statistics import median, mode
 from typing import Any, Literal
 
 from torch import nn
@@ -50,10 +51,11 @@ class TracedStack:
 
 @dataclass(kw_only=True, eq=False)
 class Anatomy:
-    """What was found in a model. `stacks` is empty where no sublayer was."""
+    """What was found in a model. `stacks` is empty where no sublayer was; `missed` says what could not be looked at."""
 
     dataflow: Dataflow
     stacks: list[TracedStack]
+    missed: list[str] = field(default_factory=list)
 
     @property
     def trace(self) -> Trace:
@@ -71,19 +73,46 @@ class Anatomy:
 
 def find_anatomy(model: nn.Module, inputs: Any) -> Anatomy:
     """Run `model` once on `inputs` and find its sublayers; see `isograd.trace.record.record` for what it runs on."""
-    dataflow = Dataflow(record(model, inputs))
-    stacks = _stacks(find_sublayers(dataflow), dataflow)
+    dataflow, missed = Dataflow(record(model, inputs)), list[str]()
+    stacks = _without_inner(dataflow, _stacks(find_sublayers(dataflow, missed), dataflow))
     for stack in stacks:
-        _set_ends(dataflow, stack)
-        for sublayer, after in zip(stack.sublayers, [*stack.sublayers[1:], None], strict=True):
-            _probe(dataflow, sublayer, after)
-            sublayer.placement = placement_of(sublayer.norms)
-        _set_first(dataflow, stack)
-        _count(dataflow, stack)
-        _set_families(stack)
+        steps: list[Callable[[], None]] = [
+            partial(_set_ends, dataflow, stack),
+            partial(_set_posts_of_layers, stack),
+            *(partial(_place, dataflow, s, after) for s, after in pairwise([*stack.sublayers, None]) if s is not None),
+            partial(_set_first, dataflow, stack),
+            partial(_count, dataflow, stack),
+            partial(_set_families, dataflow, stack),
+        ]
+        for step in steps:
+            try:
+                step()
+            except Exception as error:  # one probe that fails does not stop the others
+                told = f"{stack.sublayers[0].last or 'a stack'}: {type(error).__name__}: {' '.join(str(error).split())}"
+                missed.append(told[:160])
     _name_stacks(dataflow, stacks)
     _set_addresses([sublayer for stack in stacks for sublayer in stack.sublayers])
-    return Anatomy(dataflow=dataflow, stacks=stacks)
+    return Anatomy(dataflow=dataflow, stacks=stacks, missed=list(dict.fromkeys(missed)))
+
+
+def _place(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer | None) -> None:
+    sublayer.placement = placement_of(sublayer.norms)
+    _probe(dataflow, sublayer, after)
+
+
+def _without_inner(dataflow: Dataflow, stacks: list[TracedStack]) -> list[TracedStack]:
+    """Without sums that begin and end inside a branch: D x of a state-space layer, values mixed with others'."""
+    inner = []
+    for stack in stacks:
+        longer = [s for other in stacks if len(other.sublayers) > len(stack.sublayers) for s in other.sublayers]
+        if all(any(_lies_in(dataflow, sublayer.total, s) for s in longer) for sublayer in stack.sublayers):
+            inner.append(stack)
+    return [stack for stack in stacks if stack not in inner]
+
+
+def _lies_in(dataflow: Dataflow, value: int, sublayer: TracedSublayer) -> bool:
+    """Whether a value was computed on the way from what a branch reads to what it wrote."""
+    return value in dataflow.above(sublayer.branch) and sublayer.read in dataflow.above(value)
 
 
 def function_of(ratios: Sequence[float]) -> Function:
@@ -104,13 +133,13 @@ def _stacks(sublayers: list[TracedSublayer], dataflow: Dataflow) -> list[TracedS
     """A sublayer joins the stream whose last sum it reads, through norms or bare."""
     stacks: list[TracedStack] = []
     for sublayer in sublayers:
-        origin, crossed = dataflow.back(sublayer.read)
+        origin, crossed = dataflow.back(sublayer.enters)
         home = next((s for s in stacks if _joins(s.sublayers[-1], sublayer, origin)), None)
         if home is None:
             stacks.append(TracedStack(name="", sublayers=[sublayer], first=sublayer.read))
             continue
         last = home.sublayers[-1]
-        if crossed and last.total != sublayer.total and last.read != sublayer.read:
+        if crossed and last.total != sublayer.total and last.enters != sublayer.enters:
             for before in (s for s in home.sublayers if s.total == last.total):
                 before.norms["post"] = crossed
         home.sublayers.append(sublayer)
@@ -118,7 +147,9 @@ def _stacks(sublayers: list[TracedSublayer], dataflow: Dataflow) -> list[TracedS
 
 
 def _joins(last: TracedSublayer, sublayer: TracedSublayer, origin: int) -> bool:
-    return origin == last.total or last.total == sublayer.total or last.read == sublayer.read
+    if last.design and sublayer.design and last.branch == origin:  # over depth nothing is added up
+        return True
+    return origin == last.total or last.total == sublayer.total or last.enters == sublayer.enters
 
 
 def _set_first(dataflow: Dataflow, stack: TracedStack) -> None:
@@ -137,6 +168,8 @@ def _set_ends(dataflow: Dataflow, stack: TracedStack) -> None:
         crossed.append(norm)
         value = norm.result
     others = [s for s in stack.sublayers if s.total != last.total]
+    alike = [s for s in others if s.kind == last.kind]
+    others = [s for s in alike if ("pre" in s.norms) == ("pre" in last.norms)] or alike or others
     posts = [s for s in others if "post" in s.norms]
     if (crossed and posts and len(posts) * 2 >= len(others)) or (crossed and not others and "pre" not in last.norms):
         last.norms["post"] = crossed[:1]
@@ -163,11 +196,17 @@ def _only_norm(dataflow: Dataflow, value: int) -> TracedNorm | None:
 
 def _probe(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer | None) -> None:
     """Scale what goes in and what comes out, and compare with where the walk found norms."""
+    if (
+        sublayer.skip_from
+        or any(not norm.scales for slot in sublayer.norms.values() for norm in slot)
+        or sublayer.norms.get("value")
+    ):
+        return  # what they give depends on the scale, or what is attended to does not
     speaks = bool(dataflow.trace[sublayer.branch].any())  # a branch of zeros stays, whatever it reads
     pre = dataflow.unchanged(sublayer.read, sublayer.branch)
     if speaks and ("pre" in sublayer.norms) != pre and "out" not in sublayer.norms and not sublayer.norms.get("mid"):
         sublayer.sure = False
-    if after is not None and after.total != sublayer.total:
+    if after is not None and after.total != sublayer.total and not (after.design or sublayer.design or after.skip_from):
         post = dataflow.unchanged(sublayer.total, after.read)
         sublayer.sure &= post == ("post" in sublayer.norms)
 
@@ -175,7 +214,7 @@ def _probe(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer |
 def _count(dataflow: Dataflow, stack: TracedStack) -> None:
     """Places and layers, which end where a kind comes again; the stream after each sublayer, and its axis of time."""
     first = next((s for s in stack.sublayers if s.kind in ("attn", "mix")), None)
-    stack.time = dataflow.time_axis(first.read, first.total) if first else None
+    stack.time = dataflow.time_axis(first.read, first.branch if first.design else first.total) if first else None
     layer, kinds = 1, set[str]()
     for index, sublayer in enumerate(stack.sublayers, start=1):
         if sublayer.kind in kinds:
@@ -201,7 +240,16 @@ def _stream(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer 
     return value
 
 
-def _set_families(stack: TracedStack) -> None:
+def _set_posts_of_layers(stack: TracedStack) -> None:
+    """Under a shortcut from the layer's input, the norm between two branches is the first one's where sums have norms:
+    y = norm(x + attn(x)), x <- norm(x + ffn(y)) (SpanNorm).
+    """
+    for before, sublayer in pairwise(stack.sublayers):
+        if sublayer.skip_from and "post" in sublayer.norms and "pre" in sublayer.norms and "post" not in before.norms:
+            before.norms["post"] = sublayer.norms.pop("pre")
+
+
+def _set_families(dataflow: Dataflow, stack: TracedStack) -> None:
     """Placements that take more than a sublayer's own norms."""
     by_kind = {s.kind: s.placement for s in stack.sublayers}
     normformer = by_kind.get("attn") == "sandwich" and by_kind.get("ffn") == "sub-ln"
@@ -215,8 +263,37 @@ def _set_families(stack: TracedStack) -> None:
             sublayer.placement = "post-ln" if stack.function == "post-ln" else "admin"
         elif name == "post-ln" and skip.even and abs(sublayer.weight_ratio - 1) > 1e-3:
             sublayer.placement = "deepnorm"
+        elif name == "pre-ln" and skip.learned and scale.learned and skip.offset and scale.offset:
+            sublayer.placement = "affine-shortcut"
+        elif name == "sandwich" and skip.learned and scale.learned:
+            sublayer.placement = "variance-gate"
         elif name in ("pre-ln", "none") and scale.learned:
             sublayer.placement = "layerscale" if name == "pre-ln" else "rezero"
+    designs = [s.design for s in stack.sublayers if s.design]
+    for sublayer in stack.sublayers:
+        sublayer.placement = mode(designs) if sublayer.design else sublayer.placement
+    if any(s.also is not None for s in stack.sublayers):
+        _name_two_streams(dataflow, stack)
+    if any(_adds_first_input(dataflow, stack, sublayer.read) for sublayer in stack.sublayers):
+        for sublayer in stack.sublayers:
+            sublayer.placement = "x0-scalars" if sublayer.placement == "pre-ln" else sublayer.placement
+
+
+def _adds_first_input(dataflow: Dataflow, stack: TracedStack, value: int) -> bool:
+    """Whether a value is r x + z x_0 with trained r and z, x_0 what the first sublayer reads."""
+    made = dataflow.trace.made_by(value) if value in dataflow.joined else None
+    if made is None:
+        return False
+    roots = {v if v == stack.first else dataflow.root(v) for v in dataflow.data(made)}
+    weighed = [o for v in dataflow.data(made) if (o := dataflow.trace.made_by(v)) and dataflow.weights(o)]
+    return len(weighed) > 0 and (stack.first in roots or dataflow.root(stack.first) in roots)
+
+
+def _name_two_streams(dataflow: Dataflow, stack: TracedStack) -> None:
+    """ResiDual, whose branches read the stream under the norms; SiameseNorm, whose branches read the sum of both."""
+    both = any(s.also in dataflow.above(stack.sublayers[-1].branch) for s in stack.sublayers[:-1])
+    for sublayer in stack.sublayers:
+        sublayer.placement = "siamesenorm" if both else "residual"
 
 
 def _name_stacks(dataflow: Dataflow, stacks: list[TracedStack]) -> None:
@@ -235,7 +312,7 @@ def _looks_back_only(dataflow: Dataflow, stack: TracedStack) -> bool:
     sublayer = next((s for s in stack.sublayers if s.kind == "attn"), None)
     if sublayer is None or stack.time is None:
         return False
-    moved = dataflow.moved_at(sublayer.read, sublayer.total, stack.time, -1)
+    moved = dataflow.moved_at(sublayer.read, sublayer.branch if sublayer.design else sublayer.total, stack.time, -1)
     return moved is not None and not moved[:-1].any()
 
 

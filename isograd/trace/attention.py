@@ -1,4 +1,8 @@
-"""Attention in a recorded forward pass: where it is, what it reads, its entropy and logits."""
+"""Attention in a recorded forward pass: where it is, what it reads, its entropy and logits.
+
+It is found by what it does: weights over positions that are not negative and sum to one, computed from products of two
+activations, multiply a third; or it is one of torch's own operations.
+"""
 
 import math
 from typing import Any
@@ -9,31 +13,68 @@ from torch import Tensor
 from isograd.trace.dataflow import PRODUCTS, SUMS, Dataflow, bare
 from isograd.trace.record import Operation, Trace, Value
 
+FUSED = "scaled_dot_product"  # in the names of torch's own
 MASKED = -9e3  # logits below are masked keys: masks are -inf, the least number of a dtype, or -10,000
 
 
 def is_attention(dataflow: Dataflow, operation: Operation) -> bool:
-    """A scaled dot-product attention, or a softmax over products of two activations."""
-    if bare(operation) == "scaled_dot_product_attention":
+    """A scaled dot-product attention, a softmax over products of two activations, or other weights that sum to one."""
+    if FUSED in operation.name:
         return True
-    if not _is_softmax(operation) or operation.reads[0] not in dataflow.live:
+    if not operation.makes or not operation.reads or operation.reads[0] not in dataflow.live:
         return False
-    return _is_of_two(dataflow, scores_below(dataflow, operation.reads[0]))
+    if is_softmax(operation):
+        return _product_of_two(dataflow, operation.reads[0]) is not None
+    return bare(operation) in _LAST_OF_WEIGHTS and _are_weights(dataflow, operation)
+
+
+_LAST_OF_WEIGHTS = ("div", "mul", "relu", "clamp", "clamp_min", "exp", "where", "masked_fill", "nan_to_num")
+
+
+def _are_weights(dataflow: Dataflow, operation: Operation) -> bool:
+    """Rows that are not negative and sum to one, of scores between positions, with which another activation is mixed.
+
+    Rows of zeros, which attend to nothing, do not count.
+    """
+    trace, value = dataflow.trace, operation.makes[0]
+    weights = trace[value]
+    if weights.ndim < 3 or weights.shape[-1] < 2 or not weights.is_floating_point() or bool((weights < 0).any()):
+        return False
+    sums = weights.double().sum(-1)
+    sums = sums[sums > 0]
+    if not sums.numel() or bool(((sums - 1).abs() > 1e-3).any()) or bool((weights == 1).all()):
+        return False
+    mixes = any(
+        bare(o) in PRODUCTS and len(dataflow.data(o)) == 2
+        for made in _laid_out(dataflow, value)
+        for o in trace.read_by(made)
+    )
+    return mixes and _product_of_two(dataflow, operation.reads[0]) is not None
+
+
+def _laid_out(dataflow: Dataflow, value: int) -> list[int]:
+    """A value, and what changes of layout make of it."""
+    found = [value]
+    for at in found:
+        found += [o.makes[0] for o in dataflow.trace.read_by(at) if o.makes and dataflow.through(o.makes[0]) == at]
+    return found
 
 
 def all_scores(dataflow: Dataflow) -> set[int]:
     """What softmaxes read: sums of scores, as with an earlier layer's, are none of a stream."""
-    return {scores_below(dataflow, o.reads[0]) for o in dataflow.trace.operations if _is_softmax(o)}
+    return {scores_below(dataflow, o.reads[0]) for o in dataflow.trace.operations if is_softmax(o)}
 
 
 def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int, int] | None:
     """The values that an attention reads as query, key and value."""
     trace = dataflow.trace
-    if not _is_softmax(attention):
+    if FUSED in attention.name:
         q, k, v = attention.reads[:3] if len(set(attention.reads[:3])) == 3 else (*attention.reads[:1] * 3,)
         return q, k, v
-    scores = trace.made_by(scores_below(dataflow, attention.reads[0]))
-    assert scores is not None
+    product = _product_of_two(dataflow, attention.reads[0])
+    scores = None if product is None else trace.made_by(product)
+    if scores is None:
+        return None
     query, key = dataflow.data(scores)[:2]
     weights = trace.below([attention.makes[0]])
     for operation in trace.operations:
@@ -43,8 +84,26 @@ def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int,
     return None
 
 
-def _is_softmax(operation: Operation) -> bool:
+def is_softmax(operation: Operation) -> bool:
+    """A softmax, over whatever axis."""
     return bare(operation) in ("softmax", "_softmax")
+
+
+def _product_of_two(dataflow: Dataflow, value: int) -> int | None:
+    """The product of queries and keys that scores or weights were computed from; None where there is none near."""
+    found = scores_below(dataflow, value)
+    steps = 0
+    while not _is_of_two(dataflow, found) and steps < _NEAR:
+        made = dataflow.trace.made_by(found)
+        data = dataflow.data(made) if made is not None and bare(made) not in PRODUCTS else []
+        if not data:
+            return None
+        steps += 1
+        found = scores_below(dataflow, max(data, key=lambda v: dataflow.trace[v].numel()))
+    return found if _is_of_two(dataflow, found) else None
+
+
+_NEAR = 12  # operations between scores and weights: a maximum, an exponential, a mask, a sum
 
 
 def scores_below(dataflow: Dataflow, value: int) -> int:
@@ -104,6 +163,8 @@ def attention_facts(trace: Trace, operation: Operation, sequences: int) -> dict[
 def logits_of(trace: Trace, operation: Operation) -> Tensor:
     """What the softmax reads, keys last; masked ones far below."""
     given = _given(trace, operation)
+    if not is_softmax(operation) and FUSED not in operation.name:
+        return trace[operation.makes[0]].clamp_min(0).log()  # weights that were made otherwise
     if "query" not in given:
         scores: Tensor = trace[operation.reads[0]]
         return scores.movedim(given["dim"], -1)

@@ -7,13 +7,19 @@ is scaled.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isograd.trace.record import Operation, Trace
 
-NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "fused_rms_norm"))
+NORMS = frozenset((
+    "layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "fused_rms_norm", "group_norm",
+    "native_group_norm", "batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training",
+    "cudnn_batch_norm", "instance_norm",
+))  # fmt: skip
+BOUNDED = frozenset(("tanh", "erf"))  # DyT and Derf: with a trained slope before and a trained weight after
 LAYOUT = frozenset((
     "view", "reshape", "_reshape_alias", "transpose", "permute", "contiguous", "clone", "to", "_to_copy", "alias",
     "detach", "dropout", "expand", "unsqueeze", "squeeze", "flatten", "unflatten", "lift_fresh", "type_as",
@@ -23,11 +29,13 @@ LAYOUT = frozenset((
 ))  # fmt: skip
 SCALING = frozenset(("mul", "div", "add", "sub", "rsub", "neg", "addcmul", "true_divide", "multiply", "subtract"))
 SUMS = frozenset(("add", "addcmul", "sub", "lerp", "rsub"))
+REJOINS = SUMS | {"cat", "stack"}
 PRODUCTS = frozenset((
     "linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "convolution", "tensordot",
     "_grouped_mm", "_scaled_mm",
 ))  # fmt: skip
 DEFAULT_EPS = {"layer_norm": 1e-5}  # of torch.nn.functional, where the caller gave none
+LEAST = 5  # numbers in a row that a norm is taken of: fewer are copies of a stream, or experts
 FAR = 1000.0  # scales at which the eps of a norm no longer counts
 SAME = 1e-3  # relative difference of two activations in float32 that count as equal
 ROUNDING = 1e-6  # of the largest entry: what another order of sums may do
@@ -41,6 +49,8 @@ class TracedNorm:
         address: of the module in which it was computed.
         weight, bias: names of the parameters that multiply it and are added, where there are such.
         eps: None where it could not be read from the operations.
+        scales: whether scaling `origin` leaves `result` unchanged; not so with tanh in place of a norm, and with a
+            BatchNorm in evaluation.
     """
 
     origin: int
@@ -49,6 +59,7 @@ class TracedNorm:
     weight: str | None
     bias: str | None
     eps: float | None
+    scales: bool = True
 
 
 class Dataflow:
@@ -56,11 +67,15 @@ class Dataflow:
 
     Attributes:
         norms: by their results.
+        joined: a sum of two values of streams -> the later of the two, which the stream goes on from.
+        memo: answers of others, by name.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.norms: dict[int, TracedNorm] = {}
+        self.joined: dict[int, int] = {}
+        self.memo: dict[str, Any] = {}
         self._steps: dict[int, int | None] = {}
         self._above: dict[int, set[int]] = {}
         self.norms = {norm.result: norm for norm in self._find_norms()}
@@ -112,12 +127,19 @@ class Dataflow:
             self._steps[value] = self._step_back(value)
         return self._steps[value]
 
+    def join(self, total: int, stream: int) -> None:
+        """From now on a walk back goes from a sum of two streams to the one given."""
+        self.joined[total] = stream
+        self._steps[total] = stream
+
     def _step_back(self, value: int) -> int | None:
+        if value in self.joined:
+            return self.joined[value]
         made = self.trace.made_by(value)
         if made is None or value in self.norms:
             return None
         data = self.data(made)
-        if bare(made) in ("cat", "stack") and len(roots := {self.root(v) for v in data}) == 1:
+        if bare(made) in REJOINS and len(data) > 1 and len(roots := {self.root(v) for v in data}) == 1:
             return roots.pop()  # parts of one activation, put together in another way
         if len(data) != 1:
             return None
@@ -200,15 +222,34 @@ class Dataflow:
                 norm = self._norm(origin, operation.makes[0], operation)
                 if self.unchanged(norm.origin, norm.result):
                     yield norm
+            elif bare(operation) in BOUNDED and (origin := self._sloped(operation)) is not None:
+                yield self._norm(origin, operation.makes[0], operation)
+
+    def _sloped(self, operation: Operation) -> int | None:
+        """x of tanh(slope x + shift) with a trained slope, which a vector of trained weights multiplies; else None."""
+        data = self.data(operation)
+        if len(data) != 1 or self._affine(operation.makes[0])[0] is None:
+            return None
+        value, trained = data[0], False
+        while (made := self.trace.made_by(value)) is not None and bare(made) in ("mul", "add", "to", "_to_copy"):
+            inner = self.data(made)
+            if len(inner) != 1:
+                break
+            trained |= bare(made) == "mul" and any(self._size(name) == 1 for name in self.weights(made))
+            value = inner[0]
+        return value if trained else None
+
+    def _size(self, name: str) -> int:
+        value = next(v for v, n in self.trace.names.items() if n == name)
+        return self.trace[value].numel()
 
     def _standardised(self, operation: Operation) -> int | None:
         """What is divided by a number of its own row, as hand-written norms do it; the mean may have been taken off."""
         data = self.data(operation)
         if len(data) != 2:
             return None
-        by_width = sorted(data, key=lambda v: self._row(v))
-        number, row = by_width[0], by_width[1]
-        if self._row(number) != 1 or self._row(row) == 1:
+        number, row = sorted(data, key=lambda v: self._numbers(v))
+        if not self._is_one_per_row(number, row):
             return None
         above = self.above(number)
         origin: int | None = row
@@ -220,7 +261,22 @@ class Dataflow:
         """x of x - mean(x); None of anything else."""
         made = self.trace.made_by(value)
         pair = self.data(made) if made is not None and bare(made) == "sub" else []
-        return pair[0] if len(pair) == 2 and self._row(pair[1]) == 1 else None
+        return pair[0] if len(pair) == 2 and self._is_one_per_row(pair[1], pair[0]) else None
+
+    def _is_one_per_row(self, number: int, row: int) -> bool:
+        """Whether one is a number for each row of the other, along any axis."""
+        small, large = self._unspread(number), self.trace[row].shape
+        return len(small) == len(large) and any(s == 1 and n >= LEAST for s, n in zip(small, large, strict=True))
+
+    def _numbers(self, value: int) -> int:
+        return self._unspread(value).numel()
+
+    def _unspread(self, value: int) -> torch.Size:
+        """The shape before it was spread over rows."""
+        made = self.trace.made_by(value)
+        if made is not None and bare(made) in ("expand", "expand_as"):
+            value = made.reads[0]
+        return self.trace[value].shape
 
     def _row(self, value: int) -> int:
         """Width of the last axis, 1 where a number was spread over it."""
@@ -241,17 +297,26 @@ class Dataflow:
             weight, bias = (*names, None, None)[:2] if any(names) else self._affine(result)
             numbers = [a for a in operation.args if isinstance(a, float)]
             eps = numbers[-1] if numbers else DEFAULT_EPS.get(bare(operation))
+        elif bare(operation) in BOUNDED:
+            (weight, bias), eps = self._affine(result), None
         else:
             weight, bias = self._affine(result)
             weight = weight or self._weight_in_front(origin, result)
             eps = self._eps(origin, result)
-        return TracedNorm(origin=origin, result=result, address=operation.module, weight=weight, bias=bias, eps=eps)
+        scales = bare(operation) not in BOUNDED and "batch_norm" not in operation.name
+        return TracedNorm(
+            origin=origin, result=result, address=operation.module, weight=weight, bias=bias, eps=eps, scales=scales
+        )
 
     def _affine(self, result: int) -> tuple[str | None, str | None]:
         """Names of the weight and the bias that follow a hand-written norm."""
         weight = bias = None
+        made = self.trace.made_by(result)
+        home = made.module if made is not None else ""
         while len(readers := self.trace.read_by(result)) == 1 and bare(readers[0]) in SCALING | LAYOUT:
             names = self.weights(readers[0])
+            if names and readers[0].module != home:  # a coefficient of the sum that reads it
+                break
             if names and bare(readers[0]) in ("mul", "addcmul"):
                 weight = weight or names[0]
             elif names and bare(readers[0]) == "add":

@@ -185,8 +185,8 @@ def _spectrograms(config: PretrainedConfig) -> Iterator[Tensor]:
     """(batch, mel, time) and (batch, time, mel), the time that the configuration names first."""
     audio = _part(config, ("audio_config", "encoder_config", "speech_config", "audio_encoder_config", "encoder"))
     for part in (audio, config)[: 1 if audio is config else 2]:
-        bands = [getattr(part, name, None) for name in _MELS]
-        bands = list(dict.fromkeys(b for b in bands if isinstance(b, int) and b > 0))[:2]
+        sizes: list[Any] = [getattr(part, name, None) for name in _MELS]
+        bands = list(dict.fromkeys(b for b in sizes if isinstance(b, int) and b > 0))[:2]
         named = getattr(part, "max_source_positions", None)
         times = [2 * named] if isinstance(named, int) else []
         for mel in bands:

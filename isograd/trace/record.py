@@ -20,6 +20,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+_VIEWS = frozenset((
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "transpose", "permute", "expand", "unsqueeze", "squeeze",
+    "slice", "select", "t", "numpy_T", "movedim", "swapaxes", "flatten", "unflatten", "alias", "detach", "narrow",
+    "diagonal", "expand_as", "view_as", "contiguous", "split", "split_with_sizes", "chunk", "unbind", "tensor_split",
+))  # fmt: skip
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -62,6 +67,7 @@ class Trace:
         names: value -> the name of the parameter that it is.
         inputs: address among the model's inputs -> value, of tensors only.
         outputs: address among the model's outputs -> value, of tensors only.
+        ran: addresses of the modules that were called.
     """
 
     values: list[Tensor] = field(default_factory=list)
@@ -71,6 +77,7 @@ class Trace:
     names: dict[int, str] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
+    ran: set[str] = field(default_factory=set)
 
     def __getitem__(self, value: int) -> Tensor:
         return self.values[value]
@@ -91,6 +98,17 @@ class Trace:
                 found.update(operation.makes)
         return found
 
+    def moved(self, values: Iterable[int]) -> set[int]:
+        """The values, and all numbers that were computed from them; no ids or masks that were computed of numbers."""
+        found = set(values)
+        start = min((min(self.readers.get(v, [len(self.operations)])) for v in found), default=0)
+        for operation in self.operations[start:]:
+            read = found.intersection(operation.reads)
+            if read:
+                decides = any(self.values[v].is_floating_point() for v in read)
+                found.update(v for v in operation.makes if not decides or not _is_discrete(self.values[v]))
+        return found
+
     def above(self, values: Iterable[int]) -> set[int]:
         """The values, and all that they were computed from."""
         found, todo = set(values), list(values)
@@ -109,13 +127,14 @@ class Trace:
         """What the `wanted` values become where the values of `changes` are replaced, for all who read them.
 
         Runs only the operations between the two, and lets values go after their last reader. A wanted value that
-        nothing changed is returned as recorded.
+        nothing changed is returned as recorded. What numbers decide by comparison stays as recorded: which experts a
+        token is sent to, which entries are the largest.
 
         Args:
             changes: tensors, or functions that give one each time it is read.
             double: half precision and float32 become float64, where the model itself asks for them too.
         """
-        between = (self.below(changes) & self.above(wanted)).difference(changes)
+        between = (self.moved(changes) & self.above(wanted)).difference(changes)
         steps = [operation for operation in self.operations if not between.isdisjoint(operation.makes)]
         last = {value: at for at, operation in enumerate(steps) for value in operation.reads}
         known: dict[int, Tensor] = {}
@@ -137,20 +156,95 @@ class Trace:
         return [value(at) for at in wanted]
 
 
+def _is_discrete(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
 def record(model: nn.Module, inputs: Any, *, in_half: bool = False) -> Trace:
     """Run `model` once on `inputs`, a mapping of keywords, a tuple of arguments or one tensor, and keep what happened.
 
     Works on a copy in float32 (`in_half` keeps half-precision weights as they are) and eval mode: the model and its
-    caches stay as they are.
+    caches stay as they are. A model that cannot be copied, or whose copy computes with the model's own parameters, as
+    with a closure over `self`, runs itself, and what the run left behind is put back.
     """
-    twin = stand_in(model, in_half=in_half)
-    recorder = _Recorder(twin)
-    args, kwargs = arguments(fitted(twin, inputs))
+    model = unwrapped(model)
+    try:
+        twin = stand_in(model, in_half=in_half)
+        trace = _recorded(twin, inputs)
+    except ValueError:  # there are no values to compute with
+        raise
+    except Exception:
+        trace = None
+    if trace is None or _reads(trace, model):
+        with undisturbed(model):
+            return _recorded(model.eval(), inputs)
+    return trace
+
+
+def _recorded(model: nn.Module, inputs: Any) -> Trace:
+    recorder = _Recorder(model)
+    device = next((p.device for p in model.parameters()), "cpu")
+    args, kwargs = arguments(fitted(model, inputs, device))
     recorder.enter({**{str(i): a for i, a in enumerate(args)}, **kwargs})
-    with torch.inference_mode(), _plain_operations(), _addresses(twin, recorder), recorder:
-        out = twin(*args, **kwargs)
+    with torch.inference_mode(), _plain_operations(), _addresses(model, recorder), recorder:
+        out = model(*args, **kwargs)
     recorder.leave(out)
     return recorder.trace
+
+
+def _reads(trace: Trace, model: nn.Module) -> bool:
+    """Whether a value of the trace lies in the memory of the model's own parameters."""
+    own = {memory(p) for p in model.parameters() if p.numel()} - {None}
+    return any(memory(value) in own for value in trace.values if value.numel())
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, out of torch.compile, DataParallel and DistributedDataParallel."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def memory(tensor: Tensor) -> int | None:
+    """Where a tensor's numbers lie; None of a kind that has no memory of its own, as a sparse one."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Whatever runs inside: parameters, buffers, modes, attributes and random numbers are as before afterwards."""
+    tensors_before = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    held = [(module, dict(vars(module)), _containers(module)) for module in model.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, before in tensors_before:
+                if not torch.equal(tensor, before):
+                    tensor.copy_(before)
+        for module, attributes, containers in held:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, (container, contents) in containers.items():
+                if isinstance(container, list):
+                    container[:] = contents
+                else:
+                    container.clear()
+                    container.update(contents)
+                vars(module)[name] = container
+
+
+def _containers(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Lists, dicts and sets that a module holds, and what is in them: a cache is filled in place."""
+    return {name: (part, copy.copy(part)) for name, part in vars(module).items() if type(part) in (list, dict, set)}
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -226,18 +320,44 @@ def _kept_activations(model: nn.Module) -> dict[int, Any]:
     return {id(t): t.detach() for t in left if isinstance(t, Tensor) and not t.is_leaf}
 
 
+@dataclass(frozen=True, eq=False)
+class _View:
+    """How a tensor was cut out of the tensor that owns its memory: the operations, each on what the one before gave."""
+
+    owner: Tensor
+    steps: tuple[tuple[OpOverload, tuple[Any, ...], dict[str, Any], int], ...]
+
+    def of(self, whole: Tensor) -> Tensor:
+        for func, args, kwargs, which in self.steps:
+            whole = _which(func(whole, *args, **kwargs), which)
+        return whole
+
+
 class _Recorder(TorchDispatchMode):
+    """Writes down operations as they are dispatched.
+
+    What is written into a part of a tensor is written into the whole and its other parts too, as functional
+    operations: x[:, 1:] += u becomes a new x in which some entries were replaced.
+    """
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.trace = Trace()
         self.running: list[str] = [""]
         self._known: dict[int, int] = {}  # id of a tensor -> its newest value
         self._alive: list[Tensor] = []  # ids stay theirs as long as the tensors live
+        self._views: dict[int, _View] = {}  # id of a tensor that has no memory of its own
+        self._writes: dict[int, int] = {}  # id of an owner -> how often it was written to
+        self._current: dict[int, int] = {}  # id of a view -> that number when its value was noted
         for name, tensor in model.named_parameters():
             self.trace.names[self._add(tensor)] = name
 
     def enter(self, inputs: Any) -> None:
         self.trace.inputs = {at: self._value(t) for at, t in tensors(inputs)}
+
+    def enter_module(self, address: str) -> None:
+        self.running.append(address)
+        self.trace.ran.add(address)
 
     def leave(self, output: Any) -> None:
         self.trace.outputs = {at: self._value(t) for at, t in tensors(output)}
@@ -246,15 +366,28 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         flat, spec = tree_flatten((args, kwargs))
         places = [Value(self._value(t)) if isinstance(t, Tensor) else t for t in flat]
-        if func._schema.is_mutable and func is not torch.ops.aten.detach_.default:
-            self._keep_what_will_change(args, kwargs, func)
+        writes = func._schema.is_mutable and func is not torch.ops.aten.detach_.default
+        written = _written(func, args, kwargs) if writes else []
+        if written:
+            self._keep_what_will_change(written)
         out = func(*args, **kwargs)
         if not func._schema.is_mutable and any(out is t for t in flat):  # as x.to(its own dtype)
             return out
         kept_args, kept_kwargs = tree_unflatten(places, spec)
         results = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        self._note(func, kept_args, kept_kwargs, results)
+        if written:
+            for tensor in written:
+                self._write_back(tensor)
+        else:
+            for which, result in enumerate(results):
+                self._note_view(func, args, kwargs, result, which)
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: Any, results: Sequence[Tensor]) -> tuple[int, ...]:
         makes = tuple(self._add(t) for t in results)
-        reads = tuple(dict.fromkeys(p.index for p in places if isinstance(p, Value)))
+        places = [p for p in tree_flatten((args, kwargs))[0] if isinstance(p, Value)]
+        reads = tuple(dict.fromkeys(p.index for p in places))
         at = len(self.trace.operations)
         for value in reads:
             self.trace.readers.setdefault(value, []).append(at)
@@ -263,18 +396,23 @@ class _Recorder(TorchDispatchMode):
             Operation(
                 function=func,
                 name=func._schema.name.split("::")[-1],
-                args=tuple(kept_args),
-                kwargs=kept_kwargs,
+                args=tuple(args),
+                kwargs=kwargs,
                 reads=reads,
                 makes=makes,
                 module=self.running[-1],
             )
         )
-        return out
+        return makes
 
     def _value(self, tensor: Tensor) -> int:
         at = self._known.get(id(tensor))
-        return self._add(tensor) if at is None else at
+        if at is None:
+            return self._add(tensor)
+        view = self._views.get(id(tensor))
+        if view is None or self._current[id(tensor)] == self._writes.get(id(view.owner), 0):
+            return at
+        return self._cut(view, tensor)
 
     def _add(self, tensor: Tensor) -> int:
         self._known[id(tensor)] = len(self.trace.values)
@@ -282,18 +420,80 @@ class _Recorder(TorchDispatchMode):
         self.trace.values.append(tensor)
         return len(self.trace.values) - 1
 
-    def _keep_what_will_change(self, args: Any, kwargs: Any, func: Any) -> None:
-        """A copy of every recorded value that shares memory with an argument that `func` writes to."""
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        written = [
-            given[a.name]
-            for a in func._schema.arguments
-            if a.alias_info is not None and a.alias_info.is_write and isinstance(given.get(a.name), Tensor)
-        ]
-        memory = {t.untyped_storage().data_ptr() for t in written}
+    def _note_view(self, func: Any, args: Any, kwargs: Any, result: Tensor, which: int) -> None:
+        """Remember a tensor that was cut out of another one, by an operation with no other tensor in it."""
+        whole = args[0] if args and isinstance(args[0], Tensor) else None
+        if whole is None or whole is result:
+            return
+        others = [t for t in tree_leaves((args[1:], kwargs)) if isinstance(t, Tensor)]
+        place = memory(result)
+        if others or place is None or place != memory(whole) or not _is_view(func):
+            return
+        before = self._views.get(id(whole))
+        step = (func, tuple(args[1:]), dict(kwargs), which)
+        owner, steps = (before.owner, before.steps) if before else (whole, ())
+        self._views[id(result)] = _View(owner, (*steps, step))
+        self._current[id(result)] = self._writes.get(id(owner), 0)
+
+    def _cut(self, view: _View, tensor: Tensor) -> int:
+        """The value of a part after the whole was written to."""
+        at = self._known[id(view.owner)]
+        part: Any = view.owner
+        for func, args, kwargs, which in view.steps:
+            made = func(part, *args, **kwargs)
+            parts = [made] if isinstance(made, Tensor) else list(made)
+            at = self._note(func, (Value(at), *args), kwargs, parts)[which]
+            part = parts[which]
+        self._known[id(tensor)] = at
+        self._current[id(tensor)] = self._writes.get(id(view.owner), 0)
+        return at
+
+    def _write_back(self, tensor: Tensor) -> None:
+        """The value of the whole after a part of it was written to: its entries with those of the part in place."""
+        view = self._views.get(id(tensor))
+        owner = tensor if view is None else view.owner
+        self._writes[id(owner)] = self._writes.get(id(owner), 0) + 1
+        if view is None:
+            return
+        self._current[id(tensor)] = self._writes[id(owner)]
+        entries = view.of(torch.arange(owner.numel(), device=owner.device).reshape(owner.shape))
+        aten: Any = torch.ops.aten
+        now = owner.clone()
+        flat, part = (Value(self._known[id(t)]) for t in (owner, tensor))
+        (rows,) = self._note(aten.reshape.default, (flat, [-1]), {}, [now.reshape(-1)])
+        (new,) = self._note(aten.reshape.default, (part, [-1]), {}, [tensor.clone().reshape(-1)])
+        index = Value(self._add(entries.reshape(-1)))
+        (whole,) = self._note(
+            aten.index_copy.default, (Value(rows), 0, index, Value(new)), {}, [now.clone().reshape(-1)]
+        )
+        (at,) = self._note(aten.reshape.default, (Value(whole), list(owner.shape)), {}, [now])
+        self._known[id(owner)] = at
+
+    def _keep_what_will_change(self, written: Sequence[Tensor]) -> None:
+        """A copy of every recorded value that shares memory with a tensor that is written to."""
+        places = {memory(t) for t in written} - {None}
         for at, value in enumerate(self.trace.values):
-            if value.untyped_storage().data_ptr() in memory:
+            if memory(value) in places:
                 self.trace.values[at] = value.clone()
+
+
+def _which(made: Any, which: int) -> Tensor:
+    part: Tensor = made if isinstance(made, Tensor) else made[which]
+    return part
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The arguments that an operation writes to."""
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    named = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    parts = [given.get(name) for name in named]
+    return [t for part in parts for t in (part if isinstance(part, list | tuple) else [part]) if isinstance(t, Tensor)]
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation returns a part or a layout of its argument, in the same memory."""
+    name = func._schema.name.split("::")[-1]
+    return name in _VIEWS
 
 
 def _run(operation: Operation, value: Callable[[int], Tensor], double: bool) -> list[Tensor]:
@@ -340,7 +540,7 @@ def _addresses(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Tells the recorder which module is running."""
     with ExitStack() as hooks:
         for address, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(lambda *_, a=address: recorder.running.append(a)).remove)
+            hooks.callback(module.register_forward_pre_hook(lambda *_, a=address: recorder.enter_module(a)).remove)
             hooks.callback(module.register_forward_hook(lambda *_: _left(recorder.running)).remove)
         yield
 

@@ -13,11 +13,13 @@ import torch
 
 from isograd.trace.attention import all_scores, is_attention, query_key_value
 from isograd.trace.dataflow import SUMS, Dataflow, TracedNorm, bare, different
-from isograd.trace.record import Operation
+from isograd.trace.record import Operation, in_double
+from isograd.trace.streams import Copies, copies_of, dominators, gathers, mixed_over_depth
 
 Slot = Literal["pre", "mid", "out", "post", "query", "key", "value"]
 SublayerKind = Literal["attn", "cross", "ffn", "mix"]
 _WRAPPERS = ("dropout", "to", "alias")  # of a term of a sum
+_MIXERS = ("fft", "avg_pool", "adaptive_avg_pool")  # in the names of what mixes positions without weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,6 +29,10 @@ class TracedCoefficient:
     value: float
     even: bool  # one number for all channels
     learned: tuple[str, ...]
+    offset: bool = False  # a vector of parameters is added to the term, too
+
+
+_ONE = TracedCoefficient(value=1.0, even=True, learned=())
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,6 +48,11 @@ class TracedSublayer:
         parameters: names of all in the branch, its norms and coefficients.
         roles: name of a matrix -> query, key, value, attn_out, ffn_in, ffn_out.
         last: name of the last projection's weight, W_O or W_2.
+
+        enters: the value of the stream that it continues: x, or the copies that x was read from.
+        design: the catalogue's name of a stream that is no single tensor; None of any other.
+        skip_from: "layer input" where the shortcut begins before the last sum; else None.
+        also: the sum of a second stream that the branch is added to.
 
     Of its stack (`isograd.trace.anatomy`):
         address: of the module that holds the branch.
@@ -62,6 +73,10 @@ class TracedSublayer:
     roles: dict[str, str]
     last: str | None
     attention: Operation | None
+    enters: int = -1
+    design: str | None = None
+    skip_from: str | None = None
+    also: int | None = None
     address: str = ""
     placement: str = ""
     sure: bool = True
@@ -85,9 +100,9 @@ def placement_of(slots: Iterable[str]) -> str:
     return (names | {"pre+out": "sandwich", "pre+mid": "sub-ln"}).get(joined, joined)
 
 
-def find_sublayers(dataflow: Dataflow) -> list[TracedSublayer]:
-    """Every sum of a stream with a branch, in the order of running."""
-    return _Finder(dataflow).sublayers()
+def find_sublayers(dataflow: Dataflow, missed: list[str]) -> list[TracedSublayer]:
+    """Every sum of a stream with a branch, in the order of running; `missed` gets a line for each it cannot read."""
+    return _Finder(dataflow, missed).sublayers()
 
 
 def summands(dataflow: Dataflow, operation: Operation) -> list[int]:
@@ -127,25 +142,92 @@ def _is_inner(dataflow: Dataflow, operation: Operation) -> bool:
 
 
 class _Finder:
-    def __init__(self, dataflow: Dataflow) -> None:
+    def __init__(self, dataflow: Dataflow, missed: list[str]) -> None:
         self.dataflow = dataflow
         self.trace = dataflow.trace
+        self.missed = missed
         self.matrices = {name for value, name in self.trace.names.items() if self.trace[value].ndim >= 2}
+        self.gathers = gathers(dataflow)
+        self.found: dict[int, TracedSublayer] = {}  # by what the branch wrote
 
     def sublayers(self) -> list[TracedSublayer]:
-        found: dict[int, TracedSublayer] = {}
         streams = self.dataflow.live - all_scores(self.dataflow)
         for operation in self.trace.operations:
-            if bare(operation) not in SUMS or not operation.makes or operation.makes[0] not in streams:
-                continue
-            terms = summands(self.dataflow, operation)
-            if len(terms) < 2 or _is_inner(self.dataflow, operation):
-                continue
-            for skip, branch in self._pairs(terms):
-                root = self.dataflow.root(branch)
-                if root not in found:
-                    found[root] = self._sublayer(skip, branch, operation.makes[0], terms)
-        return list(found.values())
+            if bare(operation) in SUMS and operation.makes and operation.makes[0] in streams:
+                try:
+                    self._sum(operation)
+                except Exception as error:  # one sum that cannot be looked at does not stop the others
+                    self._miss(operation, error)
+        try:
+            self._written_over_depth()
+        except Exception as error:
+            self._miss(self.gathers[0], error)
+        order = {value: at for at, operation in enumerate(self.trace.operations) for value in operation.makes}
+        return sorted(self.found.values(), key=lambda s: order.get(s.total, -1))
+
+    def _miss(self, operation: Operation, error: Exception) -> None:
+        told = f"{operation.module or 'the model'}: {type(error).__name__}: {' '.join(str(error).split())}"[:160]
+        if told not in self.missed:
+            self.missed.append(told)
+
+    def _sum(self, operation: Operation) -> None:
+        total, terms = operation.makes[0], summands(self.dataflow, operation)
+        if len(terms) < 2 or _is_inner(self.dataflow, operation):
+            return
+        copies = copies_of(self.dataflow, operation, terms)
+        if copies is not None:
+            self.found[copies.branch] = self._of_copies(copies, total)
+            return
+        made: list[TracedSublayer] = []
+        for skip, branch in self._pairs(terms):
+            root = self.dataflow.root(branch)
+            if any(root == s.total for s in self.found.values()):  # two values of streams, no branch
+                self.dataflow.join(total, branch)
+            elif root not in self.found:
+                made.append(self._sublayer(skip, branch, total, terms))
+            elif self.found[root].total != total:
+                self.found[root].also = total
+        for sublayer in self._merged(made, operation):
+            self.found[sublayer.branch] = sublayer
+
+    def _merged(self, made: list[TracedSublayer], operation: Operation) -> list[TracedSublayer]:
+        """Several feed-forwards that one sum adds to what they read, as routed and shared experts, are one branch."""
+        alike = [s for s in made if s.kind == "ffn" and s.read == made[0].read]
+        if len(alike) < 2:
+            return made
+        branches = {s.branch for s in alike}
+        for value in self.dataflow.data(operation):
+            inner = self.trace.made_by(_unwrapped(self.dataflow, self.dataflow.root(value)))
+            if inner is not None and bare(inner) in SUMS:
+                leaves = {self.dataflow.root(v) for v in summands(self.dataflow, inner)}
+                if leaves == branches:
+                    alike[0].branch = inner.makes[0]
+        alike[0].parameters = tuple(dict.fromkeys(name for s in alike for name in s.parameters))
+        alike[0].roles = {name: role for s in reversed(alike) for name, role in s.roles.items()}
+        return [s for s in made if s not in alike[1:]]
+
+    def _of_copies(self, copies: Copies, total: int) -> TracedSublayer:
+        sublayer = self._branch(copies.read, copies.branch, total, _ONE, _ONE)
+        sublayer.enters, sublayer.design = copies.state, copies.name
+        return sublayer
+
+    def _written_over_depth(self) -> None:
+        """Branches that are added to nothing: the next gathering has each beside those before it."""
+        before: list[int] = []
+        for operation in self.gathers:
+            sources = [self.dataflow.root(v) for v in self.dataflow.data(operation)]
+            if before and sources[: len(before)] != before and sources[: len(before) - 1] != before[:-1]:
+                before = sources[:1]
+            for source in sources[len(before) or 1 :]:
+                start = before[-1] if before else sources[0]
+                if source not in self.found and start in self.dataflow.above(source):
+                    deep = mixed_over_depth(self.dataflow, start, source)
+                    read, name = deep or (start, None)
+                    if self._has_weights(read, source):
+                        sublayer = self._branch(read, source, operation.makes[0], _ONE, _ONE)
+                        sublayer.enters, sublayer.design = start, name or "attention-residuals"
+                        self.found[source] = sublayer
+            before = sources
 
     def _pairs(self, terms: list[int]) -> list[tuple[int, int]]:
         """(skip, branch) for each term that was computed from another with the help of weights."""
@@ -156,7 +238,7 @@ class _Finder:
             skips = [t for t in terms if roots[t] in above and roots[t] != roots[branch] and t != branch]
             if skips:
                 skip = max(skips, key=lambda t: roots[t])
-                if self._has_weights(roots[skip], branch):
+                if self._has_weights(roots[skip], branch) or self._mixes(roots[skip], branch):
                     found.append((skip, branch))
         skipped = {roots[skip] for skip, _ in found}
         return [(skip, branch) for skip, branch in found if roots[branch] not in skipped]
@@ -164,9 +246,41 @@ class _Finder:
     def _has_weights(self, start: int, end: int) -> bool:
         return any(self.dataflow.is_product(o) for o in self.dataflow.between(start, end))
 
+    def _mixes(self, start: int, end: int) -> bool:
+        """Whether positions are mixed by an operation without weights, as FNet's."""
+        return any(mixer in o.name for o in self.dataflow.between(start, end) for mixer in _MIXERS)
+
     def _sublayer(self, skip: int, branch: int, total: int, terms: list[int]) -> TracedSublayer:
+        """The sum skip + branch, where the branch reads what stands at the beginning of the skip, or a later sum."""
+        root = self.dataflow.root(branch)
+        start = self._shared(skip, branch)
+        read, design = start, None
+        deep = mixed_over_depth(self.dataflow, start, root) if self.gathers else None
+        if deep is not None:
+            read, design = deep
+        later = self._later_sum(start, root)
+        if later is not None:
+            read = later
+        on_x = self._coefficient(skip, start, total, [t for t in terms if t != skip])
+        on_u = self._coefficient(branch, root, total, [])
+        sublayer = self._branch(read, branch, total, on_x, on_u)
+        sublayer.design, sublayer.enters = design, start if design else read
+        sublayer.skip_from = "layer input" if later is not None else None
+        return sublayer
+
+    def _later_sum(self, start: int, branch: int) -> int | None:
+        """The last sum of a sublayer that everything between the skip's beginning and the branch goes through."""
+        above = self.dataflow.above(branch)
+        totals = {s.total for s in self.found.values() if s.total in above and start in self.dataflow.above(s.total)}
+        totals = {t for t in totals - {start} if self.trace[t].ndim == self.trace[start].ndim}
+        if not totals:
+            return None
+        return next((v for v in reversed(dominators(self.dataflow, start, branch)) if v in totals), None)
+
+    def _branch(
+        self, read: int, branch: int, total: int, on_x: TracedCoefficient, on_u: TracedCoefficient
+    ) -> TracedSublayer:
         dataflow, root = self.dataflow, self.dataflow.root(branch)
-        read = self._shared(skip, branch)
         region = dataflow.between(read, branch)
         attention = next((o for o in region if is_attention(dataflow, o)), None)
         products = [o for o in region if dataflow.is_product(o)]
@@ -174,8 +288,6 @@ class _Finder:
         weights = [name for o in region for name in dataflow.weights(o)]
         of_last = dataflow.weights(last_product) if last_product is not None else []
         last = next((name for name in of_last if name in self.matrices), None)
-        on_x = self._coefficient(skip, read, total, [t for t in terms if t != skip])
-        on_u = self._coefficient(branch, root, total, [])
         norms: dict[Slot, list[TracedNorm]] = {"pre": self._pre(read, products), "out": out}
         if last_product is not None and len(products) > 1:
             origin, crossed = dataflow.back(dataflow.data(last_product)[0])
@@ -196,6 +308,7 @@ class _Finder:
             roles=self._roles(products, attention, last),
             last=last,
             attention=attention,
+            enters=read,
         )
 
     def _shared(self, skip: int, branch: int) -> int:
@@ -246,22 +359,26 @@ class _Finder:
         trace = self.trace
         pinned = {self.dataflow.root(other): trace[self.dataflow.root(other)] for other in others}
         base = trace[root] if trace[root].any() else torch.ones_like(trace[root])  # W_O may begin at zero
-        grown = trace.replay({root: 2 * base} | pinned, [total])[0]
-        alone = trace.replay({root: base} | pinned, [total])[0]
+        base = in_double(base)
+        pinned = {at: in_double(value) for at, value in pinned.items()}
+        grown = trace.replay({root: 2 * base} | pinned, [total], double=True)[0]
+        alone = trace.replay({root: base} | pinned, [total], double=True)[0]
         step, base = ((x.double().abs().reshape(-1).sort().values) for x in (grown - alone, base))  # in any layout
         value = (step.norm() / base.norm().clamp_min(1e-30)).item()
         even = step.shape == base.shape and different(value * base, step) < 1e-3
         norm_weights = {norm.weight for norm in self.dataflow.norms.values()}
         learned: list[str] = []
+        offset = False
         for operation in self.dataflow.chain(term) if term != root else ():
             if bare(operation) != "add":
                 learned += [name for name in self.dataflow.weights(operation) if name not in norm_weights]
+            offset |= bare(operation) == "add" and bool(self.dataflow.weights(operation))
             if root in operation.reads:
                 break
         last = trace.made_by(total)
         if last is not None and bare(last) in ("addcmul", "lerp") and term in last.reads[1:]:
             learned += self.dataflow.weights(last)
-        return TracedCoefficient(value=value, even=even, learned=tuple(dict.fromkeys(learned)))
+        return TracedCoefficient(value=value, even=even, learned=tuple(dict.fromkeys(learned)), offset=offset)
 
     def _roles(self, products: list[Operation], attention: Operation | None, last: str | None) -> dict[str, str]:
         roles: dict[str, str] = {}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from isograd import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM
 from isograd.placement import CATALOGUE, get, sites
-from isograd.placement.formula import PLAIN
+from isograd.placement.formula import PLAIN, Coupled
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.transformer.sublayer import Sublayer
 from tests.build import NAMES
@@ -26,25 +26,35 @@ def of_catalogue(placement: str, **options: Any) -> Anatomy:
     return find_anatomy(IsogradForCausalLM(config), {"input_ids": IDS})
 
 
-FOLLOWED = {"parallel", "b2t", "residual"}  # of the streams
-PLACED_OTHERWISE = {  # what carries or norms is no tensor, sum or norm that a trace follows
-    *("hybridnorm", "hybridnorm-star", "dyt", "derf", "layerscale", "variance-gate"),
-    *(name for name in CATALOGUE if get(name).stream != PLAIN and name not in FOLLOWED),
-}
+STREAMS = {  # what carries them is no single tensor: they are known by name, and their norms may be the stream's
+    "parallel-shared": "pre-ln", "ngpt": "out+post", "variance-gate": "variance-gate", "siamesenorm": "siamesenorm",
+    "x0-scalars": "x0-scalars", "affine-shortcut": "affine-shortcut", "mhc": "mhc",
+    "hyper-connections-static": "hyper-connections-static", "hyper-connections": "hyper-connections",
+    "independent-streams": "independent-streams", "gated-streams": "gated-streams", "residual": "residual",
+    "attention-residuals": "attention-residuals", "attention-residuals-inkling": "attention-residuals-inkling",
+}  # fmt: skip
+FOLLOWED = {"parallel", "b2t", "residual", "spannorm", "value-residual"}  # of the streams
+UNREAD = {name for name in CATALOGUE if get(name).stream != PLAIN} - FOLLOWED - STREAMS.keys()
 READ = [
-    pytest.param(name, marks=[] if name in (*NAMES, "sandwich", "b2t") else pytest.mark.slow)
+    pytest.param(name, marks=[] if name in (*NAMES, "sandwich", "b2t", "dyt", "spannorm") else pytest.mark.slow)
     for name in CATALOGUE
-    if name not in PLACED_OTHERWISE
+    if name not in UNREAD and (name not in STREAMS or name == "residual")
 ]
 
 
-@pytest.mark.parametrize("placement", [
-    pytest.param(name, marks=[] if name in ("mhc", "dyt") else pytest.mark.slow) for name in sorted(PLACED_OTHERWISE)
-])  # fmt: skip
+@pytest.mark.parametrize("placement", sorted(UNREAD))
 def test_other_streams_are_looked_at_all_the_same(placement: str) -> None:
     """No crash, and whatever sublayers it finds are the model's."""
     found = of_catalogue(placement)
     assert {s.layer for s in found.sublayers} <= {1, 2, 3}
+
+
+@pytest.mark.parametrize("placement", STREAMS)
+def test_streams_have_their_names(placement: str) -> None:
+    found = of_catalogue(placement)
+    assert [(s.layer, s.kind) for s in found.sublayers] == [(n, k) for n in (1, 2, 3) for k in ("attn", "ffn")]
+    assert {s.placement for s in found.sublayers} == {STREAMS[placement]}
+    assert (len(found.stacks), found.missed) == (1, [])
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
@@ -60,7 +70,8 @@ def test_norms_and_coefficients_of_the_catalogue(placement: str, norm: str) -> N
             assert (slot in sublayer.norms) == (getattr(residual, slot) is not None), (placement, slot)
         for want, coefficient in ((residual.skip, sublayer.skip), (residual.scale, sublayer.scale)):
             assert bool(coefficient.learned) == (not isinstance(want, float))
-            assert coefficient.value == pytest.approx(want if isinstance(want, float) else want.init, rel=1e-4)
+            if not isinstance(want, Coupled):  # which the other coefficient says
+                assert coefficient.value == pytest.approx(want if isinstance(want, float) else want.init, rel=1e-4)
     assert bool(found.stacks[0].final) == (get(placement).final is not None)
 
 

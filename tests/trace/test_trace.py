@@ -112,3 +112,78 @@ def test_torchs_encoder_is_seen_inside() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     names = {o.name for o in record(encoder, torch.randn(2, 4, 8)).operations}
     assert "scaled_dot_product_attention" in names and torch.backends.mha.get_fastpath_enabled()
+
+
+class Slices(nn.Module):
+    """Writes a branch into a part of the stream, through views of views, and reads it from the whole."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear, self.way = nn.Linear(4, 4), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = torch.tanh(self.linear(x))
+        if self.way == "a slice in place":
+            x = x * 1.0
+            x[:, 1:] += u[:, 1:]
+        elif self.way == "empty, then filled":
+            made = torch.empty_like(x)
+            for i in range(x.shape[1]):
+                made[:, i] = x[:, i] + u[:, i]
+            x = made
+        elif self.way == "rows by index":
+            x = x.clone().index_copy_(1, torch.tensor([2, 0]), u[:, :2])
+        elif self.way == "a view of a view":
+            x = x * 1.0
+            part = x.transpose(0, 1)[1:].transpose(0, 1)
+            part.mul_(u[:, 1:])
+        elif self.way == "an earlier view":
+            x = x * 1.0
+            seen = x.view(-1, 4)
+            first, _ = x.chunk(2, dim=-1)
+            first += u[..., :2]
+            x = seen.view(x.shape) * 2.0
+        else:
+            cache = torch.zeros(3, 9, 4)
+            cache[:, : x.shape[1]].copy_(u)
+            x = x + cache[:, : x.shape[1]]
+        return x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", [
+    "a slice in place", "empty, then filled", "rows by index", "a view of a view", "an earlier view", "a cache",
+])  # fmt: skip
+def test_what_is_written_into_a_part_is_in_the_whole(way: str) -> None:
+    """Second source: the model on other numbers."""
+    torch.manual_seed(0)
+    model, x, other = Slices(way), torch.randn(3, 5, 4), torch.randn(3, 5, 4)
+    trace = record(model, x)
+    assert torch.equal(trace[trace.outputs[""]], model(x))
+    (out,) = trace.replay({trace.inputs["0"]: other}, [trace.outputs[""]])
+    assert torch.allclose(out, model(other), atol=1e-6)
+    assert not torch.allclose(out, model(x))  # negative control
+
+
+class Closure(nn.Module):
+    """Computes with a function that holds the module itself: a copy would compute with the original's weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seen: list[Tensor] = []
+        self.register_buffer("count", torch.zeros(()))
+        self.branch = lambda x: x + self.linear(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.seen.append(x)
+        return self.branch(x)
+
+
+def test_a_model_that_no_copy_stands_for_runs_itself_and_is_put_back() -> None:
+    model = Closure().train()
+    trace = record(model, torch.randn(2, 3, 4))
+    assert set(trace.names.values()) == {"linear.weight", "linear.bias"}
+    assert any(trace.readers.get(value) for value in trace.names)
+    assert model.training and model.count == 0 and model.seen == []
