@@ -20,10 +20,29 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "mask-after-softmax": _MASKS,
     "mask-hides-itself": frozenset(("output-not-finite", *_RUNS)),
     "future-leaks": frozenset(("output-not-finite", "padding-leaks", "positions-missing")),
+    "encoder-unread": _MASKS | {"norm-bypassed", "parameter-unread", "gradient-cut"},
+    "shortcut-missing": _PLACES | _INITS | {"shortcut-doubled", "gradient-cut"},
+    "shortcut-doubled": frozenset(("placement-mixed", "placement-unsure", "deepnorm-swapped", "factor-unexplained")),
+    "shortcut-after-norm": frozenset(
+        ("placement-mixed", "placement-unsure", "final-norm-doubled", "collapse-predicted")
+    ),
+    "norm-bypassed": frozenset(("placement-mixed", "placement-unsure", "final-norm-missing", "parameter-unread")),
+    "rotary-wrong": frozenset(("positions-missing",)),
+    "positions-missing": frozenset(("parameter-unread",)),
     "batch-leaks": _MASKS | {"padding-leaks", "positions-missing", "encoder-unread"},
 }
 
 
 def explained(codes: set[str]) -> frozenset[str]:
-    """The codes that are consequences of those found."""
-    return frozenset().union(*(EXPLAINS.get(code, frozenset()) for code in codes))
+    """The codes that are consequences of those found; what is a consequence itself explains nothing.
+
+    >>> sorted(explained({"not-finite", "output-not-finite", "future-leaks"}))[:2]
+    ['attention-scale', 'batch-leaks']
+    >>> "shortcut-missing" in explained({"shortcut-missing"})
+    False
+    """
+    hidden: set[str] = set()
+    for cause, effects in EXPLAINS.items():
+        if cause in codes and cause not in hidden:
+            hidden |= effects - {cause}
+    return frozenset(hidden)

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from isograd.errors import hint
-from isograd.lint import collapse, initialization, leaks, options, wiring
-from isograd.lint.attention import heads, masks
+from isograd.lint import collapse, initialization, leaks, options, shortcuts, wiring
+from isograd.lint.attention import heads, masks, positions
 from isograd.lint.causes import explained
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import SEVERITIES, Finding, Findings
@@ -48,6 +48,12 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "attention-scale": heads.scale,
     "future-leaks mask-hides-itself masks-differ": masks.future,
     "output-not-finite": finite.output,
+    "shortcut-missing": shortcuts.missing,
+    "shortcut-doubled factor-unexplained": shortcuts.factors,
+    "shortcut-after-norm": shortcuts.after_norm,
+    "norm-bypassed": shortcuts.bypassed,
+    "rotary-wrong": positions.rotary,
+    "positions-missing": positions.missing,
     "batch-leaks": leaks.batch,
     "future-leaks last-position-only": leaks.future,
     "padding-leaks": leaks.padding,

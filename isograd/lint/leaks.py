@@ -128,34 +128,62 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
 
 def padding(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs at real positions that change with what stands where the mask says padding."""
-    inputs = checked.inputs
-    if not isinstance(inputs, dict) or "future-leaks" in checked.reported:
-        return  # padding is the future of what stands before it
-    for mask_name, name in _masked_inputs(inputs):
-        mask, ids = inputs[mask_name].clone(), inputs[name].clone()
-        time = ids.shape[1]
-        pad = max(time // 4, 1)
-        ones_are_real = not (mask.dtype == torch.bool and "padding" in mask_name)
-        mask[:] = ones_are_real
-        mask[:, -pad:] = not ones_are_real
-        other = ids.clone()
-        other[:, -pad:] = _others(checked, ids)[:, -pad:]
-        a, b = (checked.run(inputs | {mask_name: mask, name: x})[0] for x in (ids, other))
-        pools = a is not None and a.ndim < 3 and "SequenceClassification" in type(checked.model).__name__
-        if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
+    for mask_name, name in _masked_inputs(checked):
+        named = _named(checked)
+        mask, ids = named.get(mask_name), named[name]
+        like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
+        real = not (like.dtype == torch.bool and "padding" in mask_name)
+        gap = _padding_gap(checked, mask_name, name, like, real)
+        if gap is None or gap <= CHANGED:
             continue
-        aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not _decodes(inputs)
-        real = slice(None, -pad) if aligned and a.ndim >= 3 and a.shape[1] == time else slice(None)
-        gap = ((a[:, real] - b[:, real]).abs().max() / a.abs().max()).item()
-        if gap > CHANGED:
-            yield Finding(
-                code="padding-leaks",
-                severity="error",
-                address=mask_name,
-                measured=gap,
-                message=f"outputs at real positions change by {gap:.2g} of the largest with what stands in the padding",
-                remedy=f"let the attention read {mask_name}: scores of padded keys must be masked",
-            )
+        other_way = _padding_gap(checked, mask_name, name, like, not real)
+        turned = other_way is not None and other_way <= CHANGED
+        if turned and mask_name != "attention_mask":
+            continue  # it says True where others say False
+        yield Finding(
+            code="padding-leaks",
+            severity="error",
+            address=mask_name,
+            measured=gap,
+            message=f"{mask_name} is read the wrong way round: real positions are hidden, and padding is seen"
+            if turned
+            else f"outputs at real positions change by {gap:.2g} of the largest with what stands in the padding",
+            remedy='scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")): 1 is a real token'
+            if turned
+            else f"let the attention read {mask_name}: scores of padded keys must be masked before the softmax",
+        )
+
+
+def _padding_gap(checked: CheckedModel, mask_name: str, name: str, like: Tensor, real: bool) -> float | None:
+    """How much the outputs at real positions change with the contents of the padding; None where that is no question.
+
+    Args:
+        like: a mask of the shape and type to be given.
+        real: what it holds at real positions.
+    """
+    named = _named(checked)
+    ids, mask = named[name], like.clone()
+    time = ids.shape[1]
+    pad = max(time // 4, 1)
+    mask[:] = real
+    mask[:, -pad:] = not real
+    other = ids.clone()
+    other[:, -pad:] = _others(checked, ids)[:, -pad:]
+    try:
+        a, b = (checked.run(_keywords(checked, named | {mask_name: mask, name: x}))[0] for x in (ids, other))
+    except Exception:  # a mask of another shape, or only together with something else
+        return None
+    pools = a is not None and a.ndim < 3 and "SequenceClassification" in type(checked.model).__name__
+    if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
+        return None
+    aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not _decodes(named)
+    shown = slice(None, -pad) if aligned and a.ndim >= 3 and a.shape[1] == time else slice(None)
+    gap = (a[:, shown] - b[:, shown]).abs().max() / a.abs().max()
+    return gap.item() if gap.isfinite() else None
+
+
+def _keywords(checked: CheckedModel, named: dict[str, Any]) -> Any:
+    return {name: _turned(checked, part) for name, part in named.items()}
 
 
 def source(checked: CheckedModel) -> Iterator[Finding]:
@@ -221,18 +249,30 @@ def _decodes(inputs: dict[str, Any]) -> bool:
     return any(name.startswith("decoder") for name in inputs)
 
 
-def _masked_inputs(inputs: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(mask, the sequence that it belongs to)."""
+def _masked_inputs(checked: CheckedModel) -> Iterator[tuple[str, str]]:
+    """(mask, the sequence that it belongs to), of masks that were given or could be; of a causal model those given,
+    since padding is the future of what stands before it.
+    """
+    named, parameters = _named(checked), inspect.signature(checked.model.forward).parameters
+    causal = "future-leaks" in checked.reported
+    first = next((n for n, v in named.items() if isinstance(v, Tensor) and not v.is_floating_point()), "")
     for name, sequence in (
         ("attention_mask", "input_ids"),
         ("attention_mask", "inputs_embeds"),
         ("src_key_padding_mask", "src"),
+        ("src_mask", "src"),
         ("padding_mask", "input_ids"),
+        ("attention_mask", first),
+        ("padding_mask", first),
+        ("key_padding_mask", first),
         ("mask", "x"),
     ):
-        mask, x = inputs.get(name), inputs.get(sequence)
-        if isinstance(mask, Tensor) and isinstance(x, Tensor) and mask.ndim == 2 and mask.shape == x.shape[:2]:
+        mask, x = named.get(name), named.get(sequence)
+        optional = name not in named and name in parameters and checked.config is None and checked.takes_ids
+        given = isinstance(mask, Tensor) and isinstance(x, Tensor) and mask.ndim == 2 and mask.shape == x.shape[:2]
+        if not causal and isinstance(x, Tensor) and x.ndim >= 2 and (given or optional):
             yield name, sequence
+            return
 
 
 def _others(checked: CheckedModel, x: Tensor) -> Tensor:

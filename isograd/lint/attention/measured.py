@@ -110,7 +110,7 @@ class MeasuredAttention:
     @cached_property
     def visible(self) -> Tensor | None:
         """(heads of all sequences, queries, keys): whether a key has any weight."""
-        return None if self.weights is None or not self.weights.isfinite().all() else self.weights > 0
+        return None if self.weights is None else self.weights.nan_to_num() > 0
 
     def places(self, value: int) -> int | None:
         """The axis of positions of query, key, value or mixture, counted from the end."""

@@ -128,27 +128,31 @@ def _wrong_derivative(checked: CheckedModel) -> float | None:
     if grad is None:
         return None
     kept, draw = parameter.detach().clone(), torch.Generator().manual_seed(2)
-    measured, computed = [], []
+    rows: list[list[float]] = []
     try:
         for _ in range(3):
             way = torch.randn(kept.shape, generator=draw) * kept.square().mean().sqrt()
-            losses = []
-            for step in (STEP, -STEP):
-                with torch.no_grad():
-                    parameter.copy_(kept + step * way)
-                loss = _loss(checked)
-                assert loss is not None
-                losses.append(loss.item())
-            measured.append((losses[0] - losses[1]) / (2 * STEP))
-            computed.append((grad * way).sum().item())
+            slopes = [_slope(checked, parameter, kept, way, step) for step in (STEP, STEP / 2)]
+            rows.append([*slopes, (grad * way).sum().item()])
     finally:
         with torch.no_grad():
             parameter.copy_(kept)
-    a, b = torch.tensor(measured).double(), torch.tensor(computed).double()
-    if not a.isfinite().all() or a.norm() * STEP < 1e-5:  # as small as rounding
-        return None
-    gap = ((a - b).norm() / a.norm()).item()
+    coarse, fine, computed = torch.tensor(rows).double().T
+    if not fine.isfinite().all() or fine.norm() * STEP < 1e-5 or (coarse - fine).norm() > 0.1 * fine.norm():
+        return None  # as small as rounding, or bent
+    gap = ((fine - computed).norm() / fine.norm()).item()
     return gap if gap > WRONG else None
+
+
+def _slope(checked: CheckedModel, parameter: nn.Parameter, at: Tensor, way: Tensor, step: float) -> float:
+    """(loss(at + step way) - loss(at - step way)) / 2 step."""
+    losses = []
+    for sign in (step, -step):
+        with torch.no_grad():
+            parameter.copy_(at + sign * way)
+        loss = _loss(checked)
+        losses.append(float("nan") if loss is None else loss.item())
+    return (losses[0] - losses[1]) / (2 * step)
 
 
 def _first_matrix(checked: CheckedModel) -> list[str]:

@@ -1,0 +1,189 @@
+"""Whether the order of tokens counts, and what rotary positions turn."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isograd.lint.attention.masks import seen_by
+from isograd.lint.attention.measured import MeasuredAttention
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding, many
+from isograd.trace.dataflow import bare
+from isograd.trace.record import Operation
+
+CHANGED = 1e-4  # relative: a difference that rounding does not make
+SPEAKS = re.compile(r"(^|[._])(w?pe|pos\w*|rope\w*|rotary\w*|freqs?\w*|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)", re.I)
+
+
+def missing(checked: CheckedModel) -> Iterator[Finding]:
+    """A model of tokens for which the order of the earlier ones does not count, though a part of it is about order."""
+    attentions = [a for a in checked.attentions if a.sublayer.kind == "attn"]
+    views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
+    if not views or checked.places_vary is not None or not all(_blind(checked, a) for a in attentions):
+        return
+    unused = _unused(checked)
+    if unused is None and (not _can_vary(checked) or all(view == "left" for view in views)):
+        return  # a causal model can do without positions
+    if not checked.takes_ids and unused not in checked.parameters:
+        return
+    yield Finding(
+        code="positions-missing",
+        severity="error",
+        address=unused or "",
+        measured=float(len(attentions)),
+        message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
+        " equal tokens have equal vectors" + (f"; {unused} is not applied" if unused else ""),
+        remedy="x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
+    )
+
+
+def _can_vary(checked: CheckedModel) -> bool:
+    """Whether the first stack begins with one vector for each token, so that its positions can be asked for."""
+    tables = [o.makes[0] for o in checked.trace.operations if o.name == "embedding"]
+    if not checked.anatomy.stacks or not tables:
+        return False
+    first = checked.trace[checked.anatomy.stacks[0].first]
+    return first.ndim == 3 and any(checked.trace[t].shape[:2] == first.shape[:2] for t in tables)
+
+
+def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
+    """Whether the last position's result stays when the earlier ones change places."""
+    trace, sublayer = checked.trace, attention.sublayer
+    x, result = trace[sublayer.read], trace[sublayer.branch]
+    if x.ndim != 3 or result.shape != x.shape or x.shape[1] < 4:
+        return False
+    other = x.clone()
+    other[:, :-1] = x[:, :-1].flip(1)
+    moved = trace.replay({sublayer.read: other}, [sublayer.branch])[0]
+    gap = (moved - result)[:, -1].abs().max()
+    return bool(gap <= CHANGED * result.abs().max())
+
+
+def _unused(checked: CheckedModel) -> str | None:
+    """A parameter or buffer about positions whose value reaches no output."""
+    reached = {checked.trace.names[v] for v in checked.reaching if v in checked.trace.names}
+    for name in checked.parameters:
+        if SPEAKS.search(name) and name not in reached:
+            return name
+    for operation in checked.trace.operations:  # all positions look up the same row
+        if operation.name == "embedding" and not checked.dataflow.data(operation):
+            indices = checked.trace[operation.reads[1]]
+            if indices.numel() > 1 and bool((indices == indices.flatten()[0]).all()) and _of_places(checked, operation):
+                return checked.dataflow.parameter(operation.reads[0])
+    for name, _ in checked.model.named_buffers():
+        if SPEAKS.search(name) and "position_ids" not in name:
+            return name
+    dead = (o for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.reaching.isdisjoint(o.makes))
+    return next((o.module or "cos" for o in dead), None)
+
+
+def _of_places(checked: CheckedModel, operation: Operation) -> bool:
+    """Whether a table is looked up once for all sequences, at no id that was given."""
+    inputs = set(checked.trace.inputs.values())
+    name = checked.dataflow.parameter(operation.reads[0]) or ""
+    return inputs.isdisjoint(checked.trace.above(operation.reads[1:])) and bool(SPEAKS.search(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turned:
+    """Whether queries, keys and values of one attention differ by position; None where that is unknown."""
+
+    attention: MeasuredAttention
+    query: bool | None
+    key: bool | None
+    value: bool | None
+
+
+def rotary(checked: CheckedModel) -> Iterator[Finding]:
+    """Rotations by position: of queries and keys alike, in every layer, and not of values."""
+    sides = [
+        Turned(attention=a, query=turns(a, a.query), key=turns(a, a.key), value=turns(a, a.value))
+        for a in checked.attentions
+        if a.sublayer.kind == "attn"
+    ]
+    both = [t.attention for t in sides if t.query and t.key]
+    for what, found in (
+        ("values are rotated by position too", [t.attention for t in sides if t.value and t.query and t.key]),
+        (
+            "queries are rotated by position, and keys are not",
+            [t.attention for t in sides if t.query and t.key is False],
+        ),
+        (
+            "keys are rotated by position, and queries are not",
+            [t.attention for t in sides if t.key and t.query is False],
+        ),
+    ):
+        if found:
+            yield _finding(found, what, "apply the same rotation to q and k, after the split into heads, and none to v")
+            return
+    odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if checked.takes_ids else []
+    if odd:
+        remedy = "rotate q and k by one function, of pairs that are laid out alike"
+        yield _finding([a for a, _ in odd], odd[0][1], remedy)
+    still = [t.attention for t in sides if t.query is False and t.key is False]
+    if both and still and len(still) * 2 < len(sides) and not _regular(checked, [t.attention for t in sides], still):
+        where = f"{len(both)} of {len(sides)} attentions rotate queries and keys by position, and this one does not"
+        yield _finding(still, where, "rotate q and k in every layer")
+
+
+def _finding(found: list[MeasuredAttention], what: str, remedy: str) -> Finding:
+    return Finding(
+        code="rotary-wrong",
+        severity="error",
+        address=found[0].address,
+        measured=float(len(found)),
+        message=f"{what} ({many(len(found), 'attention')})",
+        remedy=remedy,
+    )
+
+
+def turns(attention: MeasuredAttention, value: int) -> bool | None:
+    """Whether a query, key or value differs between positions that hold the same vector; None where that is unknown."""
+    same = _of_equal(attention, value)
+    if same is None:
+        return None
+    moved, places = same
+    moved = moved.movedim(places, 0)
+    return bool((moved - moved[:1]).abs().max() > CHANGED * moved.abs().max())
+
+
+def _of_equal(attention: MeasuredAttention, value: int, seed: int = 0) -> tuple[Tensor, int] | None:
+    """What a side becomes where its projection is the same at every position, and its axis of positions."""
+    trace, made, places = attention.trace, attention.projection(value), attention.places(value)
+    if made is None or places is None or trace[made].ndim != 3:
+        return None
+    x = trace[made]
+    if x.shape[1] != trace[value].shape[places]:
+        return None
+    row = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(seed)).to(x)
+    return trace.replay({made: row.expand_as(x).clone()}, [value])[0], places
+
+
+def _not_relative(attention: MeasuredAttention) -> str | None:
+    """Why q.k of equal vectors depends on more than the distance of their positions; None where it does not."""
+    pairs = []
+    for value in (attention.query, attention.key):
+        sides = [_of_equal(attention, value, seed) for seed in (0, 1)]
+        if any(side is None for side in sides):
+            return None
+        moved = [side[0].double().movedim(side[1], -2) for side in sides if side]
+        pairs.append([x.reshape(-1, *x.shape[-2:]) for x in moved])
+    sizes = [[rows.norm(dim=-1) / rows[:, :1].norm(dim=-1) for rows in pair] for pair in pairs]
+    if any((a - b).abs().max() > 1e-2 for a, b in sizes):
+        return "the rotation changes the size of a vector by its contents: a sign or a pair is wrong"
+    query, key = ((pair[0] / size[0][..., None])[0] for pair, size in zip(pairs, sizes, strict=True))
+    scores = query @ key.T
+    gap = (scores[1:, 1:] - scores[:-1, :-1]).abs().max() / scores.abs().max()
+    return "queries and keys are rotated differently: q.k does not depend on distance alone" if gap > 1e-2 else None
+
+
+def _regular(checked: CheckedModel, order: list[MeasuredAttention], still: list[MeasuredAttention]) -> bool:
+    """Whether the layers without a rotation recur, as in Llama 4 and SmolLM 3, or are declared."""
+    if checked.config is not None:
+        return True
+    layers = {order.index(a) + 1 for a in still}
+    every = range(1, len(order) + 1)
+    return any({i for i in every if i % period == 0} == layers for period in range(2, len(order) + 1))

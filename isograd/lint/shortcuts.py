@@ -1,0 +1,250 @@
+"""Rules about shortcuts: one that is missing, added twice, starts after the norm, or goes around it."""
+
+import re
+from collections.abc import Iterator
+from statistics import median
+
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding, many
+from isograd.trace.anatomy import TracedStack
+from isograd.trace.attention import is_attention
+from isograd.trace.dataflow import TracedNorm
+from isograd.trace.record import Operation
+from isograd.trace.sublayers import TracedSublayer
+
+EXACT = 1e-3
+MOST = 1.2  # the largest constant on a branch that nothing explains
+MULTIPLIERS = ("residual_multiplier", "scale_depth", "residual_scale", "depth_scale")
+
+
+def missing(checked: CheckedModel) -> Iterator[Finding]:
+    """Attentions and feed-forwards whose output replaces the stream instead of being added to it."""
+    found = [*_attentions_outside(checked), *_replaced(checked)]
+    if found:
+        address, what = found[0]
+        yield Finding(
+            code="shortcut-missing",
+            severity="error",
+            address=address,
+            measured=float(len(found)),
+            message=f"the {what} replaces the stream: no shortcut goes around it ({many(len(found), 'sublayer')})",
+            remedy="x = x + f(norm(x)), not x = f(norm(x))",
+        )
+
+
+def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:
+    """Self-attentions that belong to no sum, of as many queries as keys: no pooling, no cross-attention."""
+    dataflow, trace = checked.dataflow, checked.trace
+    inside = {id(o) for s in checked.anatomy.sublayers for o in dataflow.between(s.read, s.branch)}
+    for operation in trace.operations:
+        if id(operation) in inside or not is_attention(dataflow, operation) or not operation.makes:
+            continue
+        scores = trace[operation.makes[0] if operation.name != "scaled_dot_product_attention" else operation.reads[0]]
+        shape = scores.shape[-2:] if operation.name != "scaled_dot_product_attention" else ()
+        square = not shape or shape[0] == shape[1]
+        if square and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching:
+            yield operation.module, "attention"
+
+
+def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
+    """What stands between a sum and the next sublayer, or the output, with two products and no sum around them."""
+    dataflow, trace = checked.dataflow, checked.trace
+    sums = [s.total for s in checked.anatomy.sublayers]
+    claimed = {name for s in checked.anatomy.sublayers for name in s.parameters}
+    yield from _at_end(checked, claimed)
+    for sublayer in checked.anatomy.sublayers:
+        origin = dataflow.back(sublayer.read)[0]
+        made = trace.made_by(origin)
+        if made is None or not dataflow.is_product(made) or trace[origin].ndim < 3:
+            continue
+        above = dataflow.above(origin)
+        before = [t for t in sums if t in above and trace[t].shape == trace[origin].shape]
+        if not before:
+            continue
+        between = dataflow.between(max(before), origin)
+        products = [o for o in between if dataflow.is_product(o)]
+        fresh = not any(name in claimed for o in products for name in dataflow.weights(o))
+        if len(products) >= 2 and fresh and not any(is_attention(dataflow, o) for o in between):
+            yield _holder(products), "feed-forward"
+
+
+def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[tuple[str, str]]:
+    """Matrices between the last sum and the output whose likes in other layers stand in a branch."""
+    dataflow, trace = checked.dataflow, checked.trace
+    likes = {re.sub(r"\d+", "*", name) for name in claimed}
+    inside = trace.above([s.total for s in checked.anatomy.sublayers])
+    for stack in checked.anatomy.stacks:
+        below = (trace.below([stack.sublayers[-1].total]) & checked.reaching) - inside
+        products = [o for o in trace.operations if not below.isdisjoint(o.makes) and dataflow.is_product(o)]
+        after = [o for o in products if any(v in below for v in dataflow.data(o))]
+        names = [
+            (o, n) for o in after for n in dataflow.weights(o) if n not in claimed and checked.parameters[n].ndim >= 2
+        ]
+        alike = [(o, n) for o, n in names if re.sub(r"\d+", "*", n) in likes]
+        if len(alike) >= 2:
+            yield _holder([o for o, _ in alike]), "feed-forward"
+
+
+def _holder(products: list[Operation]) -> str:
+    parts = [o.module.split(".") for o in products]
+    shared = [level[0] for level in zip(*parts, strict=False) if len(set(level)) == 1]
+    return ".".join(shared) or products[0].module
+
+
+def factors(checked: CheckedModel) -> Iterator[Finding]:
+    """Constants on the terms of a sum that no published residual has."""
+    for stack in checked.anatomy.stacks:
+        bare = [s for s in stack.sublayers if "post" not in s.norms and not s.skip.learned and not _declared(checked)]
+        doubled = [s for s in bare if abs(s.skip.value - 2) < EXACT or _again(checked, stack, s)]
+        scaled = [s for s in bare if s.skip.even and abs(s.skip.value - 1) > EXACT and s not in doubled]
+        scaled = [s for s in scaled if not _balanced(s)]
+        large = [s for s in bare if s.scale.even and s.scale.value > MOST and not s.scale.learned]
+        if doubled:
+            yield _doubled(doubled)
+        if scaled:
+            yield _factor(
+                scaled,
+                scaled[0].skip.value,
+                f"the shortcut is multiplied by {scaled[0].skip.value:.3g}: after {len(stack.sublayers)} sublayers what"
+                f" came in has {scaled[0].skip.value ** len(stack.sublayers):.2g} of its size",
+            )
+        if large and not scaled:
+            what = "is added twice" if abs(large[0].scale.value - 2) < EXACT else "is multiplied by"
+            number = "" if what.endswith("twice") else f" {large[0].scale.value:.3g}"
+            yield _factor(large, large[0].scale.value, f"the output of the {large[0].kind} {what}{number}")
+        if not (doubled or scaled or large):
+            yield from _odd_one(stack)
+
+
+def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:
+    """Whether a sum holds what an earlier sublayer of the stack read, too."""
+    trace = checked.trace
+    beside = [s for s in stack.sublayers if s.total == sublayer.total]
+    total = trace[sublayer.total].double()
+    values = [(s.scale, trace[s.branch].double()) for s in beside] + [(sublayer.skip, trace[sublayer.read].double())]
+    if any(x.shape != total.shape or not c.even for c, x in values):
+        return False
+    rest = total - sum(c.value * x for c, x in values)
+    earlier = [s for s in stack.sublayers if s.read < sublayer.read]
+    size = total.abs().max()
+    if not earlier or rest.abs().max() < 1e-4 * size:
+        return False
+    x = trace[earlier[-1].read].double()
+    return x.shape == rest.shape and bool((rest - x).abs().max() < 1e-4 * size)
+
+
+def _balanced(sublayer: TracedSublayer) -> bool:
+    """(x + f(x)) / sqrt(2), which keeps the variance."""
+    return abs(sublayer.skip.value**2 + sublayer.scale.value**2 - 1) < 1e-2
+
+
+def _declared(checked: CheckedModel) -> bool:
+    return any(getattr(checked.config, name, None) for name in MULTIPLIERS)
+
+
+def _doubled(found: list[TracedSublayer]) -> Finding:
+    return Finding(
+        code="shortcut-doubled",
+        severity="error",
+        address=found[0].address,
+        measured=2.0,
+        message=f"the stream is added twice, 2x + f(x), and grows accordingly ({many(len(found), 'sublayer')})",
+        remedy="add the shortcut once: within the module or around it, x + f(norm(x))",
+    )
+
+
+def _factor(found: list[TracedSublayer], value: float, message: str) -> Finding:
+    return Finding(
+        code="factor-unexplained",
+        severity="warning",
+        address=found[0].address,
+        measured=value,
+        message=f"{message} ({many(len(found), 'sublayer')})",
+        remedy="remove the factor, or take one that a law of depth gives: 1/sqrt(2L) on the init of W_O and W_2, alpha"
+        " = (2L)^(1/4) on the shortcut under a post norm (DeepNorm)",
+    )
+
+
+def _odd_one(stack: TracedStack) -> Iterator[Finding]:
+    """One sublayer whose constant is another than that of all its like."""
+    for kind in dict.fromkeys(s.kind for s in stack.sublayers):
+        peers = [s for s in stack.sublayers if s.kind == kind and not s.skip.learned and not s.scale.learned]
+        if len(peers) < 3:
+            continue
+        usual = median(s.weight_ratio for s in peers)
+        odd = [s for s in peers if abs(s.weight_ratio - usual) > 1e-2 * usual and s.scale.even and s.skip.even]
+        if len(odd) == 1 and all(abs(s.weight_ratio - usual) < EXACT * usual for s in peers if s is not odd[0]):
+            yield _factor(
+                odd,
+                odd[0].weight_ratio,
+                f"x counts {odd[0].weight_ratio:.3g} times as much as the branch here, and {usual:.3g} times in the"
+                f" other {len(peers) - 1} {kind} sublayers",
+            )
+
+
+def after_norm(checked: CheckedModel) -> Iterator[Finding]:
+    """x = norm(x); x = x + f(x): the shortcut starts after the norm, whose module belongs to what follows."""
+    if any(getattr(checked.config, n, False) for n in ("apply_residual_connection_post_layernorm",)):
+        return
+    for stack in checked.anatomy.stacks:
+        pairs = [(s, after) for s, after in zip(stack.sublayers, stack.sublayers[1:], strict=False)]
+        crossing = [(s, after) for s, after in pairs if s.norms.get("post") and s.total != after.total]
+        found = [after for s, after in crossing if _belongs_to(s.norms["post"][0], after, s)]
+        found += [after for s, after in pairs if s.placement == "pre+post" and after.placement == "none"]
+        found = list({id(s): s for s in found}.values())
+        if found:
+            yield Finding(
+                code="shortcut-after-norm",
+                severity="error",
+                address=found[0].address,
+                measured=float(len(found)),
+                message="the shortcut of this sublayer starts after its norm: x = norm(x), then x + f(x), which is"
+                f" Post-LN in function ({many(len(found), 'sublayer')})",
+                remedy="keep x: x = x + f(norm(x)), not x = norm(x); x = x + f(x)",
+            )
+
+
+def _belongs_to(norm: TracedNorm, after: TracedSublayer, before: TracedSublayer) -> bool:
+    """Whether a norm's module stands in the module of the sublayer after it, and not in that of the one before."""
+    return _shared(norm.address, after.address) > _shared(norm.address, before.address)
+
+
+def _shared(one: str, other: str) -> int:
+    count = 0
+    for a, b in zip(one.split("."), other.split("."), strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def bypassed(checked: CheckedModel) -> Iterator[Finding]:
+    """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
+    dataflow = checked.dataflow
+    routed = any(o.name == "topk" for o in checked.trace.operations)
+    open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not routed]
+    what = "reads x itself, where others of its branch read the norm of it"
+    found = [(name, what) for s in open_ for name in _bare(checked, s)]
+    dead = [n for n in dataflow.norms.values() if n.result not in checked.reaching]
+    found += [(n.address, "is computed, and nothing reads its result") for n in dead]
+    if found:
+        address, what = found[0]
+        yield Finding(
+            code="norm-bypassed",
+            severity="error",
+            address=address,
+            measured=float(len(found)),
+            message=f"{'this norm' if 'computed' in what else 'this matrix'} {what} ({many(len(found), 'place')})",
+            remedy="h = norm(x), and pass h to every projection of the branch: x + f(h)",
+        )
+
+
+def _bare(checked: CheckedModel, sublayer: TracedSublayer) -> list[str]:
+    """Matrices that read x itself in a branch in which others read a norm of it."""
+    dataflow, x = checked.dataflow, sublayer.read
+    above = dataflow.above(sublayer.branch)
+    if not any(n.result in above and dataflow.back(n.origin, x)[0] == x for n in dataflow.norms.values()):
+        return []
+    products = [o for o in dataflow.between(x, sublayer.branch) if dataflow.is_product(o)]
+    direct = [o for o in products if dataflow.back(dataflow.data(o)[0], x) == (x, [])]
+    return [name for o in direct for name in dataflow.weights(o)]
