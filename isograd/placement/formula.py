@@ -16,7 +16,18 @@ from isograd.placement.streams import Plain, Stream
 
 Group = Literal["norm on the sum", "norm inside", "scaled", "streams", "attention", "parameterization"]
 Role = Literal[
-    "query", "key", "value", "attn_out", "ffn_in", "ffn_out", "embed", "head", "norm", "coefficient", "dense"
+    "query",
+    "key",
+    "value",
+    "attn_out",
+    "ffn_in",
+    "ffn_out",
+    "embed",
+    "head",
+    "norm",
+    "coefficient",
+    "dense",
+    "shortcut",  # a coefficient on the stream itself, where another on what is added has a rate of its own
 ]
 
 

@@ -218,13 +218,14 @@ def inverse_root_depth(site: Site) -> float:
     return site.layers**-0.5
 
 
-BASE_LAYERS = 2  # the depth at which CompleteP's rule changes nothing
+BASE_LAYERS = 2  # where CompleteP changes nothing: mup_base_depth of EleutherAI/nanoGPT-mup, completep, */run.sh
 
 
 def inverse_depth(site: Site) -> float:
     """2 / L, L the layers of the stack: CompleteP's 1 / m_L for a base of 2 layers.
 
-    Dey et al. 2025, arXiv 2505.01618, a = 1: on the branch, and on the optimizer's eps in layers (equation 40).
+    Dey et al. 2025, arXiv 2505.01618, a = 1: on the branch, and on the optimizer's eps in layers (equation 40). The
+    base depth is that of its authors' experiments (EleutherAI/nanoGPT-mup, branch completep, mup_base_depth=2).
 
     >>> inverse_depth(sites(8)[0])
     0.25

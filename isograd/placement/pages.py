@@ -71,6 +71,8 @@ _NOT_LISTED = """\
 - **LipsFormer** (2023), **sigma-Reparam** (2023): a reparameterization of each matrix, not of the residual.
 - **Lipschitz-constrained init** (2019), **GradInit** (2021): known by abstracts; an optimization before training.
 - **BitNet's quantization**, **Gemma's logit cap of the head**, **value embeddings** (nanochat): not of the residual.
+- **Muse Spark's input-scaled norm** n((1 + w) x), after its feed-forward: its weight stands before the division, where
+  folding, export and every other norm here have it after; at init, w = 0, the two are one.
 - **LUNAR**: no source was found.
 """
 

@@ -43,7 +43,7 @@ _PART_OF: dict[str, Part] = {
     **dict.fromkeys(("query", "key", "value", "attn_out"), PARTS[1]),
     **dict.fromkeys(("ffn_in", "ffn_out"), PARTS[2]),
     **dict.fromkeys(("head", "dense"), PARTS[3]),
-    **dict.fromkeys(("norm", "coefficient"), PARTS[4]),
+    **dict.fromkeys(("norm", "coefficient", "shortcut"), PARTS[4]),
     "embed": PARTS[0],
 }
 FLOAT = 4  # bytes of float32

@@ -214,10 +214,13 @@ def check_machine(run: Run) -> None:
     except ImportError as error:
         raise RecipeError(str(error)) from error
     shards = sharded_by(run.training)
-    if shards and (constrained := get(run.model.placement).constrain):
-        names = ", ".join(type(one).__name__ for one in constrained)
-        raise RecipeError(f"placement {run.model.placement!r} ({names}) changes whole weights after each step, and"
-                          f" {shards} keeps shards; train it without shards")  # fmt: skip
+    for placement in (run.model.placement, getattr(run.model, "encoder_placement", None)) if shards else ():
+        if placement and (constrained := get(placement).constrain):
+            names = ", ".join(type(one).__name__ for one in constrained)
+            raise RecipeError(
+                f"placement {placement!r} ({names}) changes whole weights after each step, and {shards} keeps shards;"
+                " train it without shards"
+            )
     if run.training.precision == "fp16" and not torch.cuda.is_available():
         raise RecipeError("training.precision=fp16 needs a GPU; use bf16 or fp32 on a CPU")
     if run.training.fsdp and PartialState().distributed_type == DistributedType.NO:

@@ -1,6 +1,7 @@
 """Leaves that own parameters. Each carries its role, so that init and weight decay ask no names.
 
-role: query, key, value, attn_out, ffn_in, ffn_out, dense, embed, head (matrices); norm, coefficient (never decayed)
+role: query, key, value, attn_out, ffn_in, ffn_out, dense, embed, head (matrices); norm, coefficient, shortcut (never
+decayed)
 """
 
 import math

@@ -450,6 +450,8 @@ class FirstInputConnection(Connection):
         keep, first = (v(site) if callable(v) else v for v in (stream.keep, stream.first))
         self.keep = Coefficient(1, init=keep) if self.begins_layer else None
         self.first = Coefficient(1, init=first) if self.begins_layer else None
+        if self.keep is not None:
+            self.keep.role = "shortcut"  # nanochat's r learns at a rate of its own: Rates(lr={"shortcut": 0.01})
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         x, origin = state

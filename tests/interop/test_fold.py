@@ -30,8 +30,8 @@ VALUE = replace(MIDDLE, projections=ProjectionNorm(of=("value",)))
 OWN = {  # name -> the placement, and the name of what it folds into
     "layer-scale": (Placement(each=Residual(pre=N, scale=Learned(init=0.1)), final=N), "pre-ln"),
     "gain-behind-out": (Placement(each=Residual(pre=N, out=N, scale=Learned(shape="scalar")), final=N), "sandwich"),
-    "zero-scale": (Placement(each=Residual(scale=Learned(init=0.0, shape="scalar"))), "t-fixup"),
-    "bare-everything": (Placement(each=Residual(skip=Learned(), scale=by_depth)), "t-fixup"),
+    "zero-scale": (Placement(each=Residual(scale=Learned(init=0.0, shape="scalar"))), "no-norm"),
+    "bare-everything": (Placement(each=Residual(skip=Learned(), scale=by_depth)), "no-norm"),
     "post-everything": (
         Placement(
             each=ByKind(
@@ -58,8 +58,8 @@ PLAIN = {
 }
 LIBRARY = {
     "layerscale": "pre-ln",
-    "rezero": "t-fixup",
-    "skipinit": "t-fixup",
+    "rezero": "no-norm",
+    "skipinit": "no-norm",
     "depth-mup": "pre-ln",
     "admin": "post-ln",
     "admin-closed": "post-ln",

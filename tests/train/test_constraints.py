@@ -1,6 +1,7 @@
 """What a placement asks of weights after each step, and of the optimizer's groups."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from isograd.errors import RecipeError
 from isograd.models import IsogradForCausalLM
-from isograd.placement import Norm, Placement, Residual, register
-from isograd.placement.formula import ClipLogits
+from isograd.placement import Norm, Placement, Residual, get, register, sites
+from isograd.placement.formula import ClipLogits, Rates
+from isograd.placement.stored import restored, stored
 from isograd.train.train import train
+from isograd.train.trainer import check_machine
 from isograd.transformer.parameters import Embedding, Linear, decayed
 from tests.build import close, model, tokens
-from tests.train.recipes import small
+from tests.train.recipes import small, small_translation
 from tests.train.test_decay import trainer
 
 ROWS, COLUMNS = {"query", "key", "value", "ffn_in", "embed", "head"}, {"attn_out", "ffn_out"}
@@ -136,3 +140,38 @@ def test_rates_follow_the_schedule(tmp_path: Path) -> None:
 
 def test_a_placement_without_rates_keeps_its_groups(tmp_path: Path) -> None:
     assert len(trainer(tmp_path, {"placement": "pre-ln"}).create_optimizer().param_groups) == 2
+
+
+@pytest.mark.parametrize("placement", ["ngpt", "qk-clip"])
+def test_shards_are_refused(placement: str) -> None:
+    """A constraint reads whole rows, columns and heads: refused before a launcher is asked for."""
+    said = f"placement '{placement}' \\((UnitNorm|ClipLogits)\\) changes whole weights after each step"
+    with pytest.raises(RecipeError, match=said):
+        check_machine(small(model={"placement": placement}, training={"fsdp": True}))
+    with pytest.raises(RecipeError, match="needs a launcher"):  # what every other placement is told
+        check_machine(small(model={"placement": "pre-ln"}, training={"fsdp": True}))
+    check_machine(small(model={"placement": placement}))
+
+
+def test_shards_are_refused_for_an_encoder_of_its_own() -> None:
+    run = small_translation(
+        model={"placement": "pre-ln", "encoder_placement": "qk-clip"}, search={"pairs": 0}, training={"fsdp": True}
+    )
+    with pytest.raises(RecipeError, match="placement 'qk-clip' "):
+        check_machine(run)
+
+
+def test_the_shortcut_of_x0_scalars_has_a_rate_of_its_own(own_catalogue: None, tmp_path: Path) -> None:
+    """nanochat's r at a hundredth of z's rate, said by role; the catalogue's entry has one rate."""
+    register("nanochat", replace(get("x0-scalars"), rates=Rates(lr={"shortcut": 0.01})))
+    made = trainer(tmp_path, {"placement": "nanochat"}, lr=0.5)
+    rate = {p: g["lr"] for g in made.create_optimizer().param_groups for p in g["params"]}
+    found = {name: rate[p] for name, p in made.model.named_parameters()}
+    slow = {name for name, lr in found.items() if lr == pytest.approx(0.005)}
+    assert slow == {f"model.layers.{i}.attn.stream.keep.weight" for i in range(2)}
+    assert {found[name] for name in found if name not in slow} == {0.5}
+    assert not slow & set(decayed(made.model)[0])
+    plain = trainer(tmp_path / "plain", {"placement": "x0-scalars"}, lr=0.5)
+    assert {group["lr"] for group in plain.create_optimizer().param_groups} == {0.5}
+    again = restored({"decoder": stored("nanochat", get("nanochat"), 2, "decoder", 0)})
+    assert again.rates.at("shortcut", sites(2)[0]) == (0.01, 1.0, 1.0)

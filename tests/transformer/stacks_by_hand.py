@@ -518,6 +518,7 @@ STACKS: dict[str, Callable[[Hand, Tensor], Tensor]] = {
     "rezero": rezero,
     "skipinit": plain(scaled_bare, final=False),
     "t-fixup": plain(bare, final=False),
+    "no-norm": plain(bare, final=False),
     "variance-gate": plain(variance_gate),
     "parallel": parallel,
     "parallel-shared": parallel_shared,

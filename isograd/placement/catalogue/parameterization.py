@@ -47,8 +47,8 @@ PARAMETERIZATION: dict[str, Placement] = {
         rates=Rates(eps=dict.fromkeys(IN_LAYERS, laws.inverse_depth)),
         about="pre-ln with branches and the eps of layers times 2/L, learning rates as they are",
         paper="Dey et al. 2025, arXiv 2505.01618",
-        note="At 2 layers it is pre-ln: tune there, and keep the learning rate at any depth. What changes with width is"
-        " not a placement's.",
+        note="At 2 layers, the base depth of its authors' experiments (EleutherAI/nanoGPT-mup, branch completep), it is"
+        " pre-ln: tune there, and keep the learning rate at any depth. What changes with width is not a placement's.",
         group="parameterization",
     ),
     "ngpt": Placement(
@@ -65,9 +65,11 @@ PARAMETERIZATION: dict[str, Placement] = {
         ),
         about="every vector and every row of a matrix has length 1; x moves a share of the way to the branch",
         paper="Loshchilov et al. 2024 (nGPT), arXiv 2410.01131",
-        note="No warm-up, no weight decay; set bias=False. Two differences: logits are scaled by a number for each"
-        " feature, from sqrt(d), where the paper has one for each word, from 1; and trained scales learn at the"
-        " common rate.",
+        note="No warm-up, no weight decay; set bias=False. Three differences to NVIDIA/ngpt: logits are scaled by a"
+        " number for each feature, from sqrt(d), where it has one for each word, from 1 (a placement ends where the"
+        " head begins); queries and keys have scales of their own, where it has one vector for both; and trained scales"
+        " learn at the common rate, where it stores alpha, s_qk and s_z times 1/sqrt(d), so that a step of Adam moves"
+        " s_qk and s_z sqrt(d) and alpha 0.05 sqrt(d) times as far.",
         group="parameterization",
     ),
 }

@@ -11,6 +11,14 @@ _T_FIXUP: Gains = {
 }
 
 SCALED: dict[str, Placement] = {
+    "no-norm": Placement(
+        each=Residual(),
+        about="x + f(x) and nothing else: no norm, no coefficient, no init of its own",
+        paper="He et al. 2015, arXiv 1512.03385, the residual itself",
+        note="What folding leaves of rezero and skipinit. To train from scratch take one of these, or t-fixup: nothing"
+        " bounds the stream here.",
+        group="scaled",
+    ),
     "layerscale": Placement(
         each=Residual(pre=N, scale=Learned(init=laws.layerscale_init)),
         final=N,

@@ -93,8 +93,9 @@ STREAMS: dict[str, Placement] = {
         init=_ZERO_OUTPUTS,
         about="before each layer x <- r x + z x_0 with trained r and z; W_O and W_2 begin at 0",
         paper="nanochat 2026, as released",
-        note="nanochat gives r a hundredth of z's learning rate, draws token vectors with std 0.8 and the head with"
-        " 0.001, and normalizes without weights; here the placement is the shortcuts alone.",
+        note="nanochat gives r a hundredth of z's learning rate (in an entry of your own"
+        " rates=Rates(lr={'shortcut': 0.01})), draws token vectors with std 0.8 and the head with 0.001, and normalizes"
+        " without weights; here the placement is the shortcuts alone.",
         group="streams",
         families=("nanochat",),
     ),
