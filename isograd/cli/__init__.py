@@ -37,6 +37,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "check": "check.check",
     "conform": "conform.conform",
     "diagnose": "diagnose.diagnose",
+    "explain": "explain.explain",
     "replay": "replay.replay",
     "report": "report.report",
     "theory": "theory.theory",

@@ -74,7 +74,7 @@ def diagnose(
     if json:
         print_json(content | {"page": str(page)})
     else:
-        _print(content, page)
+        _print(content, page, model)
     return 0
 
 
@@ -118,17 +118,18 @@ def _of_text(model: "nn.Module", name: str, path: Path, seed: int) -> tuple[Any,
         return None, None
 
 
-def _print(content: dict[str, Any], page: Path) -> None:
+def _print(content: dict[str, Any], page: Path, name: str) -> None:
     from isograd.report import profile_page
 
     names, lines = profile_page.HEADER, list(profile_page.lines(content, profile_page.MOST))
     shown = profile_page.fitting(lines, output().width)
-    print_lines(profile_page.summary(content), "")
+    print_lines(profile_page.verdict(content), profile_page.summary(content), "")
     print_table([names[i] for i in shown], [[escape(cells[i]) for i in shown] for cells in lines], left=3)
     output().print(f"[dim]{_LEGEND}[/dim]\n")
     print_lines(*(f"{quantity}: {value}" for quantity, value in profile_page.overview(content).lines))
     print_lines(*(f"Missing: {name}: {reason}" for name, reason in content["missing"].items()))
-    print_path(f"\npage: {page}")
+    print_path(f"\nnext: isograd explain {name}   (this beside references, and what isograd check finds)")
+    print_path(f"page: {page}")
 
 
 _LEGEND = (

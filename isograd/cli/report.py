@@ -34,7 +34,7 @@ def report(
     Reads files only: a folder copied from another machine will do.
 
     Args:
-        folders: the folder of a run, a study, a search or a replay, or a folder of runs
+        folders: the folder of a run, a study, a search, a replay or a watched loop, or a folder of runs
         out: where to write (default: report/ in the first FOLDER)
         title: of the page
         reference: placement or label of the arm that the others are measured against (default: pre-ln, or the first)
@@ -65,6 +65,8 @@ def report(
 
         report_replay(folders[0], out, title, figures, json)
         return 0
+    if len(folders) == 1 and _is_watched(folders[0]):
+        return _report_watched(folders[0], out, title, figures, json)
     from isograd.cli.compare import print_arms
     from isograd.report.runs import find_runs, readable
 
@@ -83,6 +85,29 @@ def report(
     else:
         for arms, page, name in written:
             print_arms(arms, page, name)
+    return 0
+
+
+def _is_watched(folder: Path) -> bool:
+    """What `isograd.watch` wrote: rows of steps, and none of a run's other files."""
+    others = ("run.json", "resolved.json", "outcome.json")
+    return (folder / "metrics.jsonl").is_file() and not any((folder / name).exists() for name in others)
+
+
+def _report_watched(folder: Path, out: Path | None, title: str | None, figures: "Output", json: bool) -> int:
+    from isograd.cli.console import print_lines, print_path
+    from isograd.files import read_rows
+    from isograd.report.watch_page import headline, write_watch
+
+    with refusing(ValueError, KeyError, TypeError):
+        page = write_watch(folder, out, title, figures)
+    warned = read_rows(folder / "warnings.jsonl")
+    if json:
+        print_json({"report": str(page), "warnings": warned})
+    else:
+        print_lines(headline(read_rows(folder / "metrics.jsonl"), warned))
+        print_lines(*(f"-> {row['cause']}; {row['remedy']}" for row in warned[:1] if row.get("remedy")))
+        print_path(f"\nreport: {page}")
     return 0
 
 

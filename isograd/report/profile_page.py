@@ -39,7 +39,8 @@ def write_profile(out: Path, profile: Row, facts: Mapping[str, str]) -> Path:
     inputs = ", ".join(f"{name or 'input'} {tuple(shape)}" for name, shape in known["inputs"].items())
     page = Page(
         title=f"Depth profile of {facts.get('model', known['model'])}",
-        headline=summary(known),
+        headline=verdict(known),
+        subtitle=summary(known),
         warnings=[f"Missing: {name}: {reason}" for name, reason in known["missing"].items()],
         sections=[
             Section(name="overview", title="Overview", sentence=_OVERVIEW, table=overview(known)),
@@ -160,6 +161,49 @@ def summary(profile: Row) -> str:
     size = profile["parameters"]
     millions = f"{size / 1e6:,.1f} M" if size >= 1e6 else f"{size:,}"
     return f"{profile['model']}, {millions} parameters. {stacks[:1].upper()}{stacks[1:]}."
+
+
+def verdict(profile: Row) -> str:
+    """What the numbers say, the worst first; of the rest that they are as usual."""
+    said = [*_gradients_of(profile), *_loss_of(profile), *_stream_of(profile), *_attention_of(profile)]
+    return " ".join(said) or "Nothing unusual: gradients of all layers are of one size, and the loss is as expected."
+
+
+def _gradients_of(profile: Row) -> Iterator[str]:
+    for group, ratio in profile["ratios"].items():
+        found = ratio["first_last"]
+        if group.endswith(" ffn") and found is not None and not 1 / FAR <= found <= FAR:
+            how = "vanish" if found < 1 else "explode"
+            yield f"Gradients {how} towards the input: first/last layer {number(found)} ({group[:-4]})."
+
+
+def _loss_of(profile: Row) -> Iterator[str]:
+    loss, guess = profile["loss"], profile["ln_classes"]
+    if loss is not None and guess is not None and loss > guess + 1 and profile["objective"] != "given labels":
+        yield f"The loss is {loss - guess:.1f} nats above a uniform guess: the head, or what it reads, is too large."
+
+
+def _stream_of(profile: Row) -> Iterator[str]:
+    for stack in profile["stacks"]:
+        rows = [row for row in profile["rows"] if row["stack"] == stack["name"] and row["dependency_sum"] is not None]
+        share = rows[-1]["dependency_sum"] / len(rows) if rows else 0.0
+        if len(rows) >= DEEP and ({*stack["placements"]} == {"post-ln"} or share > REWRITTEN):
+            yield (
+                "Gradients at initialization say little of this stack: with norms on the sum, or branches that rewrite"
+                f" the stream ({share:.0%} in each of {len(rows)} sublayers), deep stacks collapse without a warm-up or"
+                " at too high a rate. isograd check MODEL --lr X --warmup N judges that."
+            )
+
+
+def _attention_of(profile: Row) -> Iterator[str]:
+    low = [row for row in profile["rows"] if row["attention_share"] is not None and row["attention_share"] < 0.1]
+    if low:
+        yield f"Attention looks at one key in {_count(len(low), 'sublayer')}, first {low[0]['address']}."
+
+
+FAR = 30.0  # times, first over last layer
+DEEP = 24  # sublayers
+REWRITTEN = 0.2  # of the stream, by each sublayer
 
 
 def overview(profile: Row) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from isograd.files import finite, write_text
+from isograd.files import finite, read_rows, write_text
 from isograd.report import equal_loss, figures, finetuning, kept_weights, lr_range
 from isograd.report.compared import Compared, difference, table, verdicts
 from isograd.report.figures import DEPTH_CHARTS, Maker, Subject
@@ -90,11 +90,28 @@ def _page(arms: Sequence[ArmFiles], title: str | None, reference: str | None, ev
         sections=[
             Section(name="results", title="Results", sentence=_caption(arms, about.entropy), table=results_table(arms)),
             *filter(None, (maker(about) for maker in makers(arms))),
+            Section(name="warnings", title="Warnings during the runs", table=_warned(arms)),
             Section(name="formulas", title="Placements", sentence=_FORMULA, table=_formulas(arms)),
             Section(name="settings", title="Settings and provenance", table=_settings(arms, text)),
         ],
         made=made,
     )
+
+
+def _warned(arms: Sequence[ArmFiles]) -> Table | None:
+    """What warnings.jsonl of each run says."""
+    rows = [
+        (arm.label, run.run["seed"], row)
+        for arm in arms
+        for run in arm.runs
+        for row in read_rows(run.folder / "warnings.jsonl")
+    ]
+    lines = [
+        (label, f"{seed}", *(str(row.get(key) or "") for key in ("step", "signal", "layer", "message", "remedy")))
+        for label, seed, row in rows
+    ]
+    header = ("placement", "seed", "step", "signal", "layer", "message", "remedy")
+    return Table(header=header, lines=lines, left=7) if lines else None
 
 
 def _settings(arms: Sequence[ArmFiles], text: Row | None) -> Table:

@@ -149,3 +149,12 @@ def test_bad_input_is_one_line(words: tuple[str, ...], said: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
 def test_no_cuda_device() -> None:
     assert "torch finds no CUDA device" in refused("diagnose", "my_layers:layers", "--device", "cuda")
+
+
+def test_explain_a_module() -> None:
+    code, said, _ = called("explain", "my_layers:layers", "--batch", "my_layers:batch", "--json")
+    content = json.loads(said)
+    assert code == int(content["broken"]) and content["next"] and content["verdict"]
+    assert {row["layer"] for row in content["profile"]} >= {1, 2}
+    assert content["profile"][0]["references"]["residual_rms"] is not None
+    assert Path(content["page"]).is_file()

@@ -176,6 +176,11 @@ def test_curves() -> None:
     assert [name for _, name in risen] == ["rise"] and STAYS + 150 < risen[0][0] < STAYS + 165
     assert followed([*falling(150), *[4.0] * 20, *falling(200)]) == []  # it came back
     assert followed([*falling(150), *[4 - 0.03 * i for i in range(70)]]) == []  # and here it is coming back
+    slowly = followed([*falling(150), *[6 - 0.001 * i for i in range(200)]])
+    assert [name for _, name in slowly] == ["rise"]  # in as many steps again it would not be back
+    draw = torch.Generator().manual_seed(0)
+    noisy = [3.0 + 0.5 * float(torch.randn((), generator=draw)) for _ in range(400)]
+    assert followed([*falling(40, end=3.0), *noisy]) == []  # batches of one sequence
     assert followed([5.0] * 200) == [(RESTS, "stall")]
     assert followed([5 - 0.002 * i for i in range(400)]) == []  # slow, and falling
     assert [name for _, name in followed(falling(400, end=0.1))] == ["low"]

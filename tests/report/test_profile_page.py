@@ -128,3 +128,12 @@ def test_the_page_stands_alone(pair: dict[str, Any], tmp_path: Path, monkeypatch
     assert content["rows"][0]["residual_rms"] is None
     again = write_profile(tmp_path / "again", content, content["facts"])
     assert again.read_text() == (tmp_path / "diagnose.html").read_text()
+
+
+def test_the_verdict(causal: dict[str, Any]) -> None:
+    assert profile_page.verdict(causal).startswith("Nothing unusual")
+    group = next(name for name in causal["ratios"] if name.endswith(" ffn"))
+    vanished = {**causal, "ratios": {group: {"first_last": 1e-3, "max_min": 1e3}}}
+    assert profile_page.verdict(vanished).startswith("Gradients vanish towards the input: first/last layer 0.001")
+    loud = {**causal, "loss": 9.0, "ln_classes": 3.0, "objective": "next token"}
+    assert "6.0 nats above a uniform guess" in profile_page.verdict(loud)

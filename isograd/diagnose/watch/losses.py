@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -13,13 +14,14 @@ RESTS = 150  # readings within which a loss at rest has not moved
 LOW = 0.1  # times the unigram entropy: no text is that predictable to a model that sees only what comes before
 GROWN = 10.0  # times the usual gradient: then the step before the rise was one of its own
 FLAT = 2.0  # standard errors
+CHANCE = 6.0  # standard deviations of a mean of ten, which the lowest of many lies below the others
 
 
 class Losses:
     """Follows the losses of a run; each of three signals is reported once.
 
     rise   the mean of ten losses has stayed for `STAYS` readings above its lowest by 0.5 nat (less below one nat of
-           entropy) and by a quarter of all that had been gained, and is not coming back
+           entropy), by a quarter of all that had been gained and by more than noise, and would not be back in as many
     stall  the loss has not come halfway down to that of token frequencies, and has not moved for `RESTS` readings;
            where the entropy is not known: it has not gone below what it was in its first readings
     low    the mean of the last twenty is below a tenth of the entropy
@@ -56,6 +58,7 @@ class Losses:
             return None
         mean, start = fmean(self._means), fmean(self._first)
         far = max(BREAK * min(1.0, max(entropy or 1.0, 0.1)), 0.25 * (start - self._lowest))
+        far = max(far, CHANCE * _noise(self._last) / math.sqrt(10))
         if not mean >= self._lowest + far:
             if mean < self._lowest + far / 2:
                 self._since, self._risen = None, []
@@ -65,9 +68,12 @@ class Losses:
         if self._since is None:
             return None
         self._risen.append(loss)
-        if len(self._risen) < STAYS or mean < self._lowest + far or _falls(self._risen[STAYS // 2 :]):
+        if len(self._risen) < STAYS or mean < self._lowest + far or fmean(self._risen) < self._lowest + far:
             return None
-        return self._risen_row(step, mean)
+        half = len(self._risen) // 2
+        gained = median(self._risen[:half]) - median(self._risen[half:])
+        coming_back = _falls(self._risen) and 2 * gained >= mean - self._lowest - far  # in as many readings again
+        return None if coming_back else self._risen_row(step, mean)
 
     def _risen_row(self, step: int, mean: float) -> Row:
         assert self._since is not None
@@ -124,6 +130,11 @@ def _falls(losses: list[float]) -> bool:
     """Whether the second half lies below the first by more than noise does."""
     half = len(losses) // 2
     first, second = losses[:half], losses[half:]
-    apart = median([abs(b - a) for a, b in pairwise(losses)]) / 0.954
-    error = 1.25 * apart * math.sqrt(1 / len(first) + 1 / len(second))
+    error = 1.25 * _noise(losses) * math.sqrt(1 / len(first) + 1 / len(second))
     return median(first) - median(second) > FLAT * error
+
+
+def _noise(losses: Iterable[float]) -> float:
+    """Standard deviation of one loss, robustly, from the differences of neighbours."""
+    apart = [abs(after - before) for before, after in pairwise(losses)]
+    return median(apart) / 0.954 if apart else 0.0

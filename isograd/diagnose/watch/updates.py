@@ -4,6 +4,7 @@ What is looked at are a few entries of each parameter, those with the largest gr
 then: at the first reading, at the twelfth, and every fifty. Any other reading costs a comparison of identities.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -169,7 +170,8 @@ class Zeroed:
         if self._fresh is not None:
             a, b = self._probe.grad.flatten().float(), self._fresh.flatten().float()
             cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0))
-            self._verdicts.append(cosine < PROPORTIONAL)
+            power = math.log2(max(float(a.norm()), 1e-38) / max(float(b.norm()), 1e-38))  # of two: a loss scale's
+            self._verdicts.append(cosine < PROPORTIONAL or abs(power - round(power)) > 0.01)
         self._fresh = None
         if len(self._verdicts) < SAME:
             return False

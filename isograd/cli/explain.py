@@ -1,0 +1,207 @@
+"""`isograd explain RUN | MODEL`: what is wrong, since when, why, and what to do."""
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.markup import escape
+
+from isograd.cli.console import loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.parser import Folder
+from isograd.errors import InputsError, IsogradError, UserError, one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from isograd.diagnose import Profile
+
+
+def explain(
+    model: Annotated[str, "RUN|MODEL"],
+    *,
+    batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
+    lr: float | None = None,
+    warmup: int | None = None,
+    out: Folder | None = None,
+    json: bool = False,
+) -> int:
+    """Explain a run or a model on one page: the verdict, since when, ranked causes, the next command.
+
+    RUN is the folder of a run of isograd train; MODEL what isograd check takes.
+
+    examples:
+      isograd explain runs/my-run
+      isograd explain my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
+
+    Of a run its files are read, and its model before the first update is checked where it is there. Of a model the
+    findings of isograd check are ranked, and its depth profile is shown beside what theory or a model of the catalogue
+    of this depth has. Exit code 1 where a run broke or a check finds an error.
+
+    Args:
+        model: the folder of a run; or a folder with a checkpoint, a hub id, package.module:callable
+        batch: of a model: returns what forward takes, where it cannot be guessed
+        lr: of a model: the peak learning rate to come
+        warmup: of a model: the warm-up steps to come
+        out: where to write (default: RUN/explain, or runs/explain/NAME)
+        json: what explain.json holds, as one JSON object on stdout
+    """
+    folder = Path(model)
+    is_run = (folder / "run.json").is_file()
+    if is_run and (batch or lr is not None or warmup is not None):
+        raise UserError("--batch, --lr and --warmup are for a model; a run has its own")
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
+    with loading() as shown:
+        content = _of_run(folder, shown) if is_run else _of_model(model, batch, lr, warmup, shown)
+        from isograd.report.explain_page import write_explanation
+
+        page = write_explanation(content, out or (folder / "explain" if is_run else Path("runs/explain") / name))
+    if json:
+        print_json({**content, "page": str(page)})
+    else:
+        _print(content, page)
+    return int(content["broken"])
+
+
+def _of_run(folder: Path, shown: Callable[[str], None]) -> dict[str, Any]:
+    from isograd.study.explain import BROKEN, explain_run
+
+    initial = folder / "checkpoints/initial"
+    found: list[dict[str, Any]] = []
+    if initial.is_dir():
+        from isograd.files import read_json
+
+        shown("checking the model before its first update")
+        training = read_json(folder / "run.json").get("training", {})
+        found = [one.as_dict() for one in _checked(str(initial), None, training.get("lr"), training.get("warmup"))]
+    content = explain_run(folder, found)
+    return {**content, "broken": content["outcome"].get("outcome") in (*BROKEN, "failed")}
+
+
+def _checked(model: str, batch: str | None, lr: float | None, warmup: int | None) -> Any:
+    from isograd.lint import check
+    from isograd.trace.inputs import as_inputs
+    from isograd.trace.load import load_callable, load_model
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
+            inputs = as_inputs(load_callable(batch)()) if batch else None
+            return check(load_model(model), inputs, lr=lr, warmup=warmup, name=model)
+    except InputsError as error:
+        raise UserError(f"{batch or model}: {one_line(error)}") from error
+    except IsogradError:
+        raise
+    except Exception as error:  # a model's own code raises what it likes
+        raise UserError(f"{model} does not run: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _of_model(
+    name: str, batch: str | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
+) -> dict[str, Any]:
+    from isograd.diagnose import profile
+    from isograd.report.profile_page import plain, verdict
+    from isograd.trace.load import load_callable, load_model
+
+    shown(f"checking {name}")
+    found = [one.as_dict() for one in _checked(name, batch, lr, warmup)]
+    try:
+        measured = profile(load_model(name), load_callable(batch)() if batch else None, progress=shown)
+    except IsogradError as error:
+        measured, said = None, one_line(error)
+    except Exception as error:  # a model's own code
+        measured, said = None, f"{type(error).__name__}: {one_line(error)}"
+    serious = [one for one in found if one["severity"] == "error"]
+    told = [one for one in found if one["severity"] != "info"]
+    seen = verdict(plain(measured.as_dict())) if measured else f"No depth profile: {said}."
+    first = f"{told[0]['message']} ({told[0]['address'] or 'the model'})." if told else ""
+    content = {
+        "of": name,
+        "verdict": f"{first[:1].upper()}{first[1:]} {seen}".strip() if first else f"No fault found. {seen}",
+        "broken": bool(serious),
+        "causes": [
+            {
+                "cause": one["message"],
+                "evidence": f"{one['code']} at {one['address'] or 'the model'}, measured {one['measured']:.3g}",
+                "remedy": one["remedy"],
+                "tested": False,
+            }
+            for one in told
+        ],
+        "warnings": [],
+        "findings": found,
+        "next": f"isograd check {name} --lr X --warmup N" if not told and lr is None else _after(name, told),
+    }
+    return {**content, **_with_references(measured, shown)}
+
+
+def _after(name: str, told: list[dict[str, Any]]) -> str:
+    return f"change it, then isograd explain {name} again" if told else "train it, with isograd.watch in the loop"
+
+
+def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -> dict[str, Any]:
+    """The profile, and beside each number theory's, or that of the catalogue's model of this depth."""
+    if measured is None:
+        return {"profile": [], "reference": ""}
+    from isograd.placement import CATALOGUE
+    from isograd.report.profile_page import COLUMNS
+
+    content = measured.as_dict()
+    rows, stacks = content["rows"], content["stacks"]
+    placement = max(stacks[-1]["placements"], key=lambda one: stacks[-1]["placements"][one])
+    named = placement if placement in CATALOGUE else "pre-ln"
+    kinds = len({row["kind"] for row in rows if row["stack"] == stacks[-1]["name"]})
+    theirs: dict[tuple[int, str], Any] = {}
+    if kinds == 2 and stacks[-1]["layers"] <= 96:
+        shown(f"measuring {named} of this depth")
+        theirs = {(row["layer"], row["kind"]): row for row in _reference(named, stacks[-1]["layers"])}
+    theory = {
+        (line["stack"], index, line["quantity"]): value
+        for line in content["expected"]
+        for index, value in zip(line["index"], line["value"], strict=True)
+    }
+    found = []
+    for row in rows:
+        like = theirs.get((row["layer"], row["kind"]), {}) if row["stack"] == stacks[-1]["name"] else {}
+        references = {
+            column.key: theory.get((row["stack"], row["index"], column.key), like.get(column.key)) for column in COLUMNS
+        }
+        values = {column.key: row[column.key] for column in COLUMNS}
+        found.append({"layer": row["layer"], "kind": row["kind"], "values": values, "references": references})
+    said = f"Beside each number (ref.) theory's where there is one, else that of {named} with as many layers, of width"
+    return {
+        "profile": found,
+        "reference": f"{said} 64, at initialization: sizes compare over depth, not with each other.",
+    }
+
+
+def _reference(placement: str, layers: int) -> list[Any]:
+    import torch
+
+    from isograd.diagnose import profile
+    from isograd.models import IsogradConfig, IsogradForCausalLM
+
+    shape: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: nn.Module = IsogradForCausalLM(IsogradConfig(placement=placement, num_hidden_layers=layers, **shape))
+        rows: list[Any] = profile(model).as_dict()["rows"]
+        return rows
+
+
+def _print(content: dict[str, Any], page: Path) -> None:
+    from isograd.report import explain_page
+
+    print_lines(content["verdict"], "")
+    for i, one in enumerate(content["causes"], 1):
+        print_lines(f"{i}. {one['cause']}", f"   because {one['evidence']}")
+        print_lines(f"   {'tested' if one['tested'] else 'change'}: {one['remedy']}")
+    table = explain_page.profile(content, explain_page.MOST)
+    if table is not None:
+        print_lines("")
+        wide = output().width < 150 and len(table.header) > 8
+        shown = [i for i in range(len(table.header)) if not wide or i < 8]
+        print_table([table.header[i] for i in shown], [[escape(line[i]) for i in shown] for line in table.lines])
+    print_path(f"\nnext: {content['next']}")
+    print_path(f"page: {page}")

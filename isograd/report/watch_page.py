@@ -1,0 +1,94 @@
+"""The page of a watched loop: what `isograd.watch` wrote into its folder, the warnings first."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from isograd.files import read_rows
+from isograd.report.page import Page, Section, Table, write_page
+from isograd.report.style import Drawing, Output, drawing, heading, label, log, shade
+
+Row = dict[str, Any]
+HEADER = ("step", "signal", "layer", "what", "cause", "remedy")
+
+
+def write_watch(folder: Path, out: Path | None = None, title: str | None = None, output: Output | None = None) -> Path:
+    """Write report.html of a folder with metrics.jsonl, quantities.jsonl and warnings.jsonl; returns its path."""
+    metrics, layers = read_rows(folder / "metrics.jsonl"), read_rows(folder / "quantities.jsonl")
+    warned = read_rows(folder / "warnings.jsonl")
+    page = Page(
+        title=title or f"Watched: {folder.name}",
+        headline=headline(metrics, warned),
+        sections=[
+            Section(name="warnings", title="Warnings", table=warnings_table(warned)),
+            Section(name="loss", title="Loss and gradient norm", figure=lambda: _curves(metrics, warned)),
+            Section(
+                name="layers",
+                title="Gradients of each layer",
+                sentence="A line per layer, from the first (blue) to the last (orange). Flat, close lines are better.",
+                figure=lambda: _layers(layers),
+            ),
+        ],
+        made=f"Made by isograd from the files of `isograd.watch` in {folder.name}.",
+    )
+    return write_page(page, (out or folder / "report") / "report.html", output)
+
+
+def headline(metrics: Sequence[Row], warned: Sequence[Row]) -> str:
+    """The first warning, or that there was none."""
+    steps = metrics[-1]["step"] if metrics else 0
+    if not warned:
+        return f"{steps:,} steps, and nothing was reported."
+    more = f" ({len(warned) - 1} more below)" if len(warned) > 1 else ""
+    first = str(warned[0]["message"])
+    return f"{first[:1].upper()}{first[1:]}{more}."
+
+
+def warnings_table(warned: Sequence[Row]) -> Table | None:
+    """A line per warning."""
+    lines = [
+        (
+            f"{row['step']:,}",
+            str(row["signal"]),
+            str(row.get("layer") or ""),
+            str(row["message"]),
+            str(row.get("cause") or ""),
+            str(row.get("remedy") or ""),
+        )
+        for row in warned
+    ]
+    return Table(header=HEADER, lines=lines, left=6) if lines else None
+
+
+def _curves(metrics: Sequence[Row], warned: Sequence[Row]) -> Drawing | None:
+    if not metrics:
+        return None
+    drawn = drawing(2, height=3.2)
+    for axes, name in zip(drawn.panels, ("loss", "grad_norm"), strict=True):
+        known = [(row["step"], row[name]) for row in metrics if row.get(name) is not None]
+        axes.plot([x for x, _ in known], [y for _, y in known], linewidth=1.0)
+        for row in warned:
+            axes.axvline(row["step"], color="#D55E00", linewidth=0.8)
+        label(axes, "step", "loss" if name == "loss" else "norm of all gradients")
+    log(drawn.panels[1])
+    return drawn
+
+
+def _layers(rows: Sequence[Row]) -> Drawing | None:
+    known = [row for row in rows if row.get("gradient_norm") is not None]
+    if not known:
+        return None
+    stacks = list(dict.fromkeys(row.get("stack") for row in known))
+    drawn = drawing(len(stacks), height=3.2)
+    for axes, stack in zip(drawn.panels, stacks, strict=True):
+        own = [row for row in known if row.get("stack") == stack]
+        addresses = list(dict.fromkeys(row["address"] for row in own))
+        for i, address in enumerate(addresses):
+            line = [(row["step"], row["gradient_norm"]) for row in own if row["address"] == address]
+            colour = shade(i / max(1, len(addresses) - 1))
+            axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=0.9)
+        if len(stacks) > 1:
+            heading(axes, str(stack))
+        label(axes, "step", "gradient norm of the layer")
+        log(axes)
+    return drawn
