@@ -15,7 +15,7 @@ from isograd.report.style import Look, looks
 from isograd.statistics import Comparison, Interval, compare, median, median_interval, side_by_side, wilson
 from isograd.study.sensitivity import Edge, best_rate, sensitivity
 
-RATE = "training.lr"
+RATE, WARMUP = "training.lr", "training.warmup"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +285,31 @@ def comparisons(
         ArmsCompared(condition=condition, mine=mine, theirs=theirs, found=one)
         for (condition, mine, theirs), one in zip(pairs, found, strict=True)
     ]
+
+
+def against_no_warmup(chosen: Sequence[Tuned], design: Design) -> list[ArmsCompared]:
+    """Each warm-up with none, of the same placement and all else; corrected for each other.
+
+    Each at its best rate, or, where it trained at none, at that of its lowest median: that it does not train without is
+    what is asked.
+    """
+    if 0 not in design.others.get(WARMUP, []):
+        return []
+    none = {_but_warmup(one): one.shown for one in chosen if one.condition[WARMUP] == 0}
+    pairs = [(one, none[_but_warmup(one)]) for one in chosen if one.condition[WARMUP] != 0 and _but_warmup(one) in none]
+    found = side_by_side([compare(one.shown.losses, theirs.losses) for one, theirs in pairs])
+    return [
+        ArmsCompared(condition=_without(one.condition), mine=one.shown, theirs=theirs, found=each)
+        for (one, theirs), each in zip(pairs, found, strict=True)
+    ]
+
+
+def _without(condition: Row) -> Row:
+    return {key: value for key, value in condition.items() if key != WARMUP}
+
+
+def _but_warmup(one: Tuned) -> str:
+    return json.dumps([one.who, _without(one.condition)])
 
 
 def tunable(design: Design) -> bool:

@@ -16,7 +16,7 @@ from matplotlib.transforms import offset_copy
 
 from isograd.report.figures import over_seeds
 from isograd.report.runs import ArmFiles, Row
-from isograd.report.study_arms import RATE, Design, StudyArm
+from isograd.report.study_arms import RATE, WARMUP, Design, StudyArm
 from isograd.report.study_files import axis_name, condition_said, shown_value
 from isograd.report.style import (
     INK,
@@ -235,7 +235,6 @@ def _has_steps(arm: ArmFiles) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------- maps
 
-WARMUP = "training.warmup"
 PANELS = 12  # of one figure at most; the tables have the rest
 _EVEN = colormaps["viridis_r"].resampled(
     64

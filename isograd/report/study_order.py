@@ -45,9 +45,10 @@ class Stable:
         return self.rate is not None and self.rate == self.tried[-1]
 
     def said(self) -> str:
-        """ "0.008"; "≥ 0.032" at the end of the sweep; "none"."""
+        """ "0.008"; "≥ 0.032" at the end of the sweep; "none"; "undecided" where no seed collapsed or diverged."""
         if self.rate is None:
-            return "none"
+            broke = any(arm.count("collapsed") + arm.count("diverged") for arm in self.of.arms)
+            return "none" if broke else "undecided"
         return f"{'≥ ' if self.at_end else ''}{shown_value(self.rate)}"
 
 
@@ -107,9 +108,9 @@ def sections(chosen: Sequence[Tuned], design: Design, reference: str, what: str)
 
 
 _STABLE = (
-    "Of the rates that were tried; ≥: the highest of them, beyond which there was none. “None”: at each rate a seed"
-    " collapsed, diverged or was undecided, which at a low rate may only mean that the run was too short. Placements"
-    " by that rate under the first condition, then by their loss."
+    "Of the rates that were tried; ≥: the highest of them, beyond which there was none. None: at each rate a seed did"
+    " not finish. Undecided: likewise, but no seed collapsed or diverged; the runs were too short. Placements by that"
+    " rate under the first condition, then by their loss."
 )
 _ORDER = (
     "Each placement at the rate of its lowest median; what trained at no rate is left out. A dot per seed that"
@@ -245,10 +246,12 @@ def _memory(cells: Sequence[CellFiles]) -> float | None:
 def headline(chosen: Sequence[Tuned], design: Design, best: StudyArm, size: str, loss: str) -> str:
     """How many stand the highest rate, and who is lowest, with the size of the models first."""
     first = [stable(one) for one in chosen if one.condition == design.conditions[0]]
-    many = sum(one.rate == design.rates[-1] for one in first)
+    highest = max(rate for one in first for rate in one.tried)
+    there = [one for one in first if highest in one.tried]
+    many = sum(one.rate == highest for one in there)
     where = f" at {condition_said(design.conditions[0])}" if design.conditions[0] else ""
     return (
-        f"in models of {size}, {many} of {len(first)} placements finish with every seed at the highest rate tried,"
-        f" {shown_value(design.rates[-1])}{where}; lowest median {loss}: {best.label}, {best.median:.3f} nats"
+        f"in models of {size}, {many} of {len(there)} placements finish with every seed at the highest rate tried,"
+        f" {shown_value(highest)}{where}; lowest median {loss}: {best.label}, {best.median:.3f} nats"
         f" (n = {best.n})"
     )

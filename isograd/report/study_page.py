@@ -22,12 +22,14 @@ from isograd.report.runs_page import loss_words
 from isograd.report.settings import settings, subtitle
 from isograd.report.study_arms import (
     RATE,
+    WARMUP,
     ArmsCompared,
     Design,
     Group,
     Race,
     StudyArm,
     Tuned,
+    against_no_warmup,
     comparisons,
     design_of,
     in_line,
@@ -40,7 +42,7 @@ from isograd.report.study_arms import (
     study_arms,
     tuned,
 )
-from isograd.report.study_figures import PANELS, WARMUP, outcome_map
+from isograd.report.study_figures import PANELS, outcome_map
 from isograd.report.study_files import (
     COUNTED,
     CellFiles,
@@ -223,6 +225,7 @@ def _sections(found: StudyFindings) -> Iterator[Section | None]:
     if design.rates or len(design.conditions) > 1:
         yield Section(name="rates", title="Best learning rates", sentence=_RATES, table=rates_table(found))
     yield comparison_section(found)
+    yield warmup_section(found)
     for i, race in enumerate(found.races[:SHOWN]):
         yield _race(race, f"equal-loss-{i + 1}" if i else "equal-loss")
     if design.rates and main.name != "learning-rates":
@@ -307,6 +310,31 @@ def comparison_section(found: StudyFindings) -> Section | None:
     )
 
 
+def warmup_section(found: StudyFindings) -> Section | None:
+    """Each warm-up with none, of the same placement; None where these were not swept."""
+    pairs = [
+        compared.Compared(
+            mine=f"{_at_rate(one.mine)}, warm-up {one.mine.values[WARMUP]}",
+            theirs=f"{_at_rate(one.theirs)}, none",
+            found=one.found,
+            size=difference(one.found),
+            unit=" nats",
+            where=condition_said(one.condition or {}),
+        )
+        for one in against_no_warmup(found.chosen, found.design)
+    ]
+    table = compared.table(pairs, f"median difference, {found.what}", who=_who(found.design))
+    if table is None:
+        return None
+    return Section(
+        name="warmup",
+        title="Each warm-up against none, seed by seed",
+        sentence=_WARMUP,
+        table=table,
+        verdicts=list(compared.verdicts(pairs, loss_words(found.measure))),
+    )
+
+
 def _compared(found: StudyFindings) -> list[compared.Compared]:
     return [
         compared.Compared(
@@ -381,6 +409,11 @@ _RATES = (
 _COMPARED = (
     "The same seed is the same data in the same order. Lower or higher: p of the exact sign-flip test over the seeds is"
     " at most 0.05 after Holm's correction for all comparisons of this table."
+)
+_WARMUP = (
+    "The same placement with and without a warm-up, each at its own best rate (where it trained at none, at that of its"
+    " lowest median). Lower or higher: p of the exact sign-flip test over the seeds is at most 0.05 after Holm's"
+    " correction for all comparisons of this table."
 )
 _TUNED_SEEDS = " The rates were chosen on the same seeds, which favors each side alike."
 _BEST = "Each at its own best, or, where it did not train, at its lowest median loss."

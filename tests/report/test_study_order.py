@@ -9,7 +9,7 @@ import yaml
 from isograd.placement import CATALOGUE
 from isograd.report.study_files import read_study
 from isograd.report.study_order import stable
-from isograd.report.study_page import StudyReport, found_in, recipe, write_study_report
+from isograd.report.study_page import StudyReport, found_in, headline, recipe, write_study_report
 from isograd.study.ledger import write_study as write_plan
 from isograd.study.plan import load_study
 from tests.report.study_written import BASE, Row, write_study
@@ -48,6 +48,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(folder: Path) -> StudyReport:
     return write_study_report(folder)
+
+
+def test_too_short_is_not_unstable(tmp_path: Path) -> None:
+    """Undecided at every rate says nothing of stability; and a rate that few have tried is no failure of the others."""
+    slow = lambda values, seed: "undecided" if values["model.placement"] == "admin" else rule(values, seed)  # noqa: E731
+    one_rate = len(AXES["model.placement"]) * 2
+    made = write_study(
+        tmp_path / "slow", AXES, slow, seeds=(2,), base=BASE, curves=False, ended=lambda i: i < one_rate + 20
+    )
+    found = found_in(read_study(made))
+    said = {(one.of.who, one.of.condition["model.layers"]): one.said() for one in map(stable, found.chosen)}
+    assert (said["admin", 2], said["post-ln", 2], said["pre-ln", 2]) == ("undecided", "none", "≥ 0.008")
+    assert "finish with every seed at the highest rate tried, 0.008 at 2 layers" in headline(read_study(made), found)
 
 
 def table(report: StudyReport, name: str) -> list[Row]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from isograd.report.study_arms import design_of, in_line, showcase, study_arms, tuned
+from isograd.report.study_arms import against_no_warmup, design_of, in_line, showcase, study_arms, tuned
 from isograd.report.study_files import read_study
 from isograd.report.study_page import (
     StudyReport,
@@ -23,6 +23,7 @@ from isograd.report.study_page import (
     sections,
     unlearnt,
     verdicts,
+    warmup_section,
     write_study_report,
 )
 from isograd.report.style import svg
@@ -102,6 +103,27 @@ def test_each_at_its_own_best_rate(report: StudyReport) -> None:
     assert any("An exact test of 3 seeds cannot give p below 0.25 (1 corrected)" in line for line in report.summary)
     edge = next(line for line in report.summary if line.startswith("Best learning rate at an end of the sweep"))
     assert edge.endswith(": post-ln; pre-ln.")
+
+
+def test_each_warmup_against_none(warmup: Path, tmp_path: Path) -> None:
+    """Of the same placement, each at its own best rate; post-ln's rate is another one without a warm-up."""
+    found = found_in(read_study(warmup))
+    pairs = {
+        (one.mine.who, one.mine.values["training.warmup"]): one for one in against_no_warmup(found.chosen, found.design)
+    }
+    assert set(pairs) == {(who, warm) for who in PLACEMENTS for warm in (50, 150)}
+    one = pairs["post-ln", 50]
+    assert (one.mine.values["training.lr"], one.theirs.values["training.lr"]) == (1e-3, 3e-4)
+    mine, theirs = _ends("post-ln", 50, 1e-3), _ends("post-ln", 0, 3e-4)
+    without = [x if isinstance(x, float) else ENTROPY + 0.02 for x in theirs]
+    want = {s: m - t for s, m, t in zip((1, 2, 3), mine, without, strict=True)}  # type: ignore[operator]
+    assert one.found.differences == pytest.approx(want) and one.found.of == 10
+    section = warmup_section(found)
+    assert section is not None and section.table is not None and len(section.table.lines) == 10
+    assert section.table.lines[0][:2] == ("post-ln, LR 0.001, warm-up 50", "post-ln, LR 0.0003, none")
+    axes = {**WARMUP, "training.warmup": [50, 150]}
+    never = found_in(read_study(write_study(tmp_path / "never", axes, warmup_rule, curves=False)))
+    assert warmup_section(never) is None, "nothing trained without one"
 
 
 def test_the_map_names_what_did_not_train(report: StudyReport) -> None:
