@@ -151,8 +151,51 @@ def test_an_unknown_difference_says_where() -> None:
     assert "ValueError: shape (3, 8); expected (2, 3, 8)" in str(report)
     report = verdict(('weights[f"{place}.base"]', 'weights["base"]'))
     assert report.lines() == [
-        "raised: KeyError: 'base' -> `isograd conform NAME --weights` lists what load gets, by name and shape"
+        "load raised KeyError: 'base' -> `isograd conform NAME --weights` lists what it gets, by name and shape"
     ]
+    report = verdict(("return x, (mixed, write)", "return [x, mixed, write]"))
+    assert report.lines() == [
+        "read of branch 0 raised TypeError: 3 values; expected what the branch reads, or a tuple of that and what"
+        " `write` needs"
+    ]
+    report = verdict(("return self.head(state)", "return self.head(state) / 0"))
+    assert report.lines() == ["close: not finite in what the stream closes with (random weights)"]
+    (meta,) = (row for row in report.rows if row.check == "meta device")
+    assert meta.status == "skipped"
+
+
+class InPlace:
+    """x += u, as code for inference does: what was read before must not change with it, nor what was given."""
+
+    def __init__(self, setting: Setting) -> None: ...
+
+    def load(self, weights: dict[str, Tensor]) -> None: ...
+
+    def open(self, x: Tensor) -> Tensor:
+        return x
+
+    def read(self, state: Tensor, k: int) -> Tensor:
+        return state
+
+    def write(self, state: Tensor, u: Tensor, k: int) -> Tensor:
+        state += u
+        u.zero_()
+        return state
+
+    def close(self, state: Tensor) -> Tensor:
+        return state
+
+
+def test_a_port_that_writes_in_place() -> None:
+    report = conform(InPlace, "pre-ln")
+    assert report, report
+
+
+def test_a_port_with_dropout_is_asked_in_eval_mode() -> None:
+    assert verdict(
+        ("        self.head = Head(", "        self.drop = nn.Dropout(0.5)\n        self.head = Head("),
+        ("return self.head(state)", "return self.drop(self.head(state))"),
+    )
 
 
 @pytest.mark.parametrize("name", designs())
@@ -228,6 +271,16 @@ def test_what_is_no_adapter_is_refused() -> None:
 
     with pytest.raises(UserError, match="Half has no load, read, write, close: an adapter has all five"):
         conform(Half, "mhc")
+    for line, said in (
+        ("dtype = 'float32'", "dtype = 'float32': expected a torch.dtype"),
+        (
+            "skips = {'inits': 'why'}",
+            "skips: 'inits'; expected a dict from checks to reasons, the checks reads, writes and",
+        ),
+        ("skips = ['init']", "skips: a list; expected a dict from checks to reasons"),
+    ):
+        with pytest.raises(UserError, match=said):
+            verdict(("class Port(nn.Module):  # the adapter", f"class Port(nn.Module):\n    {line}"))
     with pytest.raises(UserError, match="an object; pass the class"):
         conform(Own(Setting(placement=_design("mhc"))), "mhc")  # type: ignore[arg-type]
     with pytest.raises(

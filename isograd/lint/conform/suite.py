@@ -5,6 +5,7 @@ with the equations in float64. Weights are such that each part of the formula sh
 a missing eps is a large share of them, mixes so sharp that Sinkhorn has not converged.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from isograd.residual import Residuals, wiring
 Case = Callable[[dict[str, Tensor]], dict[str, Tensor]]  # weights -> weights
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 SMALL = "small reads and writes"
+PARTS = {"reads": slice(0, 1), "writes and mixes": slice(1, -1), "close": slice(-1, None)}  # of the outputs
 LOOSE = 3e-2  # bfloat16, and inits that are drawn
 
 
@@ -191,11 +193,12 @@ class _Suite:
     def __init__(self, make: Make, setting: Setting) -> None:
         self.make, self.setting = make, setting
         first = self.built()
+        self.at = ""  # what of the adapter runs, for what it may raise
         self.dtype: torch.dtype = getattr(first, "dtype", torch.float64)
         if not isinstance(self.dtype, torch.dtype):
-            self.dtype = torch.float64
+            raise UserError(f"dtype = {self.dtype!r}: expected a torch.dtype, as torch.float32")
         self.device = torch.device(getattr(first, "device", "cpu"))
-        self.skips: Mapping[str, str] = getattr(first, "skips", {})
+        self.skips = _skips(getattr(first, "skips", {}), self.checks())
         self.tolerance = TOLERANCE.get(self.dtype, LOOSE)
         self.every = sites(setting.layers)
         draw = torch.Generator().manual_seed(0)
@@ -220,6 +223,8 @@ class _Suite:
         missing = [name for name in ("load", "open", "read", "write", "close") if not hasattr(made, name)]
         if missing:
             raise UserError(f"{type(made).__name__} has no {', '.join(missing)}: an adapter has all five")
+        for module in _modules(made):
+            module.eval()
         return made
 
     def equation(self, weights: Mapping[str, Tensor], *mistakes: str) -> Equation:
@@ -229,23 +234,36 @@ class _Suite:
 
     def loaded(self, weights: Mapping[str, Tensor]) -> Any:
         made = self.built()
+        self.at = "load"
         made.load({name: value.to(self.device, self.dtype) for name, value in weights.items()})
         return made
 
     def outputs(self, subject: Any, x: Tensor | None = None, us: list[Tensor] | None = None) -> list[Tensor]:
         """What each branch reads, and what the stream closes with."""
         x, us = self.x if x is None else x, self.us if us is None else us
+        self.at = "open"
         state, found = subject.open(self.placed(subject, x)), []
         for k, u in enumerate(us):
-            out = subject.read(state, k)
-            read, held = out if isinstance(out, tuple) else (out, state)
-            found.append(read)
+            read, held = self.read(subject, state, k)
+            found.append(read.clone())  # a port may write into what it has read
+            self.at = f"write of branch {k}"
             state = subject.write(held, self.placed(subject, u), k)
+        self.at = "close"
         return [*found, subject.close(state)]
 
+    def read(self, subject: Any, state: Any, k: int) -> tuple[Tensor, Any]:
+        """What branch k reads, and what `write` gets."""
+        self.at = f"read of branch {k}"
+        out = subject.read(state, k)
+        read, held = out if isinstance(out, tuple) and len(out) == 2 else (out, state)
+        if not isinstance(read, Tensor):
+            came = f"{len(read)} values" if isinstance(read, tuple | list) else type(read).__name__
+            raise TypeError(f"{came}; expected what the branch reads, or a tuple of that and what `write` needs")
+        return read, held
+
     def placed(self, subject: Any, given: Tensor) -> Tensor:
-        """A tensor as the subject computes: the equations in float64 here, an adapter as it says."""
-        return given if isinstance(subject, Equation) else given.to(self.device, self.dtype)
+        """A tensor as the subject computes: the equations in float64 here, an adapter a copy as it says."""
+        return given if isinstance(subject, Equation) else given.to(self.device, self.dtype, copy=True)
 
     def verdict(self, name: str, called: str) -> Conformance:
         rows = [*self.rows()]
@@ -257,9 +275,11 @@ class _Suite:
             placement=name, adapter=called, rows=tuple(rows), mistakes=mistakes, remedies=tuple(remedies)
         )
 
+    def checks(self) -> tuple[str, ...]:
+        return (*PARTS, "gradients", *invariants_of(self.setting), "init", "meta device")
+
     def rows(self) -> Iterator[Row]:
-        parts = {"reads": slice(0, 1), "writes and mixes": slice(1, -1), "close": slice(-1, None)}
-        for check, part in parts.items():
+        for check, part in PARTS.items():
             yield self.row(check, self.tolerance, partial(self.compared, part))
         yield self.row("gradients", 10 * self.tolerance, self.gradients)
         for check, statement in invariants_of(self.setting).items():
@@ -275,7 +295,8 @@ class _Suite:
         except _Skip as skip:
             return Row(check=check, status="skipped", found=str(skip))
         except Exception as error:  # a user's code raises what it likes
-            return Row(check=check, status="failed", found=f"{type(error).__name__}: {one_line(error)}")
+            found = f"{type(error).__name__}: {one_line(error)}"
+            return Row(check=check, status="failed", found=f"{self.at} raised {found}" if self.at else found)
         if difference <= tolerance:
             return Row(check=check, status="passed", difference=difference, tolerance=tolerance)
         return Row(check=check, status="failed", difference=difference, tolerance=tolerance, found=found)
@@ -314,6 +335,7 @@ class _Suite:
         x, *us = (self.placed(subject, t).clone().requires_grad_() for t in given)
         draw = torch.Generator().manual_seed(1)
         outputs = self.outputs(subject, x, us)
+        self.at = "backward"
         weights = [torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out) for out in outputs]
         return [*torch.autograd.grad(outputs, [x, *us], weights, allow_unused=True, materialize_grads=True)]
 
@@ -338,10 +360,10 @@ class _Suite:
             return  # the gate's matrices are drawn, and their draw shows
         if opened.shape != (*self.x.shape[:-1], stream.copies, self.setting.width):
             return
+        self.at = ""
         state = torch.randn(opened.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         for k, u in enumerate(self.us):
-            out = made.read(self.placed(made, state), k)
-            read, held = out if isinstance(out, tuple) else (out, self.placed(made, state))
+            read, held = self.read(made, self.placed(made, state), k)
             copies = [*state.unbind(-2)]
             difference = _difference(read, equation.read(copies, k))
             yield difference, f"in what branch {k} reads of unequal copies, as initialized"
@@ -351,22 +373,25 @@ class _Suite:
 
     def meta(self) -> tuple[float, str]:
         """Built on the meta device, emptied onto the CPU, reset, loaded: what was not loaded is lost."""
+        weights = next(iter(self.cases.values()))
+        here = [out.detach().cpu().double() for out in self.outputs(self.loaded(weights))]
+        if not all(out.isfinite().all() for out in here):
+            raise _Skip("outputs are not finite")
+        self.at = ""
         with torch.device("meta"):
             made = self.make(self.setting)
         modules = _modules(made)
         if not modules:
             raise _Skip("the adapter has no nn.Module in an attribute")
         for module in modules:
-            module.to_empty(device=self.device)
+            module.to_empty(device=self.device).eval()
             _forget(module)
-        weights = next(iter(self.cases.values()))
         lost = "after to_empty and load: a buffer or tensor that load does not set is lost; keep constants as numbers"
         try:
             made.load({name: value.to(self.device, self.dtype) for name, value in weights.items()})
             got = self.outputs(made)
         except Exception as error:  # a tensor that has stayed on the meta device
             return float("inf"), f"{lost} ({type(error).__name__}: {one_line(error)})"
-        here = [out.detach().cpu().double() for out in self.outputs(self.loaded(weights))]
         return max(map(_difference, got, here)), lost
 
     def recognized(self) -> tuple[Mistake, ...]:
@@ -392,7 +417,10 @@ class _Suite:
             )
         first = next(row for row in rows if row.status == "failed")
         if first.difference is None:
-            return f"raised: {first.found} -> `isograd conform NAME --weights` lists what load gets, by name and shape"
+            hint = " -> `isograd conform NAME --weights` lists what it gets, by name and shape"
+            return first.found + (hint if first.found.startswith("load ") else "")
+        if math.isinf(first.difference):
+            return f"{first.check}: not finite {first.found}"
         tried = len(possible(self.setting.placement))
         return f"{first.check}: a difference {first.found}, and none of the {tried} mistakes known of this design"
 
@@ -413,6 +441,14 @@ class _Suite:
     def differs(self, weights: dict[str, Tensor], x: Tensor | None = None, us: list[Tensor] | None = None) -> bool:
         got, expected = self.outputs(self.loaded(weights), x, us), self.outputs(self.equation(weights), x, us)
         return any(_difference(a, b) > self.tolerance for a, b in zip(got, expected, strict=True))
+
+
+def _skips(given: Any, checks: tuple[str, ...]) -> Mapping[str, str]:
+    """An adapter's `skips`, where each names a check."""
+    if not isinstance(given, Mapping) or (unknown := [name for name in given if name not in checks]):
+        what = ", ".join(map(repr, unknown)) if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise UserError(f"skips: {what}; expected a dict from checks to reasons, the checks {', '.join(checks)}")
+    return given
 
 
 class _Skip(Exception):  # noqa: N818  (no error)
