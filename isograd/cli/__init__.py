@@ -111,6 +111,8 @@ def _kind_first(words: list[str]) -> list[str]:
     end = 1
     while words[end : end + 1] and words[end].startswith("--import"):
         end += 1 if "=" in words[end] else 2
+    if " ".join([words[0], *words[end : end + 1]]) not in VERBS:
+        return words
     return [words[0], *words[end : end + 1], *words[1:end], *words[end + 1 :]]
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from isograd.placement import streams
 from isograd.placement.formula import (
     AS_GIVEN,
     PLAIN,
@@ -219,9 +218,9 @@ def _stream(stream: Stream, every: list[Site]) -> dict[str, Any]:
 
 def _restored_stream(entry: Mapping[str, Any]) -> Stream:
     values = {name: _by_layer(value) if isinstance(value, list) else value for name, value in entry.items()}
-    made = getattr(streams, values.pop("is"), None)
-    if not (isinstance(made, type) and issubclass(made, Stream)):
-        raise ValueError(f"there is no stream {entry['is']!r}")
+    known = {made.__name__: made for made in reversed(Stream.__subclasses__())}  # ours were there first
+    if (made := known.get(values.pop("is"))) is None:
+        raise ValueError(f"there is no stream {entry['is']!r}; import the module that has it")
     return made(**values)
 
 

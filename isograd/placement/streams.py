@@ -22,7 +22,11 @@ def _counts(least: int = 1, /, **given: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A stream: its formula as text, and whether the residual's `skip`, `scale` and `post` have a place in it."""
+    """A stream: its formula as text, and whether the residual's `skip`, `scale` and `post` have a place in it.
+
+    One of your own has a method `connection(site, width, eps)`, which makes a sublayer's part, and where its state is
+    not one tensor `ends(width, eps)`: a `Connection` and an `Ends` of `isograd.transformer.streams`.
+    """
 
     reads: ClassVar[str] = "x"
     writes: ClassVar[str] = "x <- add(x, u)"

@@ -55,7 +55,7 @@ class Ends(nn.Module):
 
 
 class Connection(nn.Module):
-    """One sublayer's part in a stream.
+    """One sublayer's part in a stream. Of one of your own: `read` and `write`, and `draw` for what it initializes.
 
     Attributes:
         carries: the state that `read` takes, in words.
@@ -68,7 +68,7 @@ class Connection(nn.Module):
     """
 
     role: Role = "coefficient"
-    carries: str = "a tuple of tensors (batch, time, width)"
+    carries: str = "a tensor (batch, time, width)"
 
     def __init__(self, stream: Stream, width: int, site: Site, eps: float = 1e-5) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Connection(nn.Module):
 
     def fits(self, state: State) -> bool:
         """Whether it can be a state of this stream: what `open` or the sublayer before gave."""
-        return isinstance(state, tuple)
+        return True
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         """What the branch reads (batch, time, width), and what `write` needs."""
@@ -96,7 +96,16 @@ class Connection(nn.Module):
         return self.write(held, branch(x))
 
 
-class ParallelConnection(Connection):
+class OfSeveral(Connection):
+    """A state of several tensors, the first of which is the hidden state."""
+
+    carries = "a tuple of tensors (batch, time, width)"
+
+    def fits(self, state: State) -> bool:
+        return isinstance(state, tuple)
+
+
+class ParallelConnection(OfSeveral):
     """State (x, x_in): every branch of a layer reads x_in, or all read norm(x_in) of the layer's first sublayer."""
 
     def __init__(self, stream: Parallel, width: int, site: Site, eps: float = 1e-5, norm: Any = None) -> None:
@@ -119,7 +128,7 @@ class LayerInputEnds(Ends):
         return x, x
 
 
-class LayerSkipConnection(Connection):
+class LayerSkipConnection(OfSeveral):
     """State (x, x_in): the layer's last sum is add(x_in + x, u), or add(x_in, u)."""
 
     def __init__(self, stream: LayerSkip, width: int, site: Site, eps: float = 1e-5) -> None:
@@ -138,7 +147,7 @@ class LayerSkipConnection(Connection):
         return add(entry + x if self.keeps else entry, u), entry
 
 
-class TwoStreamsConnection(Connection):
+class TwoStreamsConnection(OfSeveral):
     """State (P, Q): P <- add(P, u), Q <- Q + u; reads P, or P + norm(Q)."""
 
     def __init__(self, stream: TwoStreams, width: int, site: Site, eps: float = 1e-5, norm: Any = None) -> None:
@@ -351,7 +360,7 @@ class HyperEnds(Ends):
         return (r[..., None] * state).sum(-2).to(state.dtype)
 
 
-class DepthAttentionConnection(Connection):
+class DepthAttentionConnection(OfSeveral):
     """State: a tuple of sources, the last one still growing where they are sums of blocks.
 
     a = softmax_i( q . n(v_i) ), n a division by the RMS (and a weight, unless values are normed); what is read is
@@ -408,7 +417,7 @@ class DepthAttentionEnds(Ends):
         return self.last.read(state)[0]
 
 
-class DepthAverageConnection(Connection):
+class DepthAverageConnection(OfSeveral):
     """State (x, X_0, .., X_(l-1)): at the layer's end X_l = x, and x <- sum_j a_j X_j over l, l - dilation, ..."""
 
     def __init__(self, stream: DepthAverage, width: int, site: Site, eps: float = 1e-5) -> None:
@@ -442,7 +451,7 @@ class DepthAverageConnection(Connection):
         return x, *left
 
 
-class FirstInputConnection(Connection):
+class FirstInputConnection(OfSeveral):
     """State (x, x_0): x <- r x + z x_0 before each layer."""
 
     def __init__(self, stream: FirstInput, width: int, site: Site, eps: float = 1e-5) -> None:
@@ -464,7 +473,7 @@ class FirstInputConnection(Connection):
         return add(x, u), origin
 
 
-class FirstValuesConnection(Connection):
+class FirstValuesConnection(OfSeveral):
     """State (x, v_1): from the second layer on an attention's values are (1 - mix) v + mix v_1."""
 
     def __init__(self, stream: FirstValues, width: int, site: Site, eps: float = 1e-5) -> None:
@@ -499,8 +508,6 @@ class FirstValuesEnds(Ends):
 
 class AffineConnection(Connection):
     """x <- (x + c) * r + (u + d) * g."""
-
-    carries = "a tensor (batch, time, width)"
 
     def __init__(self, stream: Affine, width: int, site: Site, eps: float = 1e-5) -> None:
         super().__init__(stream, width, site, eps)
@@ -571,7 +578,10 @@ def make_connection(stream: Stream, site: Site, config: Any) -> Connection:
             return FirstValuesConnection(stream, width, site, eps)
         case Affine():
             return AffineConnection(stream, width, site, eps)
-    raise TypeError(f"{type(stream).__name__} has no module in isograd.transformer.streams")
+    if (own := getattr(stream, "connection", None)) is None:
+        raise TypeError(f"{type(stream).__name__}: a stream of your own has a method connection(site, width, eps)")
+    made: Connection = own(site, width, eps)
+    return made
 
 
 def _shared_norm(stream: Parallel, site: Site, config: Any) -> nn.Module | None:
@@ -594,4 +604,6 @@ def make_ends(stream: Stream, config: Any) -> Ends:
             return DepthAttentionEnds(stream, width, eps)
         case FirstValues():
             return FirstValuesEnds()
-    return Ends()
+    own = getattr(stream, "ends", None)
+    made: Ends = Ends() if own is None else own(width, eps)
+    return made

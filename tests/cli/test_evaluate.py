@@ -137,6 +137,7 @@ def test_an_import_is_heard_on_either_side(files: list[str]) -> None:
     command = ["--hyp", "t.de", "--ref", "t.de"]
     assert "--import nosuch" in refused("evaluate", "--import", "nosuch", "translation", *command)
     assert "--import nosuch" in refused("evaluate", "translation", "--import", "nosuch", *command)
+    assert "--import nosuch" in refused("compare", "--import", "nosuch", "--placements", "pre-ln", "post-ln")
 
 
 def test_a_missing_library(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,20 @@
 """A user's own placement, end to end; and what a placement refuses."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from isograd.errors import UnknownPlacement
 from isograd.placement import CATALOGUE, ByKind, HeadScale, Init, Learned, Norm, Placement, Residual, get, register
-from tests.build import HEADS, config, labelled, model
+from isograd.placement.stored import restored, stored
+from isograd.placement.streams import Stream
+from isograd.residual import Residuals
+from isograd.transformer.parameters import decayed
+from tests.build import HEADS, close, config, labelled, model
 
 N = Norm()
 OWN = Placement(
@@ -104,3 +111,40 @@ def test_placements_are_frozen_values() -> None:
     with pytest.raises(TypeError):
         Residual(N)
     assert config(placement="deepnorm").entry() is CATALOGUE["deepnorm"]
+
+
+def test_a_stream_of_ones_own(own_catalogue: None, tmp_path: Path) -> None:
+    """The page's: by hand, trained, saved, loaded, and as a part of another model."""
+    page = (Path(__file__).parents[2] / "docs/placements.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(from dataclasses.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(compile(source, "placements.md", "exec"), names)
+    part, x = Residuals("highway", 16, layers=1).double(), torch.randn(2, 3, 16, dtype=torch.float64)
+    state = x
+    for k in range(2):
+        nn.init.normal_(part[k].stream.weight)
+        w, b = part[k].stream.weight, part[k].stream.bias
+        t = 1 / (1 + (-(state @ w.T) - b).exp())
+        state = (1 - t) * state + t * torch.tanh(part[k].pre(state))
+    close(part(x, [torch.tanh] * 2), part.final(state), 1e-12)
+    made, given = model("causal", placement="highway", random=False), labelled("causal")
+    loss = made(**given).loss
+    loss.backward()
+    assert all(p.grad is not None for p in made.parameters())
+    assert (made.model.layers[0].attn.stream.bias == -1).all()
+    assert not [name for name in decayed(made)[0] if ".stream." in name]
+    made.save_pretrained(tmp_path)
+    assert torch.equal(type(made).from_pretrained(tmp_path)(**given).loss, loss)
+
+
+def test_a_stream_without_a_part_is_refused(own_catalogue: None) -> None:
+    class Bare(Stream):
+        """No method."""
+
+    register("bare", Placement(each=Residual(), stream=Bare()))
+    with pytest.raises(TypeError, match=r"Bare: a stream of your own has a method connection\(site, width, eps\)"):
+        model("causal", placement="bare")
+    formula = stored("gone", Placement(each=Residual(), stream=Bare()), 2, "decoder", 0)
+    formula["stream"]["is"] = "Gone"
+    with pytest.raises(ValueError, match="there is no stream 'Gone'; import the module that has it"):
+        restored({"decoder": formula})
