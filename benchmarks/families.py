@@ -3,7 +3,7 @@
     python benchmarks/families.py --out sweep.csv [--part development|held-out] [--only gpt2,bert] [--again]
 
 Each is built small by `small_configs`, on its own in a process that a time-out and a memory limit end, and gives a row:
-built or not, the inputs found or not, placements, findings, seconds. What is in the file already is not run again.
+built or not, the inputs found or not, placements, findings, seconds of one core. What is in the file already is not run again.
 A model type is held out of development by the hash of its name, one in three.
 """
 
@@ -101,7 +101,7 @@ def row_of(model_type: str, architecture: str) -> dict[str, Any]:
         return row | {"status": "not built", "detail": str(error)}
     row["parameters"] = sum(p.numel() for p in model.parameters())
     row["source"] = sys.modules[type(model).__module__].__name__
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         findings = isograd.check(model)
     except InputsError as error:
@@ -129,7 +129,7 @@ def placement(findings: Any) -> str:
 
 
 def _since(start: float) -> float:
-    return round(time.perf_counter() - start, 2)
+    return round(time.process_time() - start, 2)
 
 
 def _work(connection: Any) -> None:

@@ -255,7 +255,7 @@ class Dataflow:
         origin: int | None = row
         while origin is not None and origin not in above:  # a weight stands in front of the division
             origin = self._uncentred(origin) or self.through(origin)
-        return None if origin is None else self._casts(self._uncentred(self._casts(origin)) or origin)
+        return None if origin is None else self._uncentred(self._casts(origin)) or origin
 
     def _uncentred(self, value: int) -> int | None:
         """x of x - mean(x); None of anything else."""
