@@ -96,6 +96,7 @@ def check(
     checked = CheckedModel(model, inputs, anatomy, lr, warmup)
     found: list[Finding] = []
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
+    missed += [f"{address}: these inputs do not run through it; pass a batch that does" for address in anatomy.idle]
     for codes, rule in RULES.items():
         if (ignored | explained(checked.reported)).issuperset(codes.split()):
             continue

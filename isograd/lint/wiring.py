@@ -32,7 +32,7 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
     """A stack whose last sum reaches the head without a norm, or through two norms in a row."""
     for stack in checked.anatomy.stacks:
         last = stack.sublayers[-1]
-        if _goes_on(checked, stack):
+        if _goes_on(checked, stack) or last.design:  # how other streams are closed is the design's business
             continue
         normed = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
         bare = not stack.final and "post" not in last.norms and len(normed) * 2 > len(stack.sublayers)
@@ -173,7 +173,8 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     alike: dict[str, list[str]] = {}
     for value, name in trace.names.items():
         tensor = trace[value]
-        unused = any(word in name for word in ("token", "mask")) or _in_unread_module(checked, name)
+        idle = any(name.startswith(f"{address}.") for address in checked.anatomy.idle)
+        unused = idle or any(word in name for word in ("token", "mask")) or _in_unread_module(checked, name)
         if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(checked, name)):
             continue
         if tensor.squeeze().ndim <= 1:

@@ -51,11 +51,17 @@ class TracedStack:
 
 @dataclass(kw_only=True, eq=False)
 class Anatomy:
-    """What was found in a model. `stacks` is empty where no sublayer was; `missed` says what could not be looked at."""
+    """What was found in a model. `stacks` is empty where no sublayer was.
+
+    Attributes:
+        missed: what could not be looked at, and why.
+        idle: addresses of modules with matrices that these inputs do not run through, the outermost of each.
+    """
 
     dataflow: Dataflow
     stacks: list[TracedStack]
     missed: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
 
     @property
     def trace(self) -> Trace:
@@ -92,7 +98,23 @@ def find_anatomy(model: nn.Module, inputs: Any) -> Anatomy:
                 missed.append(told[:160])
     _name_stacks(dataflow, stacks)
     _set_addresses([sublayer for stack in stacks for sublayer in stack.sublayers])
-    return Anatomy(dataflow=dataflow, stacks=stacks, missed=list(dict.fromkeys(missed)))
+    idle = _idle(dataflow.trace)
+    return Anatomy(dataflow=dataflow, stacks=stacks, missed=list(dict.fromkeys(missed)), idle=idle)
+
+
+def _idle(trace: Trace) -> list[str]:
+    """Modules that hold matrices of which nothing was read, and that lie in none such; one expert among others that
+    were read is none.
+    """
+    read: dict[str, bool] = {}
+    matrices: dict[str, bool] = {}
+    for value, name in trace.names.items():
+        parts = name.split(".")[:-1]
+        for address in (".".join(parts[:i]) for i in range(1, len(parts) + 1)):
+            read[address] = read.get(address, False) or bool(trace.readers.get(value)) or address in trace.ran
+            matrices[address] = matrices.get(address, False) or trace[value].ndim >= 2
+    idle = [a for a, is_read in read.items() if not is_read and matrices[a] and read.get(a.rpartition(".")[0], True)]
+    return [a for a in idle if not (a.rpartition(".")[2].isdecimal() and a.rpartition(".")[0] in read)]
 
 
 def _place(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer | None) -> None:

@@ -78,6 +78,7 @@ class Dataflow:
         self.memo: dict[str, Any] = {}
         self._steps: dict[int, int | None] = {}
         self._above: dict[int, set[int]] = {}
+        self._between: dict[tuple[int, int], list[Operation]] = {}
         self.norms = {norm.result: norm for norm in self._find_norms()}
         self._steps.clear()  # a walk stops at norms, which were not known before
 
@@ -328,8 +329,9 @@ class Dataflow:
 
     def between(self, start: int, end: int) -> list[Operation]:
         """The operations by which `end` was computed from `start`."""
-        inside = (self.trace.below([start]) & self.above(end)) - {start}
-        return [o for o in self.trace.operations if not inside.isdisjoint(o.makes)]
+        if (start, end) not in self._between:
+            self._between[start, end] = self.trace.between([start], [end])
+        return self._between[start, end]
 
     def _weight_in_front(self, origin: int, result: int) -> str | None:
         """The name of a norm weight that multiplies before the division."""

@@ -98,16 +98,29 @@ class Trace:
                 found.update(operation.makes)
         return found
 
-    def moved(self, values: Iterable[int]) -> set[int]:
-        """The values, and all numbers that were computed from them; no ids or masks that were computed of numbers."""
-        found = set(values)
-        start = min((min(self.readers.get(v, [len(self.operations)])) for v in found), default=0)
-        for operation in self.operations[start:]:
+    def between(self, starts: Iterable[int], ends: Iterable[int], *, numbers: bool = False) -> list[Operation]:
+        """The operations by which `ends` were computed from `starts`, in order.
+
+        Args:
+            numbers: leave out ids and masks that were computed of numbers, and what only they lead to.
+        """
+        found, needed = set(starts), set(ends)
+        first = min((min(self.readers.get(v, [len(self.operations)])) for v in found), default=0)
+        last = max((self.maker.get(v, -1) for v in needed), default=-1)
+        below: list[Operation] = []
+        for operation in self.operations[first : last + 1]:
             read = found.intersection(operation.reads)
             if read:
-                decides = any(self.values[v].is_floating_point() for v in read)
-                found.update(v for v in operation.makes if not decides or not _is_discrete(self.values[v]))
-        return found
+                decides = numbers and any(self.values[v].is_floating_point() for v in read)
+                made = [v for v in operation.makes if not decides or not _is_discrete(self.values[v])]
+                found.update(made)
+                below += [operation] if made else []
+        steps: list[Operation] = []
+        for operation in reversed(below):
+            if not needed.isdisjoint(operation.makes):
+                steps.append(operation)
+                needed.update(v for v in operation.reads if v in found)
+        return steps[::-1]
 
     def above(self, values: Iterable[int]) -> set[int]:
         """The values, and all that they were computed from."""
@@ -134,8 +147,9 @@ class Trace:
             changes: tensors, or functions that give one each time it is read.
             double: half precision and float32 become float64, where the model itself asks for them too.
         """
-        between = (self.moved(changes) & self.above(wanted)).difference(changes)
-        steps = [operation for operation in self.operations if not between.isdisjoint(operation.makes)]
+        steps = self.between(changes, wanted, numbers=True)
+        between = {v for step in steps for v in step.makes if not _is_discrete(self.values[v]) or _of_ids(self, step)}
+        between = between.difference(changes)
         last = {value: at for at, operation in enumerate(steps) for value in operation.reads}
         known: dict[int, Tensor] = {}
 
@@ -154,6 +168,11 @@ class Trace:
                 if last[read] == at and read not in wanted:
                     known.pop(read, None)
         return [value(at) for at in wanted]
+
+
+def _of_ids(trace: Trace, operation: Operation) -> bool:
+    """Whether an operation computes with ids and masks alone."""
+    return all(_is_discrete(trace.values[v]) for v in operation.reads)
 
 
 def _is_discrete(tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ from isograd.trace.record import Operation
 
 STOCHASTIC = 0.02  # how far rows and columns may be from a sum of one
 GATHERS = ("stack", "cat")
+NEAR = 24  # operations between a gathering and the softmax over it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,23 +135,36 @@ def _is_doubly_stochastic(mix: Tensor) -> bool:
     return all(bool(((mix.float().sum(axis) - ones).abs() < STOCHASTIC).all()) for axis in (-1, -2))
 
 
-def gathers(dataflow: Dataflow) -> list[Operation]:
-    """Where several activations of one shape are laid side by side."""
+def gathers(dataflow: Dataflow) -> list[tuple[Operation, list[int]]]:
+    """Where activations of one size are laid side by side and then weighed by a softmax over them; and which."""
     found = []
-    for operation in dataflow.trace.operations:
-        if bare(operation) in GATHERS:
-            data = dataflow.data(operation)
-            shapes = {dataflow.trace[v].shape for v in data}
-            if len(data) >= 2 and len(shapes) == 1 and len({dataflow.root(v) for v in data}) == len(data):
-                found.append(operation)
+    for at, operation in enumerate(dataflow.trace.operations):
+        if bare(operation) in GATHERS and operation.makes[0] in dataflow.live:
+            sources = _sources(dataflow, operation)
+            sizes = {dataflow.trace[v].numel() for v in sources}
+            if len(sources) >= 2 and len(sizes) == 1 and len(set(sources)) == len(sources):
+                near = dataflow.trace.operations[at : at + NEAR]
+                if any(is_softmax(o) and len(sources) in dataflow.trace[o.makes[0]].shape for o in near):
+                    found.append((operation, sources))
     return found
+
+
+def _sources(dataflow: Dataflow, operation: Operation) -> list[int]:
+    """What was laid side by side, earlier gatherings taken apart."""
+    sources: list[int] = []
+    for value in dataflow.data(operation):
+        root = dataflow.root(value)
+        made = dataflow.trace.made_by(root)
+        gathered = made is not None and bare(made) in GATHERS and len(dataflow.data(made)) > 1
+        sources += _sources(dataflow, made) if made is not None and gathered else [root]
+    return sources
 
 
 def mixed_over_depth(dataflow: Dataflow, start: int, branch: int) -> tuple[int, str] | None:
     """What a branch reads of a softmax over gathered activations, and the entry's name; None where it reads `start`."""
     trace = dataflow.trace
     for value in dominators(dataflow, start, branch):
-        if trace[value].shape != trace[start].shape:
+        if trace[value].shape != trace[start].shape or dataflow.root(value) == dataflow.root(start):
             continue
         inside = dataflow.between(start, value)
         softmaxes = [o for o in inside if is_softmax(o)]

@@ -161,7 +161,7 @@ class _Finder:
         try:
             self._written_over_depth()
         except Exception as error:
-            self._miss(self.gathers[0], error)
+            self._miss(self.gathers[0][0], error)
         order = {value: at for at, operation in enumerate(self.trace.operations) for value in operation.makes}
         return sorted(self.found.values(), key=lambda s: order.get(s.total, -1))
 
@@ -181,7 +181,7 @@ class _Finder:
         made: list[TracedSublayer] = []
         for skip, branch in self._pairs(terms):
             root = self.dataflow.root(branch)
-            if any(root == s.total for s in self.found.values()):  # two values of streams, no branch
+            if self._is_stream(root, self.dataflow.root(skip)):  # two values of streams, no branch
                 self.dataflow.join(total, branch)
             elif root not in self.found:
                 made.append(self._sublayer(skip, branch, total, terms))
@@ -189,6 +189,17 @@ class _Finder:
                 self.found[root].also = total
         for sublayer in self._merged(made, operation):
             self.found[sublayer.branch] = sublayer
+
+    def _is_stream(self, value: int, start: int) -> bool:
+        """Whether a value is the sum of several sublayers, or of one on top of `start`: no branch, though a branch may
+        end in a sum of its own.
+        """
+        by_total = {s.total: s for s in self.found.values()}
+        passed = 0
+        while value in by_total and passed < len(by_total):
+            value, _ = self.dataflow.back(by_total[value].enters)
+            passed += 1
+        return passed > 1 or (passed == 1 and value == self.dataflow.back(start)[0])
 
     def _merged(self, made: list[TracedSublayer], operation: Operation) -> list[TracedSublayer]:
         """Several feed-forwards that one sum adds to what they read, as routed and shared experts, are one branch."""
@@ -214,8 +225,7 @@ class _Finder:
     def _written_over_depth(self) -> None:
         """Branches that are added to nothing: the next gathering has each beside those before it."""
         before: list[int] = []
-        for operation in self.gathers:
-            sources = [self.dataflow.root(v) for v in self.dataflow.data(operation)]
+        for operation, sources in self.gathers:
             if before and sources[: len(before)] != before and sources[: len(before) - 1] != before[:-1]:
                 before = sources[:1]
             for source in sources[len(before) or 1 :]:
