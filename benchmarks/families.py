@@ -3,7 +3,7 @@
     python benchmarks/families.py --out sweep.csv [--part development|held-out] [--only gpt2,bert] [--again]
 
 Each is built small by `small_configs`, on its own in a process that a time-out and a memory limit end, and gives a row:
-built or not, the inputs found or not, placements, findings, seconds of one core. What is in the file already is not run again.
+built or not, the inputs found or not, placements, findings, seconds of one core. What is in the file is not run again.
 A model type is held out of development by the hash of its name, one in three.
 """
 
