@@ -1,5 +1,6 @@
 """What happens beside the training: the log of every step, the watch for divergence, the observed steps."""
 
+import json
 import math
 import statistics
 import time
@@ -15,12 +16,15 @@ from transformers import TrainerCallback
 from isograd.diagnose import Probe
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.layers import by_layer, find_layers
+from isograd.diagnose.watch.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS
-from isograd.files import append_rows, read_json, read_rows, write_json
+from isograd.files import append_rows, keep_until, read_json, read_rows, write_json, write_text
 from isograd.outcome import Onset
 from isograd.train.trainer import IsogradTrainer
 
 STATE = "watch.json"  # in a checkpoint
+STATES = "recover.pt"  # likewise
+METRICS, SKIPPED = "metrics.jsonl", "skipped.jsonl"
 
 
 class EarlyWarning:
@@ -97,10 +101,12 @@ class Log(TrainerCallback):
         progress: Progress | None = None,
         diverged: Diverged | None = None,
         warning: EarlyWarning | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.every = every
+        self.recovery = recovery
         self.progress = progress
         self.diverged = diverged
         self.warning = warning
@@ -120,6 +126,8 @@ class Log(TrainerCallback):
         """Rows of metrics.jsonl that come next."""
         level = self.warning.collapse.unigram_entropy if self.warning else None
         for row in rows:
+            if self.recovery is not None:
+                self.recovery.follow(row["step"], row["loss"])
             self._onset.follow(row["step"], row["loss"], math.nan if level is None else level)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -133,20 +141,29 @@ class Log(TrainerCallback):
         last = state.global_step >= (self.trainer.recipe.training.stop_at or state.max_steps)
         control.should_training_stop |= last
         due = state.global_step % self.every == 0 or last or control.should_save
-        if due and not self._flush():
+        fine = self._flush() if due else True
+        if due and self.recovery is not None:
+            fine |= self._recovered(self.recovery, state.global_step)
+        if not fine:
             control.should_training_stop = True
             control.should_save = False  # a run that goes on after a kill would go on from here
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self.warning is not None and self.trainer.is_world_process_zero():
-            self.warning.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            self.warning.save(checkpoint)
+        if self.recovery is not None and self.trainer.is_world_process_zero():
+            torch.save(self.recovery.state_dict(), checkpoint / STATES)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._flush()  # what another callback's stop has left
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._clock = (state.global_step, time.perf_counter(), time.process_time())
+        if self.recovery is not None:
+            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+            self.recovery.attach(model, self.trainer.optimizer, self.trainer.lr_scheduler, state.global_step)
 
     def cpu_seconds_per_step(self) -> float | None:
         """Median over batches of steps of what this process worked, whatever else the machine did."""
@@ -179,12 +196,51 @@ class Log(TrainerCallback):
         diverged = self.diverged is not None and self.diverged(rows)
         return all(math.isfinite(row["loss"]) for row in rows) and not diverged
 
+    def _recovered(self, recovery: Recovery, step: int) -> bool:
+        """Whether the run has gone back to a good state: the rows of the steps since are no longer of the run."""
+        row = recovery.act(step)
+        if row is None:
+            return False
+        back = row["signal"] == "recovered"
+        if self.trainer.is_world_process_zero():
+            append_rows(self.folder / WARNINGS, [row])
+            if back:
+                set_aside(self.folder, row["went_back"], step)
+        if back:
+            self._onset = Onset()
+            level = self.warning.collapse.unigram_entropy if self.warning else None
+            for s, loss in recovery.history():
+                self._onset.follow(s, loss, math.nan if level is None else level)
+        return back
+
     def _time(self, step: int) -> None:
         now, worked = time.perf_counter(), time.process_time()
         before, began, at_work = self._clock
         self._rates.append((step - before) / (now - began))
         self._work.append((worked - at_work) / (step - before))
         self._clock = (step, now, worked)
+
+
+def set_aside(folder: Path, kept: int, step: int) -> None:
+    """Move the rows after step `kept`, which a recovery at `step` has undone, from metrics.jsonl to skipped.jsonl."""
+    rows = read_rows(folder / METRICS)
+    append_rows(folder / SKIPPED, [{**row, "skipped_at": step} for row in rows if row["step"] > kept])
+    keep_until(folder / METRICS, kept)
+
+
+def take_back(folder: Path, step: int) -> None:
+    """What was set aside after `step`, in a run that goes on from there: rows until then are of the run again."""
+    aside = read_rows(folder / SKIPPED)
+    if not aside:
+        return
+    again = [row for row in aside if row["skipped_at"] > step >= row["step"]]
+    rows = read_rows(folder / METRICS) + [{k: v for k, v in row.items() if k != "skipped_at"} for row in again]
+    _write_rows(folder / METRICS, sorted({row["step"]: row for row in rows}.values(), key=lambda row: int(row["step"])))
+    _write_rows(folder / SKIPPED, [row for row in aside if row["skipped_at"] <= step])
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Observe(TrainerCallback):

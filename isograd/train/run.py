@@ -18,10 +18,12 @@ Tracker = Literal["tensorboard", "wandb", "trackio"]
 Decay = Literal["constant", "linear", "cosine", "inverse-sqrt", "polynomial", "step", "stable"]
 Smoothing = Literal["torch", "fairseq"]
 First = Literal["xiong", "fairseq"]
+Recover = Literal["rollback", "lower-rate"]
 Kept = Literal["last", "best", "average"]
 Select = Kept | Literal["auto"]
 MOST_LAYERS = 4096  # of a stack; four times the deepest ones published
-LATER = {"stop_at": 0}  # keys that were added later: at these values a run is the one that it was without them
+# keys that were added later: at these values a run is the one that it was without them
+LATER = {"stop_at": 0, "recover": None, "recoveries": 3}
 MOST = 2**31 - 1  # of whatever is counted, in one update or altogether
 
 
@@ -108,6 +110,9 @@ class Training:
     average: int = 5  # how many validated checkpoints an average takes, the last ones
     profile_dropout: float | None = None  # of ADMIN's profile, on embedding and branches; None: as the model is trained
     track: tuple[Tracker, ...] = ()  # transformers' integrations
+    recover: Recover | None = None  # where the loss leaves its course: back to the last good state and on with the next
+    # batches, "lower-rate" at half the rate
+    recoveries: int = 3  # how often at most
     stop_at: int = 0  # the update after which the run ends, its schedule that of `steps`; 0: the last one
 
     # Without a type these are no keys of a recipe: what a task trains with that has none of its own.
@@ -289,7 +294,7 @@ def share(section: str, of: object, *keys: str) -> None:
 
 
 _NOT_NEGATIVE = ("warmup", "warmup_from", "decay_to", "decay_at", "power", "weight_decay", "clip", "eps")
-_COUNTS = ("epochs", "probe_every", "checkpoint_every", "valid_every", "patience", "stop_at")
+_COUNTS = ("recoveries", "epochs", "probe_every", "checkpoint_every", "valid_every", "patience", "stop_at")
 
 
 def _check_training(t: Training) -> None:
@@ -313,6 +318,9 @@ def _check_training(t: Training) -> None:
         raise RecipeError(f"training.optimizer={t.optimizer} cannot run on shards ({shards}); take another optimizer")
     if t.deepspeed is not None:
         _check_deepspeed(t)
+    if t.recover and (shards or t.stop_when_broken):
+        other = shards or "training.stop_when_broken=true"
+        raise RecipeError(f"training.recover={t.recover} and {other} contradict each other; leave one of them out")
     share("training", t, "label_smoothing", "profile_dropout")
 
 

@@ -15,6 +15,7 @@ import torch
 from accelerate import PartialState
 from transformers import set_seed
 
+from isograd.diagnose.watch.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS
 from isograd.errors import RecipeError
 from isograd.files import append_rows, finite, keep_until, locked, read_json, read_rows, write_json
@@ -23,7 +24,7 @@ from isograd.outcome import ENDED, LAST, LossWatch, Onset, lr_reached
 from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
-from isograd.train.callbacks import Diverged, EarlyWarning, Log, Observe, Progress, first_warning
+from isograd.train.callbacks import STATES, Diverged, EarlyWarning, Log, Observe, Progress, first_warning, take_back
 from isograd.train.checkpoints import CHECKPOINTS, INITIAL, Seal, drop_broken, keep_only, last_checkpoint, step_of
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
@@ -195,7 +196,10 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     trainer = IsogradTrainer(run, model, task.samples, folder / CHECKPOINTS, task.updates_per_epoch)
     begun = step_of(checkpoint) if checkpoint else 0
     warning = EarlyWarning(trainer, folder, task.token_entropy, checkpoint)
-    log = Log(trainer, folder, progress=progress, diverged=_diverged(task, folder, begun, warning), warning=warning)
+    if trainer.is_world_process_zero():
+        take_back(folder, begun)
+    recovery, stops = _recovery(task, checkpoint), _diverged(task, folder, begun, warning)
+    log = Log(trainer, folder, progress=progress, diverged=stops, warning=warning, recovery=recovery)
     log.follow([row for row in _losses(folder) if row["step"] <= begun])
     trainer.add_callback(log)
     if task.updates_per_epoch or run.training.valid_every:
@@ -230,6 +234,17 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         "parameters": count,
         "warning": first_warning(folder),
     }
+
+
+def _recovery(task: Task, checkpoint: Path | None) -> Recovery | None:
+    """What takes the run back to a good state, where the recipe wants it; as it was at the checkpoint."""
+    t = task.run.training
+    if t.recover is None:
+        return None
+    recovery = Recovery(t.recover, t.recoveries, task.token_entropy if task.comparable else None)
+    if checkpoint is not None and (checkpoint / STATES).exists():
+        recovery.load_state_dict(torch.load(checkpoint / STATES, weights_only=True))
+    return recovery
 
 
 def _judged(task: Task, trainer: IsogradTrainer, folder: Path, apart: float | None) -> dict[str, Any]:

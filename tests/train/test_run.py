@@ -107,6 +107,7 @@ def test_wrong_types(override: str, parts: list[str]) -> None:
         ("training.optimizer=lamb", "training.fsdp=true"),
         ("training.optimizer=lamb", "training.deepspeed=zero.json", "training.probe_every=0"),
         ("training.stop_at=-1",),
+        ("training.recover=rollback", "training.fsdp=true"),
         ("training.stop_at=20", "training.steps=10"),
         ("training.deepspeed=zero.json", "training.probe_every=10"),
         ("training.deepspeed=zero.json", "training.probe_every=0", "training.fsdp=true"),
@@ -160,6 +161,7 @@ OTHER: dict[str, Any] = {
     "training.track": ["wandb"], "training.valid_every": 4, "training.patience": 1, "training.select": "best",
     "training.average": 3, "training.profile_dropout": 0.5, "training.stop_when_broken": True,
     "data.documents": "blank-line", "training.stop_at": 5,
+    "training.recover": "rollback", "training.recoveries": 1,
 }  # fmt: skip
 OF_A_MASKED: dict[str, Any] = {
     "data.packing": "segment-pair", "data.mask": 0.5, "data.mask_random": 0.5, "data.mask_kept": 0.5,
@@ -300,7 +302,7 @@ ELSEWHERE = {  # keys that act in the training loop itself; test -> where they a
     "training.valid_pairs": "test_translation",
     "training.fsdp": "test_distributed", "training.deepspeed": "test_zero", "training.stop_when_broken": "test_text",
     "training.compile": "test_numbers", "training.profile_dropout": "test_calibrate",
-    "training.stop_at": "test_resume",
+    "training.stop_at": "test_resume", "training.recover": "test_recover", "training.recoveries": "test_recover",
 }  # fmt: skip
 CODES = "#version: 0.2\no n\n"
 

@@ -16,7 +16,7 @@ nothing at all.
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,7 @@ class Watch:
         self.row: Row = {}
         self.layers: list[Row] = []
         self.warnings: list[Row] = []
+        self.on_reading: Callable[[int, float], None] | None = None  # called with the step and the loss of each
         self._model = model
         self._addresses = addresses
         self._writers = writers
@@ -168,6 +169,8 @@ class Watch:
         for reading, (step, batch) in zip(readings, self._waiting, strict=True):
             self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
             self._read += 1
+            if self.on_reading is not None:
+                self.on_reading(step, reading.loss)
             for writer in self._writers:
                 writer.write(self.row, self.layers)
             self._count(batch)
@@ -177,6 +180,10 @@ class Watch:
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()
+
+    def report(self, row: Row) -> None:
+        """A warning from elsewhere: to the console, and into warnings.jsonl."""
+        self._report([row])
 
     def close(self) -> None:
         """Read and write what is left; where gradients are sharded, every process has to call this."""

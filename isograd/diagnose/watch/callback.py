@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from isograd.diagnose.watch import Watch, watch
+from isograd.diagnose.watch.recover import MOST, Recover, Recovery
 from isograd.diagnose.watch.writers import flat
 
 REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
@@ -33,9 +34,26 @@ class WatchCallback(TrainerCallback):
         watch: of the last run; None before the first.
     """
 
-    def __init__(self, trainer: Trainer, **settings: Any) -> None:
-        """`settings` are those of `isograd.watch`: folder, every, addresses, unigram_entropy, updates, .."""
+    def __init__(
+        self, trainer: Trainer, *, recover: Recover | None = None, recoveries: int = MOST, **settings: Any
+    ) -> None:
+        """`settings` are those of `isograd.watch`: folder, every, addresses, unigram_entropy, updates, ..
+
+        Args:
+            recover: where the loss leaves its course, go back to the last good state and on with the next batches
+                ("rollback"), at half the rate ("lower-rate"); None: report it only.
+            recoveries: how often at most.
+
+        Raises:
+            ValueError: another word; or `every` above 1 beside `recover`.
+        """
+        if recover not in (None, "rollback", "lower-rate"):
+            raise ValueError(f"recover={recover!r}; expected 'rollback', 'lower-rate' or None")
+        if recover and settings.get("every", 1) != 1:
+            raise ValueError(f"recover={recover!r} needs every=1: the loss of each step")
         self.trainer = trainer
+        self.recovery: Recovery | None = None
+        self._recover = (recover, recoveries)
         self.watch: Watch | None = None
         self._settings = settings
         self._replaced = ExitStack()
@@ -55,6 +73,7 @@ class WatchCallback(TrainerCallback):
         self._replaced.close()  # a run that an error ended has left them
         self._forget()
         self.watch = watch(self.trainer.model, **({"overflows": accelerator.scaler is not None} | self._settings))
+        self._recovers(state.global_step)
         self._observe(self.trainer, "training_step", after=self._keep)
         if accelerator.scaler is None:
             for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping
@@ -65,6 +84,8 @@ class WatchCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.watch is not None
         self._forget()
+        if self.recovery is not None and (row := self.recovery.act(state.global_step)) is not None:
+            self.watch.report(row)
         if not control.should_log:
             return
         self.watch.read()
@@ -77,6 +98,18 @@ class WatchCallback(TrainerCallback):
         self._replaced.close()
         if self.watch is not None:
             self.watch.close()
+
+    def _recovers(self, step: int) -> None:
+        how, most = self._recover
+        if how is None:
+            return
+        if self.trainer.is_fsdp_enabled:
+            raise ValueError("recover keeps whole weights on the host, and FSDP shards them; leave it out")
+        assert self.watch is not None
+        self.recovery = Recovery(how, most, self._settings.get("unigram_entropy"))
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        self.recovery.attach(model, self.trainer.optimizer, self.trainer.lr_scheduler, step)
+        self.watch.on_reading = self.recovery.follow
 
     def _keep(self, loss: Tensor, model: Any, inputs: Any, *_: Any, **__: Any) -> None:
         """The Trainer has divided the loss so that those of the micro-batches add up."""
