@@ -56,6 +56,9 @@ class Parallel(Stream):
     reads: ClassVar[str] = "x_in, the layer's input, or norm(x_in)"
     shared_norm: bool = False
 
+    def kept(self, site: Site) -> int:
+        return 0 if self.shared_norm or site.kind == "attn" else -1  # all norms of a layer read the same x_in
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSkip(Stream):
@@ -85,7 +88,7 @@ class TwoStreams(Stream):
     form: Literal["residual", "siamese"] = "residual"
 
     def kept(self, site: Site) -> int:
-        return 1
+        return int(self.form == "siamese")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +128,8 @@ class Hyper(Stream):
             raise ValueError(f"magnitude={self.magnitude}: above 0 is expected")
 
     def kept(self, site: Site) -> int:
-        return 2 * self.copies  # before and after the mix
+        copies = {"constant": 2, "computed": 3, "sinkhorn": 3, "independent": 1, "gated": 4}[self.maps]
+        return copies * self.copies + 1  # before and after the mix, for the maps; and u
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +164,7 @@ class FirstInput(Stream):
     first: float | Law = 0.0
 
     def kept(self, site: Site) -> int:
-        return 1
+        return int(site.kind == "attn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +188,9 @@ class Affine(Stream):
 
     writes: ClassVar[str] = "x <- (x + c) * r + (u + d) * g"
     adds: ClassVar[bool] = False
+
+    def kept(self, site: Site) -> int:
+        return 2  # x + c and u + d
 
 
 @dataclass(frozen=True, kw_only=True)
