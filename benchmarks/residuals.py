@@ -29,8 +29,8 @@ from step import machine, make_batches, peak_memory
 from isograd.placement import CATALOGUE
 
 BASE = "pre-ln"
-SHAPE = Shape(width=256, layers=12, heads=8, vocabulary=512, time=128, batch=4)
-WIDE = Shape(width=1024, layers=4, heads=16, vocabulary=512, time=128, batch=4)
+SHAPE = Shape(width=256, layers=6, heads=8, vocabulary=512, time=128, batch=4)
+WIDE = Shape(width=1024, layers=2, heads=16, vocabulary=512, time=128, batch=4)
 WIDE_ENTRIES = ("hyper-connections-static", "hyper-connections", "mhc", "attention-residuals", "siamesenorm")
 PUBLISHED = {"mhc": "6.7 % at n = 4, 27B, kernels of their own (arXiv 2512.24880)"}
 PAGE = Path(__file__).parents[1] / "docs/results/residual-cost.md"
@@ -82,6 +82,7 @@ def kept(shape: Shape, placement: str) -> tuple[int, int]:
     held: dict[int, torch.Tensor] = {}  # by the storage's address; held, so that no later tensor gets it
 
     def pack(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach()  # with its history an operation that keeps its own result would keep itself for ever
         if (place := x.untyped_storage().data_ptr()) not in own:
             held[place] = x
         return x
@@ -89,6 +90,7 @@ def kept(shape: Shape, placement: str) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         value = loss(batch)
     assert value.requires_grad
+    del value
     return sum(x.untyped_storage().nbytes() for x in held.values()), sum(p.numel() for p in model.parameters())
 
 
@@ -213,7 +215,7 @@ def headline(tables: Sequence[Part]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="entries whose name contains one of these")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--wide-rounds", type=int, default=5)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--quick", action="store_true", help="small shapes, two rounds: does it run?")

@@ -11,7 +11,7 @@ file says.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from isograd.placement.laws import Law, Site
+from isograd.placement.laws import Law
 
 
 def _counts(least: int = 1, /, **given: int) -> None:
@@ -32,10 +32,6 @@ class Stream:
     writes: ClassVar[str] = "x <- add(x, u)"
     adds: ClassVar[bool] = True
 
-    def kept(self, site: Site) -> int:
-        """How many tensors of the width a sublayer keeps for the backward pass beside the plain stream's; at least."""
-        return 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(Stream):
@@ -55,9 +51,6 @@ class Parallel(Stream):
 
     reads: ClassVar[str] = "x_in, the layer's input, or norm(x_in)"
     shared_norm: bool = False
-
-    def kept(self, site: Site) -> int:
-        return 0 if self.shared_norm or site.kind == "attn" else -1  # all norms of a layer read the same x_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +79,6 @@ class TwoStreams(Stream):
     reads: ClassVar[str] = "P, or P + norm(Q)"
     writes: ClassVar[str] = "P <- add(P, u); Q <- Q + u"
     form: Literal["residual", "siamese"] = "residual"
-
-    def kept(self, site: Site) -> int:
-        return int(self.form == "siamese")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +117,6 @@ class Hyper(Stream):
         if not self.magnitude > 0:
             raise ValueError(f"magnitude={self.magnitude}: above 0 is expected")
 
-    def kept(self, site: Site) -> int:
-        copies = {"constant": 2, "computed": 3, "sinkhorn": 3, "independent": 1, "gated": 4}[self.maps]
-        return copies * self.copies + 1  # before and after the mix, for the maps; and u
-
 
 @dataclass(frozen=True, kw_only=True)
 class DepthAttention(Stream):
@@ -151,9 +137,6 @@ class DepthAttention(Stream):
     def __post_init__(self) -> None:
         _counts(0, block=self.block)
 
-    def kept(self, site: Site) -> int:
-        return 2 * (1 + (site.layer // self.block if self.block else site.slot))  # the sources, and their norms
-
 
 @dataclass(frozen=True, kw_only=True)
 class FirstInput(Stream):
@@ -162,9 +145,6 @@ class FirstInput(Stream):
     reads: ClassVar[str] = "r x + z x_0 at a layer's first sublayer, else x"
     keep: float | Law = 1.0
     first: float | Law = 0.0
-
-    def kept(self, site: Site) -> int:
-        return int(site.kind == "attn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +169,6 @@ class Affine(Stream):
     writes: ClassVar[str] = "x <- (x + c) * r + (u + d) * g"
     adds: ClassVar[bool] = False
 
-    def kept(self, site: Site) -> int:
-        return 2  # x + c and u + d
-
 
 @dataclass(frozen=True, kw_only=True)
 class DepthAverage(Stream):
@@ -210,6 +187,3 @@ class DepthAverage(Stream):
 
     def __post_init__(self) -> None:
         _counts(dilation=self.dilation, period=self.period)
-
-    def kept(self, site: Site) -> int:
-        return int(site.kind == "ffn")  # X_l

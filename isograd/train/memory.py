@@ -6,7 +6,8 @@
 
 Parameters are counted on the meta device. Activations are what autograd keeps for the backward pass with fused
 attention on a GPU, summed over the operations of each sublayer: on the meta device attention is not fused, and a CPU's
-norms and dropout keep more. Parameters, gradients and optimizer state are float32 in every precision (mixed precision
+norms and dropout keep more. What a stream other than the plain one keeps is counted on its own modules
+(`stream_memory.py`). Parameters, gradients and optimizer state are float32 in every precision (mixed precision
 multiplies in the other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the
 precision of the products, and beside the optimizer's state the parameters once more in float32, whatever the precision.
 
@@ -29,9 +30,10 @@ import torch
 
 from isograd.errors import RecipeError
 from isograd.models import IsogradConfig
-from isograd.placement import Norm, Residual, Site, sites
+from isograd.placement import Norm, Residual, Site, Stack, sites
 from isograd.placement.formula import Learned
 from isograd.train.run import Run, Training, sharded_by
+from isograd.train.stream_memory import Kept, stream_kept
 from isograd.train.tasks import TASKS
 from isograd.train.zero import Zero, zero_of
 from isograd.transformer.parameters import roles
@@ -208,12 +210,27 @@ def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
     With gradient checkpointing that is the stream before each layer, and everything inside the largest layer.
     """
     width, every = config.hidden_size, _layers(run, config)
+    streams = {stack: _stream(run.training, config, stack) for stack in config.stacks()}
     stream = width * stream_bytes(run.training)
-    layers = len(every) * stream + max(every) if run.training.gradient_checkpointing else sum(every)
-    ends = _normed(config, config.entry().final, width, stream_bytes(run.training))
+    layers = sum(every)
+    if run.training.gradient_checkpointing:
+        plain = sum(config.depths(stack)[0] * stream for stack, kept in streams.items() if kept is None)
+        layers = max(every) + plain + sum(sum(kept.carried) for kept in streams.values() if kept)
+    ends = sum(_normed(config, norm, width, stream_bytes(run.training)) for norm in _ends(config))
     ends += _normed(config, Norm() if config.embedding_norm else None, width, FLOAT)
     ends += width if config.embedding_dropout else 0
-    return tokens * (layers + len(config.stacks()) * ends)
+    return tokens * (layers + len(config.stacks()) * ends + sum(kept.ends for kept in streams.values() if kept))
+
+
+def _ends(config: IsogradConfig) -> tuple[Norm | None, ...]:
+    return config.entry().first, config.entry().final
+
+
+def _stream(training: Training, config: IsogradConfig, stack: Stack) -> Kept | None:
+    narrow, carried = (
+        torch.float32 if size == FLOAT else torch.bfloat16 for size in (product_bytes(training), stream_bytes(training))
+    )
+    return stream_kept(config, stack, narrow, carried)
 
 
 def stream_bytes(training: Training) -> int:
@@ -232,7 +249,10 @@ def _layers(run: Run, config: IsogradConfig) -> list[int]:
     for stack in config.stacks():
         for site in sites(config.depths(stack)[0], stack, config.depths(stack)[1]):
             place = stack, site.layer
-            found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().of(site), site)
+            found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().at(site), site)
+        if kept := _stream(run.training, config, stack):
+            for layer, more in enumerate(kept.layers, 1):
+                found[stack, layer] += more
     return list(found.values())
 
 
@@ -243,7 +263,6 @@ def _sublayer(training: Training, config: IsogradConfig, residual: Residual, sit
     kept += sum(_normed(config, norm, width, stream) for norm in (residual.pre, residual.post))
     kept += _normed(config, residual.out, width, narrow)
     kept += width if config.hidden_dropout else 0
-    kept += config.entry().stream.kept(site) * width * stream
     shared = narrow == FLOAT or (residual.pre is not None and stream == FLOAT)  # x is kept anyway, to be read or normed
     if isinstance(residual.skip, Learned) and not shared:
         kept += width * stream
@@ -254,13 +273,19 @@ def _sublayer(training: Training, config: IsogradConfig, residual: Residual, sit
 
 def _attention(training: Training, config: IsogradConfig, residual: Residual) -> int:
     width, narrow = config.hidden_size, product_bytes(training)
-    reads = 3 * narrow if narrow < FLOAT else FLOAT  # autocast casts what W_Q, W_K, W_V read once for each
+    reads = FLOAT if narrow == FLOAT else (4 if residual.gate else 3) * narrow  # autocast casts once for each matrix
     kept = width * (reads + 4 * narrow) + FLOAT * config.num_attention_heads  # q, k, v, the result; its normaliser
-    if residual.mid or residual.head_scale:
+    if residual.mid or residual.head_scale or residual.gate:
         kept += width * narrow  # what W_O reads is no longer the result itself
+    if residual.mid and narrow == FLOAT and not residual.head_scale:
+        kept -= width * narrow  # what the norm reads is
+    if residual.gate:  # its sigmoid, a number for each feature or each head
+        kept += narrow * (width if residual.gate.per == "element" else config.num_attention_heads)
     if residual.projections:
-        rows = config.num_attention_heads if residual.projections.over == "head" else 1
-        kept += len(residual.projections.of) * _normed(config, residual.projections.norm, width, narrow, rows)
+        over = residual.projections.over
+        rows = 1 if over == "width" else config.num_attention_heads
+        normed = _normed(config, residual.projections.norm, width, narrow, rows, fused=over != "heads")
+        kept += len(residual.projections.of) * normed
     return kept + _normed(config, residual.mid, width, narrow)
 
 
@@ -271,15 +296,28 @@ def _feedforward(training: Training, config: IsogradConfig, residual: Residual) 
     apart = residual.mid is not None and narrow < FLOAT  # of relu only its result is kept, which W_2 may read
     inside = {"swiglu": 3, "relu": int(apart or config.activation_dropout > 0)}.get(config.hidden_act, 1)
     kept += inner * narrow * inside + (inner if config.activation_dropout else 0)
-    return kept + _normed(config, residual.mid, inner, narrow)
+    norms = (residual.projections.norm if residual.projections else None, residual.mid)
+    return kept + sum(_normed(config, norm, inner, narrow) for norm in norms)
 
 
-def _normed(config: IsogradConfig, norm: Norm | None, features: int, reads: int, rows: int = 1) -> int:
-    """A norm keeps what it read, and the statistics of its rows; autocast lets a LayerNorm read float32."""
+def _normed(
+    config: IsogradConfig, norm: Norm | None, features: int, reads: int, rows: int = 1, fused: bool = True
+) -> int:
+    """A norm keeps what it read, and the statistics of its rows; autocast lets a LayerNorm read float32.
+
+    A weight apart from the norm's own operation keeps what was normalized, too; a curve in place of a norm what it
+    read, its result, and erf its argument.
+    """
     if norm is None:
         return 0
-    layernorm = (config.norm if norm.kind == "model" else norm.kind) == "layernorm"
-    return features * (FLOAT if layernorm else reads) + rows * FLOAT * (2 if layernorm else 1)
+    kind = config.norm if norm.kind == "model" else norm.kind
+    if kind in ("dyt", "derf"):
+        return features * reads * (2 if kind == "dyt" else 3)
+    if kind == "none":
+        return features * reads * norm.affine
+    fused = fused and kind != "l2" and not norm.centered and (norm.scale, norm.init) == (1.0, 1.0)
+    weighed = features * reads * (norm.affine and not fused)
+    return features * (FLOAT if kind == "layernorm" else reads) + weighed + rows * FLOAT * (1 + (kind == "layernorm"))
 
 
 def _copies(run: Run, config: IsogradConfig) -> int:
