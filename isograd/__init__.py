@@ -11,6 +11,7 @@ from isograd.placement import Placement, get, register
 if TYPE_CHECKING:
     from isograd.diagnose.watch import watch
     from isograd.diagnose.watch.callback import WatchCallback
+    from isograd.diagnose.watch.replay import OwnLoop
     from isograd.lint import check
     from isograd.lint.conform import conform
     from isograd.models import (
@@ -30,6 +31,7 @@ _ROOMS = {
     "IsogradForMaskedLM": "isograd.models",
     "IsogradForSeq2SeqLM": "isograd.models",
     "IsogradForSequenceClassification": "isograd.models",
+    "OwnLoop": "isograd.diagnose.watch.replay",
     "WatchCallback": "isograd.diagnose.watch.callback",
     "calibrate": "isograd.train.calibrate",
     "check": "isograd.lint",
@@ -43,6 +45,7 @@ __all__ = [
     "IsogradForMaskedLM",
     "IsogradForSeq2SeqLM",
     "IsogradForSequenceClassification",
+    "OwnLoop",
     "Placement",
     "WatchCallback",
     "calibrate",

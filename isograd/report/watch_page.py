@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from isograd.files import read_rows
+from isograd.files import read_json, read_rows
 from isograd.report.page import Page, Section, Table, write_page
 from isograd.report.style import Drawing, Output, drawing, heading, label, log, shade
 
@@ -21,6 +21,7 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
         headline=headline(metrics, warned),
         sections=[
             Section(name="warnings", title="Warnings", table=warnings_table(warned)),
+            Section(name="replayed", title="Replayed", sentence=_REPLAYED, table=replayed(folder)),
             Section(name="loss", title="Loss and gradient norm", figure=lambda: _curves(metrics, warned)),
             Section(
                 name="layers",
@@ -32,6 +33,24 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
         made=f"Made by isograd from the files of `isograd.watch` in {folder.name}.",
     )
     return write_page(page, (out or folder / "report") / "report.html", output)
+
+
+_REPLAYED = (
+    "From before the break, once as it was and once per change: the mean of the last ten losses, and whether it lies"
+    " near or below the lowest loss before the break."
+)
+
+
+def replayed(folder: Path) -> Table | None:
+    """What `Watch.replay` found, if it was asked."""
+    path = folder / "replayed.json"
+    if not path.exists():
+        return None
+    lines = []
+    for row in read_json(path)["changes"]:
+        loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
+        lines.append((row["change"], f"{row['from']:,}", f"{row['steps']:,}", loss, "cures" if row["cures"] else "no"))
+    return Table(header=("change", "from step", "steps", "loss", "verdict"), lines=lines)
 
 
 def headline(metrics: Sequence[Row], warned: Sequence[Row]) -> str:

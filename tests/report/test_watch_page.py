@@ -8,6 +8,7 @@ from torch import nn
 
 import isograd
 from isograd.cli import main
+from isograd.files import write_json
 
 
 @pytest.fixture
@@ -36,3 +37,16 @@ def test_without_warnings(watched: Path, capsys: pytest.CaptureFixture[str]) -> 
     (watched / "warnings.jsonl").unlink()
     assert main(["report", str(watched)]) == 0
     assert "13 steps, and nothing was reported." in capsys.readouterr().out
+
+
+def test_what_was_replayed(watched: Path) -> None:
+    from isograd.report.watch_page import replayed
+
+    assert replayed(watched) is None
+    row = {"change": "lower rate", "from": 21, "steps": 40, "loss": 1.5, "cures": True}
+    write_json(
+        watched / "replayed.json", {"changes": [row, row | {"change": "as it was", "loss": None, "cures": False}]}
+    )
+    table = replayed(watched)
+    assert table is not None
+    assert table.lines[0] == ("lower rate", "21", "40", "1.500", "cures") and table.lines[1][3:] == ("not finite", "no")

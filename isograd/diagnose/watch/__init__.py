@@ -16,7 +16,7 @@ nothing at all.
 import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.losses import Losses
 from isograd.diagnose.watch.overflow import culprit
+from isograd.diagnose.watch.replay import OwnLoop, Replays
 from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (
     WARNINGS,
@@ -40,8 +41,9 @@ from isograd.diagnose.watch.writers import (
     Writer,
     rank,
 )
-from isograd.files import append_rows
+from isograd.files import append_rows, write_json
 
+REPLAYED = "replayed.json"
 _log = logging.getLogger("isograd")
 _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "stall": ("updates", "frozen", "gradient", "labels", "zero-grad"),
@@ -63,6 +65,7 @@ def watch(
     overflows: bool = False,
     tensorboard: bool = False,
     log: LogNumbers | None = None,
+    replay: OwnLoop | None = None,
 ) -> "Watch":
     """Watch a run of any model, from `Watch.step` in its loop.
 
@@ -77,6 +80,7 @@ def watch(
         overflows: a gradient scaler (fp16) leaves out steps whose gradients are not finite: they are no alarm.
         tensorboard: also write TensorBoard's event files, into `folder`/tensorboard.
         log: called with numbers by name and the step, such as `wandb.log`.
+        replay: how the loop can be taken back, for `Watch.replay`.
 
     Raises:
         ValueError: no layers found; `every` below 1; `tensorboard` without a folder.
@@ -94,7 +98,9 @@ def watch(
         writers += [TensorBoard(where / "tensorboard")] if tensorboard and where else []
         writers += [] if log is None else [Logging(log)]
     kept = Nonfinite(where, overflows=overflows)
-    return Watch(model, addresses, writers, kept, every=every, unigram_entropy=unigram_entropy, updates=updates)
+    made = Watch(model, addresses, writers, kept, every=every, unigram_entropy=unigram_entropy, updates=updates)
+    made.replays = None if replay is None else Replays(loop=replay)
+    return made
 
 
 class Watch:
@@ -119,6 +125,7 @@ class Watch:
         self.row: Row = {}
         self.layers: list[Row] = []
         self.warnings: list[Row] = []
+        self.replays: Replays | None = None
         self.on_reading: Callable[[int, float], None] | None = None  # called with the step and the loss of each
         self._model = model
         self._addresses = addresses
@@ -149,7 +156,11 @@ class Watch:
         Raises:
             ValueError: no parameter has a gradient.
         """
+        if self.replays is not None and self.replays.busy:
+            return
         self._step = self._step + 1 if step is None else step
+        if self.replays is not None:
+            self.replays.before_update(self._step)
         if self._gradients is not None and self._step % self._every:
             return
         if self._gradients is None:  # only now are the parameters what FSDP2 made of them
@@ -169,6 +180,8 @@ class Watch:
         for reading, (step, batch) in zip(readings, self._waiting, strict=True):
             self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
             self._read += 1
+            if self.replays is not None:
+                self.replays.follow(step, reading.loss, self._collapse.unigram_entropy)
             if self.on_reading is not None:
                 self.on_reading(step, reading.loss)
             for writer in self._writers:
@@ -180,6 +193,32 @@ class Watch:
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()
+
+    def replay(
+        self, changes: Mapping[str, Callable[[], None]], *, steps: int = 100, start: int | None = None
+    ) -> list[Row]:
+        """Take the loop back to before its break, and train it on from there once per change.
+
+        Args:
+            changes: by name, what is called before the first step, such as to lower the rate of the optimizer.
+            steps: of each.
+            start: go back to the last state kept at or before this step; None: before the break.
+
+        Returns:
+            rows of "change", "from", "steps", "loss" (mean of the last ten) and "cures": whether that lies near or
+            below the lowest loss before; the first row is the loop as it was, with "bit_equal" to what it did then.
+            With a folder also in replayed.json. The loop stands at the state that it was taken back to.
+
+        Raises:
+            ValueError: the watch was made without `replay`.
+        """
+        if self.replays is None:
+            raise ValueError("this watch keeps no states; make it by watch(model, replay=OwnLoop(...))")
+        self.read()
+        rows = self.replays.run(changes, steps, start)
+        if self._nonfinite.folder is not None and rank() == 0:
+            write_json(self._nonfinite.folder / REPLAYED, {"changes": rows})
+        return rows
 
     def report(self, row: Row) -> None:
         """A warning from elsewhere: to the console, and into warnings.jsonl."""
