@@ -24,8 +24,9 @@ from benchmarks.faults import report, tables
 from benchmarks.faults.base import BASES, BY_NAME, Base
 from benchmarks.faults.catalogue import FAMILY, FAULTS
 from benchmarks.faults.checking import Row, check_clean, check_fault
-from benchmarks.faults.clean import variants
+from benchmarks.faults.clean import Clean, variants
 from benchmarks.faults.codes import accepts
+from benchmarks.faults.fault import Fault
 from benchmarks.faults.training import Cost, Remedy, cost, remedy
 from benchmarks.faults.watching import Watched, loops, watched
 
@@ -36,34 +37,45 @@ def chosen(held_out: bool) -> list[Base]:
     return [base for base in BASES if base.held_out == held_out]
 
 
-def check(out: Path, held_out: bool, only: str) -> int:
-    """Every fault and every clean model of one part of the bases."""
-    show = not held_out  # held-out rows stay unseen, or they are held out no more
-    rows: list[Row] = []
-    for base in chosen(held_out):
-        for fault in FAULTS.values():
-            if base.name not in fault.bases or only not in ("", fault.name, FAMILY[fault.name]):
-                continue
-            row, _ = check_fault(base, fault)
-            rows.append(row)
-            if show and not row.right:
-                accepted = " or ".join(accepts(fault.cause)) or "no code has this cause"
-                print(
-                    f"{base.name:14} {fault.name:34} {row.crash or row.found or 'silent'}  <- {fault.cause}: {accepted}"
-                )
-    healthy = [] if only else [check_clean(one)[0] for one in variants() if BY_NAME[one.base].held_out == held_out]
-    for row in healthy:
-        if show and not row.silent:
-            print(f"{row.base:14} {row.fault:34} ALARM {row.found} {row.crash}")
-    part = part_of(held_out)
-    if not only:
-        tables.write(out / f"check-{part}.csv", [asdict(row) for row in [*rows, *healthy]])
-    print(f"\n{part} bases: {', '.join(base.name for base in chosen(held_out))}")
-    print(tables.text(rows))
+def check(out: Path, held_out: bool, only: str, minutes: float) -> int:
+    """Every fault and every clean model of one part of the bases. Held-out rows are added as they come, and none is
+    asked twice; they are not printed, or they would be held out no more.
+    """
+    path = out / f"check-{part_of(held_out)}.csv"
+    rows = tables.read_as(Row, path) if held_out and not only else []
+    done = {(row.fault, row.base, row.cause) for row in rows}
+    end = time.monotonic() + 60 * minutes
+    for base, one in asked(held_out, only):
+        if (one.name, base.name, one.cause) in done or time.monotonic() > end:
+            continue
+        row = check_fault(base, one)[0] if isinstance(one, Fault) else check_clean(one)[0]
+        rows.append(row)
+        if not only:
+            tables.write(path, [asdict(each) for each in rows])
+        if not held_out and not (row.right if row.cause else row.silent):
+            wanted = " or ".join(accepts(row.cause)) or "no code has this cause"
+            print(f"{base.name:14} {row.fault:34} {row.crash or row.found or 'silent'}", end="  ")
+            print(f"<- {row.cause}: {wanted}" if row.cause else "ALARM on a model without a fault", flush=True)
+    print(f"\n{part_of(held_out)} bases: {', '.join(base.name for base in chosen(held_out))}")
+    print(tables.text([row for row in rows if row.cause]))
+    healthy = [row for row in rows if not row.cause]
     quiet = sum(row.silent and not row.crash for row in healthy)
     print(f"clean models without an alarm: {tables.share(quiet, len(healthy))}")
-    print(f"crashes: {sum(bool(row.crash) for row in [*rows, *healthy])}")
+    print(f"crashes: {sum(bool(row.crash) for row in rows)}")
     return 0
+
+
+def asked(held_out: bool, only: str) -> list[tuple[Base, Fault | Clean]]:
+    """In an order without meaning where they are held out: a part of them is a sample."""
+    pairs: list[tuple[Base, Fault | Clean]] = [
+        (base, fault)
+        for base in chosen(held_out)
+        for fault in FAULTS.values()
+        if base.name in fault.bases and only in ("", fault.name, FAMILY[fault.name])
+    ]
+    if not only:
+        pairs += [(BY_NAME[one.base], one) for one in variants() if BY_NAME[one.base].held_out == held_out]
+    return sorted(pairs, key=lambda pair: digest(pair[0].name, pair[1].name)) if held_out else pairs
 
 
 def watch(out: Path, held_out: bool, only: str) -> int:
@@ -132,12 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("verb", choices=["check", "watch", "train", "remedies", "report"])
     parser.add_argument("--held-out", action="store_true", help="the held-out bases, the table alone")
     parser.add_argument("--only", default="", help="one family or fault")
-    parser.add_argument("--minutes", type=float, default=60.0, help="train: start no pair after them")
+    parser.add_argument("--minutes", type=float, default=60.0, help="check, train: start no pair after them")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the rows")
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # torch's own, about nested tensors and losses of odd shapes
     if given.verb == "check":
-        return check(given.out, given.held_out, given.only)
+        return check(given.out, given.held_out, given.only, given.minutes)
     if given.verb == "watch":
         return watch(given.out, given.held_out, given.only)
     if given.verb == "train":

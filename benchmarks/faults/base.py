@@ -8,7 +8,7 @@ import hashlib
 import linecache
 import types
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Slot:
     axis: int = 0  # that of the outputs, along which a fused one is divided
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Base:
     name: str
     kind: str  # of the task: causal, masked, pairs, image
@@ -46,7 +46,6 @@ class Base:
     rate: float = 3e-3
     steps: int = 60
     needs_batch: bool = False  # `check` is given a batch
-    edits: tuple[Edit, ...] = field(default=())
 
     @property
     def held_out(self) -> bool:

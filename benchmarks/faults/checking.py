@@ -2,14 +2,15 @@
 
 import inspect
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 import isograd
-from benchmarks.faults.base import BASES, BY_NAME, Base, batch, build
+from benchmarks.faults.base import BY_NAME, Base, batch, build
 from benchmarks.faults.clean import Clean
 from benchmarks.faults.codes import accepts
 from benchmarks.faults.fault import Fault
@@ -53,23 +54,24 @@ def ask(base: Base, model: nn.Module, optimizer: Any = None) -> list[Any]:
     return [finding for finding in isograd.check(model, **given) if finding.severity in LOUD]
 
 
+@cache
+def of_twin(base: Base, with_optimizer: bool) -> frozenset[tuple[str, str]]:
+    """Codes and addresses that the model without the fault has, too."""
+    twin = build(base)
+    return frozenset(
+        (one.code, one.address) for one in ask(base, twin, healthy(base, twin) if with_optimizer else None)
+    )
+
+
 def check_fault(base: Base, fault: Fault) -> tuple[Row, list[Any]]:
     """The row, and the findings that the twin does not have."""
     row = Row(fault=fault.name, cause=fault.cause, base=base.name)
-    make = fault.optimizer or healthy
-    twin_model, model = build(base), faulty(base, fault)
+    model = faulty(base, fault)
+    optimizer = None if fault.optimizer is None else fault.optimizer(base, model)
     begun = time.process_time()
     try:
-        with_optimizer = fault.optimizer is not None
-        twin = {
-            (one.code, one.address)
-            for one in ask(base, twin_model, healthy(base, twin_model) if with_optimizer else None)
-        }
-        new = [
-            one
-            for one in ask(base, model, make(base, model) if with_optimizer else None)
-            if (one.code, one.address) not in twin
-        ]
+        known = of_twin(base, optimizer is not None)
+        new = [one for one in ask(base, model, optimizer) if (one.code, one.address) not in known]
     except Exception as problem:  # a crash is a result
         return replace(row, crash=f"{type(problem).__name__}: {problem}"[:200]), []
     codes = list(dict.fromkeys(one.code for one in new))
@@ -98,11 +100,3 @@ def check_clean(clean: Clean) -> tuple[Row, list[Any]]:
         return replace(row, crash=f"{type(problem).__name__}: {problem}"[:200]), []
     codes = list(dict.fromkeys(one.code for one in found))
     return replace(row, found=" ".join(codes), silent=not codes, seconds=round(time.process_time() - begun, 3)), found
-
-
-def as_cells(row: Row) -> dict[str, Any]:
-    return asdict(row)
-
-
-def development() -> list[Base]:
-    return [base for base in BASES if not base.held_out]

@@ -36,6 +36,7 @@ class Clean:
     edits: tuple[Edit, ...] = ()
     change: Callable[[Base, nn.Module], None] | None = field(default=None)
     seed: int = 0
+    cause: str = ""
 
     def build(self) -> nn.Module:
         model = build(BY_NAME[self.base], self.edits, self.seed)

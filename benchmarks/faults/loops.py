@@ -4,6 +4,7 @@ A mistake overrides one method of `Loop`, as it would stand in a user's script; 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -95,8 +96,8 @@ class Loop:
     def zero(self) -> None:
         self.optimizer.zero_grad()
 
-    def run(self, watch: Any) -> list[float]:
-        """The losses; `watch` sees each step where its page tells a user to call it."""
+    def run(self, watch: Any, until: Callable[[], bool] = lambda: False) -> list[float]:
+        """The losses; `watch` sees each step where its page tells a user to call it. It ends early `until` says so."""
         losses = []
         for step in range(1, self.steps + 1):
             for group in self.optimizer.param_groups:
@@ -110,7 +111,7 @@ class Loop:
             self.update(step)
             self.zero()
             losses.append(float(loss.detach()))
-            if not math.isfinite(losses[-1]) and step > BREAK + 20:
+            if until() or (not math.isfinite(losses[-1]) and step > BREAK + 20):
                 break
         return losses
 

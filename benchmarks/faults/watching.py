@@ -25,7 +25,7 @@ class Watched:
     step: float = math.nan  # of the first warning
     right: bool = False  # one of them names the cause
     first: bool = False  # the first of them does
-    loss: float = math.nan  # on other text, after the last step
+    loss: float = math.nan  # on other text, after the last step; NaN where it was not run to it
     crash: str = ""
     seconds: float = 0.0
 
@@ -44,15 +44,16 @@ def watched(base: Base, kind: type[Loop], seed: int = 0) -> tuple[Watched, list[
     loop = kind(base, seed)
     options: dict[str, Any] = {"optimizer": loop.optimizer} if "optimizer" in WATCH_TAKES else {}
     watch = isograd.watch(loop.model, **options)
-    crash = ""
-    try:
-        loop.run(watch)
+    losses: list[float] = []
+    crash, named = "", signals(kind.cause)
+    try:  # a mistake that is named need not be watched any further
+        losses = loop.run(watch, lambda: any(one["signal"] in named for one in watch.warnings))
     except Exception as problem:  # a crash is a result
         crash = f"{type(problem).__name__}: {problem}"[:200]
     watch.close()
     names = [str(one["signal"]) for one in watch.warnings]
-    found, named = list(dict.fromkeys(names)), signals(kind.cause)
-    loss = evaluate(base, loop.model)
+    found = list(dict.fromkeys(names))
+    loss = evaluate(base, loop.model) if len(losses) == loop.steps else math.nan
     row = Watched(
         loop=kind.name(),
         cause=kind.cause,
