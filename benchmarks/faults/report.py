@@ -1,5 +1,6 @@
 """docs/results/faults.md, from the rows."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from benchmarks.faults.checking import Row
 from benchmarks.faults.codes import accepts, signals
 from benchmarks.faults.loops import HEALTHY, MISTAKES
 from benchmarks.faults.tables import share
-from benchmarks.faults.training import Cost, Remedy
+from benchmarks.faults.training import WORSE, Cost, Remedy
 from benchmarks.faults.watching import Watched
 
 PAGE = Path("docs/results/faults.md")
@@ -53,8 +54,8 @@ HARM = """## The proof of harm
 
 Of {all} faulty models {differ} compute other outputs than their twins before the first step. Of the other {silent}
 (gradients, frozen weights, dropout, optimizers, a norm in another's place), {tried} were trained beside their twins, 3
-seeds each: {worse} train worse by more than 0.05 nats; the rest is left out of the tables above. Of all {costs} faulty
-models that were trained, {all_worse} train worse.
+seeds each: {worse} train worse by more than 0.05 nats; the rest (cause named: {rest}) is left out of the tables
+above. Of all {costs} faulty models that were trained, {all_worse} train worse.
 """
 
 
@@ -101,6 +102,12 @@ def sentence(faulty: Sequence[Row], rows: Sequence[Row], remedies: Sequence[Reme
     )
 
 
+def unproven(rows: Sequence[Row], harmful: Sequence[Row]) -> list[Row]:
+    """Faulty models whose harm was not shown."""
+    shown = {(row.fault, row.base) for row in harmful}
+    return [row for row in rows if row.cause and (row.fault, row.base) not in shown]
+
+
 def check(rows: dict[str, list[Row]]) -> str:
     out = ["## `check`, by family", "", "| | cause named | named first | nothing reported |", "|---|---|---|---|"]
     for part in PARTS:
@@ -144,6 +151,7 @@ def harm(rows: dict[str, list[Row]], costs: Sequence[Cost]) -> str:
     silent = [row for row in faulty if FAULTS[row.fault].training]
     known = {(one.fault, one.base): one for one in costs}
     tried = [known[row.fault, row.base] for row in silent if (row.fault, row.base) in known]
+    rest = {part: unproven(rows[part], with_harm(rows[part], costs)) for part in PARTS}
     return HARM.format(
         all=len(faulty),
         differ=len(faulty) - len(silent),
@@ -152,6 +160,7 @@ def harm(rows: dict[str, list[Row]], costs: Sequence[Cost]) -> str:
         worse=sum(one.worse for one in tried),
         costs=len(costs),
         all_worse=sum(one.worse for one in costs),
+        rest=", ".join(f"{sum(row.right for row in rest[part])} of {len(rest[part])} ({part})" for part in PARTS),
     )
 
 
@@ -176,12 +185,23 @@ def watch(loops: dict[str, list[Watched]]) -> str:
             share(sum(not x.detected for x in healthy), len(healthy)),
         )
         out.append(f"| {part} bases | {' | '.join(counts)} |")
+    out += ["", loop_harm(loops["development"])]
     out += ["", "| loop | signals that name it | held-out | development |", "|---|---|---|---|"]
     for kind in (*MISTAKES, *HEALTHY):
         named = ", ".join(f"`{one}`" for one in signals(kind.cause)) or ("none" if kind.cause else "healthy")
         cells = ["; ".join(reported(x) for x in loops[part] if x.loop == kind.name()) for part in PARTS]
         out.append(f"| {kind.name()} | {named} | {cells[0]} | {cells[1]} |")
     return "\n".join(out) + "\n"
+
+
+def loop_harm(rows: Sequence[Watched]) -> str:
+    healthy = {row.base: row.loss for row in rows if row.loop == "loop"}
+    broken = [row for row in rows if row.cause and not math.isnan(row.loss)]
+    harmful = [row for row in broken if not row.loss <= healthy.get(row.base, math.inf) + WORSE]
+    return (
+        f"On the development bases {len(harmful)} of {len(broken)} broken loops that were run to their last step end more "
+        f"than {WORSE} nats above the healthy loop, on other text and from prefixes alone; a loss that is not finite counts."
+    )
 
 
 def reported(row: Watched) -> str:
