@@ -197,10 +197,10 @@ def watch(loops: dict[str, list[Watched]]) -> str:
 def loop_harm(rows: Sequence[Watched]) -> str:
     healthy = {row.base: row.loss for row in rows if row.loop == "loop"}
     broken = [row for row in rows if row.cause and not math.isnan(row.loss)]
-    harmful = [row for row in broken if not row.loss <= healthy.get(row.base, math.inf) + WORSE]
+    harmful = [row for row in broken if row.loss > healthy.get(row.base, math.inf) + WORSE]
     return (
-        f"On the development bases {len(harmful)} of {len(broken)} broken loops that were run to their last step end more "
-        f"than {WORSE} nats above the healthy loop, on other text and from prefixes alone; a loss that is not finite counts."
+        f"On the development bases {len(harmful)} of {len(broken)} broken loops that were run to their last step end\n"
+        f"more than {WORSE} nats above the healthy loop, on other text and from prefixes alone, or in no number."
     )
 
 

@@ -25,7 +25,7 @@ class Watched:
     step: float = math.nan  # of the first warning
     right: bool = False  # one of them names the cause
     first: bool = False  # the first of them does
-    loss: float = math.nan  # on other text, after the last step; NaN where it was not run to it
+    loss: float = math.nan  # on other text, after the last step; NaN: not run to it, infinite: no number
     crash: str = ""
     seconds: float = 0.0
 
@@ -54,6 +54,8 @@ def watched(base: Base, kind: type[Loop], seed: int = 0) -> tuple[Watched, list[
     names = [str(one["signal"]) for one in watch.warnings]
     found = list(dict.fromkeys(names))
     loss = evaluate(base, loop.model) if len(losses) == loop.steps else math.nan
+    if losses and not math.isfinite(losses[-1]):
+        loss = math.inf
     row = Watched(
         loop=kind.name(),
         cause=kind.cause,
