@@ -26,6 +26,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.jit import is_tracing  # shapes are tensors there, and a comparison a constant of the trace
 
 from isograd.placement import Learned, Norm, Placement, Residual, Site, get, sites
 from isograd.placement.formula import Role
@@ -94,7 +95,7 @@ class Part(nn.Module):
             if not isinstance(state, Tensor):
                 raise ValueError(f"{self.where}: the state is {_shown(state)}; expected a tensor (batch, time, width)")
             return self.pre(state), state
-        if not self.stream.fits(state):
+        if not (is_tracing() or self.stream.fits(state)):
             raise ValueError(
                 f"{self.where}: the state is {_shown(state)}; expected {self.stream.carries}: what `open`, or the"
                 " sublayer before, returned"
@@ -104,7 +105,7 @@ class Part(nn.Module):
 
     def write(self, held: Any, u: Tensor) -> State:
         """The state after the branch has written u (batch, time, width)."""
-        if not isinstance(u, Tensor) or u.shape[-1] != self.width:
+        if not (isinstance(u, Tensor) and (is_tracing() or u.shape[-1] == self.width)):
             raise ValueError(
                 f"{self.where}: the branch returned {_shown(u)}; expected one tensor (batch, time, {self.width})"
                 + (": the first of these?" if isinstance(u, tuple) else "")
@@ -118,7 +119,7 @@ class Part(nn.Module):
         """A whole sublayer: the state after `branch` has read and written."""
         x, held = self.read(state)
         u = branch(x)
-        if isinstance(u, Tensor) and u.shape != x.shape:
+        if isinstance(u, Tensor) and not is_tracing() and u.shape != x.shape:
             raise ValueError(f"{self.where}: the branch read {_shown(x)} and returned {_shown(u)}; expected that shape")
         return self.write(held, u)
 
@@ -185,7 +186,7 @@ class Residuals(nn.Module):
 
     def open(self, x: Tensor) -> State:
         """The state that the first sublayer reads, of x (batch, time, width)."""
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[-1:] != (self.width,):
+        if not (isinstance(x, Tensor) and (is_tracing() or (x.is_floating_point() and x.shape[-1:] == (self.width,)))):
             raise ValueError(f"x is {_shown(x)}{_kind(x)}; expected floating point, (batch, time, {self.width})")
         x = self.first(x)
         return x if self.ends is None else self.ends.open(x)

@@ -231,6 +231,16 @@ def test_autocast_leaves_what_is_carried_exact(name: str) -> None:
     close(got, expected, (0.05 if name == "gated-streams" else 1e-5) * expected.abs().max().item())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("name", ["hyper-connections", "denseformer", "siamesenorm", "layerscale"])
+def test_a_trace_takes_other_shapes(name: str) -> None:
+    """And warns of no comparison that became a constant."""
+    part, fs = EACH[name](WIDTH, layers=LAYERS).double().requires_grad_(False), branches()
+    traced = torch.jit.trace(lambda x: part(x, fs), sample(), check_trace=False)
+    other = torch.randn(3, 7, WIDTH, dtype=torch.float64)
+    close(traced(other), part(other, fs), 1e-12)
+
+
 @pytest.mark.parametrize(
     "name",
     [
