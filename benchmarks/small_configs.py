@@ -95,6 +95,7 @@ class _Shrinker:
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         own = {v for k, v in values.items() if IS_HEADS.search(k) and isinstance(v, int)}
         self.heads = values.get("num_attention_heads") or max(own, default=0)
+        self.stages = "depths" in values  # each halves the image
         self.expands = any(key in values for key in ("expand", "mamba_expand", "ssm_expand"))
         layers = _layers(values)
         many = [v for k, v in values.items() if _counts_layers(k) and isinstance(v, int) and "depths" not in values]
@@ -150,7 +151,7 @@ class _Shrinker:
         if IS_TOP.search(key):
             return min(value, 2)
         if key == "image_size" or key.endswith("image_size"):
-            return min(value, SIDE)
+            return min(value, SIDE * 2 if self.stages else SIDE)
         if key == "patch_size" and value > 4:
             return PATCH
         return self.width(key, value) if self.narrow else value

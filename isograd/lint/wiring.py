@@ -32,7 +32,8 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
     """A stack whose last sum reaches the head without a norm, or through two norms in a row."""
     for stack in checked.anatomy.stacks:
         last = stack.sublayers[-1]
-        if _goes_on(checked, stack) or last.design:  # how other streams are closed is the design's business
+        alone = len({s.total for s in stack.sublayers}) == 1  # a head with one sum of its own is no stack
+        if alone or _goes_on(checked, stack) or last.design:  # how other streams are closed is the design's business
             continue
         normed = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
         bare = not stack.final and "post" not in last.norms and len(normed) * 2 > len(stack.sublayers)

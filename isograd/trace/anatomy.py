@@ -126,10 +126,18 @@ def _without_inner(dataflow: Dataflow, stacks: list[TracedStack]) -> list[Traced
     """Without sums that begin and end inside a branch: D x of a state-space layer, values mixed with others'."""
     inner = []
     for stack in stacks:
+        aside = [s for s in stack.sublayers if s.skip_from and any(_holds_sum(dataflow, o, s) for o in stack.sublayers)]
+        stack.sublayers = [s for s in stack.sublayers if s not in aside]
         longer = [s for other in stacks if len(other.sublayers) > len(stack.sublayers) for s in other.sublayers]
         if all(any(_lies_in(dataflow, sublayer.total, s) for s in longer) for sublayer in stack.sublayers):
             inner.append(stack)
     return [stack for stack in stacks if stack not in inner]
+
+
+def _holds_sum(dataflow: Dataflow, other: TracedSublayer, sublayer: TracedSublayer) -> bool:
+    """Whether the other branch begins where this one does and goes through its sum, as a router's own shortcut."""
+    same = other is not sublayer and other.read == sublayer.read and other.total != sublayer.total
+    return same and sublayer.total in dataflow.above(other.branch)
 
 
 def _lies_in(dataflow: Dataflow, value: int, sublayer: TracedSublayer) -> bool:

@@ -75,7 +75,7 @@ def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int,
     scores = None if product is None else trace.made_by(product)
     if scores is None:
         return None
-    query, key = dataflow.data(scores)[:2]
+    query, key = dataflow.data(scores)[-2:]  # of baddbmm after what it adds
     weights = trace.below([attention.makes[0]])
     for operation in trace.operations:
         data = dataflow.data(operation)
@@ -121,7 +121,7 @@ def scores_below(dataflow: Dataflow, value: int) -> int:
 
 def _is_of_two(dataflow: Dataflow, value: int) -> bool:
     made = dataflow.trace.made_by(value)
-    return made is not None and bare(made) in PRODUCTS and len(dataflow.data(made)) == 2
+    return made is not None and bare(made) in PRODUCTS and len(dataflow.data(made)) >= 2
 
 
 def attention_facts(trace: Trace, operation: Operation, sequences: int) -> dict[str, float]:

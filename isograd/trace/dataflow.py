@@ -196,9 +196,9 @@ class Dataflow:
         near, far = (trace.replay({at: unit * c} | (pinned or {}), [wanted])[0] for c in (FAR / 10, FAR))
         return different(near, far) < SAME
 
-    def time_axis(self, read: int, total: int) -> int | None:
+    def time_axis(self, read: int, total: int, axes: tuple[int, ...] = (1, 0)) -> int | None:
         """The axis of x along which what stands at the first place moves the result at others; None: none does."""
-        for axis in (1, 0):
+        for axis in axes:
             moved = self.moved_at(read, total, axis, 0)
             if moved is not None and moved[1:].any():
                 return axis
@@ -207,7 +207,7 @@ class Dataflow:
     def moved_at(self, read: int, total: int, axis: int, place: int) -> Tensor | None:
         """Along an axis, where the result moves if x is another one at one place. None: shapes do not correspond."""
         x, result = self.trace[read], self.trace[total]
-        if x.ndim < 2 + (axis == 1) or result.shape != x.shape or x.shape[axis] < 2:
+        if x.ndim < 2 + (axis > 0) or x.ndim <= axis or result.shape != x.shape or x.shape[axis] < 2:
             return None
         other = x.clone()
         part = other.select(axis, place)

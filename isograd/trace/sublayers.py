@@ -360,9 +360,18 @@ class _Finder:
 
     def _kind(self, attention: Operation | None, read: int, branch: int) -> SublayerKind:
         if attention is None:
-            return "ffn" if self.dataflow.time_axis(read, branch) is None else "mix"
+            axes = (2, 3) if self._channels_first(read, branch) else (1, 0)
+            return "ffn" if self.dataflow.time_axis(read, branch, axes) is None else "mix"
         attended = query_key_value(self.dataflow, attention)
         return "attn" if attended is None or attended[1] in self.trace.below([read]) else "cross"
+
+    def _channels_first(self, read: int, branch: int) -> bool:
+        """Whether a convolution reads x as it lies, channels on the second axis."""
+        shape = self.trace[read].shape
+        convolutions = [
+            o for o in self.dataflow.between(read, branch) if "conv" in o.name and self.dataflow.is_product(o)
+        ]
+        return any(self.trace[o.reads[0]].shape == shape for o in convolutions)
 
     def _coefficient(self, term: int, root: int, total: int, others: list[int]) -> TracedCoefficient:
         """d s / d (root of the term), measured by doubling the root while the other terms stay."""
