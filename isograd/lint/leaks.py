@@ -26,6 +26,9 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     base = _run(checked, checked.inputs)
     if base is None or x.ndim < 2 or x.shape[0] < 2 or base.shape[:1] != x.shape[:1] or _positions_first(checked):
         return
+    beside = [n for n, v in named.items() if isinstance(v, Tensor) and "mask" not in n and v.shape[:1] == x.shape[:1]]
+    if base.shape == (len(x), len(x)) and len(beside) > 1:  # each text of a batch against each image, as CLIP's
+        return
     other = x.clone()
     other[0] = _others(checked, x)[0]
     moved = _run(checked, _given(checked, named | {place: other}))

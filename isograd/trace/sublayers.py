@@ -194,12 +194,17 @@ class _Finder:
         """Whether a value is the sum of several sublayers, or of one on top of `start`: no branch, though a branch may
         end in a sum of its own.
         """
+        below = self._chain(value)
+        return len(below) > 1 or self.dataflow.back(start)[0] in below
+
+    def _chain(self, value: int) -> list[int]:
+        """Where the sublayers begin that a sum is on top of, the last one's first."""
         by_total = {s.total: s for s in self.found.values()}
-        passed = 0
-        while value in by_total and passed < len(by_total):
+        below: list[int] = []
+        while value in by_total and len(below) < len(by_total):
             value, _ = self.dataflow.back(by_total[value].enters)
-            passed += 1
-        return passed > 1 or (passed == 1 and value == self.dataflow.back(start)[0])
+            below.append(value)
+        return below
 
     def _merged(self, made: list[TracedSublayer], operation: Operation) -> list[TracedSublayer]:
         """Several feed-forwards that one sum adds to what they read, as routed and shared experts, are one branch."""
@@ -282,6 +287,7 @@ class _Finder:
         """The last sum of a sublayer that everything between the skip's beginning and the branch goes through."""
         above = self.dataflow.above(branch)
         totals = {s.total for s in self.found.values() if s.total in above and start in self.dataflow.above(s.total)}
+        totals = {t for t in totals if self.dataflow.back(start)[0] in self._chain(t)}
         totals = {t for t in totals - {start} if self.trace[t].ndim == self.trace[start].ndim}
         if not totals:
             return None
