@@ -257,7 +257,7 @@ ITEMS = (
         published=(
             Published(label="gradients vanish", value="Post-LN decoders only, by the cross-attention", tag=_NOTES),
         ),
-        size_paper="6 to 18 layers in each stack, width 512",
+        size_paper="depth not known here; the paper's models have 6 to 18 layers in each stack, width 512",
         size_here="6 and 18 layers in each stack, width 256, random tokens, 3 seeds",
         minutes=1,
         differs="Width; random tokens in place of WMT14; W_2 stands for its layer.",
@@ -289,7 +289,7 @@ ITEMS = (
             Published(label="R^2 of the linear fit, Post-LN", value=0.99, tag=_NOTES),
             Published(label="R^2 of the logarithmic fit, Pre-LN and ADMIN", value=0.99, tag=_NOTES),
         ),
-        size_paper="an encoder of 6 to 100 layers, weights moved by 1e-4 sign(noise) or 1e-6 sign(gradient)",
+        size_paper="depths not known here; the released code moves weights by 1e-4 sign(noise) or 1e-6 sign(gradient)",
         size_here="a decoder-only stack of 3 to 48 layers, width 64, float64, steps 1e-5 and 1e-6, 5 seeds",
         minutes=3,
         differs="A decoder-only stack at initialization on random tokens, in float64; the gradient is that of a"
@@ -393,7 +393,7 @@ ITEMS = (
             Published(label="beta_ii^2, Pre-LN", value="about 1/i", tag=_NOTES),
             Published(label="beta_ii^2, Post-LN", value="stays large", tag=_NOTES),
         ),
-        size_paper="6+6 and 18+18 layers, width 512, WMT14 En-De",
+        size_paper="depth not known here; width 512, WMT14 En-De",
         size_here="6+6 layers, width 64, at initialization and after 340 updates of 1,024 tokens, 3 seeds",
         minutes=7,
         differs="Width, data and updates; the parts are followed exactly, with every norm's statistics held, where"
@@ -428,7 +428,7 @@ ITEMS = (
         published=(
             Published(label="updates under Adam", value="equal over layers, although gradients vanish", tag=_NOTES),
         ),
-        size_paper="Post-LN, 6 to 18 layers, width 512",
+        size_paper="Post-LN, depth not known here; width 512",
         size_here="Post-LN, 6+6 layers, width 64, 340 updates of 1,024 tokens, 3 seeds",
         minutes=6,
         differs="Width, data and updates; SGD has momentum 0.9 and two rates.",

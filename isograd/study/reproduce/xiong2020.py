@@ -516,6 +516,9 @@ PRETRAINED = Runs(
 TUNING = ("training.steps=240", "training.epochs=4", "glue.length=64", "training.lr=3e-4")
 
 
+_SWAPPED = "its text has the two the other way round, against its 40 % faster"
+
+
 def _bert_verdict(rows: Rows) -> Verdict:
     """Both as the paper trains them."""
     return judge.paired(rows, "validation_loss", _bert(*_BERT_PRE), _bert(*_BERT_POST), "lower", unit="nats")
@@ -573,12 +576,8 @@ _BERT_ITEMS = (
         title="BERT's validation loss: Pre-LN and Post-LN, without and with warm-up, at both rates",
         claim="Pre-LN trains BERT at the higher rate without warm-up, and reaches Post-LN's validation loss sooner.",
         published=(
-            Published(
-                label="updates to validation loss 1.69, Pre-LN", value="500k (text and numbers swapped)", tag="paper"
-            ),
-            Published(
-                label="updates to validation loss 1.69, Post-LN", value="700k (text and numbers swapped)", tag="paper"
-            ),
+            Published(label="updates to validation loss 1.69, Pre-LN", value=f"500k ({_SWAPPED})", tag="paper"),
+            Published(label="updates to validation loss 1.69, Post-LN", value=f"700k ({_SWAPPED})", tag="paper"),
             Published(label="Post-LN at 3e-4", value="diverged", tag="paper"),
         ),
         size_paper="BERT-base, 3.4B words, warm-up 10,000 at 1e-4 for Post-LN, none at 3e-4 for Pre-LN",
