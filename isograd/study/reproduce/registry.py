@@ -18,11 +18,22 @@ def chosen(names: Sequence[str]) -> list[Item]:
         UserError: there is none of that name.
     """
     found: dict[str, Item] = {}
-    for name in names:
+    for name in (name.rstrip("/") for name in names):
         of_paper = [item for item in ITEMS.values() if item.id.startswith(f"{name}/")]
         if name not in ITEMS and not of_paper:
-            near = nearest(name, ITEMS) or nearest(name, [known.partition("/")[2] for known in ITEMS])
-            meant = f"did you mean {near!r}? " if near else ""
-            raise UserError(f"no item {name!r}; {meant}'isograd reproduce --list' lists all")
+            raise UserError(f"no item {name!r}; {_meant(name)}'isograd reproduce --list' lists all")
         found |= {item.id: item for item in of_paper or [ITEMS[name]]}
     return list(found.values())
+
+
+def _meant(name: str) -> str:
+    """Items with the name in theirs, else the nearest paper or item."""
+    papers = {known.partition("/")[0]: known.partition("/")[0] for known in ITEMS}
+    slugs = {known.partition("/")[2]: known for known in ITEMS}
+    holding = [known for slug, known in slugs.items() if name and name.casefold() in slug]
+    if len(holding) > 1:
+        return f"items with {name!r} in their names: {', '.join(holding[:6])}{', ..' * (len(holding) > 6)}; "
+    known = {**(papers if "/" not in name else {}), **{one: one for one in ITEMS}, **slugs}
+    part = next((one for one in papers if name and name.casefold() in one), None)
+    near = next(iter(holding), None) or part or known.get(nearest(name, known) or "")
+    return f"did you mean {near!r}? " if near else ""
