@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from isograd.files import read_rows, write_json
+from isograd.files import read_json, read_rows, write_json
 from isograd.study.reproduce.item import Row
 from isograd.train.run import Run
 
@@ -102,13 +102,23 @@ class Context:
         ids = [one.folder.name for one in self.trained]
         key = json.dumps([name, self.version, ids, self.settings], sort_keys=True, default=str)
         path = self.folder / "kept" / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
-        now = not path.exists()
-        if now:
+        kept = _kept(path)
+        now = kept is None
+        if kept is None:
             self.note(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             began = time.process_time()
             value = compute()
             write_json(path, {"name": name, "value": value, "seconds": time.process_time() - began})
-        content = json.loads(path.read_text(encoding="utf-8"))
-        self.spent[name] = content.get("seconds", 0.0), now
-        return content["value"]
+            kept = read_json(path)  # as the next command will read it
+        self.spent[name] = kept.get("seconds", 0.0), now
+        return kept["value"]
+
+
+def _kept(path: Path) -> Row | None:
+    """None where nothing is kept, or where the file is damaged."""
+    try:
+        content = read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) and "value" in content else None
