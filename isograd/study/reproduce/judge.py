@@ -63,7 +63,11 @@ def paired(
     side = "lower" if (found.median or 0) < 0 else "higher"
     said = f"{_capital(name)}: {mine} is {side} than {theirs} {size}"
     counted = found.count_said()
-    return Verdict(verdict=verdict, reason=f"{said} ({counted or 'equal'}, n = {found.n}).", ours=ours)
+    return Verdict(verdict=verdict, reason=f"{said} ({counted or 'equal'}, n = {found.n}){_alone(found.n)}.", ours=ours)
+
+
+def _alone(n: int) -> str:
+    return "; one seed has no interval, and shows nothing" if n == 1 else ""
 
 
 def sided(interval: Interval, expect: Side, least: float = 0.0) -> Direction:
@@ -76,7 +80,7 @@ def beyond(label: str, values: Sequence[float], threshold: float, expect: Side, 
     """Whether values, one per seed, lie above (below) a threshold, by the interval of their median."""
     ours = measured(label, values, unit)
     asked = f"the rule asks for {'more' if expect == 'higher' else 'less'} than {threshold:g}"
-    reason = f"{_capital(label)}: {_number(ours.value)}{unit and ' ' + unit} (n = {ours.n}); {asked}."
+    reason = f"{_capital(label)}: {_number(ours.value)}{unit and ' ' + unit} (n = {ours.n}); {asked}{_alone(ours.n)}."
     interval = median_interval([value - threshold for value in values]) if len(values) > 1 else None
     verdict = sided(interval, expect) if interval else "not seen"  # one seed has none
     return Verdict(verdict=verdict, reason=reason, ours=(ours,))
