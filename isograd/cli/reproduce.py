@@ -42,7 +42,7 @@ def reproduce(
       isograd reproduce xiong2020/warmup-fig2
       isograd reproduce xiong2020/warmup-fig2 --data FOLDER
       isograd reproduce normformer2021 admin2020
-      isograd reproduce xiong2020/warmup-fig2 training.steps=100 --seeds 1
+      isograd reproduce xiong2020/warmup-fig2 training.steps=200 --seeds 1
       isograd reproduce xiong2020/warmup-fig2 --full
       isograd reproduce xiong2020/warmup-fig2 --full --run --world-size 8
 

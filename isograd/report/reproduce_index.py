@@ -5,7 +5,6 @@ FOLDER/ID.md          the page of an item, its figures beside it
 FOLDER/results.json   verdicts and numbers, for programs
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from isograd.files import write_json, write_text
 from isograd.report.markdown import markdown_table, write_markdown
 from isograd.report.page import Table
-from isograd.report.reproduce_page import page_of
+from isograd.report.reproduce_page import page_of, read_result
 
 Row = Mapping[str, Any]
 KEPT = ("verdict", "reason", "ours", "with data", "core minutes", "changed")
@@ -46,8 +45,8 @@ def file_of(name: str) -> str:
 
 
 def _result(out: Path, name: str) -> Row | None:
-    path = out / "items" / name / "result.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    folder = out / "items" / name
+    return read_result(folder) if (folder / "result.json").exists() else None
 
 
 def _index(items: Sequence[Row], results: Mapping[str, Row]) -> Iterator[str]:
@@ -77,6 +76,8 @@ def summary(items: Sequence[Row], results: Mapping[str, Row]) -> str:
     """How many, and how they came out."""
     verdicts = Counter(verdict_of(item, results.get(item["item"])) for item in items)
     counted = ", ".join(f"{verdicts[name]} *{name}*" for name in _ORDER if verdicts[name])
+    changed = sum(bool(result["changed"]) for result in results.values())
+    counted += f"; {changed} of them at other settings than the item's own" if changed else ""
     return f"{len(items)} items: {counted}. Minutes are of one core, runs that items share counted with each."
 
 
@@ -84,20 +85,21 @@ _ORDER = ("same direction", "not seen", "opposite", "not run", "not run yet")
 
 
 def verdict_of(item: Row, result: Row | None) -> str:
-    """Of an item without a result, whether it ever can have one here."""
+    """Of an item without a result, whether it can ever have one here."""
     return result["verdict"] if result else "not run" if item["missing"] else "not run yet"
 
 
 def _line(item: Row, result: Row | None) -> list[str]:
     verdict, name = verdict_of(item, result), item["item"]
     linked = result is not None and verdict != "not run"
-    minutes = f"{result['core minutes']:.1f}" if result and linked else ""
+    minutes = f"{result['core minutes']:.1f}" if result and linked else f"about {item['minutes']:g}"
+    changed = f" (other settings: {', '.join(result['changed'])})" if result and result["changed"] else ""
     return [
         f"[{name}]({file_of(name)})" if linked else name,
         item["shows"],
-        verdict,
+        verdict + changed,
         result["reason"] if result else item["missing"] or "",
         item["size here"],
         "embedded" if result and linked and not result["with data"] else item["data"],
-        minutes,
+        "" if item["missing"] else minutes,
     ]

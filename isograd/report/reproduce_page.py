@@ -4,7 +4,7 @@ From result.json, rows.csv and the folders of the item's runs alone.
 """
 
 import csv
-import json
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +13,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from isograd.errors import DataError
+from isograd.files import read_json
 from isograd.report.figures import DEPTH_CHARTS, Subject
 from isograd.report.page import Page, Section, Table, write_page
 from isograd.report.runs import arms_of, read_run
@@ -32,8 +34,8 @@ def write_item(folder: Path, out: Path) -> Path:
 
 def page_of(folder: Path, out: Path) -> Page:
     """The page of the item in `folder`."""
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    rows = read_rows(folder / "rows.csv")
+    result = read_result(folder)
+    rows = _rows_of(result, folder)
     runs = [out / CELLS / name for name in result["cells"]]
     return Page(
         title=f"{result['item']}: {result['shows']}",
@@ -41,7 +43,7 @@ def page_of(folder: Path, out: Path) -> Page:
         warnings=[f"Not the item's own settings: {', '.join(result['changed'])}."] if result["changed"] else [],
         subtitle=f"Claim: {result['claim']} {result['paper']}.",
         sections=[
-            Section(name="evidence", title="Why this verdict", sentence=result["reason"]),
+            Section(name="evidence", title="Why this verdict", verdicts=sentences(result["reason"])),
             _numbers(result),
             *_charts(result, rows),
             *_run_charts(result["run charts"], runs),
@@ -53,6 +55,9 @@ def page_of(folder: Path, out: Path) -> Page:
     )
 
 
+NEEDED = {"item", "paper", "shows", "claim", "command", "size here", "size in the paper", "verdict", "reason", "rule"}
+NEEDED |= {"published", "ours", "differs", "details", "read", "with data", "changed", "charts", "run charts", "cells"}
+NEEDED |= {"rows", "core minutes", "provenance"}
 VERDICTS = {
     "same direction": "Same direction as in the paper",
     "not seen": "Not seen: neither what the paper says nor its opposite",
@@ -64,7 +69,47 @@ def headline(result: Row) -> str:
     """The verdict as a sentence, and where it was found."""
     if result["verdict"] not in VERDICTS:
         return f"Not run: {result['reason']}"
-    return f"{VERDICTS[result['verdict']]}. Here: {result['size here']}."
+    changed = f"; changed: {', '.join(result['changed'])}" if result["changed"] else ""
+    return f"{VERDICTS[result['verdict']]}. Here: {result['size here']}{changed}."
+
+
+def sentences(reason: str) -> list[str]:
+    """
+    >>> sentences("Loss: a is lower than b by 0.1 nats (n = 3). Ratio: 1.2 (n = 3); the rule asks for less than 1.")
+    ['Loss: a is lower than b by 0.1 nats (n = 3).', 'Ratio: 1.2 (n = 3); the rule asks for less than 1.']
+    """
+    return re.split(r"(?<=\.) (?=[A-Z])", reason)
+
+
+def read_result(folder: Path) -> Row:
+    """The content of result.json.
+
+    Raises:
+        DataError: it is not what `isograd reproduce` writes.
+    """
+    path = folder / "result.json"
+    try:
+        result = read_json(path)
+    except ValueError:
+        raise _damaged(path) from None
+    if not isinstance(result, dict) or not result.keys() >= NEEDED:
+        raise _damaged(path)
+    return result
+
+
+def _rows_of(result: Row, folder: Path) -> Rows:
+    path = folder / "rows.csv"
+    try:
+        rows = read_rows(path)
+    except (ValueError, TypeError, csv.Error):  # a line cut off has None in its last columns
+        raise _damaged(path) from None
+    if len(rows) != result["rows"]:
+        raise _damaged(path)
+    return rows
+
+
+def _damaged(path: Path) -> DataError:
+    return DataError(f"{path} is damaged, or of another version; 'isograd reproduce' of its item writes it again")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

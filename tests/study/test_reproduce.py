@@ -18,7 +18,7 @@ from isograd.study.reproduce.context import Context
 from isograd.study.reproduce.data import found
 from isograd.study.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
 from isograd.study.reproduce.plan import Asked, plan_item
-from isograd.study.reproduce.registry import ITEMS
+from isograd.study.reproduce.registry import ITEMS, chosen
 from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, refused
 from tests.study.tiny_study import recipe
@@ -71,6 +71,7 @@ def rows(column: str, **arms: list[float]) -> list[dict[str, Any]]:
 def test_paired(mine: list[float], theirs: list[float], verdict: str) -> None:
     ruled = judge.paired(rows("loss", a=mine, b=theirs), "loss", "a", "b", "lower")
     assert (ruled.verdict, ruled.ours[0].n) == (verdict, len(mine))
+    assert ("one seed has no interval" in ruled.reason) is (len(mine) == 1)
     assert judge.paired(rows("loss", a=mine, b=theirs), "loss", "b", "a", "higher").verdict == verdict
 
 
@@ -157,7 +158,7 @@ def test_from_runs_to_page(item: Item, tmp_path: Path) -> None:
     losses = sorted(outcome["final_loss"] for outcome in outcomes.values())
     assert sorted(row["final_loss"] for row in written) == pytest.approx(losses, rel=1e-12)
     page = (folder / "item.html").read_text()
-    for said_there in (item.claim, "Same direction", "xiong2020/tiny", "4 runs"):
+    for said_there in (item.claim, "Same direction", "xiong2020/tiny", "4 runs", result["reason"]):
         assert said_there in page
     before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/outcome.json")}
     assert called(*command)[0] == 0
@@ -179,9 +180,29 @@ def test_the_index_names_every_item_and_links_those_that_were_run(item: Item, tm
     assert (
         files["xiong2020-tiny-loss.svg"] and json.loads(files["results.json"])[item.id]["verdict"] == "same direction"
     )
-    assert str(tmp_path) not in page + text
+    result = json.loads((out / "items" / item.id / "result.json").read_text())
+    assert str(tmp_path) not in page + text and f"- {result['reason']}" in page
     assert called("reproduce", "--index", str(index), "--out", str(out))[0] == 0
     assert {path.name: path.read_bytes() for path in index.iterdir()} == files
+    _with_damaged_files(out / "items" / item.id, ["reproduce", "--index", str(index), "--out", str(out)])
+
+
+def _with_damaged_files(folder: Path, command: list[str]) -> None:
+    """The file is named; changed settings are."""
+    whole = {name: (folder / name).read_bytes() for name in ("result.json", "rows.csv")}
+    for name, content in whole.items():
+        for damaged in (b"", content[: len(content) // 2], b"\xff\x00", b"{}", b"[]"):
+            (folder / name).write_bytes(damaged)
+            assert f"{name} is damaged" in refused(*command)
+        (folder / name).write_bytes(content)
+    changed = json.loads(whole["result.json"]) | {"changed": ["training.steps=3"]}
+    (folder / "result.json").write_text(json.dumps(changed))
+    assert called(*command)[0] == 0
+    index, page = (Path(command[2]) / name for name in ("README.md", "xiong2020-tiny.md"))
+    assert (
+        "1 of them at other settings" in index.read_text() and "same direction (other settings: " in index.read_text()
+    )
+    assert "Here: tiny; changed: training.steps=3." in page.read_text()
 
 
 def test_full_is_forecast_and_refused(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +242,10 @@ def test_full_runs_under_torchrun(tmp_path: Path, text: Path, monkeypatch: pytes
 def test_wrong_use(item: Item, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out")]
     assert "did you mean 'xiong2020/tiny'?" in refused("reproduce", "xiong2020/tny", *out)
+    assert "did you mean 'xiong2020'?" in refused("reproduce", "xiong202", *out)
+    assert "did you mean 'xiong2020/warmup-fig2'?" in refused("reproduce", "warmpu-fig2", *out)
+    assert "xiong2020/depth-gradients-fig3, normformer2021/gradients-fig3" in refused("reproduce", "FIG3", *out)
+    assert chosen(["admin2020/"]) == chosen(["admin2020"])
     assert "name an item" in refused("reproduce", *out)
     assert "no such folder" in refused("reproduce", item.id, "--data", str(tmp_path / "none"), *out)
     assert "did you mean 'model.layers'?" in refused("reproduce", item.id, "model.layrs=1", *out)
@@ -274,7 +299,11 @@ def test_what_takes_long_is_computed_once(item: Item, tmp_path: Path, monkeypatc
     command = ["reproduce", item.id, "--out", str(tmp_path / "out"), "--jobs", "1"]
     for words, times in (([], 1), ([], 1), (["--seeds", "3"], 2)):
         assert called(*command, *words)[0] == 0 and count.read_text() == "1" * times
-    assert [row["fast"] for row in read_rows(tmp_path / "out/items" / item.id / "rows.csv")] == [1.0, 1.0]
+    folder = tmp_path / "out/items" / item.id
+    assert [row["fast"] for row in read_rows(folder / "rows.csv")] == [1.0, 1.0]
+    for kept in (folder / "kept").iterdir():
+        kept.write_bytes(kept.read_bytes()[:9])
+    assert called(*command, "--seeds", "3")[0] == 0 and count.read_text() == "111"
 
 
 @pytest.mark.slow
