@@ -6,25 +6,23 @@
 One process, one thread. An entry and Pre-LN take turns, step by step (A B B A ...), so that what else the machine does
 falls on both; a ratio is formed of two neighbouring steps' CPU time, and the table shows its median and quartiles over
 n. A step is forward, loss, backward, clipping, fused AdamW, and what the placement does to weights after it. Memory is
-what autograd keeps for the backward pass beside the parameters, by its own hooks, and the peak of a process of its own
-over two steps above what it held before the model was built.
+what autograd keeps for the backward pass beside the parameters, by its own hooks, and that with parameters, gradients
+and both moments of AdamW: what a step holds at its peak, but for what operations need for themselves.
 """
 
 import argparse
 import itertools
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 from contestants import Shape, isograd
-from step import machine, make_batches, peak_memory
+from step import machine, make_batches
 
 from isograd.placement import CATALOGUE
 
@@ -44,7 +42,7 @@ class Cost:
     ratios: tuple[float, ...]
     seconds: float  # Pre-LN's median
     kept: float  # of what autograd keeps, over Pre-LN
-    peak: float  # of a process, MiB
+    memory: float  # that with parameters, gradients and optimizer, over Pre-LN
     parameters: int
 
     def quartiles(self) -> tuple[float, float, float]:
@@ -94,25 +92,6 @@ def kept(shape: Shape, placement: str) -> tuple[int, int]:
     return sum(x.untyped_storage().nbytes() for x in held.values()), sum(p.numel() for p in model.parameters())
 
 
-def peak(shape: Shape, placement: str) -> float:
-    """MiB of a process of its own over two steps above what it held before the model was built; forked, so that the
-    imports are there. To be called before this process has run a backward pass."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_peak, args=(theirs, shape, placement))
-    process.start()
-    found = ours.recv()
-    process.join()
-    return float(found)
-
-
-def _peak(connection: Connection, shape: Shape, placement: str) -> None:
-    with peak_memory() as found:
-        _, step = stepper(shape, placement)
-        step()
-        step()
-    connection.send(found.get("mib", float("nan")))
-
-
 def beside(shape: Shape, name: str, rounds: int) -> tuple[list[float], list[float]]:
     """CPU seconds of Pre-LN's and of the entry's steps, in turn."""
     pair = [stepper(shape, placement)[1] for placement in (BASE, name)]
@@ -127,28 +106,23 @@ def beside(shape: Shape, name: str, rounds: int) -> tuple[list[float], list[floa
     return seconds
 
 
-Sizes = dict[str, tuple[tuple[int, int], float]]
+STATE = 16  # bytes for each parameter: itself, its gradient, two moments
 
 
-def sizes_of(shape: Shape, names: Sequence[str]) -> Sizes:
-    """Of Pre-LN and the entries what is kept with the number of parameters, and the peak."""
-    return {name: (kept(shape, name), peak(shape, name)) for name in dict.fromkeys((BASE, *names))}
-
-
-def costs(shape: Shape, names: Sequence[str], rounds: int, sizes: Sizes) -> list[Cost]:
-    """Time every entry beside Pre-LN."""
-    found = []
+def costs(shape: Shape, names: Sequence[str], rounds: int) -> list[Cost]:
+    """Every entry beside Pre-LN."""
+    found, (base_kept, base_parameters) = [], kept(shape, BASE)
     for name in names:
         base, own = beside(shape, name, rounds)
-        (bytes_kept, parameters), mib = sizes[name]
+        bytes_kept, parameters = kept(shape, name)
         found.append(
             Cost(
                 name=name,
                 ratios=tuple(b / a for a, b in zip(base, own, strict=True)),
                 seconds=statistics.median(base),
-                kept=bytes_kept / sizes[BASE][0][0],
-                peak=mib / sizes[BASE][1],
-                parameters=parameters - sizes[BASE][0][1],
+                kept=bytes_kept / base_kept,
+                memory=(STATE * parameters + bytes_kept) / (STATE * base_parameters + base_kept),
+                parameters=parameters - base_parameters,
             )
         )
         print(row(found[-1]), end="", flush=True)
@@ -158,7 +132,7 @@ def costs(shape: Shape, names: Sequence[str], rounds: int, sizes: Sizes) -> list
 def row(cost: Cost) -> str:
     low, middle, high = cost.quartiles()
     more = f"{cost.parameters:+,}" if cost.parameters else "0"
-    cells = (f"{middle:.3f}", f"{low:.3f} to {high:.3f}", f"{cost.kept:.2f}", f"{cost.peak:.2f}", more)
+    cells = (f"{middle:.3f}", f"{low:.3f} to {high:.3f}", f"{cost.kept:.2f}", f"{cost.memory:.2f}", more)
     return f"| {cost.name} | {' | '.join(cells)} | {PUBLISHED.get(cost.name, '')} |\n"
 
 
@@ -170,10 +144,11 @@ HEAD = """\
 A step (forward, loss, backward, clipping, fused AdamW, what the placement does to weights after it) and memory over
 Pre-LN's. An entry and Pre-LN took turns in one process with one thread: the ratio is that of two neighbouring steps'
 CPU time, median and quartiles over n pairs. *Kept*: what autograd keeps for the backward pass beside the parameters.
-*Peak*: of a process of its own, with parameters, gradients and optimizer. fp32, eager.
+*Memory*: that with parameters, gradients and both moments of AdamW. fp32, eager.
 
-{machine}. The machine was shared: load {load} before, {load_after} after (one-minute average). CPU time does not count
-waiting, but caches are shared; the row of Pre-LN beside itself says how much that is.
+Machine: {machine}.
+Its load was {load} before and {load_after} after (one-minute average). CPU time does not count waiting, but processes
+share caches; the row of Pre-LN beside itself says how much that is.
 
 `python benchmarks/residuals.py` writes this page.
 """
@@ -183,7 +158,7 @@ TABLE = """
 {shape.layers} layers, width {shape.width}, {shape.heads} heads, {shape.batch} x {shape.time} tokens, n = {rounds}.
 A step of Pre-LN takes {seconds:.2f} s of CPU time.
 
-| entry | step | quartiles | kept | peak | parameters | published |
+| entry | step | quartiles | kept | memory | parameters | published |
 |---|---|---|---|---|---|---|
 """
 Part = tuple[str, Shape, list[Cost]]  # a title, the shape, and what was found
@@ -192,7 +167,7 @@ Part = tuple[str, Shape, list[Cost]]  # a title, the shape, and what was found
 def page(tables: Sequence[Part], load: float) -> str:
     """The page in Markdown."""
     about = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "x-transformers")
-    facts = {"machine": about.capitalize(), "load": f"{load:.1f}", "load_after": f"{os.getloadavg()[0]:.1f}"}
+    facts = {"machine": about, "load": f"{load:.1f}", "load_after": f"{os.getloadavg()[0]:.1f}"}
     parts = [HEAD.format(headline=headline(tables), **facts)]
     for title, shape, found in tables:
         seconds = statistics.median(cost.seconds for cost in found)
@@ -231,11 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = [("Every entry", narrow, names, options.rounds)]
     if few:
         tables.append(("Streams at a larger width", wide, few, options.wide_rounds))
-    sizes = [sizes_of(shape, which) for _, shape, which, _ in tables]  # forks: before any backward pass of this process
-    found = [
-        (title, shape, costs(shape, which, rounds, own))
-        for (title, shape, which, rounds), own in zip(tables, sizes, strict=True)
-    ]
+    found = [(title, shape, costs(shape, which, rounds)) for title, shape, which, rounds in tables]
     options.page.write_text(page(found, load), encoding="utf-8")
     print(options.page)
 
