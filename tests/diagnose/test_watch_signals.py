@@ -160,6 +160,53 @@ def test_labels_that_are_moved() -> None:
     assert moved(x, ignored) == 0
 
 
+def test_labels_that_the_model_shifts_again() -> None:
+    config = GPT2Config(vocab_size=31, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    for as_mapping, expected in ((True, ["labels"]), (False, [])):  # of a pair the loop forms the loss itself
+        model = GPT2LMHeadModel(config)
+        watch, optimizer = isograd.watch(model), torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(12):
+            rows = torch.randint(31, (4, 13))
+            x, y = rows[:, :-1], rows[:, 1:]
+            loss = functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
+            loss.backward()
+            watch.step(loss, batch={"input_ids": x, "labels": y} if as_mapping else (x, y))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert [row["signal"] for row in watch.warnings] == expected
+
+
+def test_a_loss_that_is_summed() -> None:
+    torch.manual_seed(0)
+    for reduction, expected in (("sum", ["loss-sum"]), ("mean", [])):
+        model, rows = Small(), torch.randint(VOCABULARY, (4, TIME + 1))
+        watch = isograd.watch(model)
+        x, y = rows[:, :-1], rows[:, 1:]
+        loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction=reduction)
+        loss.backward()
+        watch.step(loss, batch=(x, y))
+        assert [row["signal"] for row in watch.warnings] == expected
+
+
+def test_a_stack_that_is_detached_from_the_head() -> None:
+    def change(model: Small) -> None:
+        model.layers[-1].register_forward_hook(lambda module, args, output: output.detach())
+
+    assert signals(change) == [(12, "gradient")]
+
+
+def test_the_cause_of_a_rise() -> None:
+    def cause(losses: list[float], norm: float = 1.0) -> str:
+        watch = Losses()
+        rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, 3.0)]
+        (row,) = [row for row in rows if row["signal"] == "rise"]
+        return str(row["cause"])
+
+    assert "maximized" in cause([4 + 0.3 * i for i in range(90)])
+    assert "jumped" in cause([*falling(150), *[4.0] * 100])
+    assert "too high" in cause([*falling(150), *[2 + 0.05 * i for i in range(150)]])
+
+
 def followed(losses: list[float], entropy: float | None = 3.0, norm: float = 1.0) -> list[tuple[int, str]]:
     watch = Losses()
     rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, entropy)]

@@ -49,7 +49,8 @@ _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "stall": ("updates", "frozen", "gradient", "labels", "zero-grad"),
     "unigram": ("updates", "frozen", "gradient", "labels", "zero-grad"),
     "low": ("leak", "same-batch", "labels"),
-    "rise": ("zero-grad", "nonfinite"),
+    "rise": ("zero-grad", "nonfinite", "loss-sum"),
+    "nonfinite": ("loss-sum",),
 }
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
@@ -188,7 +189,8 @@ class Watch:
                 writer.write(self.row, self.layers)
             self._count(batch)
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
-            new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy)
+            movement = self._updates_of.movement if self._updates_of else None
+            new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy, movement)
             new += self._batches.look(step, batch, self._collapse, reading.loss)
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
@@ -245,8 +247,12 @@ class Watch:
 
     def _explained(self, broken: Row, batch: Any) -> Row:
         """With the module that made the first number that is not finite, where the batch can be run again at once."""
-        at_once = self._gradients is not None and self._gradients.together == 1
-        found = culprit(self._model, batch) if batch is not None and at_once else None
+        at_once, broken_loss = self._gradients is not None and self._gradients.together == 1, self.row["loss"]
+        found = (
+            culprit(self._model, batch, forward=not math.isfinite(broken_loss))
+            if batch is not None and at_once
+            else None
+        )
         cause = f"{found[0]} {found[1]}" if found else "an overflow in the backward pass, or a loss of log(0) or 0 / 0"
         remedy = "compute that part in float32, clip gradients, lower the rate; torch.autograd.set_detect_anomaly(True)"
         layer = found[0] if found else broken["layer"]

@@ -6,6 +6,7 @@ weights stay as they are.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -20,6 +21,9 @@ LOOKED_AT = 12  # batches from the first on
 SEQUENCES = 2  # that a leak is looked for in
 MOST = 4096  # entries of a tensor that tell two batches apart
 COPIED = 0.95  # the share of labels that are the inputs, moved
+NEAR = 0.3  # nats around that of token frequencies
+SUMMED = 16  # labels of a batch, from which on a sum is told from a mean
+FARTHEST = 16  # tokens ahead that labels are looked for
 WAITS = 100  # readings at the unigram loss, before odd labels are taken for its cause
 INPUTS = ("input_ids", "inputs", "x", "tokens", "idx", "ids")
 LEAK = 1e-3  # of the outputs' standard deviation
@@ -32,6 +36,7 @@ class Batches:
 
     same-batch  all of the first twelve are equal
     leak        outputs depend on later tokens, and the labels are the next tokens
+    loss-sum    the first loss is that of a guess times the number of labels
     labels      labels are the previous tokens; or the tokens after next; or, where the loss stays at that of token
                 frequencies, have nothing to do with the inputs
     """
@@ -42,7 +47,7 @@ class Batches:
         self._reported: set[str] = set()
         self._moved: list[int | None] = []  # by how many places the labels of each batch are its inputs
         self._waited = 0
-        self._pairs = False
+        self._given = False
 
     def look(self, step: int, batch: Any, collapse: CollapseWatch, loss: float) -> list[Row]:
         """The batch of a reading; the warnings that are new."""
@@ -50,9 +55,10 @@ class Batches:
         if batch is not None and len(self._seen) < LOOKED_AT:
             pair = tokens_of(batch)
             if pair is not None:
-                self._pairs = True
+                self._given = isinstance(batch, Mapping) and "labels" in batch  # so the model forms the loss
                 self._moved.append(moved(*pair))
-                found += self._leak(step, batch, pair) if len(self._seen) == 0 else []
+                if len(self._seen) == 0:
+                    found += self._leak(step, batch, pair) + self._summed(step, pair[1], loss)
             self._seen.append(_mark(batch))
             if len(self._seen) == LOOKED_AT:
                 found += self._same(step) + self._labels(step)
@@ -77,8 +83,10 @@ class Batches:
         places = {*self._moved}
         if places == {-1}:
             symptom, cause = "labels are the tokens before", "they are shifted the wrong way: the model copies"
-        elif places == {2} or (places == {1} and _shifts(self._model)):
+        elif places == {2} or (places == {1} and self._given and _shifts(self._model)):
             symptom, cause = "labels are the tokens after next", "they are shifted twice, in the data and in the model"
+        elif len(places) == 1 and (ahead := next(iter(places))) is not None and ahead > 2:
+            symptom, cause = f"labels are the tokens {ahead} places ahead", "they are cut from the wrong place"
         else:
             return []
         remedy = "make labels[:, t] what is to be predicted from inputs[:, : t + 1], the token inputs[:, t + 1]"
@@ -89,7 +97,8 @@ class Batches:
         entropy = collapse.unigram_entropy
         if not self._moved or {*self._moved} != {None} or entropy is None or len(self._seen) < LOOKED_AT:
             return []
-        self._waited = self._waited + 1 if abs(loss - entropy) < 0.3 else 0
+        mean = collapse.recent_loss  # a single batch is too noisy
+        self._waited = self._waited + 1 if abs(mean - entropy) < NEAR else 0
         if self._waited < WAITS:
             return []
         return [
@@ -98,6 +107,20 @@ class Batches:
                 f"the loss stays at that of token frequencies ({entropy:.2f} nats), and labels are not the next tokens",
                 "inputs and labels are not of the same samples (one is shuffled, or of another batch)",
                 "take both from one slice: x, y = data[:, :-1], data[:, 1:], and shuffle them together",
+            )
+        ]  # fmt: skip
+
+    def _summed(self, step: int, labels: Tensor, loss: float) -> list[Row]:
+        """A first loss that is about that of a guess, times the number of labels."""
+        count, classes = int((labels >= 0).sum()), int(labels.max()) + 1
+        if count < SUMMED or classes < 3 or not 0.3 < loss / count / math.log(classes) < 4:
+            return []
+        return [
+            alarm(
+                step, "loss-sum", None,
+                f"the first loss is {loss:.0f}, {count} labels times {loss / count:.2f}",
+                "it is summed over tokens where a mean is meant, so the rate is as many times too high",
+                "take the mean: reduction='mean', or divide by the number of labels",
             )
         ]  # fmt: skip
 
@@ -140,15 +163,15 @@ def moved(x: Tensor, y: Tensor) -> int | None:
     """The d for which y[:, t] is x[:, t + d], where y is not ignored (below 0); None where there is no such d.
 
     >>> x = torch.arange(10)[None] % 7
-    >>> [moved(x, x.roll(-d, dims=1)) for d in (0, 1, 2, -1, 4)]
-    [0, 1, 2, -1, None]
+    >>> [moved(x, x.roll(-d, dims=1)) for d in (0, 1, 2, -1, 4, -4)]
+    [0, 1, 2, -1, 4, None]
     """
-    for d in (1, 0, 2, -1):
+    for d in (1, 0, 2, -1, *range(3, min(FARTHEST, x.shape[1] // 2) + 1)):
         theirs = x[:, max(d, 0) : x.shape[1] + min(d, 0)]
         mine = y[:, max(-d, 0) : y.shape[1] - max(d, 0)]
         asked = mine >= 0
         share = float((mine == theirs)[asked].float().mean()) if bool(asked.any()) else 0.0
-        if share > COPIED and int(asked.sum()) > asked.numel() / 2:
+        if share > COPIED and int(asked.sum()) > min(asked.numel(), y.numel() / 2) / 2:
             return d
     return None
 

@@ -85,6 +85,11 @@ class CollapseWatch:
         self.warnings += found
         return found
 
+    @property
+    def recent_loss(self) -> float:
+        """Mean of the last twenty; not a number before there are any, or where one is not finite."""
+        return self._stay.mean if self._stay.losses else math.nan
+
     def state(self) -> dict[str, Any]:
         """What it knows, as JSON can keep it."""
         return {

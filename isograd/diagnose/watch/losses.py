@@ -13,6 +13,8 @@ STAYS = 50  # readings after which a rise is one without return
 RESTS = 150  # readings within which a loss at rest has not moved
 LOW = 0.1  # times the unigram entropy: no text is that predictable to a model that sees only what comes before
 GROWN = 10.0  # times the usual gradient: then the step before the rise was one of its own
+EARLY = 30  # readings
+TINY = 2e-6  # of their size in a step
 FLAT = 2.0  # standard errors
 CHANCE = 6.0  # standard deviations of a mean of ten, which the lowest of many lies below the others
 
@@ -34,18 +36,25 @@ class Losses:
         self._lowest = math.inf
         self._usual: deque[float] = deque(maxlen=200)  # gradient norms
         self._since: tuple[int, float] | None = None  # of a rise: its step, and the largest gradient about it
+        self._jumped = False  # from one step to the next
         self._risen: list[float] = []
         self._last: deque[float] = deque(maxlen=RESTS)
 
-    def follow(self, step: int, loss: float, norm: float, entropy: float | None) -> list[Row]:
-        """The next reading; the warnings that are new."""
+    def follow(
+        self, step: int, loss: float, norm: float, entropy: float | None, movement: float | None = None
+    ) -> list[Row]:
+        """The next reading; the warnings that are new.
+
+        Args:
+            movement: of the weights in one of the first steps, over their size.
+        """
         if not math.isfinite(loss):
             return []
         self._last.append(loss)
         self._means.append(loss)
         if len(self._first) < 10:
             self._first.append(loss)
-        found = [self._rise(step, loss, norm, entropy), self._stall(step, entropy), self._low(step, entropy)]
+        found = [self._rise(step, loss, norm, entropy), self._stall(step, entropy, movement), self._low(step, entropy)]
         new = [row for row in found if row is not None]
         self._reported |= {row["signal"] for row in new}
         return new
@@ -65,6 +74,8 @@ class Losses:
             self._lowest = min(self._lowest, mean)
         elif self._since is None:
             self._since = (step, max([*list(self._usual)[-12:], norm]) / usual if usual else math.inf)
+            last = list(self._last)[-12:]
+            self._jumped = max((b - a for a, b in pairwise(last)), default=0.0) > far
         if self._since is None:
             return None
         self._risen.append(loss)
@@ -81,6 +92,12 @@ class Losses:
         if grown >= GROWN:
             cause = f"a step with a gradient {grown:.0f} times the usual, of a batch or a rate that was too much"
             remedy = "clip gradients (torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) and look at that batch"
+        elif since <= EARLY and self._lowest > 0.8 * fmean(self._first):
+            cause = "the loss has hardly ever fallen: it is maximized (a sign), or the rate is far too high"
+            remedy = "minimize the loss itself (loss.backward(), maximize=False), and lower the rate"
+        elif self._jumped:
+            cause = "with ordinary gradients the loss jumped from one step to the next: other data, or other weights"
+            remedy = "look at what the loop does there: a loader that was changed, a checkpoint that was not loaded"
         else:
             cause = "the learning rate is too high for where the weights are, or the data changed there"
             remedy = "go back to a checkpoint before, and go on with a lower rate"
@@ -88,7 +105,7 @@ class Losses:
         numbers = {"since": since, "lowest": self._lowest, "loss": mean, "gradient_grown": grown}
         return alarm(step, "rise", None, symptom, cause, remedy, **numbers)
 
-    def _stall(self, step: int, entropy: float | None) -> Row | None:
+    def _stall(self, step: int, entropy: float | None, movement: float | None) -> Row | None:
         if "stall" in self._reported or len(self._last) < RESTS or self._since is not None:
             return None
         level = fmean(list(self._last)[-LAST:])
@@ -98,14 +115,19 @@ class Losses:
             far = level > max(entropy + 2 * NEAR, entropy + 0.5 * (start - entropy))
         if not far or _falls(list(self._last)):
             return None
+        cause = "nothing is learned: a rate far too small or too high, or labels that are not those of the inputs"
+        remedy = "print the rate of optimizer.param_groups and one pair of input and label; try ten times the rate"
+        if movement is not None and movement < TINY:
+            cause = f"the weights hardly move ({movement:.1g} of their size in a step)"
+            remedy = "look at the rate and its schedule, the norm of clipping and Adam's eps: one of them is far off"
         above = f", {level - entropy:.2f} above the entropy of the token frequencies" if entropy is not None else ""
         return alarm(
             step,
             "stall",
             None,
             f"the loss has not moved for {RESTS} readings ({level:.2f}{above})",
-            "nothing is learned: a learning rate far too small or too high, or labels that are not those of the inputs",
-            "print the rate of optimizer.param_groups and one pair of input and label; try ten times the rate",
+            cause,
+            remedy,
             loss=level,
         )
 

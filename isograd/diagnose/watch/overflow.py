@@ -10,16 +10,19 @@ from torch import Tensor, nn
 from isograd.diagnose.watch.layers import plain
 
 
-def culprit(model: nn.Module, batch: Any) -> tuple[str, str] | None:
+def culprit(model: nn.Module, batch: Any, *, forward: bool = True) -> tuple[str, str] | None:
     """The address, and what is seen there: a weight that is not finite, or outputs of finite inputs that are not.
 
     None where the batch does not run, or everything is finite in the forward pass.
+
+    Args:
+        forward: the loss was not finite: also look in half precision, as autocast may have computed it.
     """
     for name, p in model.named_parameters():
         if not bool(torch.isfinite(p.detach()).all()):
             return plain(name), "holds weights that are not finite: the update before has made them"
     with suppress(Exception):  # somebody else's model
-        for low in (None, torch.float16, torch.bfloat16):
+        for low in (None, torch.float16, torch.bfloat16) if forward else (None,):
             if found := _run(model, batch, low):
                 return found
     return None

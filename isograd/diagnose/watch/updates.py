@@ -6,6 +6,7 @@ then: at the first reading, at the twelfth, and every fifty. Any other reading c
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Updates:
         self._places: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
         self._dead: dict[str, bool] = {}
+        self.movement: float | None = None  # of the entries in a step, over their size; the median over parameters
         self._adds_up = False
         self._zeroed = Zeroed(self._named) if alone and self._possible and every == 1 else None
 
@@ -85,6 +87,10 @@ class Updates:
             name for name, before in self._before.items()
             if torch.equal(self._named[name].detach().flatten()[self._places[name]], before)
         }  # fmt: skip
+        if self._count == FIRST and self._before:
+            now = {name: self._named[name].detach().flatten()[at] for name, at in self._places.items()}
+            moves = [float((now[n] - b).norm() / b.norm().clamp(min=1e-30)) for n, b in self._before.items()]
+            self.movement = median(moves) / (FIRST - 1)
         finite = all(p.grad is None or bool(torch.isfinite(p.grad.sum())) for p in self._named.values())
         still = {name for name in still if self._wants(name)}
         if not still or not finite:
@@ -116,7 +122,8 @@ class Updates:
         dead = [address for address, is_dead in self._dead.items() if is_dead]
         wanted = {address: any(p.requires_grad for p in of) for address, of in self._layers.items()}
         cut = [address for address in dead if wanted[address]]
-        if cut and len(cut) < len(self._layers):
+        others = any(p.grad is not None and bool(p.grad.any()) for p in self._named.values())
+        if cut and (len(cut) < len(self._layers) or others):
             return [_no_gradient_row(step, cut, list(self._layers))]
         order = list(self._layers)
         lowest = next((i for i, address in enumerate(order) if wanted[address]), len(order))
