@@ -52,8 +52,8 @@ class Breaking(GPT2LMHeadModel):
 
     def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
         out = super().forward(input_ids=input_ids, labels=labels, **kwargs)
-        self.calls += 1
-        if self.calls == 3:
+        self.calls += self.training  # the watch looks for a leak in evaluation mode
+        if self.training and self.calls == 3:
             out.loss = out.loss * math.nan
         return out
 

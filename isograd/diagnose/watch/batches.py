@@ -24,7 +24,7 @@ COPIED = 0.95  # the share of labels that are the inputs, moved
 NEAR = 0.3  # nats around that of token frequencies
 SUMMED = 16  # labels of a batch, from which on a sum is told from a mean
 FARTHEST = 16  # tokens ahead that labels are looked for
-WAITS = 100  # readings at the unigram loss, before odd labels are taken for its cause
+WAITS = 160  # readings at the unigram loss, before odd labels are taken for its cause
 INPUTS = ("input_ids", "inputs", "x", "tokens", "idx", "ids")
 LEAK = 1e-3  # of the outputs' standard deviation
 
