@@ -8,15 +8,18 @@ for finding in findings: print(finding.code, finding.address, finding.measured)
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from isograd.errors import hint
-from isograd.lint import collapse, initialization, leaks, options, shortcuts, wiring
+from isograd.lint import against as comparison
+from isograd.lint import branches, collapse, initialization, leaks, norms, options, shortcuts, weights, wiring
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.causes import explained
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import SEVERITIES, Finding, Findings
 from isograd.lint.running import finite, gradients, randomness
+from isograd.lint.running import optimizer as optimizers
 from isograd.lint.whole_inputs import with_targets
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import as_inputs, guess_inputs
@@ -31,14 +34,25 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "deepnorm-swapped": wiring.swapped,
     "skips-flat": wiring.flat_skips,
     "parameter-unread": wiring.unread,
+    "parameter-unread ": weights.unread,
+    "weights-zero": weights.zero,
+    "weights-constant": weights.constant,
+    "weights-mean": weights.centre,
+    "weights-partial": weights.partial,
     "collapse-predicted": collapse.collapse,
     "layers-identical": initialization.identical,
+    "weights-copied": weights.copies,
+    "init-large init-small": initialization.sizes,
+    "init-depth": initialization.depth,
+    "positions-large": initialization.positions,
     "start-std": initialization.stds,
     "value-start": initialization.value_start,
     "embedding-untied embedding-std": initialization.embedding,
     "initial-loss": initialization.first_loss,
-    "norm-eps": initialization.norms,
-    "norm-dtype": initialization.precision,
+    "norm-eps": norms.small,
+    "norm-dtype": norms.precision,
+    "unregistered": weights.unregistered,
+    "layers-shared": weights.shared,
     "random-in-eval": randomness.in_eval,
     "dropout-high": randomness.high,
     "softmax-axis": masks.axis,
@@ -47,6 +61,12 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "key-heads-order": heads.groups,
     "attention-scale": heads.scale,
     "future-leaks mask-hides-itself masks-differ": masks.future,
+    "norm-axis": norms.axis,
+    "norm-scale": norms.size,
+    "norm-weights norm-scale": norms.weights,
+    "stream-bent": branches.bent,
+    "ffn-linear": branches.linear,
+    "probabilities": branches.probabilities,
     "output-not-finite": finite.output,
     "shortcut-missing": shortcuts.missing,
     "shortcut-doubled factor-unexplained": shortcuts.factors,
@@ -60,8 +80,13 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "encoder-unread": leaks.source,
     "gradient-cut gradient-zero": gradients.cut,
     "frozen": gradients.frozen,
+    " parameter-unread": gradients.unread_rows,
+    "optimizer-missing optimizer-other": optimizers.holds,
+    "rate-zero rate-high": optimizers.rates,
+    "norms-decayed decay-high": optimizers.decays,
     "gains-decayed": options.decay,
     "option-inert": options.inert,
+    "init-differs model-differs": comparison.differs,
 }
 CODES = frozenset(code for codes in RULES for code in codes.split()) | {"not-found"}
 
@@ -70,6 +95,8 @@ def check(
     model: nn.Module,
     batch: Any = None,
     *,
+    optimizer: torch.optim.Optimizer | None = None,
+    against: nn.Module | None = None,
     lr: float | None = None,
     warmup: int | None = None,
     ignore: Iterable[str] = (),
@@ -82,6 +109,8 @@ def check(
     Args:
         model: any `nn.Module`.
         batch: what `forward` takes (a tensor, a tuple or a dict); guessed from the model where None.
+        optimizer: the one that is to train it: what it holds, its rates and its decay are checked.
+        against: a model of the same parts: where it begins or computes otherwise is reported.
         lr, warmup: peak learning rate and warm-up steps to come; with them a Post-LN stack is judged.
         ignore: codes that are not reported.
         name: what to call the model.
@@ -93,7 +122,8 @@ def check(
     ignored = known_codes(ignore)
     inputs = with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
     anatomy = find_anatomy(model, inputs)
-    checked = CheckedModel(model, inputs, anatomy, lr, warmup)
+    other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
+    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other)
     found: list[Finding] = []
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     missed += [f"{address}: these inputs do not run through it; pass a batch that does" for address in anatomy.idle]

@@ -22,17 +22,28 @@ class CheckedModel:
 
     Attributes:
         lr, warmup: the peak learning rate and the warm-up steps that it is to be trained with, where known.
+        optimizer: the one that is to train it, where given.
+        against: a model that this one is compared with, where given.
         reported: codes found so far: a consequence is not reported beside its cause.
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Any, anatomy: Anatomy, lr: float | None = None, warmup: int | None = None
+        self,
+        model: nn.Module,
+        inputs: Any,
+        anatomy: Anatomy,
+        lr: float | None = None,
+        warmup: int | None = None,
+        optimizer: Any = None,
+        against: "CheckedModel | None" = None,
     ) -> None:
         self.model = model
         self.inputs = inputs
         self.anatomy = anatomy
         self.lr = lr
         self.warmup = warmup
+        self.optimizer = optimizer
+        self.against = against
         self.reported: set[str] = set()
 
     @property
@@ -69,11 +80,12 @@ class CheckedModel:
 
     @cached_property
     def at_init(self) -> bool:
-        """Whether no norm weight has moved: training leaves none of them even. Weights that are NaN were trained."""
+        """Whether norm weights are even: training leaves none of them so. Weights that are NaN were trained."""
         if "not-finite" in self.reported:
             return False
         weights = [self.parameters[name].float() for name in self.norm_weights if name in self.parameters]
-        return all((w - w.flatten()[0]).abs().max() < 1e-6 for w in weights if w.numel() > 1)
+        even = [bool((w - w.flatten()[0]).abs().max() < 1e-6) for w in weights if w.numel() > 1]
+        return 2 * sum(even) >= len(even)  # a few that are not were never initialized
 
     @cached_property
     def twin(self) -> nn.Module:
@@ -172,6 +184,24 @@ class CheckedModel:
             return 0
         shape = self.trace[sublayer.attention.reads[0]].shape
         return shape[1] if len(shape) == 4 else 0
+
+    @cached_property
+    def by_role(self) -> dict[str, list[str]]:
+        """Role -> names of the matrices of all stacks that have it."""
+        found: dict[str, list[str]] = {}
+        for sublayer in self.anatomy.sublayers:
+            for name, role in sublayer.roles.items():
+                found.setdefault(role, []).append(name)
+        return {role: list(dict.fromkeys(names)) for role, names in found.items()}
+
+    @cached_property
+    def head_count(self) -> int:
+        """Heads of the first attention; 0 where that cannot be told."""
+        for attention in self.attentions:
+            shape = self.trace[attention.query].shape
+            if len(shape) == 4 and attention.places(attention.query) in (-2, -3):
+                return shape[-3 if attention.places(attention.query) == -2 else -2]
+        return 0
 
     def std(self, name: str) -> float:
         return self.parameters[name].float().std(unbiased=False).item()

@@ -11,18 +11,20 @@ from isograd.lint.checked_model import CheckedModel, xavier
 from isograd.lint.findings import Finding
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
-from isograd.trace.dataflow import NORMS, bare
-from isograd.trace.record import record
+from isograd.trace.dataflow import bare
 from isograd.trace.sublayers import TracedSublayer
 
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
-OFF = 1.5  # times ln V
+OFF, MORE = 1.5, 2.0  # times ln V, or nats above it
+DROWNS = 10.0  # standard deviation of positions over that of tokens
+LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 _SCHEMES = {
     "normal": "N(0, initializer_range^2)",
     "xavier": "Xavier's 2 / (fan_in + fan_out)",
     "torch": "torch's U(+-1/sqrt(fan_in))",
     "lecun": "1 / fan_in",
+    "small": "2 / (5 d), small init,",
 }
 
 
@@ -69,7 +71,8 @@ def embedding(checked: CheckedModel) -> Iterator[Finding]:
                 else "the configuration ties the head to the token table, but they are two tensors",
                 remedy="call model.tie_weights() after replacing either, or set tie_word_embeddings=False",
             )
-    elif head is not None and checked.at_init and (loud := _loudness(checked)) is not None and loud > LOUD:
+    elif head is not None and checked.at_init and _logit_factor(checked) < 1.1 and _is_loud(checked):
+        loud = _loudness(checked)
         yield Finding(
             code="embedding-std",
             severity="error",
@@ -87,63 +90,70 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
         return
     classes = checked.trace[checked.logits].shape[-1]
     loss = _first_loss(checked)
-    if classes > 1 and loss > OFF * math.log(classes):
+    if classes > 1 and loss > min(OFF * math.log(classes), math.log(classes) + MORE):
+        factor = _logit_factor(checked)
+        times = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
         yield Finding(
             code="initial-loss",
             severity="warning",
             address=checked.head or "logits",
             measured=loss,
             message=f"the initial loss is {loss:.3g} nats; equal probabilities of {classes} classes give ln {classes} ="
-            f" {math.log(classes):.3g}",
-            remedy="reduce the LM head's init, or normalize its input",
+            f" {math.log(classes):.3g}{times}",
+            remedy="remove the factor on the logits" if times else "reduce the LM head's init, or normalize its input",
         )
 
 
-def norms(checked: CheckedModel) -> Iterator[Finding]:
-    """A norm's eps that is no small number, or that the norm's own precision rounds to nothing."""
-    for norm in checked.dataflow.norms.values():
-        weight = checked.parameters.get(norm.weight or "")
-        half = weight is not None and weight.dtype == torch.float16
-        if norm.eps is None or (norm.eps <= 1e-3 and not (half and norm.eps < 2**-25)):
-            continue
-        what = "float16 rounds it to 0" if half and norm.eps < 2**-25 else "it flattens activations of small variance"
-        yield Finding(
-            code="norm-eps",
-            severity="warning",
-            address=norm.address,
-            measured=norm.eps,
-            message=f"eps is {norm.eps:g}: {what}",
-            remedy="use 1e-5 or 1e-6, and compute the norm in float32",
-        )
+def positions(checked: CheckedModel) -> Iterator[Finding]:
+    """A trained table of positions so large that it drowns the tokens it is added to."""
+    tables = [n for n, by_ids in checked.tables.items() if by_ids]
+    others = [n for n, by_ids in checked.tables.items() if not by_ids]
+    added = [o for o in checked.trace.operations if bare(o) == "add"]
+    others += [n for o in added for n in checked.dataflow.weights(o) if checked.parameters[n].squeeze().ndim == 2]
+    if not checked.at_init or not tables:
         return
-
-
-def precision(checked: CheckedModel) -> Iterator[Finding]:
-    """Hand-written norms that compute their mean square in half precision; torch's own kernels do not."""
-    half = (torch.float16, torch.bfloat16)
-    if not any(p.dtype in half for p in checked.parameters.values()):
-        return
-    written = {
-        n.address
-        for n in checked.dataflow.norms.values()
-        if (o := checked.trace.made_by(n.result)) and bare(o) not in NORMS
-    }
-    trace = record(checked.model, checked.inputs, in_half=True)
-    for operation in trace.operations:
-        means = bare(operation) in ("mean", "var", "rsqrt", "linalg_vector_norm")
-        if means and operation.module in written and trace[operation.makes[0]].dtype in half:
-            bits = torch.finfo(trace[operation.makes[0]].dtype).bits
+    width, usual = checked.parameters[tables[0]].shape[-1], checked.std(tables[0])
+    for name in dict.fromkeys(others):
+        weight = checked.parameters[name]
+        lengths = weight.float().reshape(-1, weight.shape[-1]).norm(dim=1)
+        fixed = len(lengths) > 1 and bool((lengths - lengths[0]).abs().max() < 1e-3 * lengths[0])  # sines and cosines
+        if usual and weight.shape[-1] == width and not fixed and checked.std(name) > DROWNS * usual:
             yield Finding(
-                code="norm-dtype",
+                code="positions-large",
                 severity="warning",
-                address=operation.module,
-                measured=float(bits),
-                message=f"this norm computes its {operation.name} in {bits} bits"
-                f" ({str(trace[operation.makes[0]].dtype).removeprefix('torch.')})",
-                remedy="cast to float32 before the mean square and back after it, as Llama's RMSNorm does, or call"
-                " torch.nn.functional.rms_norm",
+                address=name,
+                measured=checked.std(name) / usual,
+                message=f"position vectors begin with {checked.std(name) / usual:.3g} times the standard deviation of"
+                " token vectors: their sum says hardly anything about the token",
+                remedy="nn.init.normal_(positions.weight, std=0.02), as for the token table (nn.Embedding: 1)",
             )
-            return
+
+
+def sizes(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices of the layers that multiply the size of what they read by far more than 1, or by next to nothing."""
+    if not checked.at_init:
+        return
+    for role, names in checked.by_role.items():
+        grows = {n: checked.std(n) * math.sqrt(_fan_in(checked.parameters[n])) for n in names}
+        large = [n for n, g in grows.items() if g > LARGEST]
+        writes = any(part in ("attn_out", "ffn_out") for part in role.split("+"))
+        tiny = [n for n, g in grows.items() if 0 < checked.std(n) < SMALLEST and not writes]
+        for found, what in ((large, "large"), (tiny, "small")):
+            if found:
+                yield Finding(
+                    code=f"init-{what}",
+                    severity="error",
+                    address=found[0],
+                    measured=grows[found[0]],
+                    message=f"{role} weights begin with a standard deviation of {checked.std(found[0]):.2g}: they make"
+                    f" vectors {grows[found[0]]:.2g} times as long as those they read"
+                    f" ({len(found)} of {len(names)} matrices)",
+                    remedy="nn.init.normal_(weight, std=0.02) or xavier_uniform_",
+                )
+
+
+def _fan_in(weight: Tensor) -> int:
+    return min(weight[0].numel(), weight.numel() // weight.shape[-1])
 
 
 def stds(checked: CheckedModel) -> Iterator[Finding]:
@@ -156,7 +166,8 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
         name, fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
         odd = [(role, fit) for role, fit in zip(roles, fits, strict=True) if fit is not None]
         yield from (found for names in roles.values() if (found := _one_off(checked, names)) is not None)
-        if len(roles) < 3 or len(odd) * 2 > len(roles) or "deepnorm-swapped" in checked.reported:
+        hidden = {"deepnorm-swapped", "init-depth", "init-large", "init-small"}
+        if len(roles) < 3 or len(odd) * 2 > len(roles) or hidden & checked.reported:
             continue
         for role, ratio in odd:
             yield Finding(
@@ -167,6 +178,32 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
                 message=f"{role} weights of the {stack.name} have {ratio:.3g} times the standard deviation that"
                 f" {_SCHEMES[name]}, which the others follow, gives",
                 remedy="use one init scheme for all roles; scale only W_O and W_2 with depth",
+            )
+
+
+def depth(checked: CheckedModel) -> Iterator[Finding]:
+    """One of W_O and W_2 scaled down with depth, and the other not."""
+    if not checked.at_init or {"init-large", "init-small", "weights-zero"} & checked.reported:
+        return
+    for stack in checked.anatomy.stacks:
+        roles = _by_role(checked, stack)
+        if not {"attn_out", "ffn_out", "ffn_in"} <= set(roles) or stack.layers < 2:
+            continue
+        out, down, up = (median(checked.std(n) for n in roles[r]) for r in ("attn_out", "ffn_out", "ffn_in"))
+        law = (2 * stack.layers) ** -0.5
+        scaled = [abs(math.log(max(std, 1e-9) / max(up * law, 1e-9))) < math.log(1.15) for std in (out, down)]
+        plain = [abs(math.log(max(std, 1e-9) / max(up, 1e-9))) < math.log(1.15) for std in (out, down)]
+        if law < 0.8 and ((scaled[0] and plain[1]) or (scaled[1] and plain[0])):
+            missing, has = ("W_2", "W_O") if scaled[0] else ("W_O", "W_2")
+            name = roles["ffn_out" if scaled[0] else "attn_out"][0]
+            yield Finding(
+                code="init-depth",
+                severity="warning",
+                address=name,
+                measured=checked.std(name) / up,
+                message=f"{has} begins with 1/sqrt(2L) of the other matrices' standard deviation, as in GPT-2, and"
+                f" {missing} with all of it: both write to the stream",
+                remedy="nn.init.normal_(weight, std=0.02 / math.sqrt(2 * L)) for W_O and for W_2",
             )
 
 
@@ -208,6 +245,19 @@ def _loudness(checked: CheckedModel) -> float | None:
     return checked.trace[checked.logits].double().std(dim=-1).mean().item()
 
 
+def _is_loud(checked: CheckedModel) -> bool:
+    loud = _loudness(checked)
+    return loud is not None and loud > LOUD
+
+
+def _logit_factor(checked: CheckedModel) -> float:
+    """What the logits are multiplied by after the head's matrix."""
+    if checked.logits is None or (product := checked.dataflow.product(checked.logits)) is None:
+        return 1.0
+    made = checked.trace[product.makes[0]].double()
+    return (checked.trace[checked.logits].double().norm() / made.norm().clamp_min(1e-30)).item()
+
+
 def _first_loss(checked: CheckedModel) -> float:
     """Cross-entropy of the logits against labels drawn evenly: logsumexp - mean."""
     assert checked.logits is not None
@@ -224,6 +274,8 @@ def _expected(checked: CheckedModel, name: str, scheme: str) -> float:
         )
     if scheme == "xavier":
         return math.sqrt(2 / (fan_in + fan_out))
+    if scheme == "small":
+        return math.sqrt(2 / (5 * min(fan_in, fan_out)))
     return 1 / math.sqrt(3 * fan_in) if scheme == "torch" else 1 / math.sqrt(fan_in)
 
 
@@ -232,19 +284,15 @@ def _fits(checked: CheckedModel, stack: TracedStack, role: str, names: list[str]
     ratio = median(checked.std(n) / _expected(checked, n, scheme) for n in names)
     layers, sublayers = stack.layers, len(stack.sublayers)
     folded = 1 / math.sqrt(_head_size(checked, stack)) if role.endswith("query") else 1.0  # T5's 1/sqrt(d/heads)
-    known = (
-        1.0,
-        folded,
-        2**-0.5,  # Xavier of a fused matrix, drawn apart
-        2**0.5,
-        (2 * layers) ** -0.5,  # GPT-2's W_O and W_2
-        layers**-0.5,
-        sublayers**-0.5,
-        (8 * layers) ** -0.25,  # DeepNorm's beta
-        (12 * layers) ** -0.25,
-        0.87 * layers ** (-5 / 16),
-        1.5**0.5,  # torch's MultiheadAttention draws its fused matrix by Xavier, all else as nn.Linear does
-    )
+    known = [1.0, folded, 2**-0.5, 2**0.5, 1.5**0.5]  # Xavier of a fused matrix, drawn apart or as torch draws it
+    deepnorm = [(8 * layers) ** -0.25, (12 * layers) ** -0.25, 0.87 * layers ** (-5 / 16)]  # beta
+    fixup = [0.67 * layers**-0.25, (9 * layers) ** -0.25]
+    parts = role.split()[-1].split("+")
+    if parts[-1] in ("attn_out", "ffn_out"):
+        known += [(2 * layers) ** -0.5, layers**-0.5, sublayers**-0.5, *deepnorm, *fixup]  # GPT-2's, and what varies
+        known += [2 / layers / (2 / 5) ** 0.5] if scheme == "small" else []  # Wang's
+    elif "value" in parts or parts[-1] == "ffn_in":
+        known += [*deepnorm, *fixup]
     near = any(abs(math.log(max(ratio, 1e-9) / k)) < math.log(1.12) for k in known)
     return None if near or ratio == 0 else ratio
 

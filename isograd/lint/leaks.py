@@ -35,13 +35,16 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     if moved is None or moved.shape != base.shape:
         return
     gap = ((moved - base)[1:].abs().max() / base.abs().max()).item()
-    if gap > CHANGED:
+    where = _first_across(checked, x.shape[0])
+    if gap > CHANGED or where is not None:
         yield Finding(
             code="batch-leaks",
             severity="error",
-            address=_first_across(checked) or place,
+            address=where or place,
             measured=gap,
-            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch",
+            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch"
+            if gap > CHANGED
+            else "this attention attends across the batch: one sequence changes with another",
             remedy="attend along the axis of positions: batch_first=True in nn.MultiheadAttention and its layers, or"
             " x.transpose(0, 1) before and after",
         )
@@ -52,9 +55,12 @@ def _positions_first(checked: CheckedModel) -> bool:
     return not any(stack.time == 1 for stack in checked.anatomy.stacks) and checked.places_vary == 0
 
 
-def _first_across(checked: CheckedModel) -> str | None:
-    """The first sublayer in which one sequence moves another."""
+def _first_across(checked: CheckedModel, batch_size: int) -> str | None:
+    """The first sublayer in which one sequence moves another, of streams that have the batch in front."""
     for sublayer in checked.anatomy.sublayers:
+        shape = checked.trace[sublayer.read].shape
+        if len(shape) != 3 or shape[0] != batch_size or shape[1] == batch_size:
+            continue
         moved = checked.dataflow.moved_at(sublayer.read, sublayer.total, 0, 0)
         if moved is not None and moved[1:].any():
             return sublayer.address

@@ -52,6 +52,25 @@ def test_the_example_of_a_page_has_its_fault(code: str, monkeypatch: pytest.Monk
     assert findings.missed == ()
 
 
+def mended(code: str) -> str | None:
+    """The example with the change that its page advises; None where that is no change of single lines."""
+    (example,) = re.findall(r"```python\n(.*?)```", text(code), re.DOTALL)
+    advice = text(code).partition("Instead:")[2]
+    before, after = (re.findall(rf"^\{sign} (.*)$", advice, re.MULTILINE) for sign in "-+")
+    if len(before) != len(after) or not before or any(line not in example for line in before):
+        return None
+    for old, new in zip(before, after, strict=True):
+        example = example.replace(old, new)
+    return str(example)
+
+
+@pytest.mark.parametrize("code", sorted(code for code in CODES - WITHOUT_EXAMPLE if mended(code) is not None))
+def test_the_advice_of_a_page_mends_its_example(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = mended(code)
+    assert example is not None
+    assert code not in checked(example, monkeypatch).codes
+
+
 @pytest.mark.slow
 def test_the_table_lists_the_severities_of_findings() -> None:
     lines = [line.split("|") for line in (DOCS / "check.md").read_text().splitlines() if line.startswith("| [")]

@@ -9,7 +9,11 @@ from torch import Tensor
 from isograd.lint.checked_model import CheckedModel
 
 BOTH_WAYS = ("xlnet", "xlm", "flaubert")  # language models that are not causal by design
-CAUSAL = re.compile(r"causal|autoregressive|auto-regressive|next[- ]token|gpt|decoder.?only", re.IGNORECASE)
+CAUSAL = re.compile(
+    r"causal|autoregressive|auto-regressive|next[- ]token|gpt|decoder.?only|decoder.?lm|llama"
+    r"|mistral|qwen|gemma|falcon",
+    re.IGNORECASE,
+)
 MASKED = re.compile(r"masked.?lm|mlm|bert|bidirectional|diffusion", re.IGNORECASE)
 HUGGING_FACE = ("CausalLM", "LMHeadModel", "Seq2SeqLM", "ForConditionalGeneration")
 
@@ -46,7 +50,7 @@ def _signs(checked: CheckedModel) -> Iterator[str]:
     if callable(getattr(model, "generate", None)):
         yield f"{name} generates"
     for address, module in model.named_modules():
-        if CAUSAL.search(type(module).__name__):
+        if CAUSAL.search(type(module).__name__) and not MASKED.search(type(module).__name__):
             yield f"a module is called {type(module).__name__}"
         if getattr(module, "causal", None) is True or getattr(module, "is_causal", None) is True:
             yield f"{address or name} has causal=True"

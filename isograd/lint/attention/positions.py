@@ -14,6 +14,7 @@ from isograd.lint.findings import Finding, many
 from isograd.trace.dataflow import bare
 from isograd.trace.record import Operation
 
+BLIND = 1e-3  # of what the attention adds: less is another order of sums
 CHANGED = 1e-4  # relative: a difference that rounding does not make
 SPEAKS = re.compile(r"(^|[._])(w?pe|pos\w*|rope\w*|rotary\w*|freqs?\w*|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)", re.I)
 
@@ -52,14 +53,14 @@ def _can_vary(checked: CheckedModel) -> bool:
 def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
     """Whether the last position's result stays when the earlier ones change places."""
     trace, sublayer = checked.trace, attention.sublayer
-    x, result = trace[sublayer.read], trace[sublayer.branch]
+    x, result = trace[sublayer.read], trace[sublayer.total]
     if x.ndim != 3 or result.shape != x.shape or x.shape[1] < 4:
         return False
     other = x.clone()
     other[:, :-1] = x[:, :-1].flip(1)
-    moved = trace.replay({sublayer.read: other}, [sublayer.branch])[0]
+    moved = trace.replay({sublayer.read: other}, [sublayer.total])[0]
     gap = (moved - result)[:, -1].abs().max()
-    return bool(gap <= CHANGED * result.abs().max())
+    return bool(gap <= BLIND * (result - x)[:, -1].abs().max())
 
 
 def _unused(checked: CheckedModel) -> str | None:

@@ -41,6 +41,30 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
+    """A part of a fused projection that nothing reads: its rows alone have a gradient of exactly 0."""
+    fused = [n for role, names in checked.by_role.items() if "+" in role for n in names]
+    mine = dict(checked.twin.named_parameters())
+    wanted = {n: mine[n] for n in dict.fromkeys(fused) if n in mine and mine[n].requires_grad and mine[n].ndim == 2}
+    for name, grad in (_gradients(checked, wanted) if wanted else {}).items():
+        if grad is None or not grad.any():
+            continue
+        for rows in (grad, grad.T):
+            still = (rows == 0).all(1)
+            if int(still.sum()) * 8 >= len(still) and not (checked.parameters[name] == 0).any():
+                first = int(still.nonzero()[0])
+                yield Finding(
+                    code="parameter-unread",
+                    severity="error",
+                    address=name,
+                    measured=float(still.sum()),
+                    message=f"{int(still.sum())} of {len(still)} outputs of this fused matrix, from {first} on, go"
+                    " nowhere: one of queries, keys and values is taken from the part of another",
+                    remedy="q, k, v = qkv.chunk(3, dim=-1), and use each once",
+                )
+                return
+
+
 def frozen(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of the layers that are not trained, where most are."""
     inside = {name for s in checked.anatomy.sublayers for name in s.parameters}

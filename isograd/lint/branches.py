@@ -1,0 +1,103 @@
+"""Rules about what stands in a branch, and what stands on the stream beside the sums."""
+
+from collections.abc import Iterator
+
+import torch
+
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding, many
+from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
+from isograd.trace.record import Operation
+from isograd.trace.sublayers import TracedSublayer
+
+BENT = frozenset((
+    "relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "celu", "clamp",
+    "clamp_min", "relu6", "threshold",
+))  # fmt: skip
+
+
+def linear(checked: CheckedModel) -> Iterator[Finding]:
+    """Feed-forwards of two matrices with nothing between that bends."""
+    found = [s for s in checked.anatomy.sublayers if s.kind == "ffn" and _is_linear(checked, s)]
+    if found:
+        yield Finding(
+            code="ffn-linear",
+            severity="error",
+            address=found[0].address,
+            measured=float(len(found)),
+            message=f"this feed-forward is linear, f(a + b) = f(a) + f(b): its two matrices are one"
+            f" ({many(len(found), 'sublayer')})",
+            remedy="W_2(gelu(W_1(x))): an activation between the two",
+        )
+
+
+def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
+    dataflow, trace = checked.dataflow, checked.trace
+    products = [o for o in dataflow.between(sublayer.read, sublayer.branch) if dataflow.is_product(o)]
+    if len(products) < 2:
+        return False
+    start = dataflow.data(products[0])[0]
+    if not trace[sublayer.branch].any() or "mid" in sublayer.norms or "out" in sublayer.norms:
+        return False
+    draw = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(trace[start].shape, generator=draw).to(trace[start]) for _ in range(2))
+    inner = trace.replay({start: a}, [products[0].makes[0]])[0].square().mean().sqrt().clamp_min(1e-20)
+    a, b = 3 * a / inner, 3 * b / inner  # large enough that an activation bends
+    made = [trace.replay({start: x}, [sublayer.branch])[0].double() for x in (a + b, a, b, torch.zeros_like(a))]
+    return different(made[1] + made[2] - made[3], made[0]) < 1e-3
+
+
+def bent(checked: CheckedModel) -> Iterator[Finding]:
+    """An activation on the stream itself, after a sum."""
+    found = [(o, s) for s in checked.anatomy.sublayers if (o := _bent_after(checked, s)) is not None]
+    if found:
+        operation, sublayer = found[0]
+        yield Finding(
+            code="stream-bent",
+            severity="error",
+            address=operation.module or sublayer.address,
+            measured=float(len(found)),
+            message=f"{bare(operation)} stands on the stream, after the sum of {sublayer.address}: it cuts what all"
+            f" earlier layers wrote ({many(len(found), 'sum')})",
+            remedy="put the activation inside the branch: x + f(x), not act(x + f(x))",
+        )
+
+
+def _bent_after(checked: CheckedModel, sublayer: TracedSublayer) -> Operation | None:
+    """The activation that alone reads a sum, through scale and layout, and on which another sublayer builds."""
+    trace, dataflow = checked.trace, checked.dataflow
+    value = sublayer.total
+    while True:
+        readers = [o for o in trace.read_by(value) if o.makes and o.makes[0] in checked.reaching]
+        if len(readers) != 1 or bare(readers[0]) in PRODUCTS:
+            return None
+        operation = readers[0]
+        if bare(operation) in BENT:
+            below = trace.below(operation.makes[:1])
+            later = any(s.total in below and s.total != sublayer.total for s in checked.anatomy.sublayers)
+            return operation if later else None
+        if bare(operation) not in SCALING | LAYOUT or len(dataflow.data(operation)) != 1:
+            return None
+        value = operation.makes[0]
+
+
+def probabilities(checked: CheckedModel) -> Iterator[Finding]:
+    """An output whose rows are positive and sum to one, where a loss such as cross_entropy expects logits."""
+    for at, value in checked.trace.outputs.items():
+        x = checked.trace[value]
+        made = checked.trace.made_by(checked.dataflow.root(value))
+        softmax = made is not None and bare(made) in ("softmax", "_softmax")
+        classes = x.shape[-1] if x.ndim >= 2 else 0
+        if softmax and at in ("", "0", "logits") and classes > 1 and x.is_floating_point():
+            sums = x.double().sum(-1)
+            if bool((x >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
+                yield Finding(
+                    code="probabilities",
+                    severity="warning",
+                    address=made.module if made is not None else "",
+                    measured=float(classes),
+                    message=f"the output is a softmax over {classes} classes: cross_entropy takes logits, and would"
+                    " apply a second softmax, under which the loss hardly falls",
+                    remedy="return the logits; take the softmax where probabilities are needed",
+                )
+                return

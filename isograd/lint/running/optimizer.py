@@ -1,0 +1,130 @@
+"""An optimizer and the model that it is to train: what it holds, at which rate, with which decay."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding, many
+
+HIGH = 20.0  # times the median rate of the groups
+STRONG = 0.5  # weight decay from which on weights are held at 0
+
+
+def holds(checked: CheckedModel) -> Iterator[Finding]:
+    """Parameters that are not in the optimizer, and such of it that are not the model's."""
+    if checked.optimizer is None:
+        return
+    mine = {id(p): n for n, p in checked.model.named_parameters() if p.requires_grad}
+    known = {id(p) for p in checked.model.parameters()}
+    held = [id(p) for group in checked.optimizer.param_groups for p in group["params"]]
+    foreign = [i for i in held if i not in known]
+    lost = [n for i, n in mine.items() if i not in set(held)]
+    if foreign:
+        yield _finding(
+            "optimizer-other",
+            lost[0] if lost else "",
+            len(foreign),
+            f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
+            "build the optimizer after the last change of the model: after to(device), a new head, a copy, a reload",
+        )
+    elif lost:
+        yield _finding(
+            "optimizer-missing",
+            lost[0],
+            len(lost),
+            f"the optimizer does not hold this parameter ({many(len(lost), 'parameter')} of {len(mine)})",
+            "build it from all of model.parameters(), or let the last group take the rest",
+        )
+
+
+def rates(checked: CheckedModel) -> Iterator[Finding]:
+    """Groups with a rate of 0, or far above the others'."""
+    if checked.optimizer is None:
+        return
+    groups = [g for g in checked.optimizer.param_groups if g["params"]]
+    steps = max((_steps(checked.optimizer, p) for g in groups for p in g["params"]), default=0)
+    still = [g for g in groups if float(g["lr"]) == 0 and not (g.get("initial_lr") and steps < 2)]
+    if still:
+        stepped = bool(still[0].get("initial_lr"))
+        yield _finding(
+            "rate-zero",
+            _name(checked, still[0]),
+            len(still[0]["params"]),
+            f"the learning rate of {many(len(still[0]['params']), 'parameter')} is 0"
+            + (f" after {steps} updates: the schedule was never stepped" if stepped else ""),
+            "call scheduler.step() after each optimizer.step()" if stepped else "set lr of this group",
+            measured=0.0,
+        )
+    given = sorted(float(g["lr"]) for g in groups if float(g["lr"]) > 0)
+    high = [g for g in groups if len(given) > 1 and float(g["lr"]) >= HIGH * given[(len(given) - 1) // 2]]
+    alone = [g for g in groups if _adam(checked.optimizer) and float(g["lr"]) >= 0.05]
+    if high or alone:
+        group = (high or alone)[0]
+        rate = float(group["lr"])
+        yield _finding(
+            "rate-high",
+            _name(checked, group),
+            len(group["params"]),
+            f"the learning rate of {many(len(group['params']), 'parameter')} is {rate:g}"
+            + (f", {rate / given[0]:.3g} times that of another group" if high else f" in {_kind(checked.optimizer)}"),
+            "give all groups one rate, or a ratio that a parameterization gives (muP)",
+            measured=rate,
+        )
+
+
+def decays(checked: CheckedModel) -> Iterator[Finding]:
+    """Weight decay on norm weights and coefficients, or one that holds weights at 0."""
+    if checked.optimizer is None:
+        return
+    vectors = checked.norm_weights | checked.coefficients
+    mine = {id(p): n for n, p in checked.model.named_parameters()}
+    groups = [g for g in checked.optimizer.param_groups if float(g.get("weight_decay") or 0) > 0]
+    wrong = [n for g in groups for p in g["params"] if (n := mine.get(id(p))) in vectors and n is not None]
+    strong = [g for g in groups if float(g["weight_decay"]) >= STRONG]
+    if wrong:
+        yield Finding(
+            code="norms-decayed",
+            severity="warning",
+            address=wrong[0],
+            measured=float(len(wrong)),
+            message=f"the optimizer decays this norm weight or coefficient towards 0 ({many(len(wrong), 'parameter')})",
+            remedy="two groups: p.ndim >= 2 with weight_decay, the rest with weight_decay=0.0",
+        )
+    if strong:
+        decay = float(strong[0]["weight_decay"])
+        yield Finding(
+            code="decay-high",
+            severity="warning",
+            address=_name(checked, strong[0]),
+            measured=decay,
+            message=f"weight_decay is {decay:g}: at this strength weights shrink faster than they learn",
+            remedy="take 0.01 to 0.1",
+        )
+
+
+def _steps(optimizer: Any, parameter: Any) -> int:
+    return int(optimizer.state.get(parameter, {}).get("step", 0))
+
+
+def _adam(optimizer: Any) -> bool:
+    return "adam" in _kind(optimizer).lower()
+
+
+def _kind(optimizer: Any) -> str:
+    return type(optimizer).__name__
+
+
+def _name(checked: CheckedModel, group: dict[str, Any]) -> str:
+    mine = {id(p): n for n, p in checked.model.named_parameters()}
+    return next((mine[id(p)] for p in group["params"] if id(p) in mine), "")
+
+
+def _finding(code: str, address: str, count: int, message: str, remedy: str, measured: float | None = None) -> Finding:
+    return Finding(
+        code=code,
+        severity="error",
+        address=address,
+        measured=float(count) if measured is None else measured,
+        message=message,
+        remedy=remedy,
+    )

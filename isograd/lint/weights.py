@@ -1,0 +1,271 @@
+"""Rules about single matrices as they begin: zero, constant, off centre, damaged in part, copied, shared, unread."""
+
+import re
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding, many
+from isograd.trace.dataflow import bare
+
+MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
+SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
+UNEVEN = 1.4  # times the size of the other heads' parts
+SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
+
+
+def zero(checked: CheckedModel) -> Iterator[Finding]:
+    """Whole matrices of zeros where no published init has them."""
+    if not checked.at_init:
+        return
+    found: list[tuple[str, str]] = []
+    for role, names in checked.by_role.items():
+        empty = [n for n in names if not checked.parameters[n].any()]
+        allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
+        if empty and not (allowed and len(empty) == len(names)):
+            found += [(n, f"{role} matrix") for n in empty]
+    found += [(n, "table of token vectors") for n in _token_tables(checked) if not checked.parameters[n].any()]
+    if found:
+        name, what = found[0]
+        yield Finding(
+            code="weights-zero",
+            severity="error",
+            address=name,
+            measured=float(len(found)),
+            message=f"this {what} is all zeros ({_matrices_of(len(found))})",
+            remedy="initialize it, as nn.init.normal_(weight, std=0.02) does; only last projections (W_O, W_2), gates"
+            " and the head may begin at 0",
+        )
+
+
+def constant(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices whose rows, or columns, are all the same."""
+    if not checked.at_init:
+        return
+    found = [(n, what) for n in _matrices(checked) if (what := _constant(checked.parameters[n])) is not None]
+    if found:
+        name, what = found[0]
+        yield Finding(
+            code="weights-constant",
+            severity="error",
+            address=name,
+            measured=float(len(found)),
+            message=f"{what} of this matrix are equal: its units compute the same and get the same gradient"
+            f" ({_matrices_of(len(found))})",
+            remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
+        )
+
+
+def _constant(weight: Tensor) -> str | None:
+    flat = weight.float().flatten(1)
+    if min(flat.shape) < 4 or not flat.any():
+        return None
+    if torch.equal(flat, flat[:1].expand_as(flat)):
+        return "all rows"
+    return "all columns" if torch.equal(flat, flat[:, :1].expand_as(flat)) else None
+
+
+def centre(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices that are not drawn around 0."""
+    if not checked.at_init:
+        return
+    found = [(n, ratio) for n in _matrices(checked) if (ratio := _sideways(checked.parameters[n])) > SIDEWAYS]
+    if found:
+        name, ratio = found[0]
+        yield Finding(
+            code="weights-mean",
+            severity="error",
+            address=name,
+            measured=ratio,
+            message=f"the mean of this matrix is {ratio:.2g} times its standard deviation, where an init is drawn"
+            f" around 0 ({_matrices_of(len(found))})",
+            remedy="torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
+        )
+
+
+def _sideways(weight: Tensor) -> float:
+    flat = weight.float()
+    std = flat.std().item()
+    return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
+
+
+def partial(checked: CheckedModel) -> Iterator[Finding]:
+    """Rows, columns, heads or parts of a matrix that are zero, equal to others, or of another size."""
+    if not checked.at_init:
+        return
+    found = [(n, what) for n in _matrices(checked) if (what := _damage(checked, n)) is not None]
+    if found:
+        name, what = found[0]
+        yield Finding(
+            code="weights-partial",
+            severity="error",
+            address=name,
+            measured=float(len(found)),
+            message=f"{what} ({_matrices_of(len(found))})",
+            remedy="initialize the whole matrix; a fused one part by part, each with its own draw",
+        )
+
+
+def _damage(checked: CheckedModel, name: str) -> str | None:
+    weight = checked.parameters[name].float()
+    if weight.ndim != 2 or min(weight.shape) < 4 or not weight.any() or _constant(weight):
+        return None
+    table = name in checked.tables or name == checked.head
+    for axis_, lines in (("rows", weight), ("columns", weight.T)):
+        spare = max(1, int(SHARE * len(lines))) if table and axis_ == "rows" else 0
+        empty = int((lines == 0).all(1).sum())
+        if empty > spare:
+            return f"{empty} of {len(lines)} {axis_} are zero"
+        flat = int((lines == lines[:, :1]).all(1).sum()) - empty
+        if flat > spare:
+            return f"{flat} of {len(lines)} {axis_} hold one number each"
+        others = lines[(lines != 0).any(1)]
+        copies = len(others) - len(torch.unique(others, dim=0))
+        if copies > spare:
+            return f"{copies} of {len(lines)} {axis_} are copies of others"
+    return None if table else _uneven_heads(checked, name, weight)
+
+
+def _uneven_heads(checked: CheckedModel, name: str, weight: Tensor) -> str | None:
+    """Of a projection into or out of heads: one head's part of another size than the rest."""
+    role = next((r for r, names in checked.by_role.items() if name in names), "")
+    heads = checked.head_count
+    if not heads or role not in ("query", "key", "value", "attn_out"):
+        return None
+    lines = weight.T if role == "attn_out" else weight
+    if len(lines) % heads or len(lines) // heads * lines.shape[1] < 64:
+        return None
+    stds = lines.reshape(heads, -1).std(1).tolist()
+    usual = median(stds)
+    odd = [i for i, std in enumerate(stds) if usual and not 1 / UNEVEN < std / usual < UNEVEN]
+    if odd and len(odd) * 2 < heads:
+        return f"head {odd[0]} has {stds[odd[0]] / usual:.3g} times the standard deviation of the others"
+    return None
+
+
+def copies(checked: CheckedModel) -> Iterator[Finding]:
+    """Different matrices of one layer, or one role in some layers, that begin with the same numbers."""
+    if not checked.at_init or "layers-identical" in checked.reported:
+        return
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in dict.fromkeys(name for names in checked.by_role.values() for name in names):
+        weight = checked.parameters[name].float()
+        if weight.numel() >= 16 and weight.std() > 0:
+            groups.setdefault((weight.shape, *weight.flatten()[:32].tolist()), []).append(name)
+    alike = [g for g in groups.values() if len(g) > 1 and torch.equal(*(checked.parameters[n] for n in g[:2]))]
+    if alike:
+        one, other = alike[0][:2]
+        yield Finding(
+            code="weights-copied",
+            severity="warning",
+            address=other,
+            measured=float(sum(map(len, alike))),
+            message=f"{other} begins with the numbers of {one}, as a copy does ({many(len(alike), 'pair')})",
+            remedy="draw each matrix by itself, after any copy.deepcopy",
+        )
+
+
+def shared(checked: CheckedModel) -> Iterator[Finding]:
+    """One module that stands several times in a list of layers."""
+    for address, module in checked.model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        parts = [part for part in module if isinstance(part, nn.Module) and any(p.ndim >= 2 for p in part.parameters())]
+        if len(parts) > 1 and len({id(part) for part in parts}) < len(parts):
+            yield _shared(address, len(parts), len({id(part) for part in parts}))
+            return
+        firsts = {id(p): i for i, part in enumerate(reversed(parts)) for p in part.parameters() if p.ndim >= 2}
+        total = sum(sum(p.ndim >= 2 for p in part.parameters()) for part in parts)
+        unlike = len({type(part) for part in parts}) > 1
+        if parts and not unlike and len(firsts) < total and not _every_other(parts):
+            yield _shared(address, total, len(firsts), "matrices")
+            return
+
+
+def _every_other(parts: list[nn.Module]) -> bool:
+    """Whether all parts share alike, on purpose: each has as many parameters in common with some other."""
+    counts: dict[int, int] = {}
+    for part in parts:
+        for p in part.parameters():
+            counts[id(p)] = counts.get(id(p), 0) + 1
+    having = [sum(counts[id(p)] > 1 for p in part.parameters()) for part in parts]
+    return len(set(having)) == 1
+
+
+def _shared(address: str, built: int, different: int, what: str = "layers") -> Finding:
+    return Finding(
+        code="layers-shared",
+        severity="error",
+        address=address,
+        measured=float(different),
+        message=f"the {built} {what} of {address or 'the model'} are {different}: the same module stands there more"
+        " than once, and its weights are shared",
+        remedy="build each layer: nn.ModuleList([Layer() for _ in range(n)]), not [Layer()] * n",
+    )
+
+
+def unregistered(checked: CheckedModel) -> Iterator[Finding]:
+    """Modules in a Python list or dictionary: no optimizer sees their parameters, no checkpoint holds them."""
+    known = {id(p) for p in checked.model.parameters()}
+    for address, module in checked.model.named_modules():
+        for name, value in vars(module).items():
+            kept = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
+            if name.startswith("_"):
+                continue
+            lost = [p for part in kept if isinstance(part, nn.Module) for p in part.parameters() if id(p) not in known]
+            lost += [p for p in kept if isinstance(p, nn.Parameter) and id(p) not in known]
+            if any(p.requires_grad for p in lost):
+                yield Finding(
+                    code="unregistered",
+                    severity="error",
+                    address=f"{address}.{name}".lstrip("."),
+                    measured=float(len(lost)),
+                    message=f"{many(len(lost), 'parameter')} in a Python {type(value).__name__}: model.parameters()"
+                    " does not have them, so they are neither trained nor saved nor moved to a device",
+                    remedy="nn.ModuleList(layers) instead of a list, nn.ModuleDict instead of a dict",
+                )
+                return
+
+
+def unread(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices of layers that no operation reads: a projection that is not called, a layer that is left out."""
+    trace = checked.trace
+    if any(bare(o) == "topk" for o in trace.operations):  # experts that no token was sent to
+        return
+    values = {n: v for v, n in trace.names.items()}
+    read = {n for n, v in values.items() if trace.readers.get(v) and trace[v].ndim >= 2}
+    inside = {n for s in checked.anatomy.sublayers for n in s.parameters}
+    likes = {re.sub(r"\d+", "*", n) for n in inside}
+    waiting = [n for n, v in values.items() if n not in read and trace[v].ndim >= 2 and n.endswith("weight")]
+    homes = {n.rpartition(".")[0].rpartition(".")[0] for n in inside}
+    left = [n for n in waiting if re.sub(r"\d+", "*", n) in likes]
+    beside = [n for n in waiting if n.rpartition(".")[0].rpartition(".")[0] in homes - {""}]
+    found = list(dict.fromkeys(left + beside))
+    if found:
+        what = "its likes in other layers are" if left else "others of its module are"
+        yield Finding(
+            code="parameter-unread",
+            severity="error",
+            address=found[0],
+            measured=float(len(found)),
+            message=f"nothing reads this matrix, though {what} read ({_matrices_of(len(found))})",
+            remedy="call it: every layer in the loop of forward, each projection once; or remove it",
+        )
+
+
+def _matrices(checked: CheckedModel) -> list[str]:
+    """Of the layers, the token tables and the head, those that an output depends on."""
+    names = [n for names in checked.by_role.values() for n in names]
+    names += _token_tables(checked) + ([checked.head] if checked.head else [])
+    return [n for n in dict.fromkeys(names) if n in checked.parameters]
+
+
+def _token_tables(checked: CheckedModel) -> list[str]:
+    return [n for n, by_ids in checked.tables.items() if by_ids and len(checked.parameters[n]) > 4]
+
+
+def _matrices_of(count: int) -> str:
+    return "1 matrix" if count == 1 else f"{count} matrices"
