@@ -126,7 +126,6 @@ def check(
     checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other)
     found: list[Finding] = []
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
-    missed += [f"{address}: these inputs do not run through it; pass a batch that does" for address in anatomy.idle]
     for codes, rule in RULES.items():
         if (ignored | explained(checked.reported)).issuperset(codes.split()):
             continue
@@ -139,6 +138,8 @@ def check(
         found.append(_nothing_found(anatomy))
     hidden = ignored | explained(checked.reported)
     found = [finding for finding in dict.fromkeys(found) if finding.code not in hidden]
+    idle = [a for a in anatomy.idle if not any(f.address == a or f.address.startswith(f"{a}.") for f in found)]
+    missed += [f"{address}: these inputs do not run through it; pass a batch that does" for address in idle]
     return Findings(
         model=name or type(model).__name__,
         placements=anatomy.placements,

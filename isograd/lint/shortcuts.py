@@ -7,7 +7,7 @@ from statistics import median
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.trace.anatomy import TracedStack
-from isograd.trace.attention import is_attention
+from isograd.trace.attention import FUSED, is_attention
 from isograd.trace.dataflow import TracedNorm
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
@@ -39,10 +39,10 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:
     for operation in trace.operations:
         if id(operation) in inside or not is_attention(dataflow, operation) or not operation.makes:
             continue
-        scores = trace[operation.makes[0] if operation.name != "scaled_dot_product_attention" else operation.reads[0]]
-        shape = scores.shape[-2:] if operation.name != "scaled_dot_product_attention" else ()
-        square = not shape or shape[0] == shape[1]
-        if square and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching:
+        fused = FUSED in operation.name
+        scores = trace[operation.reads[0] if fused else operation.makes[0]]
+        square = fused or scores.shape[-2] == scores.shape[-1]
+        if square and scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching:
             yield operation.module, "attention"
 
 

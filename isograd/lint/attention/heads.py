@@ -146,6 +146,8 @@ def scale_of(attention: MeasuredAttention) -> float | None:
     """The constant by which q.k is multiplied between the projections and the softmax; None where something learned or
     a norm stands between, or it is no constant.
     """
+    if not (attention.fused or attention.softmax):
+        return None
     factors: list[float | None] = []
     for value in (attention.query, attention.key):
         made = attention.projection(value)

@@ -107,7 +107,7 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
 def _total(attention: MeasuredAttention) -> float | None:
     """The largest sum of a query's weights, where the softmax was taken over another axis than the mixture's."""
     weights = attention.weights
-    if attention.fused or weights is None or attention.mix is None:
+    if not attention.softmax or weights is None or attention.mix is None:
         return None
     made, read = attention.operation.makes[0], next(v for v in attention.mix.reads if v in attention.below_softmax)
     sums = weights.nan_to_num().sum(-1)
@@ -136,7 +136,7 @@ def after(checked: CheckedModel) -> Iterator[Finding]:
 
 
 def _cut(attention: MeasuredAttention) -> float | None:
-    if attention.fused or attention.weights is None or attention.mix is None:
+    if not attention.softmax or attention.weights is None or attention.mix is None:
         return None
     made, read = attention.operation.makes[0], next(v for v in attention.mix.reads if v in attention.below_softmax)
     before, now = attention.trace[made], attention.trace[read]

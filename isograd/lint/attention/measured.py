@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from isograd.trace.anatomy import Anatomy
-from isograd.trace.attention import logits_of, query_key_value, scores_below
+from isograd.trace.attention import FUSED, is_softmax, logits_of, query_key_value, scores_below
 from isograd.trace.dataflow import Dataflow, bare
 from isograd.trace.record import Operation, Trace
 from isograd.trace.sublayers import TracedSublayer
 
-FUSED = "scaled_dot_product_attention"
 STILL = 1e-6  # of the largest entry: what another order of sums may do
 
 
@@ -51,7 +50,8 @@ class MeasuredAttention:
         attended = query_key_value(dataflow, operation)
         assert attended is not None
         self.query, self.key, self.value = attended
-        self.fused = bare(operation) == FUSED
+        self.fused = FUSED in operation.name
+        self.softmax = is_softmax(operation)
         self.mix = operation if self.fused else self._mix()
 
     @property
