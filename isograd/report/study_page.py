@@ -455,10 +455,11 @@ def progress(study: StudyFiles) -> str:
 
 
 def size(study: StudyFiles) -> str:
-    """ "width 64, 300 updates"; without what an axis sweeps."""
-    words = {"model.width": "width {:,}", STEPS: "{:,} updates"}
+    """ "12 layers, width 64, 300 updates"; without what an axis sweeps."""
+    words = {LAYERS: "{:,} layers", "model.width": "width {:,}", STEPS: "{:,} updates"}
     known = {**dict(flat(study.base)), **({STEPS: steps} if (steps := (study.budget or {}).get("steps")) else {})}
-    fixed = {key: value for key, value in known.items() if key not in study.axes and is_number(value)}
+    known |= {key: values[0] for key, values in study.axes.items() if len(values) == 1}
+    fixed = {key: value for key, value in known.items() if len(study.axes.get(key, [0])) == 1 and is_number(value)}
     return ", ".join(form.format(fixed[key]) for key, form in words.items() if key in fixed) or "this size"
 
 
