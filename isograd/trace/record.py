@@ -322,6 +322,8 @@ def stand_in(model: nn.Module, *, in_half: bool = False, shared: bool = False) -
     """
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise ValueError("parameters or buffers are on the meta device and hold no values; build it on the CPU")
+    if any(hasattr(p, "full_tensor") for p in model.parameters()):
+        raise ValueError("parameters are shards of FSDP2; check the model before fully_shard, or a copy loaded whole")
     memo = _kept_activations(model)
     if shared:
         memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}

@@ -207,20 +207,30 @@ class _Finder:
         return below
 
     def _merged(self, made: list[TracedSublayer], operation: Operation) -> list[TracedSublayer]:
-        """Several feed-forwards that one sum adds to what they read, as routed and shared experts, are one branch."""
-        alike = [s for s in made if s.kind == "ffn" and s.read == made[0].read]
-        if len(alike) < 2:
-            return made
-        branches = {s.branch for s in alike}
+        """Terms of one sum that read the same through the same attention, or all through none, are one branch: routed
+        and shared experts, a projection and its low-rank adapter.
+        """
+        kept: list[TracedSublayer] = []
+        for sublayer in made:
+            same = [
+                s for s in kept if (s.kind, s.read, s.attention) == (sublayer.kind, sublayer.read, sublayer.attention)
+            ]
+            if not same or sublayer.kind not in ("ffn", "attn"):
+                kept.append(sublayer)
+                continue
+            self._join_terms(same[0], sublayer, operation)
+        return kept
+
+    def _join_terms(self, one: TracedSublayer, other: TracedSublayer, operation: Operation) -> None:
+        """One branch of two; what it wrote is the sum of both where there is such a value."""
         for value in self.dataflow.data(operation):
             inner = self.trace.made_by(_unwrapped(self.dataflow, self.dataflow.root(value)))
             if inner is not None and bare(inner) in SUMS:
                 leaves = {self.dataflow.root(v) for v in summands(self.dataflow, inner)}
-                if leaves == branches:
-                    alike[0].branch = inner.makes[0]
-        alike[0].parameters = tuple(dict.fromkeys(name for s in alike for name in s.parameters))
-        alike[0].roles = {name: role for s in reversed(alike) for name, role in s.roles.items()}
-        return [s for s in made if s not in alike[1:]]
+                if leaves == {one.branch, other.branch}:
+                    one.branch = inner.makes[0]
+        one.parameters = tuple(dict.fromkeys((*one.parameters, *other.parameters)))
+        one.roles = other.roles | one.roles
 
     def _of_copies(self, copies: Copies, total: int) -> TracedSublayer:
         sublayer = self._branch(copies.read, copies.branch, total, _ONE, _ONE)

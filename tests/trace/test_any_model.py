@@ -143,9 +143,29 @@ def test_a_module_that_is_not_run_is_one_line() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, when torch.compile is imported
 def test_what_wraps_a_model_is_taken_off() -> None:
     model = FAMILIES["gpt2"].build()
-    expected = isograd.check(model, {"input_ids": IDS}).placements
-    assert isograd.check(torch.compile(model), {"input_ids": IDS}).placements == expected
-    assert isograd.check(nn.DataParallel(model), {"input_ids": IDS}).placements == expected
+    expected = isograd.check(model, {"input_ids": IDS})
+    for wrapped in (torch.compile(model), nn.DataParallel(model)):
+        found = isograd.check(wrapped, {"input_ids": IDS})  # type: ignore[arg-type]
+        assert (found.placements, found.codes, found.missed) == (expected.placements, expected.codes, ())
+
+
+class Adapted(nn.Module):
+    """W h + B A h, as a low-rank adapter does it."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.a, self.b = base, nn.Linear(32, 4, bias=False), nn.Linear(4, 32, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.base(h) + self.b(self.a(h)) * 2.0
+
+
+def test_a_low_rank_adapter_is_part_of_its_branch() -> None:
+    model: Any = FAMILIES["llama"].build()
+    expected = [(s.kind, s.placement) for s in find_anatomy(model, {"input_ids": IDS}).sublayers]
+    for layer in model.model.layers:
+        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
+    assert [(s.kind, s.placement) for s in find_anatomy(model, {"input_ids": IDS}).sublayers] == expected
 
 
 def test_videos_and_spectrograms() -> None:
