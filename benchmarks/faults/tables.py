@@ -18,10 +18,12 @@ Kind = TypeVar("Kind")
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     every = list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    begun = path.with_suffix(".part")  # whoever is killed, or reads now, finds whole rows
+    with begun.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(every[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(every)
+    begun.replace(path)
 
 
 def read(path: Path) -> list[dict[str, str]]:
