@@ -32,7 +32,9 @@ independent draws, so they are too narrow.
 
     python -m benchmarks.faults check --held-out
 
-Rows: [docs/results/faults](faults). {measured} A cause counts as named when an error or a warning that the twin has not has a code
+{measured}
+
+Rows: [docs/results/faults](faults). A cause counts as named when an error or a warning that the twin has not has a code
 whose title is about this cause (`benchmarks/faults/codes.py`); "first" when it is the first one printed.
 """
 REMEDIES = """## The remedy, applied and trained again
