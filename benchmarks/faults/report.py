@@ -208,6 +208,9 @@ def watch(loops: dict[str, list[Watched]]) -> str:
         )
         out.append(f"| {part} bases | {' | '.join(counts)} |")
     out += ["", loop_harm(loops["development"])]
+    alarms = [x for part in PARTS for x in loops[part] if x.detected and not x.cause]
+    where = ", ".join(f"{x} ({sum(y.base == x for y in alarms)})" for x in sorted({y.base for y in alarms}))
+    out += ["", f"Alarms in healthy loops are on: {where or 'none'}."]
     out += ["", "| loop | signals that name it | held-out | development |", "|---|---|---|---|"]
     for kind in (*MISTAKES, *HEALTHY):
         named = ", ".join(f"`{one}`" for one in signals(kind.cause)) or ("none" if kind.cause else "healthy")
