@@ -13,6 +13,7 @@ from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
 EXACT = 1e-3
+LEAST = 0.2  # the smallest constant on one kind of branch alone: macaron layers have 1/2
 MOST = 1.2  # the largest constant on a branch that nothing explains
 MULTIPLIERS = ("residual_multiplier", "scale_depth", "residual_scale", "depth_scale")
 
@@ -112,8 +113,19 @@ def factors(checked: CheckedModel) -> Iterator[Finding]:
             what = "is added twice" if abs(large[0].scale.value - 2) < EXACT else "is multiplied by"
             number = "" if what.endswith("twice") else f" {large[0].scale.value:.3g}"
             yield _factor(large, large[0].scale.value, f"the output of the {large[0].kind} {what}{number}")
-        if not (doubled or scaled or large):
+        small = _small_beside_one(stack) if not _declared(checked) else []
+        if small:
+            what = f"the output of the {small[0].kind} is multiplied by {small[0].scale.value:.3g}, others by 1"
+            yield _factor(small, small[0].scale.value, what)
+        if not (doubled or scaled or large or small):
             yield from _odd_one(stack)
+
+
+def _small_beside_one(stack: TracedStack) -> list[TracedSublayer]:
+    """Sublayers of one kind with a small constant on the branch, where those of another kind have none."""
+    fixed = [s for s in stack.sublayers if s.scale.even and not s.scale.learned]
+    plain = {s.kind for s in fixed if abs(s.scale.value - 1) < EXACT}
+    return [s for s in fixed if 0 < s.scale.value < LEAST and s.kind not in plain] if plain else []
 
 
 def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:
