@@ -15,7 +15,7 @@ from isograd.trace.dataflow import bare
 from isograd.trace.sublayers import TracedSublayer
 
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
-OFF, MORE = 1.5, 2.0  # times ln V, or nats above it
+OFF, MORE = 1.5, 3.0  # times ln V, or nats above it
 DROWNS = 10.0  # standard deviation of positions over that of tokens
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains

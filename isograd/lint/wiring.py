@@ -52,7 +52,7 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
         if doubled:
             yield Finding(
                 code="final-norm-doubled",
-                severity="warning",
+                severity="info",
                 address=doubled[0].address,
                 measured=float(len(doubled) + 1),
                 message=f"the output of the last {last.placement} layer is normalized twice",
