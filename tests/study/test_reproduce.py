@@ -277,6 +277,11 @@ def test_several_items_go_on_after_one_that_fails(item: Item, tmp_path: Path, mo
     assert found["xiong2020/lacks"]["reason"] == "no data: --data FOLDER with none/ (none)"
     assert not (out / "items/xiong2020/bad/result.json").exists()
     assert (out / "items" / item.id / "item.html").exists()
+    before = (out / "items" / item.id / "result.json").read_bytes()
+    monkeypatch.setitem(ITEMS, item.id, replace(item, corpus=needs))  # its data is gone: the earlier result stays
+    code, said, err = called("reproduce", item.id, "--out", str(out), "--jobs", "1", "--json")
+    assert (code, json.loads(said)["items"][0]["verdict"]) == (0, "not run") and "the earlier result" in err
+    assert (out / "items" / item.id / "result.json").read_bytes() == before
 
 
 def _bad(context: Context) -> Rows:

@@ -41,9 +41,20 @@ def conclude(planned: Planned, asked: Asked, note: Callable[[str], None]) -> Row
         before = sum(seconds for seconds, now in spent.values() if not now)
         seconds = before + time.process_time() - began + _trained(planned, asked, folder)
         content = _result(planned, asked, verdict, rows, seconds)
+        if planned.lacking and _has_run(folder / RESULT):
+            note(f"{item.id}: the earlier result in {folder} is kept")
+            return content
         write_text(folder / ROWS, _csv(rows))
         write_json(folder / RESULT, content)  # last: it says that the item is whole
     return content
+
+
+def _has_run(result: Path) -> bool:
+    """Whether there is a verdict that runs have given."""
+    try:
+        return bool(json.loads(result.read_text(encoding="utf-8"))["rows"])
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _context(planned: Planned, asked: Asked, folder: Path, note: Callable[[str], None]) -> Context:
