@@ -208,10 +208,6 @@ def _dead(loop: Loop) -> None:
         p.register_hook(torch.zeros_like)
 
 
-def _fp16(loop: Loop) -> None:
-    loop.model.norm = nn.Identity() if hasattr(loop.model, "norm") else None
-
-
 BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "same-batch": ("same-batch", {"batch": _kept}),
     "same-batch-from-reseeding": ("same-batch", {"batch": lambda loop, s, x, y: sample(loop.kept["ids"], BATCH, 7)}),

@@ -55,7 +55,6 @@ ALIBI = (
     "        att = att + back * (0.5 ** torch.arange(1, HEADS + 1)).view(HEADS, 1, 1)"
 )
 SOFTMAX = "att = F.softmax(att, dim=-1)"
-VIT_BLOCK = "        self.mlp = Mlp()\n\n    def forward(self, x):\n        x = x"
 DESIGNS: dict[str, dict[str, tuple[Edit, ...]]] = {
     "nano_gpt": {
         "untied head": (("        self.lm_head.weight = self.wte.weight\n", ""),),

@@ -113,9 +113,9 @@ def _of_model(
     except Exception as error:  # a model's own code
         measured, said = None, f"{type(error).__name__}: {one_line(error)}"
     serious = [one for one in found if one["severity"] == "error"]
-    told = [one for one in found if one["severity"] != "info"]
+    reported = [one for one in found if one["severity"] != "info"]
     seen = verdict(plain(measured.as_dict())) if measured else f"No depth profile: {said}."
-    first = f"{told[0]['message']} ({told[0]['address'] or 'the model'})." if told else ""
+    first = f"{reported[0]['message']} ({reported[0]['address'] or 'the model'})." if reported else ""
     content = {
         "of": name,
         "verdict": f"{first[:1].upper()}{first[1:]} {seen}".strip() if first else f"No fault found. {seen}",
@@ -127,17 +127,17 @@ def _of_model(
                 "remedy": one["remedy"],
                 "tested": False,
             }
-            for one in told
+            for one in reported
         ],
         "warnings": [],
         "findings": found,
-        "next": f"isograd check {name} --lr X --warmup N" if not told and lr is None else _after(name, told),
+        "next": f"isograd check {name} --lr X --warmup N" if not reported and lr is None else _after(name, reported),
     }
     return {**content, **_with_references(measured, shown)}
 
 
-def _after(name: str, told: list[dict[str, Any]]) -> str:
-    return f"change it, then isograd explain {name} again" if told else "train it, with isograd.watch in the loop"
+def _after(name: str, reported: list[dict[str, Any]]) -> str:
+    return f"change it, then isograd explain {name} again" if reported else "train it, with isograd.watch in the loop"
 
 
 def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -> dict[str, Any]:

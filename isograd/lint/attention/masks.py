@@ -13,7 +13,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 
 View = Literal["left", "right", "both", "itself", "ahead", "not-itself", "other"]
-SHORTEST = 4  # positions from which on a view can be told
+SHORTEST = 4  # positions from which on a view can be recognized
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ class MeasuredAttention:
 
     @cached_property
     def weights(self) -> Tensor | None:
-        """(heads of all sequences, queries, keys), in float64; None where the axes cannot be told."""
+        """(heads of all sequences, queries, keys), in float64; None where the axes are ambiguous."""
         if self.fused:
             logits = logits_of(self.trace, self.operation).double()
             return logits.softmax(-1).reshape(-1, *logits.shape[-2:])
