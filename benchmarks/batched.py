@@ -39,7 +39,7 @@ from step import machine
 from torch import Tensor, nn
 
 from isograd.data import load_corpus
-from isograd.train.memory import keep_freed_memory
+from isograd.train.forecast.memory import keep_freed_memory
 
 RATE = 1e-4
 RATES = (3e-4, 1e-3, 1e-3, 3e-3)

@@ -85,7 +85,7 @@ def by_ctranslate2(
 ) -> Translate:
     import ctranslate2
 
-    from isograd.interop.vocabulary import pieces
+    from isograd.interop.checkpoints.vocabulary import pieces
 
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=kind, inter_threads=1, intra_threads=1)
     read, written = (pieces(side, side.vocab_size) for side in (tokenizer.source, tokenizer.target))

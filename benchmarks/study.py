@@ -47,9 +47,9 @@ def one_side(side: str, overrides: Sequence[str], folder: Path) -> Times:
     """Train every cell; seconds of the cells, the sum of each cell's own, and how many finished."""
     import torch
 
+    from isograd.study.engine.runner import run_cells
+    from isograd.study.engine.workers import at_once, local
     from isograd.study.plan import load_study
-    from isograd.study.runner import run_cells
-    from isograd.study.workers import at_once, local
 
     threads = 1 if side != "threads" else torch.get_num_threads()
     study = load_study(RECIPE, overrides)
@@ -73,7 +73,7 @@ def one_side(side: str, overrides: Sequence[str], folder: Path) -> Times:
 def in_turn(threads: int) -> Any:
     """An engine without workers: cell after cell, here."""
     from isograd.placement import get
-    from isograd.study.jobs import Job, OnEnd, OnStep, attempt, prepare
+    from isograd.study.engine.jobs import Job, OnEnd, OnStep, attempt, prepare
 
     def engine(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
         prepare(threads)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from isograd.placement import Norm, Placement, Residual, register
-from isograd.report.runs_page import write_report
+from isograd.report.pages.runs import write_report
 from isograd.study.compare import compare, plan
 from isograd.train.run import Model
 from isograd.train.tasks.language import TextData, TextTraining

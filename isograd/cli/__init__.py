@@ -20,14 +20,14 @@ from typing import NoReturn
 from isograd.errors import IsogradError, UserError, nearest, one_line
 
 VERBS = {  # what is typed -> the file and the function, whose docstring is the help
-    "compare": "compare.compare",
-    "study": "study.study",
-    "headroom": "headroom.headroom",
-    "reproduce": "reproduce.reproduce",
+    "compare": "studies.compare.compare",
+    "study": "studies.study.study",
+    "headroom": "studies.headroom.headroom",
+    "reproduce": "studies.reproduce.reproduce",
     "train": "train.train",
     "translate": "translation.translate",
     "evaluate translation": "translation.evaluate",
-    "evaluate classification": "compare.classification",
+    "evaluate classification": "studies.compare.classification",
     "evaluate zero-shot": "zero_shot.zero_shot",
     "fold": "interop.fold",
     "import fairseq": "interop.import_fairseq",
@@ -38,7 +38,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "conform": "conform.conform",
     "diagnose": "diagnose.diagnose",
     "explain": "explain.explain",
-    "replay": "replay.replay",
+    "replay": "studies.replay.replay",
     "report": "report.report",
     "theory": "theory.theory",
     "list": "catalogue.list_placements",
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(verb: str, words: Sequence[str]) -> int:
     from isograd.cli.parser import parse
 
-    module, _, function = VERBS[verb].partition(".")
+    module, _, function = VERBS[verb].rpartition(".")
     call, options = parse(getattr(import_module(f"isograd.cli.{module}"), function), f"isograd {verb}", words)
     if options.imports:
         sys.path.insert(0, str(Path.cwd()))  # what registers placements, also from the current folder
@@ -156,7 +156,7 @@ def _summaries(verbs: dict[str, str]) -> str:
     """A line per verb, read from the docstrings without importing what verbs import."""
     lines = []
     for verb, where in verbs.items():
-        module, _, function = where.partition(".")
+        module, _, function = where.rpartition(".")
         spec = find_spec(f"isograd.cli.{module}")
         assert spec is not None and spec.origin is not None
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
@@ -179,7 +179,7 @@ def _complete() -> None:
         group, _, name = verb.rpartition(" ")
         if group not in groups:
             groups[group] = groups[""].add_parser(group).add_subparsers()
-        module, _, function = where.partition(".")
+        module, _, function = where.rpartition(".")
         called = getattr(import_module(f"isograd.cli.{module}"), function)
         fill(groups[group].add_parser(name), called, documentation(called)[2])
     argcomplete.autocomplete(parser)

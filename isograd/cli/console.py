@@ -109,7 +109,7 @@ def loading(what: str = "loading torch", threads: int | None = None) -> Iterator
     with progress().status(what) as status:
         import torch
 
-        from isograd.train.memory import keep_freed_memory
+        from isograd.train.forecast.memory import keep_freed_memory
 
         quiet()
         keep_freed_memory()

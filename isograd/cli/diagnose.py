@@ -58,7 +58,7 @@ def diagnose(
         raise UserError(f"--out {folder}: not a folder")
     begun = time.perf_counter()
     with loading() as shown:
-        from isograd.report.profile_page import plain, write_profile
+        from isograd.report.pages.profile import plain, write_profile
 
         found = _profile(model, batch, text, seed, device, shown)
         shown("drawing")
@@ -119,7 +119,7 @@ def _of_text(model: "nn.Module", name: str, path: Path, seed: int) -> tuple[Any,
 
 
 def _print(content: dict[str, Any], page: Path, name: str) -> None:
-    from isograd.report import profile_page
+    from isograd.report.pages import profile as profile_page
 
     names, lines = profile_page.HEADER, list(profile_page.lines(content, profile_page.MOST))
     shown = profile_page.fitting(lines, output().width)

@@ -54,7 +54,7 @@ def explain(
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
     with loading() as shown:
         content = _of_run(folder, shown) if is_run else _of_model(model, batch, lr, warmup, shown)
-        from isograd.report.explain_page import write_explanation
+        from isograd.report.pages.explain import write_explanation
 
         page = write_explanation(content, out or (folder / "explain" if is_run else Path("runs/explain") / name))
     if json:
@@ -101,7 +101,7 @@ def _of_model(
     name: str, batch: str | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
 ) -> dict[str, Any]:
     from isograd.diagnose import profile
-    from isograd.report.profile_page import plain, verdict
+    from isograd.report.pages.profile import plain, verdict
     from isograd.trace.load import load_callable, load_model
 
     shown(f"checking {name}")
@@ -145,7 +145,7 @@ def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -
     if measured is None:
         return {"profile": [], "reference": ""}
     from isograd.placement import CATALOGUE
-    from isograd.report.profile_page import COLUMNS
+    from isograd.report.pages.profile import COLUMNS
 
     content = measured.as_dict()
     rows, stacks = content["rows"], content["stacks"]
@@ -191,7 +191,7 @@ def _reference(placement: str, layers: int) -> list[Any]:
 
 
 def _print(content: dict[str, Any], page: Path) -> None:
-    from isograd.report import explain_page
+    from isograd.report.pages import explain as explain_page
 
     print_lines(content["verdict"], "")
     for i, one in enumerate(content["causes"], 1):

@@ -56,18 +56,18 @@ def report(
     if len(folders) == 1 and (folders[0] / "study.json").exists():
         return _report_study(folders[0], out, title, reference, figures, json)
     if len(folders) == 1 and (folders[0] / "headroom.json").exists():
-        from isograd.cli.headroom import report_headroom
+        from isograd.cli.studies.headroom import report_headroom
 
         report_headroom(folders[0], json, out, title, figures)
         return 0
     if len(folders) == 1 and (folders[0] / "replay.json").exists():
-        from isograd.cli.replay import report_replay
+        from isograd.cli.studies.replay import report_replay
 
         report_replay(folders[0], out, title, figures, json)
         return 0
     if len(folders) == 1 and _is_watched(folders[0]):
         return _report_watched(folders[0], out, title, figures, json)
-    from isograd.cli.compare import print_arms
+    from isograd.cli.studies.compare import print_arms
     from isograd.report.runs import find_runs, readable
 
     found = find_runs(list(folders))
@@ -97,7 +97,7 @@ def _is_watched(folder: Path) -> bool:
 def _report_watched(folder: Path, out: Path | None, title: str | None, figures: "Output", json: bool) -> int:
     from isograd.cli.console import print_lines, print_path
     from isograd.files import read_rows
-    from isograd.report.watch_page import headline, write_watch
+    from isograd.report.pages.watch import headline, write_watch
 
     with refusing(ValueError, KeyError, TypeError):
         page = write_watch(folder, out, title, figures)
@@ -114,8 +114,8 @@ def _report_watched(folder: Path, out: Path | None, title: str | None, figures: 
 def _report_study(
     folder: Path, out: Path | None, title: str | None, reference: str | None, figures: "Output", json: bool
 ) -> int:
-    from isograd.cli.study import print_study
-    from isograd.report.study_page import write_study_report
+    from isograd.cli.studies.study import print_study
+    from isograd.report.study.page import write_study_report
 
     with refusing(ValueError):
         found = write_study_report(folder, out, title, reference, figures)
@@ -133,8 +133,8 @@ def _write(
 
     Of several kinds the named reference may be in some only.
     """
+    from isograd.report.pages.runs import write_report
     from isograd.report.runs import arms_of, by_kind, reference_of
-    from isograd.report.runs_page import write_report
 
     kinds = by_kind(runs)
     having = [kind for kind, folders in kinds.items() if name and reference_of(arms_of(folders), name)]
@@ -152,8 +152,8 @@ def _write(
 
 def _content(folders: list[Path], page: Path, reference: str | None) -> dict[str, Any]:
     """What a program reads of a page."""
+    from isograd.report.pages.runs import findings
     from isograd.report.runs import arms_of
-    from isograd.report.runs_page import findings
 
     said = list(findings(arms_of(folders), reference))
     results = json_.loads(page.with_name("results.json").read_text(encoding="utf-8"))

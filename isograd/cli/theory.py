@@ -60,7 +60,7 @@ def theory(
 def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path, json: bool) -> int:
     import torch
 
-    from isograd.report.theory_page import write_theory
+    from isograd.report.pages.theory import write_theory
     from isograd.theory import negative_controls as refusals
     from isograd.theory import verdicts
 
@@ -126,7 +126,7 @@ def _facts(seconds: float) -> dict[str, str]:
 
 
 def _print(rows: "list[dict[str, Any]]", controls: "list[dict[str, Any]]", page: Path) -> None:
-    from isograd.report.theory_page import summary, verdict_table
+    from isograd.report.pages.theory import summary, verdict_table
 
     table = verdict_table(rows, controls)
     lines = [[*map(escape, line), f"[{_COLOURS.get(verdict, 'red')}]{verdict}[/]"] for *line, verdict in table.lines]

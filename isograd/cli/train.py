@@ -11,7 +11,7 @@ from isograd.cli.parser import Count, Folder, Words
 from isograd.errors import UserError
 
 if TYPE_CHECKING:
-    from isograd.train.forecast import Forecast
+    from isograd.train.forecast.forecast import Forecast
     from isograd.train.run import Run
 
 Row = tuple[str, str, str]
@@ -106,7 +106,7 @@ def _print(outcome: dict[str, Any], folder: Path) -> None:
 
 def _forecast(run: "Run", devices: int, json: bool) -> int:
     """What will be built, what a device holds, what the run takes; three tables, and the rates in a line."""
-    from isograd.train.forecast import forecast
+    from isograd.train.forecast.forecast import forecast
     from isograd.train.run import sharded_by
 
     found = forecast(run, devices)
@@ -172,7 +172,7 @@ def _up_to(run: "Run") -> str:
 
 
 def _parameters(found: "Forecast") -> Iterable[Row]:
-    from isograd.train.memory import PARTS
+    from isograd.train.forecast.memory import PARTS
 
     for part in PARTS:
         if found.parts[part]:

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 
 from isograd.errors import InteropError, needed
 from isograd.files import new_folder
+from isograd.interop.checkpoints.folder import Source, Written
+from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, sides, special
 from isograd.interop.fold import fold
-from isograd.interop.folder import Source, Written
 from isograd.interop.hf.family import beyond
 from isograd.interop.parity import ParityReport, Part, Runner, hashes, measure
 from isograd.interop.sample import Batch, Sample, random_sample
-from isograd.interop.vocabulary import pieces, save_tokenizer, sides, special
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel, IsogradPreTrainedModel
 from isograd.models.search import search
 from isograd.transformer.attention import Attention

@@ -8,14 +8,14 @@ from isograd.errors import InteropError
 from isograd.evaluate.loading import model_folder
 from isograd.files import new_folder
 from isograd.interop import ctranslate2, gguf, onnx
-from isograd.interop.card import model_card
-from isograd.interop.folder import Source, Written, load_isograd
+from isograd.interop.checkpoints.card import model_card
+from isograd.interop.checkpoints.folder import Source, Written, load_isograd
+from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.hf import FAMILIES
 from isograd.interop.kinds import kind_of
 from isograd.interop.parity import hashes
 from isograd.interop.pretrained import write_isograd, write_native
 from isograd.interop.sample import sample_of
-from isograd.interop.vocabulary import load_tokenizer
 
 FORMS: dict[str, Callable[[Source, Path], Written]] = {
     **{name: partial(write_native, to=name) for name in ("auto", *FAMILIES)},

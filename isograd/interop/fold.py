@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from isograd.errors import FoldError
 from isograd.evaluate.loading import model_folder
 from isograd.files import new_folder
-from isograd.interop.folder import copy_companions, load_isograd
+from isograd.interop.checkpoints.folder import copy_companions, load_isograd
+from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.sample import Sample, sample_of
-from isograd.interop.vocabulary import load_tokenizer
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Stack, get, sites
 from isograd.placement.flags import flagged_name

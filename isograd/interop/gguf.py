@@ -27,12 +27,12 @@ from transformers.utils import logging
 from isograd.data.subwords import Subwords
 from isograd.errors import InteropError, needed
 from isograd.files import new_folder
-from isograd.interop.folder import Source, Written
+from isograd.interop.checkpoints.folder import Source, Written
+from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, special
 from isograd.interop.hf.family import rows
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.pretrained import Fit, built, fit
 from isograd.interop.sample import Sample
-from isograd.interop.vocabulary import pieces, save_tokenizer, special
 from isograd.models import IsogradForCausalLM, IsogradPreTrainedModel
 
 FILE = "model.gguf"

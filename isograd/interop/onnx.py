@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from isograd.errors import InteropError, needed
 from isograd.files import new_folder
-from isograd.interop.folder import Source, Written
+from isograd.interop.checkpoints.folder import Source, Written
+from isograd.interop.checkpoints.vocabulary import save_tokenizer
 from isograd.interop.parity import LIMITS, ParityReport, Runner, hashes, measure, until
 from isograd.interop.sample import Batch, Sample
-from isograd.interop.vocabulary import save_tokenizer
 from isograd.models import (
     IsogradConfig,
     IsogradForCausalLM,

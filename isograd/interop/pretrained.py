@@ -28,15 +28,15 @@ from transformers import GenerationConfig, PreTrainedModel
 from isograd.data.subwords import PairTokenizer
 from isograd.errors import InteropError
 from isograd.files import new_folder, read_json
+from isograd.interop.checkpoints.folder import Source, Written, copy_companions
+from isograd.interop.checkpoints.vocabulary import load_tokenizer
+from isograd.interop.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
 from isograd.interop.fold import FoldError, fold
-from isograd.interop.folder import Source, Written, copy_companions
 from isograd.interop.hf import FAMILIES
 from isograd.interop.hf.family import Family, has_coefficients, has_inner_norms, norms_at, rows
 from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
 from isograd.interop.parity import ParityReport, Side, hashes, measure
 from isograd.interop.sample import Sample
-from isograd.interop.vocabulary import load_tokenizer
-from isograd.interop.weights import depths, fill, from_theirs, refuse, to_theirs
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.trace.load import load_model
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.errors import InteropError
-from isograd.interop.vocabulary import sides
+from isograd.interop.checkpoints.vocabulary import sides
 
 Batch = Mapping[str, Tensor]
 Rows = list[list[int]]

@@ -29,10 +29,10 @@ from torch.nn import functional as F
 
 from isograd.errors import DataError, InteropError
 from isograd.files import new_folder
-from isograd.interop.checkpoint import read_checkpoint, tensors
+from isograd.interop.checkpoints.checkpoint import read_checkpoint, tensors
+from isograd.interop.checkpoints.weights import Names, fill, from_theirs
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.sample import Sample
-from isograd.interop.weights import Names, fill, from_theirs
 from isograd.models import (
     IsogradConfig,
     IsogradForCausalLM,

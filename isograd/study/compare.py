@@ -19,7 +19,7 @@ from isograd.train.tasks.classification import ClassificationRun, FineTuning, Gl
 from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
 
 if TYPE_CHECKING:
-    from isograd.study.jobs import OnEnd, OnStep
+    from isograd.study.engine.jobs import OnEnd, OnStep
 
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
     ("post-ln", False),
@@ -145,8 +145,8 @@ def compare(
         FileExistsError: a folder holds a run of another recipe, or on another text.
         FolderBusyError: another process is at work there.
     """
-    from isograd.study.jobs import tasks_of
-    from isograd.study.workers import default_jobs
+    from isograd.study.engine.jobs import tasks_of
+    from isograd.study.engine.workers import default_jobs
     from isograd.train.train import check_text
 
     at_once = min(default_jobs() if jobs is None else jobs, len(arms))
@@ -163,7 +163,7 @@ def compare(
 
 
 def _compare(arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", at_once: int) -> dict[int, dict[str, Any]]:
-    from isograd.study.workers import in_processes
+    from isograd.study.engine.workers import in_processes
     from isograd.train.train import ended, train
 
     outcomes: dict[int, dict[str, Any]] = {}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from isograd.files import locked, read_rows, write_json
 from isograd.study.boundary import Boundary, RateSearch, RateVerdict, first_rate, next_rate, over_seeds, verdict_of
+from isograd.study.engine.jobs import Engine, check_jobs, tasks_of
+from isograd.study.engine.ledger import Row, outcome_in, write_ledger
+from isograd.study.engine.runner import run_cells
 from isograd.study.headroom_plan import AXES, SearchPlan, run_at
-from isograd.study.jobs import Engine, check_jobs, tasks_of
-from isograd.study.ledger import Row, outcome_in, write_ledger
 from isograd.study.plan import CELLS, Cell
-from isograd.study.runner import run_cells
 from isograd.train.provenance import provenance
 
 HEADROOM = "headroom.json"

@@ -25,8 +25,8 @@ from isograd.train.recipe import known_keys, run_from_dict, with_overrides
 from isograd.train.run import Run
 
 if TYPE_CHECKING:
-    from isograd.study.jobs import Engine, OnStep
-    from isograd.study.runner import OnNote, OnRow
+    from isograd.study.engine.jobs import Engine, OnStep
+    from isograd.study.engine.runner import OnNote, OnRow
 
 REPLAY = "replay.json"
 BROKEN = ("diverged", "collapsed")
@@ -156,8 +156,8 @@ def replay(
         FileExistsError: the run was trained on another text.
         FolderBusyError: another process is at work there.
     """
-    from isograd.study.jobs import check_jobs
-    from isograd.study.runner import run_cells
+    from isograd.study.engine.jobs import check_jobs
+    from isograd.study.engine.runner import run_cells
 
     cells = [cell for change in plan.changes for cell in cells_of(change)]
     check_jobs([(plan.run, plan.parent), *((cell.run, folder / CELLS / cell.name) for cell in cells)])

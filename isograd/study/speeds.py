@@ -11,10 +11,10 @@ from typing import Any
 
 from isograd.errors import RecipeError
 from isograd.files import read_json, write_json
+from isograd.study.engine.jobs import Engine
+from isograd.study.engine.ledger import outcome_in
 from isograd.study.faults import fault
-from isograd.study.jobs import Engine
 from isograd.study.labels import flat
-from isograd.study.ledger import outcome_in
 from isograd.study.plan import CELLS, Cell, Study, with_cells
 from isograd.train.run import Run, with_steps
 

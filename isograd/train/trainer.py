@@ -24,7 +24,7 @@ from isograd.diagnose.watch.probe import whole
 from isograd.errors import RecipeError
 from isograd.models import IsogradPreTrainedModel
 from isograd.placement import get
-from isograd.train.memory import available_memory, must_fit
+from isograd.train.forecast.memory import available_memory, must_fit
 from isograd.train.optim import apply_rates, optimizer_of, schedule_of
 from isograd.train.run import Run, sharded_by
 from isograd.train.zero import settings

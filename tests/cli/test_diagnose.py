@@ -11,7 +11,7 @@ from torch import nn
 
 from isograd.data.tokenizers import for_transformers, train_tokenizer
 from isograd.diagnose import profile
-from isograd.report.profile_page import plain
+from isograd.report.pages.profile import plain
 from tests import build
 from tests.lint.families import FAMILIES
 from tests.report.test_page import checked

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from isograd.cli.study_progress import StudyProgress, duration
+from isograd.cli.studies.progress import StudyProgress, duration
 from isograd.study.plan import Study, load_study
 from tests.study.arms import TEXT, called, lines, read, refused
 from tests.study.test_runner import whole

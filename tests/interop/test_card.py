@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from isograd.data.subwords import PairTokenizer, train_subwords
-from isograd.interop.card import model_card
-from isograd.interop.folder import Source, Written
+from isograd.interop.checkpoints.card import model_card
+from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.kinds import MASKED, PAIR
 from isograd.interop.parity import ParityReport
 from isograd.interop.sample import Sample

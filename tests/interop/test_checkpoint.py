@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from isograd.errors import CheckpointError
-from isograd.interop.checkpoint import plain, read_checkpoint, tensors
+from isograd.interop.checkpoints.checkpoint import plain, read_checkpoint, tensors
 
 
 class Calls:

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer
+from isograd.interop.checkpoints.folder import load_isograd
 from isograd.interop.export import export_folder
-from isograd.interop.folder import load_isograd
 from isograd.interop.parity import ParityError, hashes
 from isograd.train.train import train
 from tests.build import model

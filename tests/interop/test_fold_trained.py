@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from isograd.interop.checkpoints.folder import load_isograd
+from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.fold import fold, measure_fold
-from isograd.interop.folder import load_isograd
 from isograd.interop.sample import random_sample, text_sample
-from isograd.interop.vocabulary import load_tokenizer
 from isograd.models import IsogradPreTrainedModel
 from isograd.train.train import train
 from isograd.transformer.parameters import roles

@@ -10,12 +10,12 @@ import transformers
 from torch import nn
 
 from isograd.errors import InteropError
+from isograd.interop.checkpoints.weights import depths, from_theirs, to_theirs
 from isograd.interop.fold import fold
 from isograd.interop.hf import FAMILIES
 from isograd.interop.hf.family import LEAST, norms_at
 from isograd.interop.kinds import CAUSAL
 from isograd.interop.pretrained import built, fit, homes, measure_native, to_transformers
-from isograd.interop.weights import depths, from_theirs, to_theirs
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
 from tests.build import config, model, tokens
 from tests.interop.homes import HOMES, PAD, Home, batch, counted, loaded, logits, made

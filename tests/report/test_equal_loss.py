@@ -9,8 +9,8 @@ import pytest
 
 from isograd.report import equal_loss
 from isograd.report.compared import verdicts
+from isograd.report.pages.runs import findings, write_report
 from isograd.report.runs import ArmFiles, arms_of, find_runs, reference_of
-from isograd.report.runs_page import findings, write_report
 from tests.report.test_page import checked
 from tests.report.written import curve, written
 

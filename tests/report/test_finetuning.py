@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from isograd.report import finetuning
+from isograd.report.pages import finetuning
 from isograd.report.runs import ArmFiles, RunFiles
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from isograd.report.headroom_page import (
+from isograd.report.pages.headroom import (
     HEADER,
     boundaries,
     findings,
@@ -233,7 +233,7 @@ def test_a_file_that_is_no_search(tmp_path: Path, broken: str) -> None:
 def test_the_page_needs_no_torch(tmp_path: Path) -> None:
     write(tmp_path, headroom_of(TWO))
     code = (
-        "import sys, pathlib; from isograd.report.headroom_page import write_headroom;"
+        "import sys, pathlib; from isograd.report.pages.headroom import write_headroom;"
         f"write_headroom(pathlib.Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from isograd.outcome import lr_reached
-from isograd.report import lr_range
 from isograd.report.compared import verdicts
+from isograd.report.pages import lr_range
+from isograd.report.pages.runs import results_table, write_report
 from isograd.report.runs import ArmFiles, arms_of, find_runs, read_run
-from isograd.report.runs_page import results_table, write_report
 from tests.report.test_page import checked
 from tests.report.written import ENTROPY, ramp, written
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from isograd.files import read_rows
-from isograd.report.study_arms import design_of, study_arms, tuned
-from isograd.report.study_files import read_study
-from isograd.report.study_page import (
+from isograd.report.study.arms import design_of, study_arms, tuned
+from isograd.report.study.files import read_study
+from isograd.report.study.page import (
     arms_table,
     failures,
     found_in,

@@ -18,8 +18,8 @@ import pytest
 import isograd
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas
+from isograd.report.pages.runs import headline, results_table, warnings, write_report
 from isograd.report.runs import arms_of
-from isograd.report.runs_page import headline, results_table, warnings, write_report
 from isograd.report.style import MANY, Output, look, look_of, looks
 from isograd.study import labels
 from tests.study.arms import called, compare_command, lines, read, runs
@@ -168,7 +168,7 @@ def test_from_a_copied_folder(study: Path, compared: Path) -> None:
         shutil.rmtree(folder / "model")
     folders = [str(study / p.name) for p in in_order(compared)]
     code = (
-        "import sys; from pathlib import Path; from isograd.report.runs_page import write_report\n"
+        "import sys; from pathlib import Path; from isograd.report.pages.runs import write_report\n"
         f"write_report([Path(p) for p in {folders}], Path({str(study)!r}))\n"
         "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)"
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from isograd.report import finetuning
+from isograd.report.pages import finetuning
 from isograd.report.runs import ArmFiles, arms_of, find_runs
 from tests.report.written import written
 

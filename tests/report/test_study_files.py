@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from isograd.report.study_arms import design_of, study_arms
-from isograd.report.study_files import StudyFiles, read_study
-from isograd.report.study_page import progress, write_study_report
+from isograd.report.study.arms import design_of, study_arms
+from isograd.report.study.files import StudyFiles, read_study
+from isograd.report.study.page import progress, write_study_report
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked
 

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from isograd.placement import CATALOGUE
-from isograd.report.study_files import read_study
-from isograd.report.study_order import stable
-from isograd.report.study_page import StudyReport, found_in, headline, recipe, write_study_report
-from isograd.study.ledger import write_study as write_plan
+from isograd.report.study.files import read_study
+from isograd.report.study.order import stable
+from isograd.report.study.page import StudyReport, found_in, headline, recipe, write_study_report
+from isograd.study.engine.ledger import write_study as write_plan
 from isograd.study.plan import load_study
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from isograd.report.study_arms import against_no_warmup, design_of, in_line, showcase, study_arms, tuned
-from isograd.report.study_files import read_study
-from isograd.report.study_page import (
+from isograd.report.study.arms import against_no_warmup, design_of, in_line, showcase, study_arms, tuned
+from isograd.report.study.files import read_study
+from isograd.report.study.page import (
     StudyReport,
     arms_table,
     comparison_section,
@@ -364,6 +364,6 @@ def _isograd(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_torch() -> None:
-    code = "import sys, isograd.report.study_page; print('torch' in sys.modules)"
+    code = "import sys, isograd.report.study.page; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 import pytest
 
+from isograd.report.pages.runs import CHARTS, makers, write_report
 from isograd.report.runs import arms_of
-from isograd.report.runs_page import CHARTS, makers, write_report
 from isograd.train.tasks import TASKS, Task
 from isograd.train.tasks.language import LanguageModelling
 from tests.report.written import curve, put, ramp, written

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isograd.cli.compare import print_arms
+from isograd.cli.studies.compare import print_arms
 from isograd.report import figures
+from isograd.report.pages.runs import headline, results_table, write_report
 from isograd.report.runs import ArmFiles, arms_of, at_end, at_start
-from isograd.report.runs_page import headline, results_table, write_report
 from isograd.study.compare import compare, plan_arms
 from tests.report.test_page import checked, edit
 from tests.study.arms import lines, read

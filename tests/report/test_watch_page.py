@@ -40,7 +40,7 @@ def test_without_warnings(watched: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_was_replayed(watched: Path) -> None:
-    from isograd.report.watch_page import replayed
+    from isograd.report.pages.watch import replayed
 
     assert replayed(watched) is None
     row = {"change": "lower rate", "from": 21, "steps": 40, "loss": 1.5, "cures": True}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isograd.files import append_rows, write_json
-from isograd.report.explain_page import write_explanation
+from isograd.report.pages.explain import write_explanation
 from isograd.study.explain import explain_run
 
 RUN = {

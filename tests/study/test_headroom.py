@@ -15,9 +15,9 @@ from isograd.errors import RecipeError
 from isograd.files import finite
 from isograd.placement import get
 from isograd.study.boundary import Boundary, next_rate, over_seeds
+from isograd.study.engine.jobs import Job, OnEnd, OnStep, attempt
 from isograd.study.headroom import Listener, Trial, headroom
 from isograd.study.headroom_plan import SearchPlan, load_plan
-from isograd.study.jobs import Job, OnEnd, OnStep, attempt
 from isograd.train.recipe import with_overrides
 from isograd.train.train import train
 from tests.cli.test_compare import gone, started, wait_until_held

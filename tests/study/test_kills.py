@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from isograd.placement import CATALOGUE, Residual, register
-from isograd.study.jobs import Engine
+from isograd.study.engine.jobs import Engine
+from isograd.study.engine.workers import in_processes
 from isograd.study.plan import Cell, load_study
-from isograd.study.workers import in_processes
 from tests.cli.test_compare import gone, session
 from tests.study.processes import Death, Sent, mortal, order
 from tests.study.tiny_study import here, ledger, ran, recipe

@@ -16,9 +16,9 @@ import pytest
 
 from isograd.errors import RecipeError
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, register
-from isograd.study.on_ray import on_ray
+from isograd.study.engine.on_ray import on_ray
+from isograd.study.engine.runner import run_cells
 from isograd.study.plan import Cell
-from isograd.study.runner import run_cells
 from isograd.train.run import Model
 from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
 from tests.study.arms import lines, read, same_numbers

@@ -13,7 +13,7 @@ from isograd.errors import RecipeError, UserError
 from isograd.files import read_rows, write_json
 from isograd.outcome import Onset
 from isograd.placement import get
-from isograd.study.jobs import Engine, Job, OnEnd, OnStep, attempt
+from isograd.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt
 from isograd.study.replay import load_replay, replay, settings_of, suspects
 from isograd.train.checkpoints import CHECKPOINTS, INITIAL, fork
 from isograd.train.run import Run
@@ -153,7 +153,7 @@ def test_the_onset_is_forgotten_when_the_loss_recovers() -> None:
 
 
 def test_a_page_of_files_alone(broken: Path, tmp_path: Path) -> None:
-    from isograd.report.replay_page import write_replay
+    from isograd.report.pages.replay import write_replay
 
     content = replay(load_replay(broken, [["lr=0.05"]]), tmp_path / "here", HERE)
     page, read = write_replay(tmp_path / "here")

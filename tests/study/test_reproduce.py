@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from isograd.recipes import path_of
-from isograd.report.reproduce_page import read_rows
+from isograd.report.pages.reproduce import read_rows
 from isograd.study.reproduce import judge
 from isograd.study.reproduce.context import Context
 from isograd.study.reproduce.data import found

@@ -17,11 +17,11 @@ import pytest
 
 from isograd.files import locked
 from isograd.placement import Norm, Placement, Residual, Site, register
-from isograd.study.jobs import Job, OnEnd, OnStep, check_jobs
-from isograd.study.ledger import LEDGER, Row, write_study
+from isograd.study.engine.jobs import Job, OnEnd, OnStep, check_jobs
+from isograd.study.engine.ledger import LEDGER, Row, write_study
+from isograd.study.engine.runner import PAUSE, jobs_of, run_cells, survey
+from isograd.study.engine.workers import cores, in_processes, local
 from isograd.study.plan import Cell, Study
-from isograd.study.runner import PAUSE, jobs_of, run_cells, survey
-from isograd.study.workers import cores, in_processes, local
 from tests.study.arms import TEXT, lines, read
 from tests.study.tiny_study import Told, here, ledger, ran, study
 
@@ -430,7 +430,7 @@ def test_a_cell_that_another_process_holds_is_waited_for(
                 stack.close()
 
         stack.enter_context(locked(plain.place(stopped)))
-        monkeypatch.setattr("isograd.study.runner.time", SimpleNamespace(sleep=wait))
+        monkeypatch.setattr("isograd.study.engine.runner.time", SimpleNamespace(sleep=wait))
         assert ran(plain.cells, stopped, told) == plain.rows
     assert told.rows == [1, 3, 2, 0] and waited == [PAUSE] * 3
     assert ledger(stopped) == ledger(plain.folder)

@@ -10,7 +10,7 @@ import pytest
 
 from isograd.errors import RecipeError
 from isograd.files import write_json
-from isograd.study.jobs import Job, OnEnd, OnStep
+from isograd.study.engine.jobs import Job, OnEnd, OnStep
 from isograd.study.plan import Study
 from isograd.study.speeds import SPEEDS, Speed, known, measured, seconds_of, shape_of, speed_of, with_seconds
 from tests.study.arms import read

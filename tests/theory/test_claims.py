@@ -10,7 +10,7 @@ import torch
 
 from isograd.errors import UnknownClaim
 from isograd.placement import CATALOGUE
-from isograd.report.theory_page import interval, number, summary, verdict_table
+from isograd.report.pages.theory import interval, number, summary, verdict_table
 from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, amplification, chosen, negative_controls, verdicts
 from isograd.theory.claims import LOGARITHM
 from isograd.theory.curves import exponent, farthest, geometric_mean, over_interval, over_seeds, r_squared

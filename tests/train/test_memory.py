@@ -20,8 +20,8 @@ from isograd.placement import CATALOGUE, get, register
 from isograd.placement.laws import sites
 from isograd.placement.streams import Plain
 from isograd.train.calibrate import calibrate
-from isograd.train.forecast import flops_per_token, forecast
-from isograd.train.memory import Memory, activations, memory, must_fit
+from isograd.train.forecast.forecast import flops_per_token, forecast
+from isograd.train.forecast.memory import Memory, activations, memory, must_fit
 from isograd.train.optim import optimizer_of
 from isograd.train.recipe import run_from_dict
 from isograd.train.run import Model, Run
@@ -115,7 +115,7 @@ def test_streams_with_other_numbers(entry: str, options: dict[str, Any], own_cat
 @pytest.mark.parametrize("name", ["hyper-connections", "mhc", "attention-residuals", "gated-streams"])
 def test_the_foil_of_the_streams(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted as the plain stream, a quarter and more is missing."""
-    monkeypatch.setattr("isograd.train.memory.stream_kept", lambda *_: None)
+    monkeypatch.setattr("isograd.train.forecast.memory.stream_kept", lambda *_: None)
     assert ratio(shaped(name)) < 0.75
 
 

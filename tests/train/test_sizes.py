@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from isograd.models import IsogradConfig
-from isograd.train.memory import parameters
+from isograd.train.forecast.memory import parameters
 from isograd.transformer.parameters import roles
 from tests.build import HEADS, NAMES, TINY, model
 

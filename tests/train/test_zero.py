@@ -12,7 +12,7 @@ from accelerate import PartialState
 from isograd.errors import RecipeError
 from isograd.files import read_rows
 from isograd.models import IsogradForCausalLM
-from isograd.train.memory import Memory, memory
+from isograd.train.forecast.memory import Memory, memory
 from isograd.train.run import Run
 from isograd.train.trainer import check_machine
 from isograd.train.zero import settings, zero_of

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from isograd.errors import DataError, InteropError
 from isograd.files import new_folder, read_json
-from isograd.interop.checkpoint import Options, plain, read_checkpoint, tensors
+from isograd.interop.checkpoints.checkpoint import Options, plain, read_checkpoint, tensors
+from isograd.interop.checkpoints.vocabulary import save_tokenizer
+from isograd.interop.checkpoints.weights import fill, refuse
 from isograd.interop.fairseq.dictionaries import tokenizer_of
 from isograd.interop.fairseq.names import original_name, renamed, tables, upgraded
 from isograd.interop.fairseq.options import config_from_fairseq, described, normed_before, options_of
@@ -25,8 +27,6 @@ from isograd.interop.fairseq.original import Original
 from isograd.interop.kinds import MASKED, kind_of
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.sample import random_sample
-from isograd.interop.vocabulary import save_tokenizer
-from isograd.interop.weights import fill, refuse
 from isograd.models import IsogradConfig
 from isograd.models.base import IsogradPreTrainedModel
 from isograd.placement import Stack

@@ -25,11 +25,11 @@ from typing import Any
 
 from torch import Tensor
 
+from isograd.interop.checkpoints.weights import Names, from_theirs, refuse
 from isograd.interop.fairseq import clinic
 from isograd.interop.fairseq.options import described, normed_before
 from isograd.interop.hf.bart import LAYER
 from isograd.interop.kinds import CAUSAL, MASKED
-from isograd.interop.weights import Names, from_theirs, refuse
 from isograd.placement import Stack
 
 _STACK = {

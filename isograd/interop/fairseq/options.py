@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from isograd.errors import InteropError
+from isograd.interop.checkpoints.weights import refuse
 from isograd.interop.fairseq import clinic
 from isograd.interop.kinds import CAUSAL, MASKED, PAIR, ModelKind
-from isograd.interop.weights import refuse
 from isograd.models import IsogradConfig
 from isograd.placement import Stack
 from isograd.placement.flags import flagged_name

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from isograd.errors import InteropError
+from isograd.interop.checkpoints.weights import Names
 from isograd.interop.hf.family import Family
 from isograd.interop.kinds import CLASSIFIER, MASKED, ModelKind
-from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from isograd.errors import InteropError
+from isograd.interop.checkpoints.weights import Names, Norms
 from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind
-from isograd.interop.weights import Names, Norms
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, sites
 from isograd.placement.formula import SLOTS, Learned

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from isograd.interop.checkpoints.weights import Names
 from isograd.interop.hf.family import Family
 from isograd.interop.kinds import CAUSAL
-from isograd.interop.weights import Names
 
 
 class _Gpt2(Family):

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from isograd.interop.checkpoints.weights import Names
 from isograd.interop.hf.family import Family
 from isograd.interop.kinds import CAUSAL, ModelKind
-from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
 

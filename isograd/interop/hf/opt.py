@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from isograd.errors import InteropError
+from isograd.interop.checkpoints.weights import Names
 from isograd.interop.hf.bart import LAYER, STACK
 from isograd.interop.hf.family import Family
 from isograd.interop.kinds import CAUSAL, ModelKind
-from isograd.interop.weights import Names
 from isograd.models import IsogradConfig
 
 

@@ -49,7 +49,7 @@ class Trained:
 
     def row(self, **more: Any) -> Row:
         """The run's own row, as rules and charts read it."""
-        from isograd.study.ledger import NUMBERS  # torch with it, which a list of items does not need
+        from isograd.study.engine.ledger import NUMBERS  # torch with it, which a list of items does not need
 
         training = self.run.training
         known = {"lr": training.lr, "warmup": training.warmup, "optimizer": training.optimizer}

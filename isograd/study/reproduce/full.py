@@ -16,8 +16,8 @@ from isograd.study.plan import load_study
 from isograd.study.reproduce.data import found
 from isograd.study.reproduce.item import Item
 from isograd.study.reproduce.plan import Asked, words_of
-from isograd.train.forecast import Forecast, forecast
-from isograd.train.memory import available_memory
+from isograd.train.forecast.forecast import Forecast, forecast
+from isograd.train.forecast.memory import available_memory
 from isograd.train.recipe import load_run, read_recipe
 from isograd.train.run import Run
 from isograd.train.tasks.language import TextRun

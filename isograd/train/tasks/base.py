@@ -61,7 +61,7 @@ class Task(ABC):
         recipe: the class of its runs; what that does not hold is no key of the task.
         extra: of isograd, what the task may need beyond the core.
         columns, captions: of reports: the table, and the sentences beside it ("page" in a page, "table" in a terminal).
-        charts: of a report's page above those over depth, by their names in `isograd.report.runs_page`.
+        charts: of a report's page above those over depth, by their names in `isograd.report.pages.runs`.
         scored: whether runs are compared by a score over the seeds, not by a loss.
         judged: the field of outcome.json that runs are compared by.
         outcome_fields: what outcome.json holds beside the losses.

@@ -93,7 +93,7 @@ def _sizes() -> Sequence[Row]:
 def _held(size: str, placement: str, checkpointing: bool) -> tuple[int, int]:
     """Parameters, and bytes on each of 8 devices."""
     from isograd.recipes import path_of
-    from isograd.train.memory import memory, parameters
+    from isograd.train.forecast.memory import memory, parameters
     from isograd.train.recipe import load_run
 
     words = [f"model.placement={placement}", f"training.gradient_checkpointing={str(checkpointing).lower()}"]

@@ -43,8 +43,8 @@ def _row(protocol: str, arm: str, seed: int, rate: float, low: float, high: floa
 
 def _chains(context: Context) -> list[Mapping[str, Any]]:
     """Goes on where it was, and keeps its runs in the item's folder."""
+    from isograd.study.engine.workers import local
     from isograd.study.headroom import headroom
-    from isograd.study.workers import local
 
     plan = plan_of(context.settings, context.seeds or SEEDS)
     context.note(f"the largest constant rate: {len(plan.placements) * len(plan.seeds)} chains of short runs")

@@ -14,8 +14,8 @@ from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 
 if TYPE_CHECKING:
-    from isograd.report.study_page import StudyReport
-    from isograd.study.jobs import Engine
+    from isograd.report.study.page import StudyReport
+    from isograd.study.engine.jobs import Engine
     from isograd.study.plan import Cell, Study
 
 
@@ -74,8 +74,8 @@ def study(
     planned = load_study(recipe, overrides)
     folder = out or Path("runs") / planned.name
     with loading():
-        from isograd.study.jobs import check_jobs
-        from isograd.study.runner import jobs_of
+        from isograd.study.engine.jobs import check_jobs
+        from isograd.study.engine.runner import jobs_of
         from isograd.study.speeds import measured, with_seconds
 
         check_jobs(jobs_of(planned.cells, folder))
@@ -93,10 +93,10 @@ def study(
 
 def _engine(engine: str, address: str | None, jobs: int | None, threads: int) -> "Engine":
     if engine == "ray":
-        from isograd.study.on_ray import on_ray
+        from isograd.study.engine.on_ray import on_ray
 
         return on_ray(address, threads=threads)
-    from isograd.study.workers import local
+    from isograd.study.engine.workers import local
 
     return local(jobs, threads=threads)
 
@@ -109,10 +109,10 @@ def _dry(
     cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, threads: int, retry: bool, json: bool
 ) -> int:
     """The cells, each with the seconds that it will take, and all together. Nothing but speeds.json is written."""
-    from isograd.cli.study_progress import duration
-    from isograd.study.runner import survey
+    from isograd.cli.studies.progress import duration
+    from isograd.study.engine.runner import survey
+    from isograd.study.engine.workers import at_once
     from isograd.study.speeds import measured, seconds_of, shape_of
-    from isograd.study.workers import at_once
 
     with Bar("timing a few steps of each shape", transient=True) as bar:
         speeds = measured(cells, folder, engine, _counted(bar))
@@ -145,9 +145,9 @@ def _dry(
 def _train(
     planned: "Study", cells: list["Cell"], folder: Path, engine: "Engine", threads: int, retry: bool
 ) -> list[dict[str, Any]]:
-    from isograd.cli.study_progress import StudyProgress
-    from isograd.study.ledger import write_study
-    from isograd.study.runner import run_cells
+    from isograd.cli.studies.progress import StudyProgress
+    from isograd.study.engine.ledger import write_study
+    from isograd.study.engine.runner import run_cells
 
     write_study(planned, folder, threads)
     with StudyProgress(cells, list(planned.axes)) as progress:
@@ -164,7 +164,7 @@ def _train(
 
 
 def _report(rows: list[dict[str, Any]], cells: int, folder: Path, whole: bool, json: bool) -> int:
-    from isograd.report.study_page import write_study_report
+    from isograd.report.study.page import write_study_report
 
     report = write_study_report(folder) if whole else None
     if json:

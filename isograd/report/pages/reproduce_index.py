@@ -13,7 +13,7 @@ from typing import Any
 from isograd.files import write_json, write_text
 from isograd.report.markdown import markdown_table, write_markdown
 from isograd.report.page import Table
-from isograd.report.reproduce_page import page_of, read_result
+from isograd.report.pages.reproduce import page_of, read_result
 
 Row = Mapping[str, Any]
 KEPT = ("verdict", "reason", "ours", "with data", "core minutes", "changed")

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from isograd.files import finite, read_rows, write_text
-from isograd.report import equal_loss, figures, finetuning, kept_weights, lr_range
+from isograd.report import equal_loss, figures, kept_weights
 from isograd.report.compared import Compared, difference, table, verdicts
 from isograd.report.figures import DEPTH_CHARTS, Maker, Subject
 from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
+from isograd.report.pages import finetuning, lr_range
 from isograd.report.references import bibtex
 from isograd.report.runs import (
     ArmFiles,

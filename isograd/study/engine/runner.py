@@ -8,8 +8,8 @@ from pathlib import Path
 
 from isograd.files import append_rows, is_locked
 from isograd.outcome import ENDED
-from isograd.study.jobs import Engine, Job, OnStep
-from isograd.study.ledger import LEDGER, Row, damage, outcome_in, row_of, state_of, write_ledger
+from isograd.study.engine.jobs import Engine, Job, OnStep
+from isograd.study.engine.ledger import LEDGER, Row, damage, outcome_in, row_of, state_of, write_ledger
 from isograd.study.plan import CELLS, Cell
 from isograd.train.train import tidy
 

@@ -12,7 +12,7 @@ from isograd.errors import FolderBusyError
 from isograd.files import read_json, write_json
 from isograd.placement import Placement, register
 from isograd.train.callbacks import Progress
-from isograd.train.memory import keep_freed_memory
+from isograd.train.forecast.memory import keep_freed_memory
 from isograd.train.provenance import provenance
 from isograd.train.run import Run
 from isograd.train.tasks import Task

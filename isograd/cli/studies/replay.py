@@ -11,7 +11,7 @@ from isograd.cli.parser import Count, Folder, Words
 from isograd.errors import UserError, refusing
 
 if TYPE_CHECKING:
-    from isograd.study.ledger import Row
+    from isograd.study.engine.ledger import Row
     from isograd.study.replay import Replay
 
 
@@ -60,7 +60,7 @@ def replay(
         plan = load_replay(run, try_ or (), step=from_, seeds=seeds, steps=steps or 0)
     folder = out or run / "replay"
     content = _train(plan, folder, jobs, retry)
-    from isograd.report.replay_page import write_replay
+    from isograd.report.pages.replay import write_replay
 
     page, _ = write_replay(folder)
     if json:
@@ -74,9 +74,9 @@ def replay(
 
 
 def _train(plan: "Replay", folder: Path, jobs: int | None, retry: bool) -> dict[str, Any]:
+    from isograd.study.engine.workers import local
     from isograd.study.replay import cells_of
     from isograd.study.replay import replay as replayed
-    from isograd.study.workers import local
 
     cells = [(change, cell) for change in plan.changes for cell in cells_of(change)]
     names = [f"{change.label}{f', seed {cell.run.seed}' if len(change.runs) > 1 else ''}" for change, cell in cells]
@@ -98,7 +98,7 @@ def _train(plan: "Replay", folder: Path, jobs: int | None, retry: bool) -> dict[
 
 def print_replay(content: dict[str, Any], page: Path) -> None:
     """What broke, a line per change, the headline, and the page."""
-    from isograd.report import replay_page
+    from isograd.report.pages import replay as replay_page
 
     print_lines(replay_page.what_broke(content), "")
     colours = {"cures": "green", "does not cure": "red"}
@@ -113,7 +113,7 @@ def print_replay(content: dict[str, Any], page: Path) -> None:
 
 def report_replay(folder: Path, out: Path | None, title: str | None, output: Any, json: bool) -> None:
     """`isograd report` of a replay's folder."""
-    from isograd.report.replay_page import write_replay
+    from isograd.report.pages.replay import write_replay
 
     with refusing(ValueError, KeyError):
         page, content = write_replay(folder, out, title, output)

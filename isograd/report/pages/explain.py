@@ -10,7 +10,7 @@ from isograd.files import finite, write_json
 from isograd.report import figures
 from isograd.report.figures import DEPTH_CHARTS, Subject
 from isograd.report.page import Page, Section, Table, write_page
-from isograd.report.profile_page import COLUMNS, number
+from isograd.report.pages.profile import COLUMNS, number
 from isograd.report.runs import arms_of
 
 Row = Mapping[str, Any]

@@ -25,8 +25,8 @@ from isograd.errors import RecipeError
 from isograd.files import write_bytes
 from isograd.outcome import ENDED
 from isograd.placement import Placement, get
-from isograd.study.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
-from isograd.study.workers import cores
+from isograd.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
+from isograd.study.engine.workers import cores
 from isograd.train.train import ended
 from isograd.train.validation import WEIGHTS
 

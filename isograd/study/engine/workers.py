@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from isograd.placement import Placement, get
-from isograd.study.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, trained, write_failed
+from isograd.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, trained, write_failed
 from isograd.train.callbacks import Progress
 
 
@@ -209,7 +209,7 @@ def _context() -> ForkServerContext | SpawnContext:
         return mp.get_context("spawn")
     _server_of = os.getpid()
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["isograd.study.workers"])
+    context.set_forkserver_preload(["isograd.study.engine.workers"])
     return context
 
 

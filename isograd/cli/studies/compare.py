@@ -207,7 +207,7 @@ def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, A
     from isograd.train.tasks import task_of
 
     with loading():
-        import isograd.study.workers  # noqa: F401  (what takes long)
+        import isograd.study.engine.workers  # noqa: F401  (what takes long)
     several = len({arm.run.seed for arm in arms}) > 1 or task_of(arms[0].run).scored
     labels = [arm.label + (f", seed {arm.run.seed}" if several else "") for arm in arms]
     try:
@@ -268,7 +268,7 @@ def _short(model: str) -> str:
 
 
 def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title: str | None = None) -> int:
-    from isograd.report.runs_page import write_report
+    from isograd.report.pages.runs import write_report
 
     folders = [arm.folder for arm in arms]
     page = write_report(folders, folders[0].parent, title)
@@ -286,7 +286,7 @@ def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title:
 
 def _content(folders: Sequence[Path], results: list[dict[str, Any]]) -> dict[str, Any]:
     """What a program reads: arms with their scores over the seeds, or each run as an arm."""
-    from isograd.report import finetuning
+    from isograd.report.pages import finetuning
     from isograd.report.runs import arms_of, read_run
     from isograd.train.tasks import TASKS
 
@@ -301,7 +301,7 @@ def _content(folders: Sequence[Path], results: list[dict[str, Any]]) -> dict[str
 
 def print_arms(folders: Sequence[Path], page: Path, reference: str | None = None) -> None:
     """A line per arm, what happened in sentences, and where the page is."""
-    from isograd.report import runs_page
+    from isograd.report.pages import runs as runs_page
     from isograd.report.runs import arms_of
 
     arms = arms_of(folders)

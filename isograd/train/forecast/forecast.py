@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isograd.models import IsogradConfig
-from isograd.train.memory import PARTS, Memory, Part, memory, parameters
+from isograd.train.forecast.memory import PARTS, Memory, Part, memory, parameters
 from isograd.train.optim import schedule_of
 from isograd.train.run import Run
 

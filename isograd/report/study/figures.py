@@ -16,8 +16,8 @@ from matplotlib.transforms import offset_copy
 
 from isograd.report.figures import over_seeds
 from isograd.report.runs import ArmFiles, Row
-from isograd.report.study_arms import RATE, WARMUP, Design, StudyArm
-from isograd.report.study_files import axis_name, condition_said, shown_value
+from isograd.report.study.arms import RATE, WARMUP, Design, StudyArm
+from isograd.report.study.files import axis_name, condition_said, shown_value
 from isograd.report.style import (
     INK,
     LEVEL_LINE,

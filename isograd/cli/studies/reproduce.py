@@ -73,7 +73,7 @@ def reproduce(
         _list(found, json)
         return 0
     if index is not None:
-        from isograd.report.reproduce_index import write_index
+        from isograd.report.pages.reproduce_index import write_index
 
         print_path(f"index: {write_index([item.about() for item in found or ITEMS.values()], out, index)}")
         return 0
@@ -153,7 +153,7 @@ def _one(planned: "Planned", asked: "Asked", retry: bool) -> dict[str, Any]:
     folder = folder_of(planned.item, asked.out)
     try:
         with loading("measuring"):
-            from isograd.report.reproduce_page import write_item
+            from isograd.report.pages.reproduce import write_item
 
             content = conclude(planned, asked, lambda line: progress().print(f"measuring: {line}", markup=False))
             page = write_item(folder, asked.out)
@@ -170,13 +170,13 @@ def _failed(planned: "Planned", why: "Sequence[str]") -> dict[str, Any]:
 
 
 def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dict[str, Any]]":
-    from isograd.cli.study_progress import StudyProgress
+    from isograd.cli.studies.progress import StudyProgress
     from isograd.study.plan import ARM
 
     with loading():
-        from isograd.study.jobs import check_jobs
-        from isograd.study.runner import jobs_of, run_cells
-        from isograd.study.workers import local
+        from isograd.study.engine.jobs import check_jobs
+        from isograd.study.engine.runner import jobs_of, run_cells
+        from isograd.study.engine.workers import local
 
         check_jobs(jobs_of(cells, asked.out))
     with StudyProgress(cells, [ARM]) as shown:
@@ -193,7 +193,7 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
 
 
 def _print(result: dict[str, Any], several: bool) -> None:
-    from isograd.report.reproduce_page import number, ours
+    from isograd.report.pages.reproduce import number, ours
 
     if "page" not in result:
         return
@@ -256,7 +256,7 @@ def _start(found: "Needs") -> int:
     """Train run after run under torchrun; one that fails does not end the others."""
     import subprocess
 
-    from isograd.report.runs_page import write_report
+    from isograd.report.pages.runs import write_report
     from isograd.study.reproduce.full import command_of
 
     failed = []

@@ -17,8 +17,8 @@ from isograd.errors import DataError
 from isograd.files import read_json
 from isograd.report.figures import DEPTH_CHARTS, Subject
 from isograd.report.page import Page, Section, Table, write_page
+from isograd.report.pages.runs import CHARTS
 from isograd.report.runs import arms_of, read_run
-from isograd.report.runs_page import CHARTS
 from isograd.report.style import Drawing, Look, drawing, heading, label, log, look, look_of, looks
 from isograd.study.plan import CELLS
 

@@ -32,8 +32,8 @@ from isograd.errors import RecipeError
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, Stack, sites
 from isograd.placement.formula import Learned
+from isograd.train.forecast.streams import Kept, stream_kept
 from isograd.train.run import Run, Training, sharded_by
-from isograd.train.stream_memory import Kept, stream_kept
 from isograd.train.tasks import TASKS
 from isograd.train.zero import Zero, zero_of
 from isograd.transformer.parameters import roles

@@ -13,14 +13,16 @@ from typing import Any
 import yaml
 
 from isograd.files import finite, write_text
-from isograd.report import compared, equal_loss, figures, study_figures, study_order
+from isograd.report import compared, equal_loss, figures
 from isograd.report.compared import difference
 from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
+from isograd.report.pages.runs import loss_words
 from isograd.report.references import bibtex
 from isograd.report.runs import ArmFiles, Row, curves
-from isograd.report.runs_page import loss_words
 from isograd.report.settings import settings, subtitle
-from isograd.report.study_arms import (
+from isograd.report.study import figures as study_figures
+from isograd.report.study import order as study_order
+from isograd.report.study.arms import (
     RATE,
     WARMUP,
     ArmsCompared,
@@ -42,8 +44,8 @@ from isograd.report.study_arms import (
     study_arms,
     tuned,
 )
-from isograd.report.study_figures import PANELS, outcome_map
-from isograd.report.study_files import (
+from isograd.report.study.figures import PANELS, outcome_map
+from isograd.report.study.files import (
     COUNTED,
     CellFiles,
     StudyFiles,

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from isograd.data.subwords import PairTokenizer
 from isograd.files import read_json
-from isograd.interop.folder import Source, Written
+from isograd.interop.checkpoints.folder import Source, Written
 from isograd.models import IsogradConfig
 from isograd.placement.text import final_formula, formulas, legend
 

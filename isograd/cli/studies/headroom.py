@@ -74,8 +74,8 @@ def headroom(
     )
     folder = out or Path("runs") / f"headroom-{plan.name}"
     with loading():
+        from isograd.study.engine.workers import local
         from isograd.study.headroom import headroom as search
-        from isograd.study.workers import local
     chains = len(plan.placements) * len(plan.warmups) * len(plan.seeds)
     with Bar("chains", chains) as bar:
         search(plan, folder, local(jobs), _watch(plan, bar), retry=retry)
@@ -84,7 +84,7 @@ def headroom(
 
 def _watch(plan: "SearchPlan", bar: Bar) -> "Listener":
     """A live line in a terminal: chains decided, runs, their cost, the run at work. Elsewhere a line per chain."""
-    from isograd.report.headroom_page import chain_said
+    from isograd.report.pages.headroom import chain_said
     from isograd.study.boundary import Boundary
     from isograd.study.headroom import Listener
 
@@ -113,7 +113,7 @@ def report_headroom(
     folder: Path, json: bool, out: Path | None = None, title: str | None = None, figures: "Output | None" = None
 ) -> int:
     """Write the page of a search from its files, and say what was found; 1 where a run failed."""
-    from isograd.report.headroom_page import boundaries, cost, findings, oddities, read_headroom, write_headroom
+    from isograd.report.pages.headroom import boundaries, cost, findings, oddities, read_headroom, write_headroom
 
     with refusing(ValueError):
         page, content = write_headroom(folder, out, title, figures), read_headroom(folder)

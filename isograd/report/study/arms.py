@@ -10,7 +10,7 @@ from typing import Any
 
 from isograd.report.equal_loss import EqualLoss, speeds
 from isograd.report.runs import ArmFiles, Row, RunFiles
-from isograd.report.study_files import COUNTED, CellFiles, StudyFiles, condition_said, shown_value, who_names
+from isograd.report.study.files import COUNTED, CellFiles, StudyFiles, condition_said, shown_value, who_names
 from isograd.report.style import Look, looks
 from isograd.statistics import Comparison, Interval, compare, median, median_interval, side_by_side, wilson
 from isograd.study.sensitivity import Edge, best_rate, sensitivity

@@ -13,10 +13,10 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from isograd.errors import IsogradError
-from isograd.report import study_figures
 from isograd.report.page import Section, Table
-from isograd.report.study_arms import RATE, Design, StudyArm, Tuned
-from isograd.report.study_files import CellFiles, condition_said, shown_value
+from isograd.report.study import figures as study_figures
+from isograd.report.study.arms import RATE, Design, StudyArm, Tuned
+from isograd.report.study.files import CellFiles, condition_said, shown_value
 from isograd.report.style import INK, Drawing, drawing, label, plain
 
 MANY = 12  # placements; lines of more cannot be told apart in one panel
@@ -228,7 +228,7 @@ def _seconds(cells: Sequence[CellFiles]) -> list[float]:
 
 def _memory(cells: Sequence[CellFiles]) -> float | None:
     """Bytes by the forecast of the first cell whose files are here; None where its placement is not known here."""
-    from isograd.train.forecast import forecast  # with torch, which no other page needs
+    from isograd.train.forecast.forecast import forecast  # with torch, which no other page needs
     from isograd.train.recipe import run_from_dict
 
     for cell in cells:

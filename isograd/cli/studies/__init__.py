@@ -1,0 +1,1 @@
+"""Verbs that train: grids, comparisons, replays, the papers' items."""

@@ -1,0 +1,1 @@
+"""A model's folder: config, weights, vocabulary, card."""

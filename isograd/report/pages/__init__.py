@@ -1,0 +1,1 @@
+"""A file per command whose result becomes a page."""

@@ -1,0 +1,1 @@
+"""How cells are run: the ledger, worker processes, Ray."""
