@@ -11,17 +11,11 @@ import yaml
 from isograd.files import read_rows
 from isograd.report.study.arms import design_of, study_arms, tuned
 from isograd.report.study.files import read_study
-from isograd.report.study.page import (
-    arms_table,
-    failures,
-    found_in,
-    headline,
-    progress,
-    rates_table,
-    recipe,
-    unlearnt,
-    write_study_report,
-)
+from isograd.report.study.findings import found_in
+from isograd.report.study.page import write_study_report
+from isograd.report.study.provenance import recipe
+from isograd.report.study.sentences import failures, headline, progress, unlearnt
+from isograd.report.study.tables import arms_table, rates_table
 from isograd.study.plan import load_study
 from tests.report.study_written import BASE, Row, Rule, write_study
 from tests.report.test_page import checked

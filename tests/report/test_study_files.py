@@ -11,7 +11,8 @@ import pytest
 
 from isograd.report.study.arms import design_of, study_arms
 from isograd.report.study.files import StudyFiles, read_study
-from isograd.report.study.page import progress, write_study_report
+from isograd.report.study.page import write_study_report
+from isograd.report.study.sentences import progress
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked
 

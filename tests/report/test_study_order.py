@@ -8,8 +8,11 @@ import yaml
 
 from isograd.placement import CATALOGUE
 from isograd.report.study.files import read_study
+from isograd.report.study.findings import found_in
 from isograd.report.study.order import stable
-from isograd.report.study.page import StudyReport, found_in, headline, recipe, write_study_report
+from isograd.report.study.page import StudyReport, write_study_report
+from isograd.report.study.provenance import recipe
+from isograd.report.study.sentences import headline
 from isograd.study.engine.ledger import write_study as write_plan
 from isograd.study.plan import load_study
 from tests.report.study_written import BASE, Row, write_study

@@ -13,19 +13,18 @@ from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from isograd.report.study.arms import against_no_warmup, design_of, in_line, showcase, study_arms, tuned
 from isograd.report.study.files import read_study
+from isograd.report.study.findings import found_in
 from isograd.report.study.page import (
     StudyReport,
-    arms_table,
     comparison_section,
-    found_in,
     main_section,
-    rates_table,
     sections,
-    unlearnt,
     verdicts,
     warmup_section,
     write_study_report,
 )
+from isograd.report.study.sentences import unlearnt
+from isograd.report.study.tables import arms_table, rates_table
 from isograd.report.style import svg
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked

@@ -52,6 +52,11 @@ class Stable:
         return f"{'≥ ' if self.at_end else ''}{shown_value(self.rate)}"
 
 
+def is_order(design: Design) -> bool:
+    """Whether so many placements are compared that lines of them in one panel could not be told apart."""
+    return len(design.who) > MANY and design.who_key == "model.placement" and bool(design.rates)
+
+
 def stable(one: Tuned) -> Stable:
     """Of a placement under a condition."""
     whole = [arm.values[RATE] for arm in one.arms if arm.count("finished") == arm.n]
