@@ -33,15 +33,9 @@ from isograd.placement.formula import Role
 from isograd.placement.streams import FirstValues, Plain
 from isograd.transformer.init import initialize
 from isograd.transformer.norms import make_norm
-from isograd.transformer.streams import (
-    Connection,
-    Ends,
-    FirstValuesConnection,
-    OfCopies,
-    State,
-    make_connection,
-    make_ends,
-)
+from isograd.transformer.streams import Connection, Ends, State, make_connection, make_ends
+from isograd.transformer.streams.copies import OfCopies
+from isograd.transformer.streams.inputs import FirstValuesConnection
 from isograd.transformer.sublayer import make_combine, share_scale
 
 INSIDE = ("mid", "head_scale", "projections", "gate", "cap")  # what stands inside f, and is no part of the residual

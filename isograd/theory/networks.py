@@ -25,7 +25,9 @@ from isograd.placement.stored import stored
 from isograd.placement.streams import Hyper
 from isograd.transformer.init import SCHEMES
 from isograd.transformer.parameters import Coefficient, Linear
-from isograd.transformer.streams import AffineConnection, Ends, HyperConnection, ProjectedConnection
+from isograd.transformer.streams import Ends
+from isograd.transformer.streams.copies import HyperConnection, ProjectedConnection
+from isograd.transformer.streams.inputs import AffineConnection
 from isograd.transformer.sublayer import ScaledAdd, Sublayer
 
 WORDS = 1000

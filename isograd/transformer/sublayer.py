@@ -20,7 +20,8 @@ from isograd.transformer.feedforward import make_feedforward
 from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Coefficient, MappedCoefficient, Shared
-from isograd.transformer.streams import FirstValuesConnection, State, make_connection
+from isograd.transformer.streams import State, make_connection
+from isograd.transformer.streams.inputs import FirstValuesConnection
 
 
 class Add(nn.Module):

@@ -30,6 +30,7 @@ LEVELS = [
     {"cli"},
     {"__main__"},
 ]
+MOST = 15  # files on one level of a room
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 
@@ -103,3 +104,11 @@ def test_models_load_when_named() -> None:
     assert done.stdout.strip() == "True"
     with pytest.raises(AttributeError, match="no attribute 'Isogrod'"):
         _ = isograd.Isogrod
+
+
+def test_no_level_holds_more_than_a_reader_takes_in() -> None:
+    """Some fifteen files: beyond that a room gets sub-rooms that say what they hold, or loses files."""
+    levels = {
+        folder: [p for p in folder.glob("*.py") if p.name != "__init__.py"] for folder in {p.parent for p in FILES}
+    }
+    assert {str(folder.relative_to(ROOT)): len(files) for folder, files in levels.items() if len(files) > MOST} == {}

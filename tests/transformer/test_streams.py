@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from isograd.placement.laws import Site, sites
 from isograd.placement.streams import DepthAttention, DepthAverage, FirstInput, Hyper, LayerSkip, Parallel, TwoStreams
 from isograd.transformer import streams
+from isograd.transformer.streams.copies import doubly_stochastic, projected
 from tests.build import close, config
 
 WIDTH, COPIES = 16, 4
@@ -68,7 +69,7 @@ def test_what_ports_get_wrong_differs(wrong: str) -> None:
     state, u = copies(), written()
     n = COPIES
     x, held = ours.read(state)
-    logits = streams.projected(state, ours.projection, 1e-6, False)
+    logits = projected(state, ours.projection, 1e-6, False)
     order = (1, 0) if wrong == "outputs swapped" else (0, 1)
     parts = [logits[..., i * n : (i + 1) * n] * ours.factors[k] + ours.base[i * n : (i + 1) * n]
              for k, i in enumerate(order)]  # fmt: skip
@@ -76,7 +77,7 @@ def test_what_ports_get_wrong_differs(wrong: str) -> None:
     read, write = torch.sigmoid(parts[0]) + eps, 2 * torch.sigmoid(parts[1])
     mix = (logits[..., 2 * n :] * ours.factors[2] + ours.base[2 * n :]).unflatten(-1, (n, n))
     mix = mix.exp() if wrong == "Sinkhorn from exp" else torch.softmax(mix, -1) + 1e-6
-    mix = streams.doubly_stochastic(mix, 20, 1e-6)
+    mix = doubly_stochastic(mix, 20, 1e-6)
     mix = mix if wrong == "no transpose" else mix.transpose(-1, -2)
     state_of = write[..., None] * u[..., None, :] + mix @ state
     differs = torch.dist((read[..., None] * state).sum(-2), x) + torch.dist(state_of, ours.write(held, u))
@@ -167,7 +168,7 @@ def test_the_first_copy_that_is_read_changes_with_depth() -> None:
 
 
 def test_sinkhorn_sums_to_one() -> None:
-    c = streams.doubly_stochastic(torch.rand(3, 4, 4, dtype=torch.float64) + 0.1, 20, 1e-6)
+    c = doubly_stochastic(torch.rand(3, 4, 4, dtype=torch.float64) + 0.1, 20, 1e-6)
     ones = torch.ones(3, 4, dtype=torch.float64)
     close(c.sum(-1), ones, 1e-3)
     close(c.sum(-2), ones, 1e-3)

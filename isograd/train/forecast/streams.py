@@ -18,7 +18,8 @@ from torch import Tensor
 from isograd.models import IsogradConfig
 from isograd.placement import Site, Stack, sites
 from isograd.placement.streams import DepthAttention, DepthAverage, Plain, Stream
-from isograd.transformer.streams import FirstValuesConnection, State, make_connection, make_ends
+from isograd.transformer.streams import State, make_connection, make_ends
+from isograd.transformer.streams.inputs import FirstValuesConnection
 
 SHOWN = 6  # layers that run, or twice as many as are summed into one source and two more
 
