@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from isograd.diagnose.watch import watch
     from isograd.diagnose.watch.callback import WatchCallback
     from isograd.diagnose.watch.replay import OwnLoop
+    from isograd.interop.graft import graft
     from isograd.lint import check
     from isograd.lint.conform import conform
     from isograd.models import (
@@ -36,6 +37,7 @@ _ROOMS = {
     "calibrate": "isograd.train.calibrate",
     "check": "isograd.lint",
     "conform": "isograd.lint.conform",
+    "graft": "isograd.interop.graft",
     "watch": "isograd.diagnose.watch",
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "check",
     "conform",
     "get",
+    "graft",
     "register",
     "watch",
 ]

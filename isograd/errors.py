@@ -57,6 +57,10 @@ class FoldError(InteropError):
     """A model whose coefficients cannot be folded."""
 
 
+class GraftError(InteropError):
+    """A change that a model cannot take."""
+
+
 class FolderBusyError(IsogradError, RuntimeError):
     """Another process is at work in this folder."""
 

@@ -30,6 +30,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "evaluate classification": "studies.compare.classification",
     "evaluate zero-shot": "zero_shot.zero_shot",
     "fold": "interop.fold",
+    "graft": "graft.graft",
     "import fairseq": "interop.import_fairseq",
     "import hf": "interop.import_hf",
     "import torch": "interop.import_torch",

@@ -293,11 +293,12 @@ def _runner(side: Side, precision: Precision) -> Runner | None:
         part = side if isinstance(side, nn.Module) or precision == "fp32" else None
     if part is None or isinstance(part, Runner):
         return part
-    return _of_model(part, precision) if isinstance(part, nn.Module) else Runner(logits=part)
+    return runner_of(part, precision) if isinstance(part, nn.Module) else Runner(logits=part)
 
 
-def _of_model(part: nn.Module, precision: Precision) -> Runner:
-    model: Any = copy.deepcopy(part).to(DTYPES[precision]).eval()
+def runner_of(part: nn.Module, precision: Precision, *, copied: bool = True) -> Runner:
+    """A model in a precision: a copy of it, or where there is no room for one the model itself, as it is."""
+    model: Any = copy.deepcopy(part).to(DTYPES[precision]).eval() if copied else part
 
     def logits(batch: Batch) -> Tensor:
         with torch.inference_mode():

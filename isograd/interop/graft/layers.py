@@ -1,0 +1,116 @@
+"""More layers: new ones that write nothing, so that the model computes what it did."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from isograd.errors import GraftError
+from isograd.interop.graft.found import State, Subject, rebuilt
+from isograd.interop.graft.moves import How, Moved
+from isograd.trace.sublayers import TracedSublayer
+
+
+def insert(subject: Subject, count: int, how: How) -> Moved:
+    """New layers among the old ones, `count` in all, whose last writers are 0.
+
+    Raises:
+        GraftError: a layer that writes nothing is no identity here, with the reason.
+    """
+    layers = subject.layers
+    order = places(layers.count, count - layers.count, how.insert)
+    sources = {source for source, is_new in order if is_new}
+    silent = {name: value for i in sorted(sources) for s in layers.sublayers[i] for name, value in silenced(subject, s)}
+    fresh = {i: _initialized(subject, i) for i in sources} if how.new == "init" else {}
+    state = State()
+    for name, value in subject.state.items():
+        place = layers.place(name)
+        if place is None:
+            state[name] = value
+            continue
+        index, rest = place
+        for at, (source, is_new) in enumerate(order):
+            if source == index:
+                own = fresh[index][rest] if is_new and fresh and rest in fresh[index] else value
+                mine = torch.full_like(value, silent[name]) if is_new and name in silent else own
+                state[layers.at(at) + rest] = mine.clone() if mine is value and is_new else mine
+    made = rebuilt(subject.model, state, layers.changes(subject.config, [source for source, _ in order]))
+    new = ", ".join(str(i + 1) for i, (_, is_new) in enumerate(order) if is_new)
+    kind = "copies of the layer before" if how.new == "copy" else "initialized"
+    return Moved(model=made, said=f"{layers.count} to {count} layers: {new} are new ({kind}), and write 0 at first")
+
+
+def places(count: int, more: int, insert: str) -> list[tuple[int, bool]]:
+    """The layers of the result, each as (the old layer, whether it is new).
+
+    >>> places(2, 2, "even")
+    [(0, False), (0, True), (1, False), (1, True)]
+    >>> places(3, 2, "top"), places(3, 1, "bottom")
+    ([(0, False), (1, False), (2, False), (1, True), (2, True)], [(0, True), (0, False), (1, False), (2, False)])
+    """
+    old = [(i, False) for i in range(count)]
+    if insert == "top":
+        return old + [(max(0, count - more) + i % count, True) for i in range(more)]
+    if insert == "bottom":
+        return [(i % count, True) for i in range(more)] + old
+    after = [(i + 1) * more // count - i * more // count for i in range(count)]
+    return [one for i in range(count) for one in [(i, False), *[(i, True)] * after[i]]]
+
+
+def silenced(subject: Subject, sublayer: TracedSublayer) -> list[tuple[str, float]]:
+    """The parameters that make a branch write 0, and the number that each of them takes: a trained scale, else the norm
+    after the last projection, else that projection itself.
+
+    Raises:
+        GraftError: x + 0 is not x here.
+    """
+    if reason := _not_identity(sublayer):
+        raise GraftError(f"{sublayer.address}: {reason}; a layer that writes nothing would change the function")
+    if sublayer.scale.learned:
+        return _zero(subject, sublayer, list(sublayer.scale.learned))
+    for norm in sublayer.norms.get("out", []):
+        if norm.weight:
+            return _zero(subject, sublayer, [norm.weight, *([norm.bias] if norm.bias else [])])
+    product = subject.product(sublayer)
+    after = subject.dataflow.between(product.makes[0], sublayer.total)
+    names = [n for o in (product, *after) for n in subject.dataflow.weights(o)]
+    return _zero(subject, sublayer, list(dict.fromkeys(names)))
+
+
+def _not_identity(sublayer: TracedSublayer) -> str | None:
+    if "post" in sublayer.norms:
+        return "a norm stands on the sum (Post-LN), and norm(x + 0) is not x"
+    if sublayer.design or sublayer.also is not None:
+        return f"its stream is {sublayer.design or sublayer.placement}, which every sublayer mixes"
+    if sublayer.skip_from:
+        return f"its shortcut begins at the {sublayer.skip_from}"
+    if sublayer.skip.learned or abs(sublayer.skip.value - 1) > 1e-6:
+        return f"its shortcut has a coefficient ({sublayer.skip.value:.3g})"
+    return None
+
+
+def _zero(subject: Subject, sublayer: TracedSublayer, names: list[str]) -> list[tuple[str, float]]:
+    """The number that stands for 0 in these parameters, tried: 0, or -1 where a weight is stored around 1."""
+    trace, biases = subject.dataflow.trace, {norm.bias for norm in subject.dataflow.norms.values()}
+    values = {name: subject.value(name) for name in names}
+    others = [s.branch for s in subject.stack.sublayers if s.total == sublayer.total and s is not sublayer]
+    alone: dict[int, Any] = {branch: torch.zeros_like(trace[branch]) for branch in others}
+    for number in (0.0, -1.0):
+        numbers = {n: 0.0 if trace[v].ndim > 1 or n in biases else number for n, v in values.items()}
+        changes = alone | {v: torch.full_like(trace[v], numbers[name]) for name, v in values.items()}
+        if torch.equal(trace.replay(changes, [sublayer.total])[0], trace[sublayer.read]):
+            return list(numbers.items())
+    raise GraftError(f"{sublayer.address}: what it writes does not become 0 with {', '.join(names)}")
+
+
+def _initialized(subject: Subject, index: int) -> State:
+    """The weights of a layer as the class draws them."""
+    model: Any = subject.model
+    layer = copy.deepcopy(model.get_submodule(subject.layers.at(index).rstrip(".")))
+    for module in layer.modules():
+        for name, value in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(torch.empty_like(value)))  # loaded ones are not drawn again
+            module._is_hf_initialized = False
+    layer.apply(model._init_weights)
+    return {name: value.detach() for name, value in layer.state_dict().items()}

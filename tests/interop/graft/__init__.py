@@ -1,0 +1,1 @@
+"""Models of other families changed in their structure."""
