@@ -97,6 +97,8 @@ def test_beyond_and_both() -> None:
     assert (above.verdict, above.ours[0].value, above.ours[0].low, above.ours[0].high) == ("same direction", 2.5, 2, 3)
     assert below.verdict == "opposite"
     assert judge.both(above, above).verdict == "same direction" and judge.both(above, below).verdict == "not seen"
+    reason = judge.both(above, below).reason
+    assert reason == f"1 of 2 conditions hold. Not: {below.reason} Holds: {above.reason}"
     whole, part = judge.every(above, above), judge.every(above, below)
     assert (whole.verdict, whole.reason) == ("same direction", "2 of 2 conditions hold.")
     assert part.verdict == "not seen" and part.reason.startswith("1 of 2 conditions hold. Not: ") and part.ours

@@ -108,20 +108,38 @@ def trains(rows: Rows, yes: Sequence[str] = (), no: Sequence[str] = ()) -> Verdi
 
 
 def both(*found: Verdict) -> Verdict:
-    """All of several rules: the verdict that they share, else "not seen"."""
-    verdicts = {one.verdict for one in found}
-    verdict = verdicts.pop() if len(verdicts) == 1 else "not seen"
-    ours = dict.fromkeys(number for one in found for number in one.ours)
-    return Verdict(verdict=verdict, reason=" ".join(_capital(one.reason) for one in found), ours=tuple(ours))
+    """All of several rules: the verdict that they share, else "not seen", with what holds beside what does not."""
+    held, missed = _held(found)
+    if held and missed:
+        return _together(found, f"{_counted(held, found)} Not: {_reasons(missed)} Holds: {_reasons(held)}")
+    return _together(found, _reasons(found))
 
 
 def every(*found: Verdict) -> Verdict:
     """As `both`, of many rules: the reason counts those that hold, and tells of the others alone."""
-    whole = both(*found)
-    missed = [one for one in found if one.verdict != "same direction"]
-    reason = f"{len(found) - len(missed)} of {len(found)} conditions hold."
-    reason += f" Not: {' '.join(_capital(one.reason) for one in missed)}" if missed else ""
-    return Verdict(verdict=whole.verdict, reason=reason, ours=whole.ours)
+    held, missed = _held(found)
+    return _together(found, _counted(held, found) + (f" Not: {_reasons(missed)}" if missed else ""))
+
+
+def _together(found: Sequence[Verdict], reason: str) -> Verdict:
+    verdicts = {one.verdict for one in found}
+    verdict = verdicts.pop() if len(verdicts) == 1 else "not seen"
+    ours = dict.fromkeys(number for one in found for number in one.ours)
+    return Verdict(verdict=verdict, reason=reason, ours=tuple(ours))
+
+
+def _held(found: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
+    """Those in the paper's direction, and the others."""
+    held = [one for one in found if one.verdict == "same direction"]
+    return held, [one for one in found if one not in held]
+
+
+def _counted(held: Sequence[Verdict], found: Sequence[Verdict]) -> str:
+    return f"{len(held)} of {len(found)} conditions hold."
+
+
+def _reasons(found: Sequence[Verdict]) -> str:
+    return " ".join(_capital(one.reason) for one in found)
 
 
 def _capital(sentence: str) -> str:
