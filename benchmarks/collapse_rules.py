@@ -25,12 +25,13 @@ from collapse_grid import apart, learned, rows_in
 from scipy.optimize import minimize
 
 from isograd.diagnose.watch.collapse import CollapseWatch
-from isograd.lint.collapse import COLLAPSES, CollapseRule
+from isograd.lint.collapse import COLLAPSES, RATE, WARMUP, CollapseRule
 from isograd.outcome import VANISHED, judge
 from isograd.statistics import wilson
 from isograd.trace.anatomy import Function
 
 HELD_LAYERS, HELD_WIDTH = (9, 18, 36), 64
+SMALL_SHARE = 1e-3  # of a branch in its sum, from N(0, 0.02^2): another line of the rule
 FUNCTIONS: tuple[Function, ...] = ("post-ln", "admin", "deepnorm")
 COLUMNS = ("run", "init", "text", "placement", "layers", "width", "batch", "lr", "warmup", "seed", "steps", "excess",
            "apart", "outcome", "warned_at")  # fmt: skip
@@ -90,7 +91,7 @@ PARTS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "held out": lambda row: not row["init"] and held_out(row),
     "held out: depth": lambda row: not row["init"] and row["layers"] in HELD_LAYERS,
     "held out: width": lambda row: not row["init"] and row["width"] == HELD_WIDTH,
-    "held out: another init": lambda row: bool(row["init"]),
+    "for fitting: another init": lambda row: bool(row["init"]),
 }
 
 
@@ -98,9 +99,9 @@ def risk_of(row: dict[str, Any]) -> float | None:
     """What the rule of check says before the first step; None for placements without a norm on the sum."""
     if row["placement"] not in FUNCTIONS:
         return None
-    return CollapseRule(function=row["placement"], layers=row["layers"], width=row["width"]).risk(
-        row["lr"], row["warmup"]
-    )
+    share = SMALL_SHARE if row["init"] else math.nan
+    rule = CollapseRule(function=row["placement"], layers=row["layers"], width=row["width"], share=share)
+    return rule.risk(row["lr"], row["warmup"])
 
 
 def predicted(row: dict[str, Any]) -> bool:
@@ -164,6 +165,35 @@ def fit(rows: Sequence[dict[str, Any]]) -> np.ndarray:
     return minimize(loss, np.zeros(11), bounds=[free] * 3 + [up] * 7 + [down], method="L-BFGS-B").x
 
 
+def fit_small(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Intercept and slopes of depth and width of the other initialization; those of rate and warm-up are the grid's."""
+    x = np.array([[1, math.log(row["layers"] / 12), math.log(row["width"] / 64)] for row in rows])
+    given = np.array([RATE * math.log(row["lr"] / 1e-3) + WARMUP * math.log1p(row["warmup"] / 10) for row in rows])
+    y = np.array([row["outcome"] == "collapsed" for row in rows], float)
+
+    def loss(w: np.ndarray) -> float:
+        z = x @ w + given
+        return float(np.sum(np.logaddexp(0, z) - y * z) + 0.05 * np.sum(w[1:] ** 2))
+
+    return minimize(loss, np.zeros(3), method="L-BFGS-B").x
+
+
+def print_small(rows: Sequence[dict[str, Any]]) -> None:
+    """Its numbers, and what the threshold of the rule gives when a depth is left out at a time."""
+    mine = [row for row in rows if PARTS["for fitting: another init"](row) and row["outcome"] != "undecided"]
+    print({"another init": np.round(fit_small(mine), 2).tolist()})
+    flagged = []
+    for left in sorted({row["layers"] for row in mine}):
+        a, b, d = fit_small([row for row in mine if row["layers"] != left])
+        for row in mine:
+            z = a + b * math.log(row["layers"] / 12) + d * math.log(row["width"] / 64)
+            z += RATE * math.log(row["lr"] / 1e-3) + WARMUP * math.log1p(row["warmup"] / 10)
+            if row["layers"] == left and z >= math.log(COLLAPSES / (1 - COLLAPSES)):
+                flagged.append(row["outcome"] == "collapsed")
+    collapsed = sum(row["outcome"] == "collapsed" for row in mine)
+    print(f"p >= {COLLAPSES}: {sum(flagged)} of {len(flagged)} flagged collapsed, of {collapsed} that did")
+
+
 def print_fit(rows: Sequence[dict[str, Any]]) -> None:
     """Coefficients from the part for fitting; thresholds by leaving out a depth of that part at a time."""
     mine = [row for row in rows if PARTS["for fitting"](row) and row["outcome"] != "undecided"]
@@ -197,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_table(rows, options.table)
     if options.fit:
         print_fit(rows)
+        print_small(rows)
     else:
         print_tables(rows)
     return 0

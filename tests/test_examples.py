@@ -69,6 +69,26 @@ def test_own_loop_with_an_unscaled_embedding_collapses(seed: int) -> None:
     assert statistics.fmean(losses[-20:]) > entropy - 0.1
 
 
+def deep_post_ln(*words: Any, **options: Any) -> tuple[list[float], str, list[str], float]:
+    example = runpy.run_path(str(ROOT / "examples/deep_post_ln.py"))
+    return *example["main"](*words, **options), example["unigram_entropy"](example["text"]())
+
+
+def test_deep_post_ln_is_warned_of_before_and_after_the_first_steps() -> None:
+    _, said, messages, _ = deep_post_ln("own", steps=20)
+    assert "error: collapse-predicted" in said and "self.ln1" in said
+    assert "gradients vanish towards the input" in messages[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("style", "seed"), [("own", 0), ("torch", 1), ("gpt2", 2)])
+@pytest.mark.parametrize("fix", ["", "pre", "rate"])
+def test_deep_post_ln_trains_as_check_says(style: str, seed: int, fix: str) -> None:
+    losses, said, messages, entropy = deep_post_ln(style, fix, seed=seed)
+    assert ("collapse-predicted" in said) == (fix == "") == bool(messages)
+    assert (statistics.fmean(losses[-20:]) > entropy - 0.1) == (fix == "")
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/placements.md"])
 def test_the_models_of_a_page_are_built(page: str, own_catalogue: None) -> None:
     """Every block of Python that makes a model runs as it stands, without a warning."""

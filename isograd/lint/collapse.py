@@ -4,34 +4,43 @@
 
 with a, b and d by what the sums compute (Post-LN, ADMIN, DeepNorm; `isograd.trace.anatomy.function_of`). Fitted on
 one part of the runs of benchmarks/collapse_grid.py and tested on depths and a width that were not in it
-(docs/check/collapse-predicted.md). It speaks of Adam and of the first few hundred steps, and predicts nothing where the
-branches begin with another share of the stream than those of the grid: with N(0, 0.02^2) Post-LN tolerates more.
+(docs/check/collapse-predicted.md). It speaks of Adam and of the first few hundred steps.
+
+Post-LN has two lines: where branches begin with a fifth of the stream (Xavier), and with a thousandth of it (BERT's and
+GPT-2's N(0, 0.02^2)), which tolerates more. A stack in between is judged by the second, and warned of by the first.
 """
 
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+
+from torch import nn
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Severity
+from isograd.models import IsogradPreTrainedModel
 from isograd.trace.anatomy import Function, TracedStack
 from isograd.trace.sublayers import TracedSublayer
 
-INTERCEPT: dict[Function, float] = {"post-ln": 1.20, "admin": -2.79, "deepnorm": -1.44}
-LAYERS: dict[Function, float] = {"post-ln": 6.50, "admin": 2.81, "deepnorm": 0.25}
-WIDTH: dict[Function, float] = {"post-ln": 0.57, "admin": 4.26, "deepnorm": 4.21}
+INTERCEPT: dict[str, float] = {"post-ln": 1.20, "post-ln, small": -0.59, "admin": -2.79, "deepnorm": -1.44}
+LAYERS: dict[str, float] = {"post-ln": 6.50, "post-ln, small": 2.46, "admin": 2.81, "deepnorm": 0.25}
+WIDTH: dict[str, float] = {"post-ln": 0.57, "post-ln, small": 3.33, "admin": 4.26, "deepnorm": 4.21}
 RATE, WARMUP = 2.91, -1.07
-COLLAPSES = 0.85  # p from which a collapse is predicted: in fitting, with each depth left out in turn, 41 of 41 did
+COLLAPSES = 0.85  # p from which a collapse is predicted: in fitting, with each depth left out in turn, 46 of 46 did
 
 MEASURED = {"layers": (6.0, 48.0), "width": (32.0, 128.0), "LR": (2e-4, 6e-3), "warm-up": (0.0, 200.0)}
-SHARE: dict[Function, tuple[float, float]] = {  # of a branch in its sum, the median over a stack, at initialization
+SHARE: dict[str, tuple[float, float]] = {  # of a branch in its sum, the median over a stack, at initialization
     "post-ln": (0.09, 0.4),
+    "post-ln, small": (1e-5, 0.01),
     "admin": (0.01, 0.2),
     "deepnorm": (3e-5, 4e-3),
 }
 NAMES: dict[Function, str] = {"post-ln": "Post-LN", "admin": "ADMIN", "deepnorm": "DeepNorm"}
 USUAL = 1e-3  # Adam's default rate
+HIGH, DEEP = 2e-3, 18  # without a rate: where a stack of so many layers collapses below this one
+WARMED = 100  # steps of warm-up that are advised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +64,8 @@ class CollapseRule:
         >>> deep = CollapseRule(function="post-ln", layers=48, width=64)
         >>> deep.risk(1e-3) > deep.risk(1e-4) and deep.risk(1e-3) > deep.risk(1e-3, warmup=200)
         True
+        >>> deep.risk(1e-3) > CollapseRule(function="post-ln", layers=48, width=64, share=1e-3).risk(1e-3)
+        True
         """
         return 1 / (1 + math.exp(-self._odds(warmup) - RATE * math.log(lr / USUAL)))
 
@@ -71,15 +82,39 @@ class CollapseRule:
     def name(self) -> str:
         return f"{self.layers:g} {NAMES[self.function]} layers of width {self.width:g}"
 
+    @property
+    def line(self) -> str:
+        """Which of the fitted lines it is."""
+        small = self.function == "post-ln" and self.share < SHARE["post-ln"][0]
+        return "post-ln, small" if small else self.function
+
+    @property
+    def between(self) -> bool:
+        """Branches larger than those of the one line, and smaller than those of the other."""
+        return self.function == "post-ln" and SHARE["post-ln, small"][1] < self.share < SHARE["post-ln"][0]
+
+    @property
+    def strict(self) -> "CollapseRule":
+        """That of larger branches, where this one is in between."""
+        return replace(self, share=SHARE["post-ln"][0]) if self.between else self
+
+    @property
+    def smaller(self) -> "CollapseRule":
+        """The largest measured stack that is no larger than this one: it tolerates no less."""
+        return replace(
+            self, layers=min(self.layers, MEASURED["layers"][1]), width=min(self.width, MEASURED["width"][1])
+        )
+
     def _odds(self, warmup: float) -> float:
-        size = LAYERS[self.function] * math.log(self.layers / 12) + WIDTH[self.function] * math.log(self.width / 64)
-        return INTERCEPT[self.function] + size + WARMUP * math.log1p(warmup / 10)
+        size = LAYERS[self.line] * math.log(self.layers / 12) + WIDTH[self.line] * math.log(self.width / 64)
+        return INTERCEPT[self.line] + size + WARMUP * math.log1p(warmup / 10)
 
     def outside(self, **settings: float) -> list[str]:
         """What of the stack and of `settings` lies outside what was measured, in words."""
         numbers = {"layers": self.layers, "width": self.width} | {k.replace("_", "-"): v for k, v in settings.items()}
         ranges = {name: (value, *MEASURED[name]) for name, value in numbers.items()}
-        ranges["share of a branch in its sum"] = (self.share, *SHARE[self.function])
+        if not self.between:
+            ranges["share of a branch in its sum"] = (self.share, *SHARE[self.line])
         return [
             f"{name} {value:.3g}, measured {low:g} to {high:g}"
             for name, (value, low, high) in ranges.items()
@@ -89,64 +124,132 @@ class CollapseRule:
 
 def collapse(checked: CheckedModel) -> Iterator[Finding]:
     """A stack under post norms at a rate at which such stacks collapse; an info where that was not measured."""
+    several = ["more than one stack"] if len(checked.anatomy.stacks) > 1 else []
     for traced in checked.anatomy.stacks:
         if traced.function is None or not checked.at_init:
             continue
         rule = _rule(checked, traced)
-        outside = rule.outside() + (["more than one stack"] if len(checked.anatomy.stacks) > 1 else [])
-        verdict = (
-            _of_depth(rule, outside) if checked.lr is None else _at_rate(rule, checked.lr, checked.warmup or 0, outside)
+        verdict = _verdict(rule, checked, several)
+        if verdict is None:
+            continue
+        severity, measured, message = verdict
+        unknown = severity == "info" and _rate(checked)[0] is not None
+        yield Finding(
+            code="collapse-predicted",
+            severity=severity,
+            address=traced.sublayers[0].address,
+            measured=measured,
+            message=message,
+            remedy=WATCH if unknown else _remedy(rule, checked, traced),
         )
-        if verdict is not None:
-            severity, measured, message = verdict
-            yield Finding(
-                code="collapse-predicted",
-                severity=severity,
-                address=traced.sublayers[0].address,
-                measured=measured,
-                message=message,
-                remedy=_remedy(rule, checked.lr, outside),
-            )
+
+
+WATCH = "watch the first steps of the run: isograd.watch(model), or isograd.WatchCallback in a Trainer"
+
+
+def _verdict(rule: CollapseRule, checked: CheckedModel, several: list[str]) -> "Prediction | None":
+    lr, warmup = _rate(checked)
+    return _of_depth(rule, several) if lr is None else _at_rate(rule, lr, warmup, several)
+
+
+def _rate(checked: CheckedModel) -> tuple[float | None, int | None]:
+    """The peak rate, as given or as the optimizer has it (`initial_lr` under a schedule), and the warm-up if known.
+
+    An optimizer other than Adam's kind says nothing about Adam's rates.
+    """
+    if checked.lr is not None:
+        return checked.lr, checked.warmup or 0
+    if checked.optimizer is None or "adam" not in type(checked.optimizer).__name__.lower():
+        return None, None
+    rates = [group.get("initial_lr", group["lr"]) for group in checked.optimizer.param_groups]
+    return (float(max(rates)), checked.warmup) if rates and max(rates) > 0 else (None, None)
 
 
 Prediction = tuple[Severity, float, str]
 
 
-def _at_rate(rule: CollapseRule, lr: float, warmup: int, outside: list[str]) -> Prediction | None:
-    """At the rate and the warm-up that are to come."""
-    risk = rule.risk(lr, warmup)
-    how = f"{rule.name} at LR {lr:g} with {f'{warmup} steps of warm-up' if warmup else 'no warm-up'}"
-    outside = outside + rule.outside(LR=lr, warm_up=warmup)
+def _at_rate(rule: CollapseRule, lr: float, warmup: int | None, several: list[str]) -> Prediction | None:
+    """At the rate and the warm-up that are to come; a warm-up that is not known may be any."""
+    steps = warmup or 0
+    how = f"{rule.name} at LR {lr:g} with {f'{steps} steps of warm-up' if steps else 'no warm-up'}"
+    outside = several + rule.outside(LR=lr, warm_up=steps)
+    risk = rule.risk(lr, steps)
+    end = ": the loss stays at that of token frequencies"
     if outside:
+        smaller, rate = rule.smaller, min(lr, MEASURED["LR"][1])
+        risk = smaller.risk(rate, steps)
+        if not several and not smaller.outside(LR=rate, warm_up=steps) and risk >= COLLAPSES:
+            but = f"larger than any measured one, and {smaller.name} collapse already at LR {rate:g} (p = {risk:.2f})"
+            return "warning", risk, f"{how}: a collapse is likely: {but}{end}"
         return "info", risk, f"{how}: no prediction, outside what was measured ({'; '.join(dict.fromkeys(outside))})"
     if risk < COLLAPSES:
+        most = rule.strict.risk(lr, steps)
+        if most < COLLAPSES:
+            return None
+        sizes = "with branches somewhat larger at initialization such a stack collapses, with smaller ones it trains"
+        return "warning", most, f"{how}: it may collapse (p up to {most:.2f}): {sizes}"
+    severity: Severity = "error" if warmup is not None else "warning"
+    return severity, risk, f"{how}: a collapse is predicted (p = {risk:.2f}){end}"
+
+
+def _of_depth(rule: CollapseRule, several: list[str]) -> Prediction | None:
+    """Without a rate: where one that people use would collapse."""
+    highest = rule.strict.highest_rate()
+    if several or rule.outside() or highest >= HIGH or rule.layers < DEEP:
         return None
-    return (
-        "error",
-        risk,
-        f"{how}: a collapse is predicted (p = {risk:.2f}): the loss stays at that of token frequencies",
+    from_on = (
+        f"from LR {rule.strict.limit()} on, and with {WARMED} steps of warm-up from {rule.strict.limit(WARMED)} on"
     )
+    word = "may come" if rule.between else "is predicted"
+    return "info", highest, f"{rule.name}: without warm-up a collapse {word} {from_on}"
 
 
-def _of_depth(rule: CollapseRule, outside: list[str]) -> Prediction | None:
-    """Without a rate: where a usual one would collapse even after a warm-up."""
-    highest = rule.highest_rate(warmup=100)
-    if outside or highest >= USUAL:
-        return None
-    return (
-        "info",
-        highest,
-        f"{rule.name}: with 100 steps of warm-up a collapse is predicted from LR {rule.limit(100)} on",
-    )
-
-
-def _remedy(rule: CollapseRule, lr: float | None, outside: list[str]) -> str:
-    if outside:
-        return "watch the first steps of the run: isograd.watch(model), or isograd.WatchCallback in a Trainer"
-    norm = "normalize what each branch reads, not the sum (Pre-LN)"
+def _remedy(rule: CollapseRule, checked: CheckedModel, traced: TracedStack) -> str:
+    """What to write in the user's own code."""
+    lr, warmup = _rate(checked)
     if lr is None:
-        return f"{norm}, or pass lr= and warmup= for a verdict"
-    return f"{norm}, or take a learning rate below {rule.limit(100)} with 100 steps of warm-up"
+        return "for a verdict give the rate and the warm-up, such as isograd.check(model, lr=1e-3, warmup=0)"
+    ask = "pass warmup= for a verdict; " if warmup is None else ""
+    safe = min(rule.strict.highest_rate(WARMED) / 2, lr)
+    if rule.smaller != rule or safe < MEASURED["LR"][0] / 2:
+        return f"{ask}{_norms(checked, traced)}"
+    schedule = (
+        f"torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / {WARMED})) and scheduler.step()"
+        " after optimizer.step()"
+    )
+    return f"{ask}{_norms(checked, traced)}; or train at lr={_rounded(safe)} with {WARMED} steps of warm-up: {schedule}"
+
+
+def _rounded(rate: float) -> str:
+    """To one digit, downwards.
+
+    >>> _rounded(3.9e-4), _rounded(1e-3)
+    ('0.0003', '0.001')
+    """
+    power = 10 ** math.floor(math.log10(rate) + 1e-9)
+    return f"{math.floor(rate / power + 1e-9) * power:g}"
+
+
+def _norms(checked: CheckedModel, traced: TracedStack) -> str:
+    """Pre-LN, in the words of the module that holds the norms."""
+    if isinstance(checked.model, IsogradPreTrainedModel):
+        return "normalize what each branch reads, not the sum: placement='pre-ln'"
+    modules = dict(checked.model.named_modules())
+    names = [post[0].weight for s in traced.sublayers if (post := s.norms.get("post")) and post[0].weight]
+    layers = [re.sub(r"\.\d+\..*", ".0", name) for name in names[:1]]
+    layer = modules.get(layers[0]) if layers else None
+    if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        return (
+            f"normalize what each branch reads, not the sum (Pre-LN): {type(layer).__name__}(..., norm_first=True), and"
+            " a LayerNorm after the last layer"
+        )
+    norm = names[0].removesuffix(".weight").rpartition(".")[2] if names else "norm"
+    owner = modules.get(names[0].removesuffix(".weight").rpartition(".")[0]) if names else None
+    where = f" in {type(owner).__name__}.forward" if owner is not None else ""
+    return (
+        f"normalize what each branch reads, not the sum (Pre-LN):{where} x = x + f(self.{norm}(x)) in place of"
+        f" x = self.{norm}(x + f(x)), for each norm on a sum, and a LayerNorm after the last layer"
+    )
 
 
 def _rule(checked: CheckedModel, traced: TracedStack) -> CollapseRule:
