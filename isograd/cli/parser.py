@@ -122,8 +122,8 @@ def parse(
 ) -> tuple[Callable[[], int], argparse.Namespace]:
     """The call that a command line asks for, and its options."""
     parser = parser_of(function, prog)
-    options, rest = parser.parse_known_args(list(words))
     parameters = inspect.signature(function).parameters.values()
+    options, rest = _read(parser, list(words))
     several = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     if rest and (several is None or any(word.startswith("-") for word in rest)):
         parser.unknown(rest)
@@ -136,6 +136,25 @@ def parse(
         parser.error(f"an argument {error}")
     named = {p.name: values[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
     return lambda: function(*plain, *more, **named), options
+
+
+def _read(parser: Parser, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What is known of a command line, and the rest. `MODEL OUT` is `MODEL --out OUT` where a verb must have one."""
+    out = next((action for action in parser._actions if action.dest == "out" and action.required), None)
+    named = any(word.partition("=")[0] in ("--out", "-h", "--help") for word in words)
+    if out is None or named:
+        return parser.parse_known_args(words)
+    out.required = False
+    _, rest = parser.parse_known_args(words)
+    if not rest or rest[0].startswith("-"):
+        parser.unknown(rest) if rest else parser.error("the following arguments are required: --out")
+    return parser.parse_known_args(["--out", rest[0], *_without(words, rest[0])])
+
+
+def _without(words: list[str], word: str) -> list[str]:
+    """Without its last occurrence."""
+    at = len(words) - 1 - words[::-1].index(word)
+    return [*words[:at], *words[at + 1 :]]
 
 
 def documentation(function: Callable[..., Any]) -> tuple[str, str, dict[str, str]]:

@@ -303,6 +303,10 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (["train", "a.yaml", "--json", ""], "an argument is empty"),
         (["report", ""], "argument FOLDER: is empty"),
         (["import", "hf", "x"], "arguments are required: --out ("),
+        (["import", "hf", "x", "--outt", "y"], "did you mean --out?"),
+        (["fold", "x", "y", "z"], "unrecognized arguments: z ("),
+        (["fold", "x", "y"], "isograd fold: x: no such folder"),
+        (["fold", "--json", "x", "x"], "isograd fold: x: no such folder"),
         (["train", "--into", "y"], "unrecognized arguments: --into ("),
     ],
 )
