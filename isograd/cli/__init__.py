@@ -23,6 +23,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "compare": "studies.compare.compare",
     "study": "studies.study.study",
     "headroom": "studies.headroom.headroom",
+    "transfer": "studies.transfer.transfer",
     "reproduce": "studies.reproduce.reproduce",
     "train": "train.train",
     "translate": "translation.translate",

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from isograd.models.config import IsogradConfig
-from isograd.placement import Stack
+from isograd.placement import Role, Stack, sites
 from isograd.placement.formula import AS_GIVEN, Constraint, UnitNorm
 from isograd.placement.streams import Plain
 from isograd.transformer.attention import Attention
@@ -21,7 +21,7 @@ from isograd.transformer.constraints import constrain
 from isograd.transformer.init import initialize
 from isograd.transformer.loss import linear_cross_entropy
 from isograd.transformer.norms import make_norm
-from isograd.transformer.parameters import Embedding, Linear, roles
+from isograd.transformer.parameters import MATRICES, Embedding, Linear, roles
 from isograd.transformer.positions import position_ids, rotary_tables
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
 from isograd.transformer.streams import Ends, make_ends
@@ -74,12 +74,31 @@ class IsogradPreTrainedModel(PreTrainedModel):
             if not isinstance(module, IsogradModel) or module.config.entry().rates == AS_GIVEN:
                 continue
             rates = module.config.entry().rates
+            by_bias = rates.names("bias")
             for inner, sublayer in module.named_modules():
                 if isinstance(sublayer, Sublayer):
                     prefix = ".".join(part for part in (address, inner) if part)
                     for name, role in roles(sublayer).items():
-                        found[f"{prefix}.{name}"] = rates.at(role, sublayer.site)
+                        of: Role = "bias" if by_bias and role in MATRICES and name.endswith("bias") else role
+                        found[f"{prefix}.{name}"] = rates.at(of, sublayer.site)
+        found |= self._rates_outside()
         return {name: factors for name, factors in found.items() if factors != (1.0, 1.0, 1.0)}
+
+    def _rates_outside(self) -> dict[str, tuple[float, float, float]]:
+        """Those of tables and of the head, by the decoder's placement or the only stack's."""
+        rates = self.config.entry().rates
+        if not (rates.names("embed") or rates.names("head")):
+            return {}
+        stack = self.config.stacks()[-1]
+        layers, other = self.config.depths(stack)
+        site = sites(layers, stack, other)[0]
+        tokens = {id(m.tokens) for m in self.modules() if isinstance(m, InputEmbedding)}  # others are not scaled
+        own = {
+            address: m
+            for address, m in self.named_modules()
+            if id(m) in tokens or (isinstance(m, Linear) and m.role == "head")
+        }
+        return {f"{address}.weight": rates.at(leaf.role, site) for address, leaf in own.items()}
 
     def _constrained(self) -> Iterator[tuple[nn.Module, tuple[Constraint, ...]]]:
         """Modules with the constraints of their stack; those of the head with the decoder's, or the only stack's."""

@@ -28,6 +28,7 @@ Role = Literal[
     "coefficient",
     "dense",
     "shortcut",  # a coefficient on the stream itself, where another on what is added has a rate of its own
+    "bias",  # of a matrix, in rates alone: where they name it; else a bias has the rates of its matrix
 ]
 
 
@@ -268,9 +269,9 @@ Constraint = UnitNorm | ClipLogits
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Factors on what the optimizer is given, by role, inside layers; a role that is not named has 1.
+    """Factors on what the optimizer is given, by role; a role that is not named has 1.
 
-    Embedding, final norm and head keep what is given: no depth rule changes them.
+    "embed" and "head" are the tables and the head, all else is inside layers. No depth rule changes what is outside.
 
     Args:
         lr: role -> factor on the learning rate.
@@ -281,6 +282,10 @@ class Rates:
     lr: Mapping[Role, float | Law] = field(default_factory=dict)
     eps: Mapping[Role, float | Law] = field(default_factory=dict)
     decay: Mapping[Role, float | Law] = field(default_factory=dict)
+
+    def names(self, role: Role) -> bool:
+        """Whether any factor is given for it."""
+        return any(role in of for of in (self.lr, self.eps, self.decay))
 
     def at(self, role: Role, site: Site) -> tuple[float, float, float]:
         """The factors on learning rate, eps and weight decay of one role at a site."""

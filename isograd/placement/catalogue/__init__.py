@@ -19,6 +19,7 @@ from isograd.placement.catalogue.scaled import SCALED
 from isograd.placement.catalogue.streams import STREAMS
 from isograd.placement.flags import flagged
 from isograd.placement.formula import Placement
+from isograd.placement.transfer import transferred
 
 CATALOGUE: dict[str, Placement] = {
     **NORM_ON_THE_SUM,
@@ -31,14 +32,15 @@ CATALOGUE: dict[str, Placement] = {
 
 
 def get(name: str) -> Placement:
-    """The entry of that name, or the one that a name of fairseq's flags says (`isograd.placement.flags`).
+    """The entry of that name, or what a name says of fairseq's flags (`isograd.placement.flags`), or of rules that
+    carry settings over depth and width (`isograd.placement.transfer`).
 
     Raises:
         KeyError: no such entry; the message names the nearest one.
     """
     if name in CATALOGUE:
         return CATALOGUE[name]
-    if (made := flagged(name)) is not None:
+    if (made := flagged(name) or transferred(name, get)) is not None:
         return made
     near = _nearest(name)
     hint = f"did you mean {near!r}?" if near else "choose one of " + ", ".join(CATALOGUE)

@@ -1,0 +1,107 @@
+"""`isograd transfer`: the settings of a deeper or wider model, from those of a small one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import yaml
+from rich.markup import escape
+
+from isograd.cli.console import output, print_json, print_path, print_table, warn
+from isograd.cli.parser import File, Words
+from isograd.errors import UserError
+from isograd.files import write_text
+
+if TYPE_CHECKING:
+    from isograd.study.transfer.plan import Plan
+
+Sizes = Annotated[str, "FROM:TO"]
+
+
+def transfer(
+    recipe: str,
+    *overrides: Words,
+    depth: Sizes | None = None,
+    width: Sizes | None = None,
+    rule: Annotated[str, "RULE"] | None = None,
+    out: File | None = None,
+    json: bool = False,
+) -> int:
+    """Carry the settings of a small model to a deeper or wider one.
+
+    examples:
+      isograd transfer gpt2-bpe-adamw --depth 12:96
+      isograd transfer RECIPE.yaml model.layers=6 --depth 6:24 --width 128:512 --out large.yaml
+      isograd transfer RECIPE.yaml --depth 12:24 --rule depth-mup
+
+    Over depth completep or depth-mup (x + f(norm(x)) alone), output-change (plain Pre- and Post-LN: theory's rate) or
+    kept (nothing changes); without --rule a placement's own constants, else completep. Over width muP.
+
+    Args:
+        recipe: a YAML recipe, by path or name, tuned at its own size
+        overrides: such as model.layers=6
+        depth: layers, such as 12:96
+        width: such as 256:1024
+        rule: over depth: completep, depth-mup, output-change, kept
+        out: write the target as a recipe that 'isograd train' runs
+        json: one JSON object on stdout
+    """
+    from isograd.study.transfer.plan import parse_size, plan
+    from isograd.train.recipe import COMPARED, load_run, read_recipe
+    from isograd.train.run import Model
+
+    if depth is None and width is None:
+        raise UserError("expected --depth FROM:TO, --width FROM:TO, or both")
+    if out is not None and out.exists():
+        raise UserError(f"--out {out} exists; name another file")
+    content = read_recipe(Path(recipe))
+    if content.get("axes") or content.get("arms"):
+        raise UserError(f"{recipe} has several runs (arms or axes); name the recipe of one")
+    run = load_run(Path(recipe), overrides)
+    own = (run.model.layers, run.model.width) if isinstance(run.model, Model) else (0, 0)
+    layers = None if depth is None else parse_size(depth, own[0], "depth")
+    size = None if width is None else parse_size(width, own[1], "width")
+    made = plan(run, depth=layers, width=size, rule=rule)
+    if out is not None:
+        from isograd.train.recipe import overridden
+
+        plain = {key: value for key, value in content.items() if key not in COMPARED}
+        write_text(out, as_yaml(made, overridden(plain, overrides), recipe))
+    if json:
+        print_json(made.as_dict() | {"out": None if out is None else str(out)})
+    else:
+        _print(made, out)
+    return 0
+
+
+def _print(made: "Plan", out: Path | None) -> None:
+    console = output()
+    lines = [
+        [
+            escape(one.name),
+            escape(one.source),
+            escape(one.target),
+            "" if one.factor is None else f"x {one.factor:.4g}",
+            escape(one.reason),
+        ]
+        for one in made.settings
+    ]
+    print_table(["setting", "source", "target", "factor", "why"], lines, left=1)
+    for source in made.sources:
+        console.print(f"[dim]{escape(source)}[/dim]", soft_wrap=True)
+    for line in made.cautions:
+        warn("transfer", line)
+    if out is not None:
+        print_path(f"recipe: {out}")
+
+
+def as_yaml(made: "Plan", content: dict[str, Any], source: str) -> str:
+    """A recipe that `isograd train` runs, with what was changed and why as comments."""
+    from isograd.study.transfer.plan import with_target
+
+    target = with_target(content, made)
+    head = [f"# {source} carried over by 'isograd transfer'", *(f"# {line}" for line in made.sources)]
+    head += [
+        f"#   {one.name}: {one.source} -> {one.target}{'' if one.factor is None else f' (x {one.factor:.4g})'}, {one.reason}"
+        for one in made.settings
+    ]
+    return "\n".join([*head, yaml.safe_dump(target, sort_keys=False, allow_unicode=True)])
