@@ -40,6 +40,7 @@ _ROOMS = {
     "graft": "isograd.interop.graft",
     "watch": "isograd.diagnose.watch",
 }
+_DOORS = ("transfer",)  # modules that are named without being imported
 
 __all__ = [
     "IsogradConfig",
@@ -63,4 +64,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
+    if name in _DOORS:
+        return import_module(f"isograd.{name}")
     raise AttributeError(f"module 'isograd' has no attribute {name!r}")

@@ -10,6 +10,7 @@ At the size where it was tuned each is the placement itself. Over depth, c = (B/
 | setting | factor | |
 | --- | --- | --- |
 | branch | c | a = 1 CompleteP (Dey et al. 2025), a = 1/2 depth-muP (Yang et al. 2023) |
+| init | that of B layers | where it falls with depth, the branch factor takes its place |
 | learning rate in layers | (B/L)^(1 - a) | of matrices, biases and norms |
 | eps in layers | c | the gradients there are multiplied by c |
 
@@ -201,18 +202,18 @@ def over_depth(placement: Placement, rule: str, base: int) -> Placement:
     """
     if (why := refused_over_depth(placement)) is not None:
         raise ValueError(f"{rule} {why}")
-    power = DEPTH_RULES[rule].power
+    power, init = DEPTH_RULES[rule].power, _gains_at(placement.init, base)
     branch, rate = Ratio(base, power), Ratio(base, 1 - power)
     if placement.stream.adds:
         rates = Rates(lr=dict.fromkeys(IN_LAYERS, rate) if power != 1 else {}, eps=dict.fromkeys(IN_LAYERS, branch))
-        return replace(placement, each=Scaled(placement, branch), rates=_times(placement.rates, rates))
+        return replace(placement, each=Scaled(placement, branch), init=init, rates=_times(placement.rates, rates))
     others = tuple(role for role in IN_LAYERS if role not in OUTS and role != "bias")  # a bias goes with its matrix
     lr: dict[Role, Law] = dict.fromkeys(OUTS, Ratio(base, 1.0))  # (B/L)^a (B/L)^(1 - a)
     if power != 1:
         lr |= dict.fromkeys(others, rate)
     rates = Rates(lr=lr, eps=dict.fromkeys(others, branch), decay=dict.fromkeys(OUTS, Ratio(base, -power)))
     gains: dict[Role, float | Law] = dict.fromkeys(OUTS, branch)
-    return replace(placement, init=_gained(placement.init, gains), rates=_times(placement.rates, rates))
+    return replace(placement, init=_gained(init, gains), rates=_times(placement.rates, rates))
 
 
 def refused_over_depth(placement: Placement) -> str | None:
@@ -225,6 +226,8 @@ def refused_over_depth(placement: Placement) -> str | None:
             return "sets the factor on the branch, which is trained here"
         if residual.out is not None and not placement.stream.adds:
             return "has no place to stand: a norm takes back what W_O and W_2 are multiplied by"
+    if any(placement.at(site) != placement.at(replace(site, layers=8, slots=16)) for site in _EXAMPLES):
+        return "is for branches without a law of depth, and this one has its own"
     if placement.rates.lr or placement.rates.eps:
         return "would come on top of the placement's own rule over depth"
     return None
@@ -267,10 +270,12 @@ def over_width(placement: Placement, times: float, letters: str = "") -> Placeme
 
 def fixed(placement: Placement, base: int) -> Placement:
     """The placement with every constant that reads the depth read at `base` layers: the constants of another model."""
-    gains: dict[Role, float | Law] = {
-        role: AtDepth(g, base) if callable(g) else g for role, g in placement.init.gain.items()
-    }
-    return replace(placement, each=Fixed(placement, base), init=Init(base=placement.init.base, gain=gains))
+    return replace(placement, each=Fixed(placement, base), init=_gains_at(placement.init, base))
+
+
+def _gains_at(init: Init, base: int) -> Init:
+    """The init with its laws read at `base` layers: a rule over depth has said what becomes of the branch."""
+    return Init(base=init.base, gain={r: AtDepth(g, base) if callable(g) else g for r, g in init.gain.items()})
 
 
 def _gained(init: Init, gains: Mapping[Role, float | Law]) -> Init:

@@ -26,6 +26,7 @@ LEVELS = [
     {"train"},
     {"interop"},
     {"study"},
+    {"transfer"},
     {"report"},
     {"cli"},
     {"__main__"},

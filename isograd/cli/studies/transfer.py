@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from rich.markup import escape
 
-from isograd.cli.console import output, print_json, print_path, print_table, warn
+from isograd.cli.console import output, print_json, print_path, print_table
 from isograd.cli.parser import File, Words
 from isograd.errors import UserError
 from isograd.files import write_text
@@ -85,11 +85,9 @@ def _print(made: "Plan", out: Path | None) -> None:
         ]
         for one in made.settings
     ]
-    print_table(["setting", "source", "target", "factor", "why"], lines, left=1)
-    for source in made.sources:
-        console.print(f"[dim]{escape(source)}[/dim]", soft_wrap=True)
-    for line in made.cautions:
-        warn("transfer", line)
+    print_table(["setting", "source", "target", "factor", "why"], lines, left=5)
+    for line in (*made.sources, *made.cautions):
+        console.print(f"[dim]{escape(line)}[/dim]", soft_wrap=True)
     if out is not None:
         print_path(f"recipe: {out}")
 
@@ -100,8 +98,7 @@ def as_yaml(made: "Plan", content: dict[str, Any], source: str) -> str:
 
     target = with_target(content, made)
     head = [f"# {source} carried over by 'isograd transfer'", *(f"# {line}" for line in made.sources)]
-    head += [
-        f"#   {one.name}: {one.source} -> {one.target}{'' if one.factor is None else f' (x {one.factor:.4g})'}, {one.reason}"
-        for one in made.settings
-    ]
+    for one in made.settings:
+        factor = "" if one.factor is None else f" (x {one.factor:.4g})"
+        head.append(f"#   {one.name}: {one.source} -> {one.target}{factor}, {one.reason}")
     return "\n".join([*head, yaml.safe_dump(target, sort_keys=False, allow_unicode=True)])

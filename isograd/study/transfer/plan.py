@@ -5,7 +5,7 @@ Nothing is trained and no torch is loaded: rules are data of `isograd.placement.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from isograd.errors import RecipeError, hint
@@ -282,7 +282,7 @@ def _has(run: Run, key: str) -> Any:
 
 def _rows(rule: str | None, target: Run) -> list[Row]:
     """Each setting that a rule speaks of. A NaN is a setting that this placement has not."""
-    depth = rule if rule in DEPTH_RULES or rule == OWN else None
+    ruled = rule in DEPTH_RULES
     why = {
         "completep": "L branches of size 1/L: the stream moves as far at any depth (Dey et al. 2025, eq. 4, a = 1)",
         "depth-mup": "L independent branches of size 1/sqrt(L) (Yang et al. 2023)",
@@ -295,7 +295,7 @@ def _rows(rule: str | None, target: Run) -> list[Row]:
     }.get(rule or "", "a step moves each of m times as many inputs the same way (muP)" if wide else "the rule's")
     matrix = _rate("query", 0)
     return [
-        ("branch factor", _coefficient("scale"), why, depth is not None),
+        ("branch factor", _coefficient("scale"), why, ruled),
         ("skip factor", _coefficient("skip"), why, False),
         ("init of W_V, W_1, factor", _gain("value"), why if not wide else _STD, False),
         ("init of W_O, W_2, factor", _gain("attn_out"), why if not wide else _STD, False),
@@ -318,7 +318,7 @@ def _rows(rule: str | None, target: Run) -> list[Row]:
             False,
         ),
         ("learning rate, head", _rate("head", 0), "as its init", False),
-        ("eps, matrices in layers", _rate("query", 1), gradient, depth is not None or wide),
+        ("eps, matrices in layers", _rate("query", 1), gradient, ruled or wide),
         ("eps, tables and head", _rate("embed", 1), gradient, False),
         (
             "weight decay, matrices in layers",
@@ -337,6 +337,7 @@ def _rows(rule: str | None, target: Run) -> list[Row]:
 
 
 _STD = "sums over m times as many inputs: std times m^(-1/2)"
+_TABLE = "as its init: what is scaled by sqrt(d) moves as much"
 _BY_WEIGHTS = "this stream has no branch factor, so W_O and W_2 say it: init and rate both"
 
 
@@ -376,7 +377,7 @@ def _unlike(value: Callable[[Run], float], other: Callable[[Run], float]) -> Cal
 def _logits(run: Run) -> float:
     final = get(run.model.placement).final
     scale = 1.0 if final is None else final.at(_site(run)).scale
-    return math.nan if isinstance(scale, str) else float(scale)
+    return float(scale) if isinstance(scale, int | float) else math.nan
 
 
 def _sources(placement: Placement, rule: str | None, width: int | None) -> list[str]:
@@ -434,15 +435,9 @@ def with_target(content: dict[str, Any], made: Plan) -> dict[str, Any]:
         key: {**(content.get(key) or {}), **{k: v for k, v in new[key].items() if v != old[key].get(k)}}
         for key in ("model", "training")
     }
-    size = f"{made.target.layers}l" + (f"-{made.target.model.width}w" if _wider(made) else "")
+    size = f"{made.target.layers}l" + (f"-{_has(made.target, 'width')}w" if _wider(made) else "")
     return {**content, "name": f"{name}-{size}", **{key: section for key, section in sections.items() if section}}
 
 
 def _wider(made: Plan) -> bool:
     return _has(made.source, "width") != _has(made.target, "width")
-
-
-def with_rule(made: Plan) -> Run:
-    """The source under the target's placement: the same function and the same rates, at the size where it was tuned."""
-    name = made.target.model.placement.split("@mup-")[0]
-    return replace(made.source, model=replace(made.source.model, placement=name))
