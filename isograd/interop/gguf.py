@@ -29,11 +29,11 @@ from isograd.errors import InteropError, needed
 from isograd.files import new_folder
 from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, special
-from isograd.interop.hf.family import rows
+from isograd.interop.hf.family import later, rows
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.pretrained import Fit, built, fit
 from isograd.interop.sample import Sample
-from isograd.models import IsogradForCausalLM, IsogradPreTrainedModel
+from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradPreTrainedModel
 
 FILE = "model.gguf"
 EXACT = 1e-5
@@ -133,12 +133,23 @@ def held(model: IsogradPreTrainedModel) -> Fit:
     name = "llama" if config.position_embedding_type == "rotary" else "gpt2"
     if name == "gpt2" and config.hidden_act != "gelu_tanh":
         raise InteropError(f"llama.cpp's gpt2 computes gelu_tanh, and this model {config.hidden_act}; {ELSEWHERE}")
-    if name == "llama" and config.bias:
-        raise InteropError(f"llama.cpp's llama has no biases, and this model has (bias=True); {ELSEWHERE}")
+    if name == "llama":
+        _refuse_beyond_llama(config)
     try:
         return fit(model, name)
     except InteropError as error:
         raise InteropError(f"llama.cpp's architecture {error}") from error
+
+
+def _refuse_beyond_llama(config: IsogradConfig) -> None:
+    if config.bias or config.bias_roles:
+        raise InteropError(f"llama.cpp's llama has no biases, and this model has (bias=True); {ELSEWHERE}")
+    if config.hidden_act != "swiglu":
+        raise InteropError(
+            f"llama.cpp's llama: its activation is one of swiglu, this model's is {config.hidden_act}; {ELSEWHERE}"
+        )
+    if others := sorted(set(later(config)) - {"num_key_value_heads"}):
+        raise InteropError(f"llama.cpp's llama is written here without {', '.join(others)}; {ELSEWHERE}")
 
 
 def _tensors(done: Fit, library: Any) -> dict[str, np.ndarray]:
@@ -155,8 +166,8 @@ def _tensors(done: Fit, library: Any) -> dict[str, np.ndarray]:
         assert name is not None, theirs
         if done.family.name == "gpt2" and name.endswith(TURNED):
             value = value.t()
-        if done.family.name == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
-            value = _paired(value, config.num_attention_heads)
+        if done.family.name == "llama" and (which := name.rpartition(".attn_")[2]) in ("q.weight", "k.weight"):
+            value = _paired(value, config.num_attention_heads if which == "q.weight" else config.key_value_heads)
         out[name] = value.contiguous().numpy()
     return out
 
@@ -179,7 +190,7 @@ def _add_shape(writer: Any, done: Fit, library: Any, half: bool) -> None:
     if done.family.name == "gpt2":
         writer.add_layer_norm_eps(config.norm_eps)
     else:
-        writer.add_head_count_kv(config.num_attention_heads)
+        writer.add_head_count_kv(config.key_value_heads)
         writer.add_layer_norm_rms_eps(config.norm_eps)
         writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
         writer.add_rope_freq_base(config.rope_theta)

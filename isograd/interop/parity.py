@@ -15,6 +15,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from typing import Any, Literal
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig
 
 import isograd
@@ -299,19 +301,36 @@ def _runner(side: Side, precision: Precision) -> Runner | None:
 def runner_of(part: nn.Module, precision: Precision, *, copied: bool = True) -> Runner:
     """A model in a precision: a copy of it, or where there is no room for one the model itself, as it is."""
     model: Any = copy.deepcopy(part).to(DTYPES[precision]).eval() if copied else part
+    mode: Callable[[], Any] = Promoted if precision == "fp64" else nullcontext
 
     def logits(batch: Batch) -> Tensor:
-        with torch.inference_mode():
+        with torch.inference_mode(), mode():
             out = model(**_on_device(model, batch))
         found = out if isinstance(out, Tensor) else out.logits if hasattr(out, "logits") else out[0]
         assert isinstance(found, Tensor)
         return found
 
     def generate(prompt: Batch, beams: int, new_tokens: int) -> list[list[int]]:
-        return _continued(model, prompt, beams, new_tokens)
+        with mode():
+            return _continued(model, prompt, beams, new_tokens)
 
     generates = hasattr(part, "can_generate") and model.can_generate()
     return Runner(logits=logits, generate=generate if generates else None)
+
+
+class Promoted(TorchFunctionMode):
+    """Casts of tensors to float32 go to float64: norms, softmax and rotations of transformers have them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        elif func in _CASTS:
+            args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+            kwargs = {name: torch.float64 if one is torch.float32 else one for name, one in (kwargs or {}).items()}
+        return func(*args, **(kwargs or {}))
+
+
+_CASTS = frozenset((Tensor.to, Tensor.type, Tensor.softmax, torch.softmax, nn.functional.softmax))
 
 
 def _continued(model: Any, prompt: Batch, beams: int, new_tokens: int) -> list[list[int]]:

@@ -97,7 +97,7 @@ def fit(model: IsogradPreTrainedModel, to: str = "auto") -> Fit:
         raise InteropError(f"unknown class {to!r}: expected auto or one of {', '.join(FAMILIES)}")
     notes: list[str] = []
     plain = model
-    if has_coefficients(model.config):
+    if has_coefficients(model.config) and not _says_coefficients(model.config, kind, to):
         if has_inner_norms(model.config):  # what folding leaves has no home either
             raise InteropError(_no_home(model.config, kind))
         plain = _folded(_single(model), notes)
@@ -116,7 +116,15 @@ def fit(model: IsogradPreTrainedModel, to: str = "auto") -> Fit:
 def homes(config: IsogradConfig, kind: ModelKind) -> list[str]:
     """Names of the families that can hold it, the nearest first: those that count positions as the model does."""
     found = [name for name, family in FAMILIES.items() if not family.reasons(config, kind)]
-    return sorted(found, key=lambda name: FAMILIES[name].first_row(config) != config.position_offset)
+    return sorted(
+        found, key=lambda name: (FAMILIES[name].rank, FAMILIES[name].first_row(config) != config.position_offset)
+    )
+
+
+def _says_coefficients(config: IsogradConfig, kind: ModelKind, to: str) -> bool:
+    """Whether a class holds the coefficients as options of its own (Granite's residual multiplier)."""
+    asked = FAMILIES.values() if to == "auto" else (FAMILIES[to],)
+    return any(family.says_coefficients and not family.reasons(config, kind) for family in asked)
 
 
 def built(fit: Fit) -> PreTrainedModel:
@@ -155,7 +163,7 @@ def measure_native(
     if not fit.exact:
         exact = _in_double(model, fit, native)
         notes.append("Its fp64 row is of the fp64 copy, before weights are rounded to what is stored.")
-    after: Side = {"fp64": fit.family.in_fp64(exact), "fp32": native, "bf16": native}
+    after: Side = {"fp64": exact, "fp32": native, "bf16": native}
     about = f"{type(model).__name__} ({model.config.placement}) and {fit.class_name}"
     return measure(model, after, sample, about=about, notes=notes, **facts)
 
@@ -266,17 +274,14 @@ def _state(fit: Fit, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         if not isinstance(module, IsogradModel):
             continue
         tokens = f"{stack}.embedding.tokens.weight"
-        if module.embedding.scale != 1.0 and not family.scales:
-            state[tokens] = state[tokens] * module.embedding.scale  # in another tensor than a tied head's
+        if (factor := family.table_factor(config)) != 1.0:
+            state[tokens] = state[tokens] * factor  # in another tensor than a tied head's
         if family.positions in ("table", "permuted"):
             state[f"{stack}.embedding.positions.weight"] = _positions(module, family)
     state = family.arranged(state, config)
-    offset = state.pop("lm_head.bias", None)
-    norms = norms_at(config)
-    assert norms is not None
-    table = family.names.modules(
-        depths(config), dict.fromkeys(depths(config), norms), classifier=fit.kind == CLASSIFIER
-    )
+    offset = state.pop("lm_head.bias", None) if fit.kind == PAIR else None
+    norms = dict.fromkeys(depths(config), norms_at(config) or "pre")
+    table = family.names.modules(depths(config), norms, classifier=fit.kind == CLASSIFIER)
     theirs = to_theirs(state, table, family.names, config.num_attention_heads)
     if offset is not None:
         theirs["final_logits_bias"] = offset[None]

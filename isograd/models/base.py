@@ -1,13 +1,18 @@
 """What all heads share: the pre-trained base class and one stack (embedding, layers, final norm)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -22,12 +27,20 @@ from isograd.transformer.init import initialize
 from isograd.transformer.loss import linear_cross_entropy
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import MATRICES, Embedding, Linear, roles
-from isograd.transformer.positions import position_ids, rotary_tables
+from isograd.transformer.positions import Rotary, position_ids
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
-from isograd.transformer.streams import Ends, make_ends
+from isograd.transformer.streams import Ends, State, make_ends
 from isograd.transformer.sublayer import Sublayer
 
 logger = logging.get_logger(__name__)
+_CAUSAL_MASKS: dict[str, Callable[..., Any]] = {
+    "full_attention": create_causal_mask,
+    "sliding_attention": create_sliding_window_causal_mask,
+}
+_MASKS: dict[str, Callable[..., Any]] = {
+    "full_attention": create_bidirectional_mask,
+    "sliding_attention": create_bidirectional_sliding_window_mask,
+}
 
 
 class IsogradPreTrainedModel(PreTrainedModel):
@@ -120,7 +133,13 @@ class IsogradPreTrainedModel(PreTrainedModel):
         return self
 
     def _head_loss(
-        self, rows: Tensor, head: Linear, target: Tensor, smoothing: float, items: Tensor | int | None
+        self,
+        rows: Tensor,
+        head: Linear,
+        target: Tensor,
+        smoothing: float,
+        items: Tensor | int | None,
+        cap: float | None = None,
     ) -> Tensor:
         """The mean loss of these rows (n, width) in nats, the matrix of logits never whole."""
         return linear_cross_entropy(
@@ -131,6 +150,7 @@ class IsogradPreTrainedModel(PreTrainedModel):
             label_smoothing=smoothing,
             items=items,
             chunk=self.config.loss_chunk,
+            cap=cap,
         )
 
 
@@ -157,7 +177,9 @@ class IsogradModel(IsogradPreTrainedModel):
         vocabulary = (config.encoder_vocab_size if self.stack == "encoder" else None) or config.vocab_size
         self.causal = self.stack == "decoder"
         self.longest = config.max_position_embeddings if config.position_embedding_type == "learned" else None
-        self.rotary = config.position_embedding_type == "rotary"
+        self.rotary = {kind: Rotary(config, kind) for kind in config.rope_rules()}
+        kinds = [*zip(config.attention_types(), config.rotated(), strict=True)]  # alike in an encoder-decoder
+        self.kinds = kinds if len(set(kinds)) > 1 or "sliding_attention" in kinds[0] else None
         placement = config.entry()
         self.embedding = InputEmbedding(config, vocabulary, config.table_gain("embed", here))
         self.first = make_norm(placement.first, config.hidden_size, config) if placement.first else None
@@ -217,19 +239,35 @@ class IsogradModel(IsogradPreTrainedModel):
         """What stands between the embedding and the head, with masks as the attention takes them: in training, in
         `generate` and in a beam search alike.
         """
-        rotary = self._rotary_tables(positions, x.dtype) if self.rotary else None
+        tables = {kind: rotary(positions, x.dtype) for kind, rotary in self.rotary.items()}
         if self.first is not None:
             x = self.first(x)
-        given = {"mask": mask, "memory_mask": memory_mask, "past_key_values": cache, "rotary": rotary, **kwargs}
+        given = {"memory_mask": memory_mask, "past_key_values": cache, **kwargs}
+        layers: Iterable[Any] = self.layers
+        if self.kinds is None:
+            given |= {"mask": mask, "rotary": next(iter(tables.values()), None)}
+        else:
+            layers = self._of_their_kinds(self.kinds, mask, tables)
         if self.stream is not None:
-            return self.project(self.norm(self._through_stream(self.stream, x, memory, given)))
-        for layer in self.layers:
+            return self.project(self.norm(self._through_stream(self.stream, layers, x, memory, given)))
+        for layer in layers:
             x = layer(x, memory, **given)
         return self.project(self.norm(x))
 
-    def _through_stream(self, stream: Ends, x: Tensor, memory: Tensor | None, given: dict[str, Any]) -> Tensor:
+    def _of_their_kinds(
+        self, kinds: list[tuple[str, bool]], masks: dict[str, Any], tables: dict[str, tuple[Tensor, Tensor]]
+    ) -> list[Callable[..., State]]:
+        """Each layer with the mask and the rotary tables of its kind."""
+        return [
+            partial(layer, mask=masks[kind], rotary=tables[kind] if rotates else None)
+            for layer, (kind, rotates) in zip(self.layers, kinds, strict=True)
+        ]
+
+    def _through_stream(
+        self, stream: Ends, layers: Iterable[Any], x: Tensor, memory: Tensor | None, given: dict[str, Any]
+    ) -> Tensor:
         state = stream.open(x)
-        for layer in self.layers:
+        for layer in layers:
             first, *more = state if isinstance(state, tuple) else (state,)
             state = layer(first, memory, *more, **given)
         return stream.close(state)
@@ -237,7 +275,7 @@ class IsogradModel(IsogradPreTrainedModel):
     def _new_cache(self) -> Cache:
         if self.config.is_encoder_decoder:
             return EncoderDecoderCache(DynamicCache(), DynamicCache())
-        return DynamicCache()
+        return DynamicCache() if self.kinds is None else DynamicCache(config=self.config)
 
     def _positions(self, vectors: Tensor, mask: Tensor | None, given: Tensor | None, cache: Cache | None) -> Tensor:
         config = self.config
@@ -249,7 +287,7 @@ class IsogradModel(IsogradPreTrainedModel):
             raise ValueError(
                 f"{past + time} positions asked for, but the learned table has max_position_embeddings={self.longest}"
             )
-        padding = mask if mask is not None and mask.ndim == 2 else None
+        padding = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         return position_ids(batch, time, past, config.position_offset, padding, vectors.device)
 
     def _masks(
@@ -261,6 +299,8 @@ class IsogradModel(IsogradPreTrainedModel):
         cache: Cache | None,
     ) -> tuple[Any, Any]:
         shared = {"config": self.config, "inputs_embeds": vectors}
+        if self.kinds is not None:
+            return self._masks_of_kinds(shared | {"attention_mask": mask}, mask, cache), None
         if not self.causal:
             return create_bidirectional_mask(**shared, attention_mask=mask), None
         own = create_causal_mask(**shared, attention_mask=mask, past_key_values=cache)
@@ -268,6 +308,10 @@ class IsogradModel(IsogradPreTrainedModel):
             return own, None
         return own, create_bidirectional_mask(**shared, attention_mask=memory_mask, encoder_hidden_states=memory)
 
-    def _rotary_tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        size = self.config.hidden_size // self.config.num_attention_heads
-        return rotary_tables(positions, size, self.config.rope_theta, dtype)
+    def _masks_of_kinds(self, given: dict[str, Any], mask: Any, cache: Cache | None) -> dict[str, Any]:
+        """A mask for each type of layer; `generate` may have made them already."""
+        if isinstance(mask, dict):
+            return mask
+        makers = _CAUSAL_MASKS if self.causal else _MASKS
+        words = given | ({"past_key_values": cache} if self.causal else {})
+        return {kind: makers[kind](**words) for kind in dict.fromkeys(self.config.attention_types())}

@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple
 
 from isograd.models.base import IsogradModel, IsogradPreTrainedModel
 from isograd.models.config import IsogradConfig
+from isograd.transformer.loss import capped
 from isograd.transformer.parameters import Linear
 
 
@@ -70,14 +71,18 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
             use_cache=use_cache if use_cache is not None else self.config.use_cache and not training,
             **kwargs,
         )
-        hidden = outputs.last_hidden_state
+        hidden, cap = outputs.last_hidden_state, self.config.logits_cap
+        if self.config.logits_scale != 1.0:  # of the head's input: the loss forms no logits to scale
+            hidden = hidden * self.config.logits_scale
         loss = None
         rows, target = (hidden, shift_labels) if labels is None else (hidden[:, :-1], labels[:, 1:])
         if target is not None:
-            loss = self._head_loss(rows.flatten(0, 1), self.lm_head, target.flatten(), smoothing, num_items_in_batch)
+            rows, target = rows.flatten(0, 1), target.flatten()
+            loss = self._head_loss(rows, self.lm_head, target, smoothing, num_items_in_batch, cap)
+        logits = self.lm_head(kept(hidden, logits_to_keep)) if wants_logits(output_logits, training) else None
         return CausalLMOutputWithPast(
             loss=loss,
-            logits=self.lm_head(kept(hidden, logits_to_keep)) if wants_logits(output_logits, training) else None,
+            logits=logits if logits is None or cap is None else capped(logits, cap),
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from isograd.errors import UnknownPlacement
 from isograd.placement import Placement, Role, Stack, get, sites
@@ -28,6 +29,7 @@ _AT_LEAST_ONE = (
     "input_size",
     "output_size",
     "loss_chunk",
+    "sliding_window",
 )
 _OF_THE_ENCODER = (  # may differ between the stacks
     "placement",
@@ -37,6 +39,8 @@ _OF_THE_ENCODER = (  # may differ between the stacks
     "position_embedding_type",
     "max_position_embeddings",
 )
+_WITH_BIAS = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out", "dense", "head")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _DROPOUTS = ("hidden_dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "classifier_dropout")
 _FRAMEWORK = frozenset(vars(PretrainedConfig())) | {  # what transformers reads or writes beside our own options
     "attn_implementation",
@@ -75,19 +79,35 @@ class IsogradConfig(PretrainedConfig):
         vocab_size: rows of the (decoder's) token table.
         hidden_size: the width d.
         num_hidden_layers: layers of the stack; of the decoder in an encoder-decoder.
-        num_attention_heads: heads, a divisor of the width.
+        num_attention_heads: heads, a divisor of the width unless `head_dim` is given.
+        num_key_value_heads: heads of keys and values, a divisor of `num_attention_heads`: each serves that many heads
+            of queries (grouped-query attention; 1: multi-query attention). None: as many as heads.
+        head_dim: width of a head; None takes the width over the heads.
+        attention_multiplier: factor on attention scores; None takes 1/sqrt(head_dim).
         intermediate_size: inner width of the feed-forward; None takes 4 d.
-        hidden_act: "relu", "gelu" (erf), "gelu_tanh", "relu_squared", "swiglu".
+        hidden_act: "relu", "gelu" (erf), "gelu_tanh", "relu_squared", "silu"; gated "swiglu", "geglu" (erf),
+            "geglu_tanh".
         norm: "layernorm" or "rmsnorm", wherever the placement does not fix the kind.
         norm_eps: added to the variance (the mean square in RMSNorm).
+        norm_bias: whether LayerNorms have a bias.
         bias: whether projections have biases.
+        bias_roles: the roles whose projections have one, where they are not all alike: some of "query", "key", "value",
+            "attn_out", "ffn_in", "ffn_out", and of a masked head "dense" and "head". None: as `bias` says, and the
+            masked head has both.
         position_embedding_type: "learned", "sinusoidal" (fairseq), "sinusoidal_interleaved" (the original), "rotary",
             "none".
         position_offset: id of the first position (fairseq and BART: 2).
         max_position_embeddings: positions of the learned table, and the longest sequence.
         rope_theta: base of the rotary frequencies.
+        rope_parameters: transformers' rules of rotary scaling ("rope_type", "rope_theta", "factor",
+            "partial_rotary_factor", ...), or such rules for each of the `layer_types`; None: no scaling.
+        rope_interleaved: rotate features 2j and 2j + 1 together (GPT-J, Cohere), else j and j + size/2 (LLaMA).
+        rotary_layers: for each layer whether it rotates queries and keys; None: all do.
+        sliding_window: tokens that a position sees, in layers of type "sliding_attention": itself and those before it,
+            or in an encoder that many to either side; None: all.
+        layer_types: "full_attention" or "sliding_attention" for each layer; None: all slide where there is a window.
         scale_embedding: multiply token vectors by sqrt(d), as the original Transformer and fairseq do: their variance
-            begins at 1. GPT-2 and BERT do not.
+            begins at 1. GPT-2 and BERT do not. A number is the factor itself.
         embedding_norm: a norm on the sum of token and position vectors.
         type_vocab_size: rows of BERT's table of token types, which `token_type_ids` index; 0 for none.
         next_sentence: a masked model has BERT's second head, which says whether segment B continues segment A.
@@ -95,6 +115,8 @@ class IsogradConfig(PretrainedConfig):
             branch's output, on attention weights, after the activation, on the embedding.
         init: a scheme of `isograd.transformer.init`; None takes the placement's, or "xavier-uniform".
         initializer_range: standard deviation of the scheme "normal".
+        logits_scale: factor on the logits of a causal model.
+        logits_cap: logits s of a causal model become cap * tanh(s / cap) (Gemma 2); None leaves them as they are.
         head_bias: a head that writes from left to right adds a bias to each logit (Marian's models have one).
         tie_word_embeddings: the head uses the (decoder's) token table.
         encoder_layers: layers of the encoder; None for a model of one stack.
@@ -135,7 +157,7 @@ class IsogradConfig(PretrainedConfig):
         position_offset: int = 0,
         max_position_embeddings: int = 1024,
         rope_theta: float = 10000.0,
-        scale_embedding: bool = True,
+        scale_embedding: bool | float = True,
         embedding_norm: bool = False,
         type_vocab_size: int = 0,
         next_sentence: bool = False,
@@ -158,6 +180,18 @@ class IsogradConfig(PretrainedConfig):
         loss_chunk: int = 512,
         formula: dict[Stack, Any] | None = None,
         calibration: dict[str, Any] | None = None,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        attention_multiplier: float | None = None,
+        norm_bias: bool = True,
+        bias_roles: list[str] | None = None,
+        rope_parameters: dict[str, Any] | None = None,
+        rope_interleaved: bool = False,
+        rotary_layers: list[bool] | None = None,
+        sliding_window: int | None = None,
+        layer_types: list[str] | None = None,
+        logits_scale: float = 1.0,
+        logits_cap: float | None = None,
         pad_token_id: int | None = None,
         bos_token_id: int | None = None,
         eos_token_id: int | None = None,
@@ -201,6 +235,18 @@ class IsogradConfig(PretrainedConfig):
         self.loss_chunk = loss_chunk
         self.formula = formula
         self.calibration = calibration
+        self.attention_multiplier = attention_multiplier
+        self.norm_bias = norm_bias
+        self.bias_roles = bias_roles
+        self.rope_interleaved = rope_interleaved
+        self.rotary_layers = rotary_layers
+        self.sliding_window = sliding_window
+        self.logits_scale = logits_scale
+        self.logits_cap = logits_cap
+        given = {"num_key_value_heads": num_key_value_heads, "head_dim": head_dim, "layer_types": layer_types}
+        for name, value in (given | {"rope_parameters": copy.deepcopy(rope_parameters)}).items():
+            if value is not None:  # transformers reads these of every configuration that has them, None or not
+                setattr(self, name, value)
         self.use_cache = use_cache
         self.tie_word_embeddings = tie_word_embeddings
         self.pad_token_id = pad_token_id
@@ -209,7 +255,13 @@ class IsogradConfig(PretrainedConfig):
         self.decoder_start_token_id = decoder_start_token_id
         _refuse_unknown(kwargs)
         kwargs["is_encoder_decoder"] = encoder_layers is not None
-        super().__init__(**kwargs)
+        self._check_layers()
+        try:
+            super().__init__(**kwargs)
+        except KeyError as error:  # of transformers' check of rope_parameters
+            raise ValueError(str(error.args[0])) from error
+        if rope_parameters is not None and "rope_theta" in self.rope_parameters:
+            self.rope_theta = self.rope_parameters["rope_theta"]
         self._check()
         if self.formula is not None:
             self.formula = None if self._from_catalogue() == formula else formula
@@ -262,6 +314,55 @@ class IsogradConfig(PretrainedConfig):
         return own
 
     @property
+    def head_size(self) -> int:
+        """Width of a head."""
+        given: int | None = getattr(self, "head_dim", None)
+        return self.hidden_size // self.num_attention_heads if given is None else given
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values."""
+        given: int | None = getattr(self, "num_key_value_heads", None)
+        return self.num_attention_heads if given is None else given
+
+    def has_bias(self, role: Role) -> bool:
+        """Whether projections of this role have a bias."""
+        return self.bias if self.bias_roles is None else role in self.bias_roles
+
+    def head_has_bias(self, role: Role) -> bool:
+        """Whether a masked head's "dense" or "head" has one."""
+        return self.bias_roles is None or role in self.bias_roles
+
+    def rope_of(self, layer_type: str) -> dict[str, Any]:
+        """transformers' rules of the rotary positions in layers of a type."""
+        rules: dict[str, Any] = getattr(self, "rope_parameters", None) or {}
+        if self._rope_is_nested():
+            rules = rules[layer_type]
+        return rules or {"rope_type": "default", "rope_theta": self.rope_theta}
+
+    def attention_types(self) -> list[str]:
+        """The type of each layer of a model of one stack."""
+        alike = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return getattr(self, "layer_types", None) or [alike] * self.num_hidden_layers
+
+    def rotated(self) -> list[bool]:
+        """For each layer of a model of one stack whether it rotates queries and keys."""
+        if self.position_embedding_type != "rotary":
+            return [False] * self.num_hidden_layers
+        of = zip(self.attention_types(), self.rotary_layers or [True] * self.num_hidden_layers, strict=True)
+        nested = self._rope_is_nested()
+        return [bool(own) and not (nested and self.rope_parameters[kind] is None) for kind, own in of]
+
+    def rope_rules(self) -> dict[str, dict[str, Any]]:
+        """The types of layers that rotate, with their rules."""
+        every = zip(self.attention_types(), self.rotated(), strict=True)
+        return {kind: self.rope_of(kind) for kind in dict.fromkeys(kind for kind, rotates in every if rotates)}
+
+    def _rope_is_nested(self) -> bool:
+        rules = getattr(self, "rope_parameters", None) or {}
+        return any(key in _LAYER_TYPES for key in rules)
+
+    @property
     def memory_size(self) -> int:
         """Width of what a cross-attention reads."""
         return self.of("encoder").hidden_size
@@ -306,20 +407,64 @@ class IsogradConfig(PretrainedConfig):
         self._check_names()
         self._check_ranges()
         self._check_encoder()
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
-            )
+        self._check_attention()
         if self.tie_word_embeddings and self.token_width != self.output_width:
             raise ValueError(
                 f"a tied table has one width: input_size={self.input_size}, output_size={self.output_size}"
                 f" (hidden_size={self.hidden_size}) need tie_word_embeddings=False"
             )
-        if self.position_embedding_type == "rotary" and (self.hidden_size // self.num_attention_heads) % 2:
+        if self.position_embedding_type == "rotary" and self.head_size % 2:
             raise ValueError("rotary positions need an even width per head")
         if self.position_embedding_type == "sinusoidal" and self.hidden_size < 4:
             raise ValueError(f"sinusoidal positions need hidden_size of at least 4, and got {self.hidden_size}")
         self.entry()
+
+    def _check_attention(self) -> None:
+        heads, groups = self.num_attention_heads, self.key_value_heads
+        if not hasattr(self, "head_dim") and self.hidden_size % heads:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={heads}")
+        if self.head_size < 1 or groups < 1:
+            raise ValueError(f"head_dim={self.head_size} and num_key_value_heads={groups} must be at least 1")
+        if heads % groups:
+            raise ValueError(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={groups}")
+        if unknown := sorted(set(self.bias_roles or ()) - set(_WITH_BIAS)):
+            raise ValueError(f"bias_roles: {', '.join(unknown)}: expected some of {', '.join(_WITH_BIAS)}")
+        if self.logits_cap is not None and not self.logits_cap > 0:
+            raise ValueError(f"logits_cap={self.logits_cap} must be above 0")
+
+    def _check_layers(self) -> None:
+        """Options that give layers of one stack positions or a window of their own."""
+        types, depth = getattr(self, "layer_types", None), self.num_hidden_layers
+        one_stack = {
+            "layer_types": types,
+            "rotary_layers": self.rotary_layers,
+            "sliding_window": self.sliding_window,
+            "rope_parameters": getattr(self, "rope_parameters", None),
+            "logits_cap": self.logits_cap,
+            "logits_scale": None if self.logits_scale == 1.0 else self.logits_scale,
+        }
+        if self.encoder_layers is not None and (given := [n for n, v in one_stack.items() if v is not None]):
+            raise ValueError(f"{', '.join(given)}: for a model of one stack; encoder_layers makes an encoder-decoder")
+        for name, value in (("layer_types", types), ("rotary_layers", self.rotary_layers)):
+            if value is not None and len(value) != depth:
+                raise ValueError(f"{name} has {len(value)} entries, and num_hidden_layers is {depth}")
+        if types and (unknown := sorted(set(types) - set(_LAYER_TYPES))):
+            raise ValueError(f"layer_types: {', '.join(unknown)}: expected {' or '.join(_LAYER_TYPES)}")
+        if types and "sliding_attention" in types and self.sliding_window is None:
+            raise ValueError("layer_types has 'sliding_attention': set sliding_window")
+        if self._rope_is_nested() and not types:
+            raise ValueError("rope_parameters by type of layer: set layer_types")
+        if self._rope_is_nested() and (missing := sorted(set(self.attention_types()) - set(self.rope_parameters))):
+            raise ValueError(f"rope_parameters has no rules for {', '.join(missing)}")
+        self._check_rope()
+
+    def _check_rope(self) -> None:
+        given = {name: getattr(self, name, None) for name in ("rope_parameters", "rope_interleaved", "rotary_layers")}
+        if self.position_embedding_type != "rotary" and (names := [name for name, value in given.items() if value]):
+            raise ValueError(f"{', '.join(names)}: set position_embedding_type='rotary'")
+        for rules in self.rope_rules().values() if given["rope_parameters"] else ():
+            if rules.get("rope_type", "default") not in (known := ("default", *ROPE_INIT_FUNCTIONS)):
+                raise ValueError(f"rope_type {rules['rope_type']!r}: expected one of {', '.join(known)}")
 
     def _check_names(self) -> None:
         for name, known in (

@@ -13,7 +13,7 @@ from isograd.models.config import IsogradConfig
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.kernels import plain
 from isograd.transformer.loss import IGNORE
-from isograd.transformer.norms import NORMS
+from isograd.transformer.norms import model_norm
 from isograd.transformer.parameters import Linear
 
 
@@ -23,10 +23,10 @@ class MaskedHead(nn.Module):
     def __init__(self, config: IsogradConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.dense = Linear(width, width, role="dense")
+        self.dense = Linear(width, width, role="dense", bias=config.head_has_bias("dense"))
         self.act = ACTIVATIONS[config.hidden_act]
-        self.norm = NORMS[config.norm](width, eps=config.norm_eps)
-        self.decoder = Linear(width, config.vocab_size, role="head")
+        self.norm = model_norm(config.norm, (width,), config)
+        self.decoder = Linear(width, config.vocab_size, role="head", bias=config.head_has_bias("head"))
         self.decoder.init_gain = config.table_gain("head", "encoder")
 
     def transform(self, hidden: Tensor) -> Tensor:

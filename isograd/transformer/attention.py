@@ -1,4 +1,6 @@
-"""Multi-head attention: W_O Concat(softmax(q k^T / sqrt(d/heads)) v), self or cross, with cache.
+"""Multi-head attention: W_O Concat(softmax(q k^T / sqrt(head size)) v), self or cross, with cache.
+
+A head of keys and values may serve several heads of queries (grouped-query attention).
 
 The product itself goes through transformers' attention interface (sdpa by default; eager, flash and flex where
 installed), chosen by `config._attn_implementation`.
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from isograd.placement.formula import ClipLogits, Placement, Role
@@ -20,7 +22,7 @@ from isograd.transformer.kernels import beyond_gradients
 from isograd.transformer.kernels import dropout as drop
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Coefficient, Linear
-from isograd.transformer.positions import rotate
+from isograd.transformer.positions import make_rotation
 
 SHORT = 256  # places up to which a CPU is faster in float32: 0.25 of bfloat16's time at 25, 0.45 at 128, 0.8 at 256
 
@@ -38,43 +40,51 @@ class Attention(nn.Module):
     def __init__(self, config: Any, placement: Placement, site: Site, causal: bool) -> None:
         super().__init__()
         residual, gains = placement.at(site), placement.init.at(site)
-        width, heads = config.hidden_size, config.num_attention_heads
+        width, heads, groups = config.hidden_size, config.num_attention_heads, config.key_value_heads
         self.config = config
         self.layer_idx = site.layer - 1
         self.is_causal = causal
         self.is_cross = site.kind == "cross"
-        self.head_size = width // heads
-        self.scaling = self.head_size**-0.5
+        self.head_size = config.head_size
+        self.num_key_value_groups = heads // groups  # so called where transformers' back-ends look for it
+        self.scaling = self.head_size**-0.5 if config.attention_multiplier is None else config.attention_multiplier
         self.dropout = config.attention_dropout
+        written, shared = heads * self.head_size, groups * self.head_size  # widths of all heads together
+        self.rotate = make_rotation(config)
+        self.window = window_of(config, site.layer - 1, causal)
 
         source = config.memory_size if self.is_cross else width
 
-        def projection(role: Role, size: int = width) -> Linear:
-            return Linear(size, width, role=role, init_gain=gains.get(role, 1.0), bias=config.bias)
+        def projection(role: Role, size: int, to: int) -> Linear:
+            return Linear(size, to, role=role, init_gain=gains.get(role, 1.0), bias=config.has_bias(role))
 
-        self.query, self.key, self.value = projection("query"), projection("key", source), projection("value", source)
-        self.out = projection("attn_out")
+        self.query = projection("query", width, written)
+        self.key, self.value = projection("key", source, shared), projection("value", source, shared)
+        self.out = projection("attn_out", written, width)
         norms = residual.projections
         self.norm_per_head = norms is not None and norms.over != "width"
         self.norm_after_rotary = norms is not None and norms.after_rotary and not self.is_cross
-        features = {"width": width, "head": self.head_size, "heads": (heads, self.head_size)}[
-            norms.over if norms else "width"
-        ]
+        over = norms.over if norms else "width"
 
         def norm(role: Role) -> nn.Module:
+            own = heads if role == "query" else groups
+            features = {"width": own * self.head_size, "head": self.head_size, "heads": (own, self.head_size)}[over]
             return make_norm(norms.norm if norms and role in norms.of else None, features, config)
 
         self.query_norm, self.key_norm, self.value_norm = norm("query"), norm("key"), norm("value")
         self.gate = None
         if residual.gate is not None:
-            written = width if residual.gate.per == "element" else heads
-            self.gate = Linear(width, written, role="dense", bias=False)
+            self.gate = Linear(width, written if residual.gate.per == "element" else heads, role="dense", bias=False)
         self.cap = residual.cap
         self.heads = Coefficient(heads, 1) if residual.head_scale else nn.Identity()
-        self.mid = make_norm(residual.mid, width, config)
+        self.mid = make_norm(residual.mid, written, config)
         self.notes_logits = any(isinstance(one, ClipLogits) for one in placement.constrain)
         self.largest_logits: Tensor | None = None  # of each head in training, since the last step
         self.heads_read_output = residual.head_scale is not None and residual.head_scale.reads == "output"
+        if self.notes_logits and groups != heads:
+            raise ValueError(f"QK-clip scales the keys of each head: num_key_value_heads={groups} is not {heads}")
+        if self.heads_read_output and written != width:
+            raise ValueError(f"HeadScale on W_O's output needs heads * head_dim = {written} to be the width {width}")
 
     def forward(
         self,
@@ -83,7 +93,7 @@ class Attention(nn.Module):
         memory: Tensor | None = None,  # (batch, source, width), for cross-attention
         cache: Cache | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
-        value: Tensor | None = None,  # (batch, heads, time, width/heads), in place of its own values of x
+        value: Tensor | None = None,  # (batch, key-value heads, time, head size), in place of its own values of x
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The branch's output (batch, time, width), and the attention weights where the back-end returns them."""
@@ -93,7 +103,7 @@ class Attention(nn.Module):
         else:
             key, value = self._split(self.key(x), self.key_norm), self.values(x) if value is None else value
             if rotary is not None:
-                query, key = rotate(query, *rotary), rotate(key, *rotary)
+                query, key = self.rotate(query, *rotary), self.rotate(key, *rotary)
             if self.norm_after_rotary:
                 query, key = _over_heads(self.query_norm, query), _over_heads(self.key_norm, key)
             if cache is not None:
@@ -107,6 +117,8 @@ class Attention(nn.Module):
             attend = attend_written_out
         if self.cap:
             kwargs["softcap"] = self.cap
+        if self.window is not None:
+            kwargs["sliding_window"] = self.window
         if query.is_cpu and query.dtype == torch.bfloat16 and key.shape[2] <= SHORT:
             attend = partial(attend_in_float32, attend)
         h, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
@@ -157,6 +169,14 @@ class Attention(nn.Module):
             key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
             cache.is_updated[self.layer_idx] = True
         return key, value
+
+
+def window_of(config: Any, layer: int, causal: bool) -> int | None:
+    """What a back-end without masks takes as `sliding_window`: of an encoder one more, as flash attention counts."""
+    if config.sliding_window is None or config.attention_types()[layer] != "sliding_attention":
+        return None
+    window: int = config.sliding_window
+    return window if causal else window + 1
 
 
 def _over_heads(norm: nn.Module, x: Tensor) -> Tensor:
@@ -217,6 +237,8 @@ def eager_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The product written out; the back-end that returns attention weights."""
+    if (groups := getattr(module, "num_key_value_groups", 1)) > 1:
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

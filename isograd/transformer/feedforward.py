@@ -23,8 +23,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # exact, by erf
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's
     "relu_squared": relu_squared,
-    "swiglu": F.silu,  # on the gate; see GatedFeedForward
+    "silu": F.silu,
+    "swiglu": F.silu,  # on the gate, this and those below; see GatedFeedForward
+    "geglu": F.gelu,
+    "geglu_tanh": partial(F.gelu, approximate="tanh"),
 }
+GATED = ("swiglu", "geglu", "geglu_tanh")
 
 
 class FeedForward(nn.Module):
@@ -34,12 +38,14 @@ class FeedForward(nn.Module):
         super().__init__()
         residual, gains = placement.at(site), placement.init.at(site)
         width, inner = config.hidden_size, config.intermediate_size
-        self.into = Linear(width, inner, role="ffn_in", init_gain=gains.get("ffn_in", 1.0), bias=config.bias)
+        gain = gains.get("ffn_in", 1.0)
+        self.into = Linear(width, inner, role="ffn_in", init_gain=gain, bias=config.has_bias("ffn_in"))
         self.into_norm = self._projected(residual, inner, config)
         self.act = ACTIVATIONS[config.hidden_act]
         self.dropout = make_dropout(config.activation_dropout)
         self.mid = make_norm(residual.mid, inner, config)
-        self.out = Linear(inner, width, role="ffn_out", init_gain=gains.get("ffn_out", 1.0), bias=config.bias)
+        biased = config.has_bias("ffn_out")
+        self.out = Linear(inner, width, role="ffn_out", init_gain=gains.get("ffn_out", 1.0), bias=biased)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.mid(self.dropout(self.act(self.into_norm(self.into(x))))))
@@ -49,12 +55,13 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(FeedForward):
-    """SwiGLU: W_2 mid(dropout(silu(W_g x) * (W_1 x))) (Shazeer 2020, arXiv 2002.05202, equation 6)."""
+    """SwiGLU: W_2 mid(dropout(silu(W_g x) * (W_1 x))), GEGLU with gelu (Shazeer 2020, arXiv 2002.05202, equation 6)."""
 
     def __init__(self, config: Any, placement: Placement, site: Site) -> None:
         super().__init__(config, placement, site)
         width, inner = config.hidden_size, config.intermediate_size
-        self.gate = Linear(width, inner, role="ffn_in", init_gain=self.into.init_gain, bias=config.bias)
+        biased = config.has_bias("ffn_in")
+        self.gate = Linear(width, inner, role="ffn_in", init_gain=self.into.init_gain, bias=biased)
         self.gate_norm = self._projected(placement.at(site), inner, config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,5 +69,5 @@ class GatedFeedForward(FeedForward):
 
 
 def make_feedforward(config: Any, placement: Placement, site: Site) -> FeedForward:
-    kind = GatedFeedForward if config.hidden_act == "swiglu" else FeedForward
+    kind = GatedFeedForward if config.hidden_act in GATED else FeedForward
     return kind(config, placement, site)

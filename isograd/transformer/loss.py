@@ -49,6 +49,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     items: Tensor | int | None = None,
     chunk: int = 512,
+    cap: float | None = None,
 ) -> Tensor:
     """The loss in nats, in float32 or better.
 
@@ -56,6 +57,7 @@ def linear_cross_entropy(
         label_smoothing: eps of the formula, spread over all V classes; `smoothing_of` gives it for fairseq's
             definition, too.
         items: what the sum is divided by; None counts the targets that are not IGNORE.
+        cap: logits s are cap * tanh(s / cap); None leaves them as they are.
     """
     if items is None:
         items = (target != IGNORE).sum()
@@ -63,7 +65,7 @@ def linear_cross_entropy(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     items = torch.as_tensor(items, dtype=torch.promote_types(dtype, torch.float32), device=hidden.device)
     if transformed():
-        return _whole(hidden, weight, bias, target, items, label_smoothing, dtype)
+        return _whole(hidden, weight, bias, target, items, label_smoothing, dtype, cap)
     if hidden.is_cpu and plain(hidden, target):  # elsewhere the count of rows would have to be waited for
         hidden, target = labelled(hidden, target)
     if (
@@ -72,8 +74,13 @@ def linear_cross_entropy(
         hidden, weight, bias = hidden.detach(), weight.detach(), bias if bias is None else bias.detach()
     # a product rounds its operands, so 1/n belongs into them, but float16 has no exponents to hold it
     divisor = torch.ones_like(items) if dtype == torch.float16 else items
-    loss = _LinearCrossEntropy.apply(hidden, weight, bias, target, divisor, label_smoothing, chunk, dtype)
+    loss = _LinearCrossEntropy.apply(hidden, weight, bias, target, divisor, label_smoothing, chunk, dtype, cap)
     return loss if divisor is items else loss / items
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(s / cap) (Gemma 2)."""
+    return torch.tanh(logits / cap) * cap
 
 
 def labelled(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,6 +108,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         chunk: int,
         dtype: torch.dtype,
+        cap: float | None,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         total, share = torch.zeros_like(items), 1 / items
@@ -113,7 +121,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 rows = slice(begin, begin + chunk)
                 ignored = (target[rows] == IGNORE)[:, None]
                 h = h_all[rows].masked_fill(ignored, 0)  # whatever stands there, as padding that is not a number
-                loss, d_logits = _chunk(linear(h, w, b).to(items.dtype), target[rows][:, None], ignored, smoothing)
+                logits, slope = linear(h, w, b).to(items.dtype), None
+                if cap is not None:
+                    logits = capped(logits, cap)
+                    slope = 1 - (logits / cap).square()
+                loss, d_logits = _chunk(logits, target[rows][:, None], ignored, smoothing)
+                if slope is not None:
+                    d_logits *= slope
                 total += loss
                 d_logits *= share.masked_fill(ignored, 0)
                 if d_bias is not None:
@@ -124,19 +138,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if d_weight is not None:
                     add_gradient(d_weight, d_logits, h)
         ctx.save_for_backward(d_hidden, d_weight, d_bias, hidden, weight, bias, target, items)
-        ctx.smoothing, ctx.dtype = smoothing, dtype
+        ctx.smoothing, ctx.dtype, ctx.cap = smoothing, dtype, cap
         return total / items
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-            return *_differentiable_gradients(ctx, grads[0]), None, None, None, None, None
+            return *_differentiable_gradients(ctx, grads[0]), None, None, None, None, None, None
         saved = ctx.saved_tensors  # once: what is checkpointed is computed again for it
         scaled = (
             None if d is None else (d.to(grads[0].dtype) * grads[0]).to(owner.dtype)
             for d, owner in zip(saved[:3], saved[3:6], strict=True)
         )
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
 def _exact_zeros(owner: Tensor) -> Tensor:
@@ -148,7 +162,7 @@ def _differentiable_gradients(ctx: Any, upstream: Tensor) -> list[Tensor | None]
     hidden, weight, bias, target, items = ctx.saved_tensors[3:]
     # views, since the hidden states may have been computed from the same weight
     hidden, weight, bias = hidden.view_as(hidden), weight.view_as(weight), bias if bias is None else bias.view_as(bias)
-    loss = _whole(hidden, weight, bias, target, items, ctx.smoothing, ctx.dtype)
+    loss = _whole(hidden, weight, bias, target, items, ctx.smoothing, ctx.dtype, ctx.cap)
     asked = [t for t, need in zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True) if need]
     found = iter(torch.autograd.grad(loss, asked, upstream, create_graph=True))
     return [next(found) if need else None for need in ctx.needs_input_grad[:3]]
@@ -162,12 +176,14 @@ def _whole(
     items: Tensor,
     smoothing: float,
     dtype: torch.dtype,
+    cap: float | None,
 ) -> Tensor:
     """The same from the whole matrix of logits, by operations that torch can transform."""
     ignored = (target == IGNORE)[:, None]
     with torch.autocast(hidden.device.type, enabled=False):
         h = hidden.to(dtype).masked_fill(ignored, 0)
         logits = linear(h, weight.to(dtype), bias if bias is None else bias.to(dtype))
+        logits = logits if cap is None else capped(logits.to(items.dtype), cap)
         log_p = logits.log_softmax(dim=-1, dtype=items.dtype)
     loss = -(1 - smoothing) * log_p.gather(1, target[:, None].masked_fill(ignored, 0))
     if smoothing:

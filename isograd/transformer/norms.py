@@ -46,7 +46,7 @@ class FreeNorm(nn.Module):
 
     role = "norm"
 
-    def __init__(self, kind: str, shape: tuple[int, ...], norm: Norm, eps: float) -> None:
+    def __init__(self, kind: str, shape: tuple[int, ...], norm: Norm, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         assert isinstance(norm.init, float) and not callable(norm.scale)
         self.kind = kind
@@ -55,7 +55,7 @@ class FreeNorm(nn.Module):
         self.centered = norm.centered
         self.init = norm.init - 1.0 if norm.centered else norm.init
         self.weight = nn.Parameter(torch.full(shape, self.init)) if norm.affine else None
-        self.bias = nn.Parameter(torch.zeros(shape)) if norm.affine and kind == "layernorm" else None
+        self.bias = nn.Parameter(torch.zeros(shape)) if norm.affine and kind == "layernorm" and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._normalized(x)
@@ -115,5 +115,11 @@ def make_norm(norm: Norm | None, width: int | tuple[int, ...], config: Any) -> n
     if kind in ("dyt", "derf"):
         return PointwiseCurve(kind, shape, norm)
     if kind in ("l2", "none") or len(shape) > 1 or norm.centered or (norm.scale, norm.init) != (1.0, 1.0):
-        return FreeNorm(kind, shape, norm, config.norm_eps)
-    return NORMS[kind](shape, eps=config.norm_eps, elementwise_affine=norm.affine)
+        return FreeNorm(kind, shape, norm, config.norm_eps, bias=config.norm_bias)
+    return model_norm(kind, shape, config, affine=norm.affine)
+
+
+def model_norm(kind: str, shape: tuple[int, ...], config: Any, *, affine: bool = True) -> nn.Module:
+    """torch's fused norm of a kind, a LayerNorm without a bias where the configuration says so."""
+    words = {} if config.norm_bias or kind != "layernorm" else {"bias": False}
+    return NORMS[kind](shape, eps=config.norm_eps, elementwise_affine=affine, **words)

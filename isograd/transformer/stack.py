@@ -66,7 +66,9 @@ def make_layers(
 
 
 class InputEmbedding(nn.Module):
-    """dropout(norm(scale * E[token] + P[position] + T[type])): scale sqrt(d) or 1, norm and types where configured.
+    """dropout(norm(scale * E[token] + P[position] + T[type])): norm and types where configured.
+
+    The scale is sqrt(d), 1 or a number.
 
     Token vectors of another width than d are projected after they are scaled.
     """
@@ -74,7 +76,7 @@ class InputEmbedding(nn.Module):
     def __init__(self, config: Any, vocab_size: int, init_gain: float = 1.0) -> None:
         super().__init__()
         width = config.hidden_size
-        self.scale = width**0.5 if config.scale_embedding else 1.0
+        self.scale = embedding_scale(config)
         self.tokens = Embedding(vocab_size, config.token_width, padding_idx=padding_row(config))
         self.tokens.init_gain = init_gain
         self.project = make_projection(config.token_width, width)
@@ -94,6 +96,12 @@ class InputEmbedding(nn.Module):
         if self.types is not None:
             x = x + (self.types.weight[0] if type_ids is None else self.types(type_ids))
         return self.drop(self.norm(x))
+
+
+def embedding_scale(config: Any) -> float:
+    """The factor on token vectors."""
+    given: bool | float = config.scale_embedding
+    return float(given) if not isinstance(given, bool) else float(config.hidden_size**0.5) if given else 1.0
 
 
 def padding_row(config: Any) -> int | None:

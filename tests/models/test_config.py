@@ -24,6 +24,12 @@ from isograd.transformer.norms import NORMS
 from isograd.transformer.positions import POSITIONS
 from tests.build import HEADS, config, inputs, labelled
 
+ROTARY = {"position_embedding_type": "rotary", "hidden_size": 32}
+RULES: list[dict[str, Any]] = [
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
+    {"rope_type": "default", "partial_rotary_factor": 0.5},
+]
 # option -> another value, and the head and the options beside it where it needs some
 CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("vocab_size", 50, "causal", {}),
@@ -50,6 +56,21 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("head_bias", True, "seq2seq", {}),
     ("output_size", 12, "causal", {"tie_word_embeddings": False}),
     ("is_decoder", True, "classify", {}),
+    ("num_key_value_heads", 2, "causal", {}),
+    ("head_dim", 6, "causal", {}),
+    ("attention_multiplier", 1.0, "causal", {}),
+    ("norm_bias", False, "causal", {}),
+    ("bias_roles", ["query", "ffn_out"], "causal", {}),
+    ("bias_roles", ["query", "key", "value", "attn_out", "ffn_in", "ffn_out"], "masked", {}),
+    *[("rope_parameters", rules, "causal", ROTARY) for rules in RULES],
+    ("rope_interleaved", True, "causal", ROTARY),
+    ("rotary_layers", [True, False], "causal", ROTARY),
+    ("sliding_window", 3, "causal", {}),
+    ("sliding_window", 2, "masked", {}),
+    ("layer_types", ["full_attention", "sliding_attention"], "causal", {"sliding_window": 3}),
+    ("logits_scale", 0.5, "causal", {}),
+    ("logits_cap", 0.5, "causal", {}),
+    ("scale_embedding", 3.0, "causal", {}),
     ("type_vocab_size", 2, "masked", {}),
     ("next_sentence", True, "masked", {}),
     *[("placement", name, "causal", {}) for name in CATALOGUE if name not in ("pre-ln", "qk-clip")],
@@ -126,6 +147,31 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"position_embedding_type": "alibi"}, "expected one of 'learned', 'sinusoidal', 'sinusoidal_interleaved'"),
     ({"init": "xavier"}, "init='xavier' is unknown; expected one of 'xavier-uniform', 'xavier-normal'"),
     ({"hidden_size": 18}, "hidden_size=18 is not a multiple of num_attention_heads=4"),
+    ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be at least 1"),
+    ({"head_dim": -2}, "head_dim=-2 and num_key_value_heads=4 must be at least 1"),
+    ({"head_dim": 5, "position_embedding_type": "rotary"}, "rotary positions need an even width per head"),
+    ({"bias_roles": ["querys"]}, "bias_roles: querys: expected some of query, key"),
+    ({"logits_cap": 0.0}, "logits_cap=0.0 must be above 0"),
+    ({"sliding_window": 0}, "sliding_window=0 must be at least 1"),
+    ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, and num_hidden_layers is 2"),
+    ({"layer_types": ["sliding_attention"] * 2}, "layer_types has 'sliding_attention': set sliding_window"),
+    ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention: expected full_attention or sliding_attention"),
+    ({"rope_interleaved": True}, "rope_interleaved: set position_embedding_type='rotary'"),
+    ({"rotary_layers": [True], "position_embedding_type": "rotary"}, "rotary_layers has 1 entries"),
+    (
+        {"rope_parameters": {"rope_type": "ntk"}, "position_embedding_type": "rotary"},
+        "rope_type 'ntk': expected one of default, linear",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "linear"}, "position_embedding_type": "rotary"},
+        "Missing required keys in `rope_parameters` for 'rope_type'='linear': {'factor'}",
+    ),
+    (
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}, "position_embedding_type": "rotary"},
+        "rope_parameters by type of layer: set layer_types",
+    ),
+    ({"encoder_layers": 2, "sliding_window": 3}, "sliding_window: for a model of one stack"),
     ({"hidden_size": 12, "position_embedding_type": "rotary"}, "rotary positions need an even width per head"),
     (
         {"hidden_size": 2, "num_attention_heads": 1, "position_embedding_type": "sinusoidal"},

@@ -7,14 +7,19 @@ import torch
 
 from isograd.transformer.positions import (
     ADDED,
+    Rotary,
     Sinusoidal,
     position_ids,
-    rotary_tables,
     rotate,
     sinusoidal,
     sinusoidal_interleaved,
 )
-from tests.build import close
+from tests.build import close, config
+
+
+def rotary_tables(position: torch.Tensor, size: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = {"hidden_size": size, "num_attention_heads": 1, "rope_theta": theta}
+    return Rotary(config(position_embedding_type="rotary", **shape))(position, torch.float64)
 
 
 @pytest.mark.parametrize("width", [4, 6, 16, 17])
@@ -55,7 +60,7 @@ def test_rotation_turns_pairs_by_position_times_frequency() -> None:
     """(x_j, x_{j + d/2}) turns by p theta^(-2j/d): written as a complex product."""
     position, size, theta = torch.tensor([[0, 1, 5]]), 8, 100.0
     x = torch.randn(1, 2, 3, size, dtype=torch.float64)
-    got = rotate(x, *rotary_tables(position, size, theta, torch.float64))
+    got = rotate(x, *rotary_tables(position, size, theta))
     pair = torch.complex(x[..., :4], x[..., 4:])
     angle = position[0, :, None].double() * torch.tensor([theta ** (-2 * j / size) for j in range(4)]).double()
     expected = pair * torch.polar(torch.ones_like(angle), angle)
@@ -67,7 +72,7 @@ def test_rotary_scores_depend_on_distance_only() -> None:
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def score(at: int, to: int) -> torch.Tensor:
-        tables = [rotary_tables(torch.tensor([[p]]), 8, 100.0, torch.float64) for p in (at, to)]
+        tables = [rotary_tables(torch.tensor([[p]]), 8, 100.0) for p in (at, to)]
         return (rotate(q, *tables[0]) * rotate(k, *tables[1])).sum()
 
     close(score(7, 3), score(14, 10), 1e-6)

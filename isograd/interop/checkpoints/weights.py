@@ -35,6 +35,7 @@ class Names:
         heads: a module outside the stacks.
         classifier: the same of a sequence classifier.
         fused: the module of a layer that holds W_Q, W_K, W_V of its self-attention, where one does.
+        stacked: other modules of a layer that hold several of ours on top of each other.
         by_head: the rows of `fused` are ordered by head, then query, key, value, as in GPT-NeoX.
         transposed: modules of a layer whose matrices are stored as (in, out).
     """
@@ -46,6 +47,7 @@ class Names:
     heads: Mapping[str, str] = field(default_factory=lambda: {"lm_head": "lm_head"})
     classifier: Mapping[str, str] = field(default_factory=dict)
     fused: str | None = None
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     by_head: bool = False
     transposed: frozenset[str] = frozenset()
 
@@ -57,13 +59,18 @@ class Names:
         for stack, depth in depths.items():
             prefix = self.stacks[stack] + "." if self.stacks[stack] else ""
             table |= {f"{stack}.{ours}": prefix + theirs for ours, theirs in self.stack.items()}
-            layer = {ours.replace(".norm", f".{norms[stack]}"): theirs for ours, theirs in self.layer.items()}
+            layer = {_ours(ours, norms[stack]): theirs for ours, theirs in self.layer.items()}
+            layer |= {ours: theirs for theirs, several in self.stacked.items() for ours in several}
             if self.fused:
                 layer |= {f"attn.branch.{role}": self.fused for role in _FUSED}
             for number in range(depth):
                 at = f"{prefix}{self.layers}.{number}."
                 table |= {f"{stack}.layers.{number}.{ours}": at + theirs for ours, theirs in layer.items()}
         return table
+
+
+def _ours(module: str, norms: str) -> str:
+    return f"{module.removesuffix('.norm')}.{norms}" if module in ("attn.norm", "cross.norm", "ffn.norm") else module
 
 
 def depths(config: IsogradConfig) -> dict[str, int]:
@@ -103,7 +110,7 @@ def from_theirs(
             continue
         whole = value.t() if leaf == "weight" and _is_transposed(module, names) else value
         ours = places[module]
-        parts = _split(whole, heads if names.by_head else None) if len(ours) > 1 else [whole]
+        parts = _split(whole, heads if names.by_head else None, len(ours)) if len(ours) > 1 else [whole]
         out |= {f"{own}.{leaf}": part for own, part in zip(ours, parts, strict=True)}
     return out, rest
 
@@ -162,10 +169,10 @@ def _joined(parts: list[Tensor], heads: int | None) -> Tensor:
     return torch.stack(split, dim=1).flatten(0, 2)
 
 
-def _split(whole: Tensor, heads: int | None) -> list[Tensor]:
+def _split(whole: Tensor, heads: int | None, parts: int) -> list[Tensor]:
     if heads is None:
-        return list(whole.chunk(3))
-    return [part.flatten(0, 1) for part in whole.unflatten(0, (heads, 3, -1)).unbind(1)]
+        return list(whole.chunk(parts))
+    return [part.flatten(0, 1) for part in whole.unflatten(0, (heads, parts, -1)).unbind(1)]
 
 
 def _widest(weights: Mapping[str, Tensor]) -> torch.dtype:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from isograd.errors import InteropError
@@ -14,6 +14,7 @@ from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, sites
 from isograd.placement.formula import SLOTS, Learned
 from isograd.placement.streams import Plain
+from isograd.transformer.stack import embedding_scale
 
 LEAST = 1024  # positions of a table that is written out
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -49,12 +50,13 @@ class Family:
         acts: our activations -> its names of them.
         head_act: the activation of its masked head, where that is not the layers'.
         token_types: it has them.
-        projections: it has norms on the queries and keys of each head.
         two_tables: the vocabularies of encoder and decoder may differ.
         own_tables: a tied head leaves the encoder's table alone.
         head_bias: as an encoder-decoder it adds an offset to each logit.
         second_head: the class that says whether a second segment follows the first.
         unused: modules that it has, and that such a model never runs: they are filled with zeros.
+        rank: families of rank 0 are taken by `--to auto` before those of rank 1.
+        says_coefficients: options of its own hold the placement's constants: nothing has to be folded.
         imports: kinds of models that are read, too; demands: options that these must have, or leave out.
     """
 
@@ -79,12 +81,13 @@ class Family:
     )
     head_act: str | None = None
     token_types: bool = False
-    projections: bool = False
     two_tables: bool = False
     own_tables: bool = False
     head_bias: bool = False
     second_head: str | None = None
     unused: str | None = None
+    rank: int = 0
+    says_coefficients: bool = False
     imports: tuple[ModelKind, ...] = ()
     demands: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,8 +116,12 @@ class Family:
         return (config.pad_token_id or 0) + 1 if self.first == "pad" else int(self.first)
 
     def multiplied(self, config: IsogradConfig) -> bool:
-        """Whether sqrt(d) goes into the token table."""
-        return bool(config.scale_embedding) and not self.scales
+        """Whether the factor on token vectors goes into the token table."""
+        return self.table_factor(config) != 1.0
+
+    def table_factor(self, config: IsogradConfig) -> float:
+        """What the token table is multiplied by."""
+        return 1.0 if self.scales else embedding_scale(config)
 
     def unties(self, config: IsogradConfig) -> bool:
         """Whether tables that a model shares are stored apart: with one the class would not compute the same."""
@@ -149,9 +156,7 @@ class Family:
         Raises:
             InteropError: an option of another network, by its name.
         """
-        found = {name: getattr(theirs, name, value) for name, value in self.demands.items()}
-        if wrong := [f"{k}={v!r}" for k, v in sorted(found.items()) if v is not None and v != self.demands[k]]:
-            raise InteropError(f"options of a network that isograd does not have: {', '.join(wrong)}")
+        self.check_demands(theirs)
         options = {ours: getattr(theirs, name) for ours, name in self.options.items()}
         if options["hidden_act"] not in _THEIR_ACTS:
             raise InteropError(f"activation {options['hidden_act']!r}: expected one of {', '.join(_THEIR_ACTS)}")
@@ -163,6 +168,12 @@ class Family:
             options["position_offset"] = theirs.pad_token_id + 1
             options["max_position_embeddings"] -= options["position_offset"]
         return options
+
+    def check_demands(self, theirs: Any) -> None:
+        """Raise InteropError where an option says another network."""
+        found = {name: getattr(theirs, name, value) for name, value in self.demands.items()}
+        if wrong := [f"{k}={v!r}" for k, v in sorted(found.items()) if v is not None and v != self.demands[k]]:
+            raise InteropError(f"options of a network that isograd does not have: {', '.join(wrong)}")
 
     def notes(self, kind: ModelKind) -> Iterator[str]:
         """How it counts positions, where that asks something of its user."""
@@ -189,10 +200,6 @@ class Family:
 
     def imported(self, model: IsogradPreTrainedModel) -> None:
         """After its weights came into ours."""
-
-    def in_fp64(self, native: PreTrainedModel) -> nn.Module:
-        """What computes the same in fp64 throughout."""
-        return native
 
 
 def rows(config: IsogradConfig) -> int:
@@ -230,8 +237,33 @@ def has_inner_norms(config: IsogradConfig) -> bool:
     return any(getattr(residual, slot) for residual in residuals(config) for slot in _SLOTS)
 
 
+_LATER: dict[str, Any] = {  # options that only families have whose configuration says them, with what others compute
+    "attention_multiplier": None,
+    "bias_roles": None,
+    "norm_bias": True,
+    "rope_interleaved": False,
+    "rotary_layers": None,
+    "sliding_window": None,
+    "logits_scale": 1.0,
+    "logits_cap": None,
+}
+
+
+def later(config: IsogradConfig) -> dict[str, Any]:
+    """Options of this model that only families have whose configuration says them."""
+    found = {name: getattr(config, name) for name, usual in _LATER.items() if getattr(config, name) != usual}
+    found |= {name: getattr(config, name) for name in ("head_dim", "rope_parameters") if hasattr(config, name)}
+    if config.key_value_heads != config.num_attention_heads:
+        found["num_key_value_heads"] = config.key_value_heads
+    if not isinstance(config.scale_embedding, bool):
+        found["scale_embedding"] = config.scale_embedding
+    return found
+
+
 def beyond(config: IsogradConfig) -> Iterator[str]:
     """What no family of another library has, of those that isograd writes: a line each."""
+    for name, value in later(config).items():
+        yield f"it has no {name}, and this model has {value}"
     entries, every = [config.of(stack).entry() for stack in config.stacks()], residuals(config)
     for kind in {type(entry.stream) for entry in entries} - {Plain}:
         yield f"its stream is one tensor that sublayers add to, and this placement's is {kind.__name__}"
@@ -326,14 +358,8 @@ def _branches(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterato
         yield f"its activation is one of {', '.join(family.acts)}, this model's is {config.hidden_act}"
     if kind == MASKED and family.head_act not in (None, config.hidden_act):
         yield f"the activation of its head is {family.head_act}, this model's is {config.hidden_act}"
-    found = {residual.projections for residual in residuals(config) if residual.projections}
-    normed = all(p.over == "head" and set(p.of) == {"query", "key"} and not p.after_rotary for p in found)
-    if found and not (family.projections and normed):
+    if any(residual.projections for residual in residuals(config)):
         yield "it has no such norms on queries, keys or values, and this placement has"
-    elif family.projections and not found:
-        yield "it has norms on queries and keys, and this placement has none"
-    if family.projections and config.bias:
-        yield "its feed-forward has no biases, this model's has (bias=True)"
 
 
 def _tables(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:

@@ -1,23 +1,28 @@
-"""GPT-NeoX without its parallel residual: LayerNorm and rotary positions, queries, keys and values by head."""
+"""GPT-NeoX, with branches side by side or one after the other: queries, keys and values by head."""
 
 from typing import Any
 
 from isograd.interop.checkpoints.weights import Names
-from isograd.interop.hf.family import Family
-from isograd.interop.kinds import CAUSAL, ModelKind
+from isograd.interop.hf.stated import ATTENTION, FEEDFORWARD, Part, Stated, biases, rope
+from isograd.interop.kinds import CAUSAL
 from isograd.models import IsogradConfig
+from isograd.placement import CATALOGUE, Placement
+from isograd.placement.streams import Parallel
 
 
-class _Neox(Family):
-    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
-        rope = {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": 1.0}
-        return super().to_options(config, kind) | {"use_parallel_residual": False, "rope_parameters": rope}
+def _placement(theirs: Any) -> Placement:
+    return CATALOGUE["parallel" if theirs.use_parallel_residual else "pre-ln"]
+
+
+def _parallel(config: IsogradConfig) -> dict[str, Any]:
+    return {"use_parallel_residual": isinstance(config.entry().stream, Parallel)}
 
 
 FAMILIES = (
-    _Neox(
+    Stated(
         name="gpt-neox",
         classes={CAUSAL: "GPTNeoXForCausalLM"},
+        imports=(CAUSAL,),
         norms=("pre",),
         positions="rotary",
         options={
@@ -36,14 +41,22 @@ FAMILIES = (
             stacks={"model": "gpt_neox"},
             stack={"embedding.tokens": "embed_in", "norm": "final_layer_norm"},
             layer={
-                "attn.norm": "input_layernorm",
+                "attn.pre": "input_layernorm",
                 "attn.branch.out": "attention.dense",
-                "ffn.norm": "post_attention_layernorm",
+                "ffn.pre": "post_attention_layernorm",
                 "ffn.branch.into": "mlp.dense_h_to_4h",
                 "ffn.branch.out": "mlp.dense_4h_to_h",
             },
             fused="attention.query_key_value",
             by_head=True,
         ),
+        placement=_placement,
+        parts=(
+            rope(partial=True),
+            biases(attention_bias=ATTENTION, fixed=FEEDFORWARD),
+            Part(read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout}, write=_parallel),
+        ),
+        gated=False,
+        always={"norm": "layernorm"},
     ),
 )

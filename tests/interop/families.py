@@ -1,0 +1,120 @@
+"""Families of transformers whose configuration says the network: a tiny example of each, and more by hypothesis."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from isograd.interop.parity import Promoted
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "rope_theta": 500.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 500.0}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
+
+
+@dataclass(frozen=True)
+class Native:
+    """A class of transformers with options beside `SHAPE`; `left`: it finds positions in a batch padded on the left."""
+
+    cls: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.cls} {' '.join(f'{k}={v}' for k, v in self.options.items())}"[:90]
+
+    def build(self, seed: int = 5) -> Any:
+        cls = getattr(transformers, self.cls)
+        made = cls(cls.config_class(**{**SHAPE, **self.options}))
+        return randomised(made, seed).double().eval()
+
+
+def randomised(network: Any, seed: int) -> Any:
+    """Every weight drawn anew, those of norms and coefficients away from 0 and 1, biases from 0."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if p.ndim == 1 and name.endswith("weight"):
+                p.copy_(torch.rand(p.shape, generator=draw) + 0.5)
+            else:
+                p.copy_(torch.randn(p.shape, generator=draw) * 0.3)
+    network.tie_weights()
+    return network
+
+
+def ids(rows: int = 2, time: int = 14, seed: int = 0) -> Tensor:
+    return torch.randint(3, 41, (rows, time), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(network: nn.Module, given: Tensor, mask: Tensor | None = None, *, exact: bool = True) -> Tensor:
+    """In eager mode, whose casts the test can promote."""
+    network.set_attn_implementation("eager")  # type: ignore[operator]
+    with Promoted() if exact else nullcontext():
+        found: Tensor = network(input_ids=given, attention_mask=mask).logits
+    return found
+
+
+FAMILIES = [
+    Native("LlamaForCausalLM", {"num_key_value_heads": 2, "head_dim": 6, "rope_parameters": LLAMA3}),
+    Native("LlamaForCausalLM", {"num_key_value_heads": 1, "attention_bias": True, "rope_parameters": YARN}),
+    Native("LlamaForCausalLM", {"mlp_bias": True, "rope_parameters": LINEAR, "tie_word_embeddings": True}),
+    Native("LlamaForCausalLM", {"rope_parameters": DYNAMIC, "max_position_embeddings": 8}),
+    Native("MistralForCausalLM", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5}),
+    Native(
+        "Qwen2ForCausalLM",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    Native("Qwen3ForCausalLM", {"num_key_value_heads": 2, "head_dim": 6, "attention_bias": True}),
+    Native("Olmo2ForCausalLM", {"num_key_value_heads": 2}),
+    Native(
+        "Olmo3ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": YARN,
+            },
+        },
+    ),
+    Native("Starcoder2ForCausalLM", {"num_key_value_heads": 2, "sliding_window": 5}),
+    Native("SmolLM3ForCausalLM", {"num_key_value_heads": 2, "no_rope_layers": [1, 1, 0]}),
+    Native(
+        "GraniteForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 13.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    Native(
+        "GPTNeoXForCausalLM",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
+    Native("GPTNeoXForCausalLM", {"use_parallel_residual": False, "attention_bias": False}),
+]
