@@ -24,7 +24,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 import isograd
 from isograd.errors import IsogradError
@@ -228,9 +228,12 @@ def measure(
     generated: list[Generated] = []
     exact: list[Tensor] | None = None
     for precision, limit in limits.items():
-        first, second = _runner(before, precision), _runner(after, precision)
-        if first is None or second is None:
+        parts = _part(before, precision), _part(after, precision)
+        if parts[0] is None or parts[1] is None:
             continue
+        # equations written out elsewhere have tables in float32, as both models have outside of this mode
+        promoted = precision == "fp64" and all(isinstance(part, PreTrainedModel) for part in parts)
+        first, second = (_runner(part, precision, promoted=promoted) for part in parts)
         ours, theirs = ([_counted(side.logits(batch), batch) for batch in sample.batches] for side in (first, second))
         difference, largest, relative = _difference(ours, theirs)
         logits.append(
@@ -287,21 +290,27 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _runner(side: Side, precision: Precision) -> Runner | None:
-    """The side in a precision; None where it has none."""
+def _part(side: Side, precision: Precision) -> Any:
+    """What stands for the side in a precision; None where nothing does."""
     if isinstance(side, Mapping):
-        part = side.get(precision)
-    else:
-        part = side if isinstance(side, nn.Module) or precision == "fp32" else None
-    if part is None or isinstance(part, Runner):
+        return side.get(precision)
+    return side if isinstance(side, nn.Module) or precision == "fp32" else None
+
+
+def _runner(part: Any, precision: Precision, *, promoted: bool) -> Runner:
+    if isinstance(part, Runner):
         return part
-    return runner_of(part, precision) if isinstance(part, nn.Module) else Runner(logits=part)
+    return runner_of(part, precision, promoted=promoted) if isinstance(part, nn.Module) else Runner(logits=part)
 
 
-def runner_of(part: nn.Module, precision: Precision, *, copied: bool = True) -> Runner:
-    """A model in a precision: a copy of it, or where there is no room for one the model itself, as it is."""
+def runner_of(part: nn.Module, precision: Precision, *, copied: bool = True, promoted: bool = False) -> Runner:
+    """A model in a precision: a copy of it, or where there is no room for one the model itself, as it is.
+
+    Args:
+        promoted: casts to float32 inside the model go to float64.
+    """
     model: Any = copy.deepcopy(part).to(DTYPES[precision]).eval() if copied else part
-    mode: Callable[[], Any] = Promoted if precision == "fp64" else nullcontext
+    mode: Callable[[], Any] = Promoted if promoted else nullcontext
 
     def logits(batch: Batch) -> Tensor:
         with torch.inference_mode(), mode():
