@@ -231,8 +231,7 @@ def measure(
         parts = _part(before, precision), _part(after, precision)
         if parts[0] is None or parts[1] is None:
             continue
-        # equations written out elsewhere have tables in float32, as both models have outside of this mode
-        promoted = precision == "fp64" and all(isinstance(part, PreTrainedModel) for part in parts)
+        promoted = precision == "fp64" and all(isinstance(part, PreTrainedModel) for part in parts) and _rotates(parts)
         first, second = (_runner(part, precision, promoted=promoted) for part in parts)
         ours, theirs = ([_counted(side.logits(batch), batch) for batch in sample.batches] for side in (first, second))
         difference, largest, relative = _difference(ours, theirs)
@@ -295,6 +294,11 @@ def _part(side: Side, precision: Precision) -> Any:
     if isinstance(side, Mapping):
         return side.get(precision)
     return side if isinstance(side, nn.Module) or precision == "fp32" else None
+
+
+def _rotates(parts: Sequence[Any]) -> bool:
+    """Whether one has rotary positions: these transformers computes in float32, and sinusoids are read from tables."""
+    return any(getattr(part.config, "position_embedding_type", None) == "rotary" for part in parts)
 
 
 def _runner(part: Any, precision: Precision, *, promoted: bool) -> Runner:

@@ -163,7 +163,7 @@ def measure_native(
     if not fit.exact:
         exact = _in_double(model, fit, native)
         notes.append("Its fp64 row is of the fp64 copy, before weights are rounded to what is stored.")
-    after: Side = {"fp64": exact, "fp32": native, "bf16": native}
+    after: Side = {"fp64": fit.family.in_fp64(exact), "fp32": native, "bf16": native}
     about = f"{type(model).__name__} ({model.config.placement}) and {fit.class_name}"
     return measure(model, after, sample, about=about, notes=notes, **facts)
 

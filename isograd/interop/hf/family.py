@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from isograd.errors import InteropError
@@ -200,6 +200,10 @@ class Family:
 
     def imported(self, model: IsogradPreTrainedModel) -> None:
         """After its weights came into ours."""
+
+    def in_fp64(self, native: PreTrainedModel) -> nn.Module:
+        """What computes the same in fp64."""
+        return native
 
 
 def rows(config: IsogradConfig) -> int:
