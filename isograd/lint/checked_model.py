@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
-from isograd.trace.anatomy import Anatomy
-from isograd.trace.dataflow import Dataflow, bare
+from isograd.trace.anatomy import Anatomy, TracedStack
+from isograd.trace.dataflow import SUMS, Dataflow, bare
 from isograd.trace.record import Trace, answer, arguments, fitted, stand_in
 from isograd.trace.sublayers import TracedSublayer
 
@@ -114,12 +114,24 @@ class CheckedModel:
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
 
     @cached_property
+    def token_stacks(self) -> list[TracedStack]:
+        """Those that begin with vectors that given ids look up; all where none does."""
+        below = self.trace.below(self.looked_up)
+        return [s for s in self.anatomy.stacks if s.first in below] or self.anatomy.stacks
+
+    @cached_property
+    def looked_up(self) -> list[int]:
+        """What tables give for the ids of the inputs; else for any."""
+        given = set(self.trace.inputs.values())
+        lookups = [o for o in self.trace.operations if o.name == "embedding"]
+        return [o.makes[0] for o in lookups if given & self.trace.above(o.reads[1:])] or [o.makes[0] for o in lookups]
+
+    @cached_property
     def places_vary(self) -> int | None:
         """The axis along which equal tokens give unequal vectors where the first stack begins."""
-        tables = [o.makes[0] for o in self.trace.operations if o.name == "embedding"]
-        if not self.anatomy.stacks or not tables:
+        if not self.token_stacks or not self.looked_up:
             return None
-        looked_up, first = max(tables, key=lambda v: self.trace[v].ndim), self.anatomy.stacks[0].first
+        looked_up, first = max(self.looked_up, key=lambda v: self.trace[v].ndim), self.token_stacks[0].first
         x = self.trace[looked_up]
         if x.ndim != 3 or self.trace[first].shape[:2] != x.shape[:2]:
             return None
@@ -164,6 +176,21 @@ class CheckedModel:
                 by_ids = not ids.isdisjoint(self.trace.above(operation.reads[1:]))
                 tables[name] = tables.get(name, False) or by_ids
         return tables
+
+    @cached_property
+    def adapters(self) -> set[str]:
+        """Names of the last matrices of low-rank adapters, B of W x + B A x: they begin at 0."""
+        flow, found = self.dataflow, set[str]()
+        for operation in self.trace.operations:
+            terms = [flow.product(v) for v in flow.data(operation)] if bare(operation) in SUMS else []
+            products = [p for p in terms if p is not None]
+            for last in products:
+                first = flow.product(flow.data(last)[0])
+                if first is not None:
+                    read = flow.root(flow.data(first)[0])
+                    beside = any(flow.root(flow.data(p)[0]) == read for p in products if p is not last)
+                    found.update(flow.weights(last) if beside else ())
+        return found
 
     def head_scales(self, sublayer: TracedSublayer) -> Iterator[str]:
         """Names of parameters with one entry per head that scale the last projection's output (after W_O)."""

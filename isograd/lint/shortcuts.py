@@ -237,7 +237,10 @@ def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not routed]
     what = "reads x itself, where others of its branch read the norm of it"
     found = [(name, what) for s in open_ for name in _bare(checked, s)]
-    dead = [n for n in dataflow.norms.values() if n.result not in checked.reaching]
+    live = {n.address for n in dataflow.norms.values() if n.result in checked.reaching}
+    streams = {checked.trace[stack.first].shape for stack in checked.anatomy.stacks}
+    dead = [n for n in dataflow.norms.values() if n.result not in checked.reaching and n.address not in live]
+    dead = [n for n in dead if checked.trace[n.origin].shape in streams]  # not of a pooled token, nor of a query
     found += [(n.address, "is computed, and nothing reads its result") for n in dead]
     if found:
         address, what = found[0]

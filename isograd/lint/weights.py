@@ -23,7 +23,7 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
         return
     found: list[tuple[str, str]] = []
     for role, names in checked.by_role.items():
-        empty = [n for n in names if not checked.parameters[n].any()]
+        empty = [n for n in names if not checked.parameters[n].any() and n not in checked.adapters]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
             found += [(n, f"{role} matrix") for n in empty]

@@ -175,6 +175,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     for value, name in trace.names.items():
         tensor = trace[value]
         idle = any(name.startswith(f"{address}.") for address in checked.anatomy.idle)
+        idle |= _beside_idle(checked, name)
         unused = idle or any(word in name for word in ("token", "mask")) or _in_unread_module(checked, name)
         if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(checked, name)):
             continue
@@ -221,6 +222,13 @@ def _in_unread_module(checked: CheckedModel, name: str) -> bool:
     values = {n: v for v, n in checked.trace.names.items()}
     beside = [n for n in values if n.rpartition(".")[0] == owner and checked.trace[values[n]].ndim >= 2]
     return any(not checked.trace.readers.get(values[n]) for n in beside)
+
+
+def _beside_idle(checked: CheckedModel, name: str) -> bool:
+    """Whether the parameter's module was not run, nor one with matrices beside it: a cross-attention and its norm."""
+    owner = name.rpartition(".")[0]
+    around = owner.rpartition(".")[0]
+    return owner not in checked.trace.ran and any(a.rpartition(".")[0] == around for a in checked.anatomy.idle)
 
 
 def _has_twins(checked: CheckedModel, name: str) -> bool:

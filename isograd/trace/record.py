@@ -123,12 +123,12 @@ class Trace:
         return steps[::-1]
 
     def above(self, values: Iterable[int]) -> set[int]:
-        """The values, and all that they were computed from."""
+        """The values, and all that they were computed from, except through values without an entry."""
         found, todo = set(values), list(values)
         while todo:
             made = self.made_by(todo.pop())
             for value in made.reads if made else ():
-                if value not in found:
+                if value not in found and self.values[value].numel():
                     found.add(value)
                     todo.append(value)
         return found

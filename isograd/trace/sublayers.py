@@ -415,6 +415,15 @@ class _Finder:
             learned += self.dataflow.weights(last)
         return TracedCoefficient(value=value, even=even, learned=tuple(dict.fromkeys(learned)), offset=offset)
 
+    def _largest(self, product: Operation, value: int) -> Operation:
+        """Of the products that are added up on the way to a value the largest, beside its adapters."""
+        found = [product]
+        for operation in self.dataflow.between(product.makes[0], value):
+            terms = [self.dataflow.product(v) for v in self.dataflow.data(operation)] if bare(operation) in SUMS else []
+            if any(term is product for term in terms):
+                found += [term for term in terms if term is not None]
+        return max(found, key=lambda o: max(self.trace[v].numel() for v in o.reads if v not in self.dataflow.live))
+
     def _roles(self, products: list[Operation], attention: Operation | None, last: str | None) -> dict[str, str]:
         roles: dict[str, str] = {}
         if attention is None:
@@ -423,6 +432,7 @@ class _Finder:
         elif (attended := query_key_value(self.dataflow, attention)) is not None:
             for side, value in zip(("query", "key", "value"), attended, strict=True):
                 product = next((o for o in reversed(products) if o.makes[0] in self.dataflow.above(value)), None)
+                product = None if product is None else self._largest(product, value)
                 for name in self.dataflow.weights(product) if product is not None else ():
                     if name in self.matrices:
                         roles[name] = f"{roles[name]}+{side}" if name in roles else side

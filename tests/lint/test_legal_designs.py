@@ -185,6 +185,114 @@ def bilinear() -> Decoder:
     return started(model)
 
 
+class LowRank(nn.Module):
+    """LoRA: W x + 2 B A x, where B begins at 0."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.a, self.b = base, nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, base.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 2 * self.b(self.a(x))
+
+
+def turned(x: Tensor, sign: int = 1) -> Tensor:
+    """Heads (batch, heads, time, width) rotated by position."""
+    half = x.shape[-1] // 2
+    angles = sign * torch.arange(x.shape[-2])[:, None] * 100.0 ** -(torch.arange(half) / half)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+class Rotary(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(project(x)) for project in (self.query, self.key, self.value))
+        heads = self.mixed(turned(q), turned(k), v, self.visible(x.shape[1]))
+        return self.out(join(heads))
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+class ValuesTurned(Rotary):
+    """DeepSeek V4: values are rotated as keys are, and the mixture is rotated back."""
+
+    back = True
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        mixed = super().mixed(q, k, turned(v), seen)
+        return turned(mixed, -1) if self.back else mixed
+
+
+class ValuesStayTurned(ValuesTurned):
+    back = False
+
+
+class Tempered(Rotary):
+    """ZAYA: keys that are multiplied by a number that begins at 0."""
+
+    def __init__(self, visible: Any = causal) -> None:
+        super().__init__(visible)
+        self.temperature_norm = nn.Parameter(torch.zeros(()))
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        return super().mixed(q, k * self.temperature_norm, v, seen)
+
+
+class Choosing(Attention):
+    """Top-k attention: what scores the keys only says which of them are seen."""
+
+    def __init__(self, visible: Any = causal) -> None:
+        super().__init__(visible)
+        self.scorer = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(project(x)) for project in (self.query, self.key, self.value))
+        scores = self.scorer(x).transpose(1, 2).masked_fill(~causal(x.shape[1]), float("-inf"))
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(8, -1).indices, True)
+        seen = (chosen & causal(x.shape[1])) | torch.eye(x.shape[1], dtype=torch.bool)
+        return self.out(join(F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None])))
+
+
+def attending(attention: type[Attention]) -> Decoder:
+    return pre(layer=type("Layer", (WithAttention,), {"attention": attention}))
+
+
+def adapted(attention: type[Attention] = Attention) -> Decoder:
+    model = attending(attention)
+    layer: Any
+    for layer in model.layers:
+        layer.attn.query, layer.attn.value = LowRank(layer.attn.query), LowRank(layer.attn.value)
+    return model
+
+
+class Pooled(Decoder):
+    """A norm of the first token, for a head that is not used here."""
+
+    def __init__(self, layers: list[nn.Module], final: nn.Module | None) -> None:
+        super().__init__(layers, final)
+        self.post_norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits = super().forward(input_ids)
+        self.post_norm(self.tokens(input_ids)[:, 0])
+        return logits
+
+
+class CrossLayer(PreLayer):
+    """A cross-attention for those who give a memory, and its norm."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.cross_norm, self.cross = nn.LayerNorm(WIDTH), Attention()
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        if memory is not None:
+            x = x + self.cross(self.cross_norm(x))
+        return super().forward(x)
+
+
 LEGAL: dict[str, Callable[[], nn.Module]] = {
     "logit-cap": lambda: pre(layer=CappedLayer),
     "mup-scale": lambda: pre(layer=MuPLayer),
@@ -201,6 +309,11 @@ LEGAL: dict[str, Callable[[], nn.Module]] = {
     "padding-row": padded,
     "depth-scaled": depth_scaled,
     "bilinear": bilinear,
+    "low-rank": adapted,
+    "low-rank-rotary": lambda: adapted(Rotary),
+    "values-turned-back": lambda: attending(ValuesTurned),
+    "keys-from-zero": lambda: attending(Tempered),
+    "pooled-norm": lambda: started(Pooled([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
     "dropout-in-training": lambda: nn.Sequential(*[nn.Sequential(pre(2), nn.Dropout(0.1))]),
 }
 
@@ -211,6 +324,34 @@ def test_nothing_is_said_of_an_unusual_design(name: str) -> None:
     findings = isograd.check(LEGAL[name]())
     assert [str(f) for f in findings if f.severity != "info"] == []
     assert findings.missed == ()
+
+
+def test_values_that_stay_turned_are_reported() -> None:
+    """The negative control of values that are turned back."""
+    torch.manual_seed(0)
+    assert "rotary-wrong" in isograd.check(attending(ValuesStayTurned)).codes
+
+
+def test_a_zero_matrix_beside_no_other_is_reported() -> None:
+    """The negative control of an adapter's zeros."""
+    torch.manual_seed(0)
+    model: Any = adapted()
+    nn.init.zeros_(model.layers[1].attn.value.base.weight)
+    assert "weights-zero" in isograd.check(model).codes
+
+
+def test_what_only_chooses_is_a_warning() -> None:
+    torch.manual_seed(0)
+    found = [f for f in isograd.check(attending(Choosing)) if f.code == "gradient-cut"]
+    assert [(f.severity, f.measured) for f in found] == [("warning", 8.0)]
+    assert "scorer" in found[0].address
+
+
+def test_a_norm_beside_a_module_that_waits_is_not_unread() -> None:
+    torch.manual_seed(0)
+    findings = isograd.check(pre(layer=CrossLayer))
+    assert findings.codes == set()
+    assert len(findings.missed) == 4
 
 
 def test_attention_by_hand_is_the_fused_one() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isograd.trace.anatomy import Anatomy
 from isograd.trace.attention import FUSED, is_softmax, logits_of, query_key_value, scores_below
-from isograd.trace.dataflow import Dataflow, bare
+from isograd.trace.dataflow import SUMS, Dataflow, bare
 from isograd.trace.record import Operation, Trace
 from isograd.trace.sublayers import TracedSublayer
 
@@ -133,15 +133,29 @@ class MeasuredAttention:
 
     def projection(self, value: int) -> int | None:
         """What the last matrix made of which a query, key or value was laid out, rotated or normalized."""
-        above = self.dataflow.above(value)
-        made = [o.makes[0] for o in self.trace.operations if self.dataflow.is_product(o) and o.makes[0] in above]
-        return made[-1] if made else None
+        dataflow, above = self.dataflow, self.dataflow.above(value)
+        made = [o.makes[0] for o in self.trace.operations if dataflow.is_product(o) and o.makes[0] in above]
+        if not made:
+            return None
+        last = made[-1]
+        for operation in dataflow.between(last, value):  # a low-rank adapter is one of the terms of its sum
+            others = [v for v in dataflow.data(operation) if last not in dataflow.above(v)]
+            if bare(operation) in SUMS and any(dataflow.product(v) is not None for v in others):
+                last = operation.makes[0]
+        return last
 
     def matrix(self, value: int) -> str | None:
         """The name of the weight that made the projection of a query, key or value."""
         made = self.projection(value)
         product = None if made is None else self.trace.made_by(made)
-        return None if product is None else next(iter(self.dataflow.weights(product)), None)
+        if product is None:
+            return None
+        terms = [product, *(self.dataflow.product(v) for v in self.dataflow.data(product))]  # of a sum with an adapter
+        products = [o for o in terms if o is not None and self.dataflow.is_product(o)]
+        names = [name for o in products[:1] if o is product for name in self.dataflow.weights(o)]
+        names = names or [name for o in products for name in self.dataflow.weights(o)]
+        sizes = {n: self.trace[v].numel() for v, n in self.trace.names.items()}
+        return max(names, key=lambda name: sizes[name], default=None)
 
     def moved(self, at: int, wanted: int, axis: int, place: int = 1) -> Tensor | None:
         """Where `wanted` changes if `at` is another one at one place of an axis; None where there is no such place."""

@@ -16,12 +16,16 @@ from isograd.trace.record import Operation
 
 BLIND = 1e-3  # of what the attention adds: less is another order of sums
 CHANGED = 1e-4  # relative: a difference that rounding does not make
-SPEAKS = re.compile(r"(^|[._])(w?pe|pos\w*|rope\w*|rotary\w*|freqs?\w*|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)", re.I)
+SPEAKS = re.compile(
+    r"(^|[._])(w?pe|pos(?!t)\w*|rope\w*|rotary\w*|freqs?\w*|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)", re.I
+)
 
 
 def missing(checked: CheckedModel) -> Iterator[Finding]:
     """A model of tokens for which the order of the earlier ones does not count, though a part of it is about order."""
+    stacks = {stack.name for stack in checked.token_stacks} if checked.takes_ids else None
     attentions = [a for a in checked.attentions if a.sublayer.kind == "attn"]
+    attentions = [a for a in attentions if stacks is None or a.sublayer.stack in stacks]
     views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
     if not views or checked.places_vary is not None or not all(_blind(checked, a) for a in attentions):
         return
@@ -43,18 +47,21 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
 
 def _can_vary(checked: CheckedModel) -> bool:
     """Whether the first stack begins with one vector for each token, so that its positions can be asked for."""
-    tables = [o.makes[0] for o in checked.trace.operations if o.name == "embedding"]
-    if not checked.anatomy.stacks or not tables:
+    if not checked.token_stacks or not checked.looked_up:
         return False
-    first = checked.trace[checked.anatomy.stacks[0].first]
-    return first.ndim == 3 and any(checked.trace[t].shape[:2] == first.shape[:2] for t in tables)
+    first = checked.trace[checked.token_stacks[0].first]
+    return first.ndim == 3 and any(checked.trace[t].shape[:2] == first.shape[:2] for t in checked.looked_up)
 
 
 def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
-    """Whether the last position's result stays when the earlier ones change places."""
+    """Whether the last position's result stays when the earlier ones change places. Queries or keys that begin at 0
+    cannot show it: their weights are even, whatever turns them.
+    """
     trace, sublayer = checked.trace, attention.sublayer
     x, result = trace[sublayer.read], trace[sublayer.total]
     if x.ndim != 3 or result.shape != x.shape or x.shape[1] < 4:
+        return False
+    if not trace[attention.query].any() or not trace[attention.key].any():
         return False
     other = x.clone()
     other[:, :-1] = x[:, :-1].flip(1)
@@ -74,8 +81,10 @@ def _unused(checked: CheckedModel) -> str | None:
             indices = checked.trace[operation.reads[1]]
             if indices.numel() > 1 and bool((indices == indices.flatten()[0]).all()) and _of_places(checked, operation):
                 return checked.dataflow.parameter(operation.reads[0])
+    acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
     for name, _ in checked.model.named_buffers():
-        if SPEAKS.search(name) and "position_ids" not in name:
+        owner = name.rpartition(".")[0]  # it may have made another table as it ran, or have one for each kind of layer
+        if SPEAKS.search(name) and "position_ids" not in name and (not owner or owner not in acting):
             return name
     dead = (o for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.reaching.isdisjoint(o.makes))
     return next((o.module or "cos" for o in dead), None)
@@ -105,6 +114,7 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
         for a in checked.attentions
         if a.sublayer.kind == "attn"
     ]
+    sides = [t for t in sides if not (t.value and turns_back(t.attention))]
     both = [t.attention for t in sides if t.query and t.key]
     for what, found in (
         ("values are rotated by position too", [t.attention for t in sides if t.value and t.query and t.key]),
@@ -148,7 +158,28 @@ def turns(attention: MeasuredAttention, value: int) -> bool | None:
         return None
     moved, places = same
     moved = moved.movedim(places, 0)
-    return bool((moved - moved[:1]).abs().max() > CHANGED * moved.abs().max())
+    return bool((moved - moved[:1]).abs().max() > CHANGED * moved.abs().max()) if moved.any() else None
+
+
+def turns_back(attention: MeasuredAttention) -> bool:
+    """Whether what was mixed is turned by position before the branch's last product: values that were turned are
+    then read relative to the query.
+    """
+    trace, mixture = attention.trace, attention.mixture
+    places = None if mixture is None else attention.places(mixture)
+    if mixture is None or places is None or not trace[mixture].shape[places] > 1:
+        return False
+    x, read = trace[mixture], mixture
+    for operation in attention.dataflow.between(mixture, attention.sublayer.branch):
+        if attention.dataflow.is_product(operation):
+            break
+        made = trace[operation.makes[0]]
+        read = operation.makes[0] if made.numel() == x.numel() and x.shape[places] in made.shape else read
+    row = torch.randn(x.select(places, 0).shape, generator=torch.Generator().manual_seed(0)).to(x).unsqueeze(places)
+    same = trace.replay({mixture: row.expand_as(x).clone()}, [read])[0]
+    axes = [d for d in range(same.ndim - 1) if same.shape[d] == x.shape[places]]
+    gaps = [(same - same.narrow(d, 0, 1)).abs().max() for d in axes]
+    return bool(gaps) and bool(min(gaps) > CHANGED * same.abs().max())
 
 
 def _of_equal(attention: MeasuredAttention, value: int, seed: int = 0) -> tuple[Tensor, int] | None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding
+from isograd.lint.findings import Finding, many
 from isograd.trace.dataflow import bare
-from isograd.trace.record import answer, arguments, fitted
+from isograd.trace.record import answer, arguments, fitted, undisturbed
 
 ROUNDS = 3
 STEP = 1e-2
@@ -25,11 +25,23 @@ ROUNDED = ("round", "sign", "floor", "ceil", "argmax", "topk", "argmin", "bucket
 def cut(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that the output depends on and that stay where they begin."""
     none, zero = _stuck(checked)
+    choosing = [n for n in none if _only_chooses(checked, n)]
+    none = [n for n in none if n not in choosing]
     if none:
         yield _finding(checked, "gradient-cut", none, "the output depends on it, and autograd gives it no gradient")
+    elif choosing:
+        yield Finding(
+            code="gradient-cut",
+            severity="warning",
+            address=choosing[-1],
+            measured=float(len(choosing)),
+            message=f"{many(len(choosing), 'parameter')} of what chooses entries, as by top-k, get no gradient from the"
+            " output: a choice passes none",
+            remedy="train it by a loss of its own, or multiply what was chosen by its score, as routers of experts do",
+        )
     if zero:
         yield _finding(checked, "gradient-zero", zero, "its gradient is exactly 0, and stays 0 after an update")
-    if not none and not zero and (wrong := _wrong_derivative(checked)) is not None:
+    if not none and not zero and not choosing and (wrong := _wrong_derivative(checked)) is not None:
         yield Finding(
             code="gradient-cut",
             severity="error",
@@ -86,6 +98,7 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
     twin = checked.twin
     read = {n for v, n in checked.trace.names.items() if v in checked.reaching}
     waiting = {n: p for n, p in twin.named_parameters() if n in read and p.requires_grad and p.is_floating_point()}
+    waiting = {n: p for n, p in waiting.items() if p.numel()}
     kept = {n: p.detach().clone() for n, p in waiting.items()}
     draw = torch.Generator().manual_seed(0)
     none: set[str] = set()
@@ -101,6 +114,8 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
                     if name in kept and name not in waiting:
                         size = kept[name].square().mean().sqrt().clamp_min(STEP)
                         parameter.add_(STEP * size * torch.randn(parameter.shape, generator=draw))
+        if waiting:
+            waiting = _in_training(checked, waiting, draw)
     finally:
         with torch.no_grad():
             for name, parameter in twin.named_parameters():
@@ -109,8 +124,52 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
     return [n for n in waiting if n in none], [n for n in waiting if n not in none]
 
 
-def _gradients(checked: CheckedModel, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor | None]:
-    loss = _loss(checked)
+def _in_training(
+    checked: CheckedModel, waiting: dict[str, nn.Parameter], draw: torch.Generator
+) -> dict[str, nn.Parameter]:
+    """Those without a gradient in training mode either, nor at other draws of those that are not zero: a router that
+    weighs near ties alone has one at some of them.
+    """
+    with undisturbed(checked.twin):
+        for _ in range(ROUNDS if waiting else 0):
+            grads = _gradients(checked, waiting, training=True)
+            waiting = {n: p for n, p in waiting.items() if (g := grads[n]) is None or not g.any()}
+            with torch.no_grad():
+                for parameter in (p for p in waiting.values() if p.any()):
+                    size = parameter.square().mean().sqrt()
+                    parameter.copy_(size * torch.randn(parameter.shape, generator=draw))
+    return waiting
+
+
+def _only_chooses(checked: CheckedModel, name: str) -> bool:
+    """Whether all that was computed of a parameter with numbers ends before the output: ids and masks go on alone."""
+    trace = checked.trace
+    reached = {v for v, n in trace.names.items() if n == name}
+    chosen = False
+    for operation in trace.operations:
+        if reached.isdisjoint(operation.reads) or checked.reaching.isdisjoint(operation.makes):
+            continue
+        made = [v for v in operation.makes if v in checked.reaching]
+        numbers = [v for v in made if trace[v].is_floating_point()]
+        chosen |= len(numbers) < len(made)
+        reached.update(numbers)
+    return chosen and reached.isdisjoint(trace.outputs.values())
+
+
+def _gradients(
+    checked: CheckedModel, parameters: dict[str, nn.Parameter], *, training: bool = False
+) -> dict[str, Tensor | None]:
+    if not parameters:
+        return {}
+    try:
+        checked.twin.train(training)
+        loss = _loss(checked)
+    except Exception:
+        if not training:
+            raise
+        return dict.fromkeys(parameters)
+    finally:
+        checked.twin.eval()
     if loss is None or not loss.requires_grad:
         return dict.fromkeys(parameters)
     grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
