@@ -78,7 +78,7 @@ class Verdict:
 
 def judge(
     losses: Sequence[float],
-    unigram: float | Sequence[float],
+    unigram: float | Sequence[float] | None,
     *,
     steps: Sequence[int] | None = None,
     rates: Sequence[float] | None = None,
@@ -92,7 +92,8 @@ def judge(
 
     Args:
         losses: of the logged steps, nats.
-        unigram: the unigram loss of each of them, or the entropy of the token frequencies.
+        unigram: the unigram loss of each of them, or the entropy of the token frequencies; None where the loss is not
+            one of tokens: then a run whose losses are finite has finished, and its task's score says how well.
         steps: their numbers; None: 1, 2, ...
         rates: their learning rates, so that a warm-up counts for what it is; None: all the same.
         held_out: loss of the final weights on held-out text, None where there is none.
@@ -110,6 +111,8 @@ def judge(
     ('undecided', 'undecided')
     >>> [judge([2.0] * 100 + [6.0] * 300 + back, 3.0).outcome for back in ([], [2.0] * 20)]
     ['diverged', 'finished']
+    >>> judge([0.7] * 300, None).outcome, judge([0.7, math.nan], None).outcome
+    ('finished', 'diverged')
     """
     steps = range(1, len(losses) + 1) if steps is None else steps
     bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
@@ -119,6 +122,8 @@ def judge(
         return _verdict("diverged", "the held-out loss is not finite", Numbers())
     if not losses:
         return _verdict("undecided", "no step was trained", Numbers())
+    if unigram is None:
+        return _verdict("finished", "every loss was finite; the score says what was learned", Numbers())
     levels = [unigram] * len(losses) if isinstance(unigram, int | float) else list(unigram)
     away = None
     if held_out is not None:
@@ -195,7 +200,7 @@ class Onset:
 
     >>> onset = Onset()
     >>> [onset.follow(step, loss, 4.0).since for step, loss in enumerate([3.0] * 20 + [9.0] * 12 + [2.0] * 20, 1)][::10]
-    [None, None, None, 21, None, None]
+    [None, None, 21, 21, None, None]
     """
 
     def __init__(self) -> None:

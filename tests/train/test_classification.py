@@ -275,7 +275,7 @@ def test_failed_is_not_above_the_majority_line(masked: str) -> None:
     for score, failed in ((line - 0.1, True), (line, True), (line + 0.1, False), (None, True)):
         assert task.measured({"loss": 0.6, "accuracy": score, "f1": 0.8})["failed"] == failed
     rows = [{"step": step, "loss": 0.7, "lr": 1e-3} for step in range(1, 301)]  # at the constant answer's loss, too
-    assert (task.judge(rows, 0.6).outcome, task.judge(rows, None).outcome) == ("finished", "diverged")
+    assert (task.judge(rows, 0.6).outcome, task.judge(rows, math.nan).outcome) == ("finished", "diverged")
 
 
 def test_another_model_under_the_same_name_is_refused(tmp_path: Path) -> None:

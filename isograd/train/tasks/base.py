@@ -112,7 +112,7 @@ class Task(ABC):
 
     @property
     def token_entropy(self) -> float | None:
-        """What the early warning compares the loss with; None where the loss is not one of tokens."""
+        """What the early warning and the verdict compare the loss with; None where the loss is not one of tokens."""
         return self.unigram_entropy
 
     @abstractmethod
@@ -178,10 +178,9 @@ class Task(ABC):
             broke_at: the step at which the run was stopped, where it diverged.
             apart: how far the gradients of the layers had come apart; see `isograd.outcome.judge`.
         """
-        early = [self.unigram_entropy] * len(rows[:-LOOKED_AT])
         return judge(
             [row["loss"] for row in rows],
-            [*early, *(self.unigram_loss([row["step"]]) for row in rows[-LOOKED_AT:])],
+            None if self.token_entropy is None else self._unigram_losses(rows),
             steps=[row["step"] for row in rows],
             rates=[row["lr"] for row in rows],
             held_out=held_out,
@@ -190,6 +189,11 @@ class Task(ABC):
             broke_at=broke_at,
             apart=apart,
         )
+
+    def _unigram_losses(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Of each row's batch; of those long ago, whose batches are not formed again, the entropy."""
+        early = [self.unigram_entropy] * len(rows[:-LOOKED_AT])
+        return [*early, *(self.unigram_loss([row["step"]]) for row in rows[-LOOKED_AT:])]
 
     @abstractmethod
     def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:

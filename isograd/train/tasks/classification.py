@@ -1,8 +1,7 @@
 """Fine-tuning on a task of GLUE: a pre-trained stack and a fresh head; loss and GLUE's metrics on the dev part."""
 
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from isograd.errors import RecipeError
-from isograd.outcome import Numbers, Verdict
 from isograd.train.run import Placed, share
 from isograd.train.tasks.base import OUTCOME, VALIDATION, Column, RowRun, RowTraining, Task
 
@@ -214,6 +212,7 @@ class Classification(Task):
 
     @property
     def token_entropy(self) -> None:
+        """A fine-tuning that learns nothing is detected by its score, not by its loss: `failed` in outcome.json."""
         return None
 
     def config(self) -> "IsogradConfig":
@@ -266,18 +265,6 @@ class Classification(Task):
         """ "loss" (cross-entropy in nats, or the mean squared error) and every metric, on the dev part."""
         loss, found = self._measured(model, self.corpus.dev)
         return {"loss": loss, **found}
-
-    def judge(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        held_out: float | None,
-        broke_at: int | None = None,
-        apart: float | None = None,
-    ) -> Verdict:
-        """A fine-tuning that learns nothing is detected by its score, not by its loss: `failed` in outcome.json."""
-        finite = held_out is not None and math.isfinite(held_out) and all(math.isfinite(row["loss"]) for row in rows)
-        reason = "judged by its score, beside that of a constant answer" if finite else "a loss was not finite"
-        return Verdict(outcome="finished" if finite else "diverged", reason=reason, numbers=Numbers())
 
     def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
         """Scores of the dev part, and of the test part where it has labels, beside the majority-class baseline."""
