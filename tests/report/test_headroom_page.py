@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
+from isograd.errors import UserError
 from isograd.report.pages.headroom import (
     HEADER,
     boundaries,
@@ -227,6 +228,15 @@ def test_a_file_that_is_no_search(tmp_path: Path, broken: str) -> None:
     assert not (tmp_path / "report").exists()
     with pytest.raises(ValueError, match=r"no headroom.json in it"):
         read_headroom(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("word", ["broke", "stuck"])
+def test_words_of_an_earlier_version_are_refused(tmp_path: Path, word: str) -> None:
+    text = json.dumps(headroom_of(TWO))
+    assert '"verdict": "collapsed"' in text
+    (tmp_path / "headroom.json").write_text(text.replace('"collapsed"', f'"{word}"'))
+    with pytest.raises(UserError, match=f"verdict '{word}' is of an earlier version of isograd; search again"):
+        write_headroom(tmp_path)
 
 
 @pytest.mark.slow

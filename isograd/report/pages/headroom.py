@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from matplotlib.axes import Axes
 
+from isograd.errors import UserError
 from isograd.files import finite, read_json, write_text
 from isograd.report import compared
 from isograd.report.compared import Compared
 from isograd.report.page import Page, Section, Table, csv_of_rows, write_page
 from isograd.report.style import COLOURS, INK, Drawing, Look, Output, drawing, heading, is_first, label, log, look_of
 from isograd.statistics import caution, compare, side_by_side
-from isograd.study.boundary import Boundary, BoundaryInterval, RateSearch, log_middle
+from isograd.study.boundary import Boundary, BoundaryInterval, RateSearch, RateVerdict, log_middle
 from isograd.study.labels import flat, shown
 
 Row = Mapping[str, Any]
@@ -74,10 +75,12 @@ def read_headroom(folder: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: there is no headroom.json, or it is not what `isograd headroom` writes.
+        UserError: it is of an earlier version.
     """
     path = folder / HEADROOM
     try:
         content: dict[str, Any] = read_json(path)
+        _check_verdicts(path, content)
         RateSearch(**content["search"])
         _page(content, None)
         list(_results(content))
@@ -86,6 +89,13 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
         raise ValueError(f"{path}: not what isograd headroom writes ({type(error).__name__}: {error})") from error
     return content
+
+
+def _check_verdicts(path: Path, content: Row) -> None:
+    """Earlier versions had other words, which would be drawn as nothing and counted as nothing."""
+    words = dict.fromkeys(one["verdict"] for chain in content["chains"] for one in chain["tried"])
+    if unknown := [word for word in words if word not in get_args(RateVerdict)]:
+        raise UserError(f"{path}: verdict {unknown[0]!r} is of an earlier version of isograd; search again")
 
 
 def write_headroom(
@@ -153,9 +163,9 @@ _SEARCH = (
 )
 _VERDICTS = (
     "Each rate is a run of its own, from scratch, with the recipe's number of steps: a longer one may diverge later."
-    " Trained: finished, and did not diverge on the way. Diverged: a mean of ten losses lay 0.5 nat above the lowest"
-    " before, or returned to the unigram entropy after it had been 0.10 nat below, or was not finite. Stuck: collapsed,"
-    " at rest at the unigram entropy. Undecided: too few steps to tell. Slow: undecided below a rate that trains."
+    " Finished: and did not diverge on the way. Diverged: a mean of ten losses lay 0.5 nat above the lowest before, or"
+    " returned to the unigram entropy after it had been 0.10 nat below, or was not finite. Collapsed: at rest at the"
+    " unigram entropy. Undecided: too few steps to tell. Slow: undecided below a rate that trains."
 )
 
 
