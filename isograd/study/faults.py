@@ -75,6 +75,7 @@ KNOWN: dict[str, Kinds] = {  # what else it reads: None, or this
         **{f"candidates.{kind}.steps": (list,) for kind in get_args(Kept)},
         **{f"candidates.{kind}.{name}": _NUMBER for kind in get_args(Kept) for name in ("loss", "bleu")},
         "judged": _SECTION,
+        **dict.fromkeys(("judged.held_out_excess", "judged.needed"), _NUMBER),
     },
 }
 ROWS: dict[str, Kinds] = {  # of every row

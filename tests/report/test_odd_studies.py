@@ -114,7 +114,7 @@ def test_each_text_has_its_own_entropy(tmp_path: Path) -> None:
     found = found_in(read_study(folder))
     assert found.entropy is None
     said = "".join(unlearnt(found))
-    assert "of its text: a.txt, LR 0.003 (3 of 3 seeds); b.txt, LR 0.003" in said
+    assert "record others: a.txt, LR 0.003 (3 of 3 seeds); b.txt, LR 0.003" in said
     assert [line[3] for line in rates_table(found).lines] == ["0.250", "0.050"]
 
 

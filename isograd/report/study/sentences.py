@@ -73,17 +73,30 @@ def undecided(arms: Sequence[StudyArm]) -> Iterator[str]:
 
 
 def unlearnt(found: StudyFindings) -> Iterator[str]:
-    """Which finished, and are no better on held-out text than token frequencies; each cell by its own entropy."""
-    known = [(arm, sum(map(_is_unlearnt, arm.cells))) for arm in found.arms]
-    said = [f"{arm.label} ({many} of {arm.n} seed{'s' * (arm.n > 1)})" for arm, many in known if many]
+    """Which finished, and are no better on validation text than token frequencies."""
+    known = [(arm, [*filter(_is_unlearnt, arm.cells)]) for arm in found.arms]
+    known = [(arm, cells) for arm, cells in known if cells]
+    said = [f"{arm.label} ({len(cells)} of {arm.n} seed{'s' * (arm.n > 1)})" for arm, cells in known]
     if said:
-        level = "of its text" if found.entropy is None else f"({found.entropy:.3f} nats)"
-        yield f"Finished, with a validation loss not below the unigram entropy {level}: {_some(said, 'arms')}."
+        rough = any(_judged_excess(cell) is None for _, cells in known for cell in cells)
+        of = ", by those of the training text where a run does not record others" if rough else ""
+        yield (
+            f"Finished, with a validation loss not below that of token frequencies alone{of}: {_some(said, 'arms')}."
+        )
 
 
 def _is_unlearnt(cell: CellFiles) -> bool:
-    loss, entropy = cell.number("validation_loss"), cell.number("unigram_entropy")
-    return cell.how == "finished" and entropy is not None and loss is not None and loss >= entropy
+    """By the unigram loss of the validation text; where the run does not record it, by that of the training text."""
+    loss, entropy, excess = cell.number("validation_loss"), cell.number("unigram_entropy"), _judged_excess(cell)
+    if cell.how != "finished" or loss is None:
+        return False
+    return excess >= 0 if excess is not None else entropy is not None and loss >= entropy
+
+
+def _judged_excess(cell: CellFiles) -> float | None:
+    """Nats of the validation loss above the unigram loss of the same text."""
+    excess: float | None = (cell.outcome.get("judged") or {}).get("held_out_excess")
+    return excess
 
 
 def edges(found: StudyFindings) -> Iterator[str]:
