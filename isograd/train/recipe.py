@@ -180,7 +180,24 @@ def _check_keys(content: Mapping[str, Any], task: str) -> None:
                 raise RecipeError(f"{key} is empty; give it a value, or leave it out for {defaults[key]!r}")
 
 
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "tuple": "a list"}
+
+
 def _plain(message: str) -> str:
-    """The parser's message in one line, with our keys and without Python's words."""
-    one_line = " ".join(message.split()).replace('Parser key "run.', '"')
-    return re.sub(r"a (?:<class '(\w+)'>|typing\.(?=Literal))", r"\1", one_line)
+    """`model.layers=1e+22: expected a whole number`, of the parser's message about a value of the wrong type."""
+    one_line = re.sub(r"<class '(\w+)'>|typing\.(?=Literal)", r"\1", " ".join(message.split()))
+    key = re.search(r'"run\.([\w.]+)"', one_line)
+    wanted = re.findall(r"Expected (?:a )?(Literal\[.*?\]|tuple with \d+ elements|\w+)", one_line)
+    value = re.search(r"(?:Got value|Given value): (.*)$", one_line)
+    if key is None or not wanted or value is None:
+        return one_line
+    kinds = [_KINDS.get(kind) or _choices(kind) for kind in wanted if kind != "NoneType"]
+    return f"{key[1]}={value[1]}: expected {' or '.join(dict.fromkeys(kinds))}"
+
+
+def _choices(kind: str) -> str:
+    """
+    >>> _choices("Literal['linear', 'cosine']"), _choices("tuple with 2 elements")
+    ('linear, cosine', 'a list with 2 elements')
+    """
+    return ", ".join(re.findall(r"'(.*?)'", kind)) or kind.replace("tuple", "a list")
