@@ -1,14 +1,12 @@
 """Expected gradients against brute-force autograd; boundedness against its definition and the paper's own example."""
 
 import copy
-import doctest
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from isograd.theory import on_batches
 from isograd.theory.on_batches import expected_gradients, last_states, outside
 from tests.build import labelled, model
 
@@ -71,7 +69,3 @@ def test_a_gaussian_is_bounded_as_the_paper_says() -> None:
         assert outside(z, epsilon) <= 2 * math.exp(-width * epsilon**2 / 8)  # both sides
     heavy = torch.randn(4000, 512, generator=draw, dtype=torch.float64).exp().square().sum(-1)
     assert outside(heavy, 0.2) > 2 * math.exp(-512 * 0.2**2 / 8)  # no Gaussian
-
-
-def test_examples() -> None:
-    assert doctest.testmod(on_batches).failed == 0

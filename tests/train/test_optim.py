@@ -1,6 +1,5 @@
 """Optimizers against their rules written by hand in fp64, schedules against their formulas."""
 
-import doctest
 import functools
 import math
 import sys
@@ -18,7 +17,6 @@ from transformers.optimization import (
 
 from isograd import IsogradConfig, IsogradForCausalLM
 from isograd.errors import RecipeError
-from isograd.train import optim
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import load_run
 from isograd.train.run import Training
@@ -346,11 +344,6 @@ def test_bits_of_old_recipes() -> None:
             rate = schedule_of(Training(steps=total, warmup=warmup, decay=decay))  # type: ignore[arg-type]
             expected = [t / warmup if t <= warmup else old(t, warmup, total) for t in range(1, total + 2)]
             assert [rate(t) for t in range(1, total + 2)] == expected
-
-
-def test_examples() -> None:
-    result = doctest.testmod(optim)
-    assert result.attempted and not result.failed
 
 
 def test_an_absent_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

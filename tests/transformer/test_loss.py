@@ -1,6 +1,5 @@
 """The chunked loss against torch's cross-entropy on the whole matrix of logits, and against the originals' sums."""
 
-import doctest
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -128,11 +127,6 @@ def test_the_originals_smoothed_losses(case: str, tag: str, name: str, summed: f
 def test_definitions_nobody_has_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"'torch' or 'fairseq', not '{name}'"):
         smoothing_of(0.1, name, VOCABULARY)
-
-
-def test_examples() -> None:
-    result = doctest.testmod(loss)
-    assert result.attempted and not result.failed
 
 
 @pytest.mark.parametrize("items", [1, 7, torch.tensor(13)])
