@@ -34,6 +34,7 @@ from isograd.interop.checkpoints.weights import depths, fill, from_theirs, refus
 from isograd.interop.fold import FoldError, fold
 from isograd.interop.hf import FAMILIES
 from isograd.interop.hf.family import Family, has_coefficients, has_inner_norms, norms_at, rows
+from isograd.interop.hf.refused import reason
 from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
 from isograd.interop.parity import ParityReport, Side, hashes, measure
 from isograd.interop.sample import Sample
@@ -400,7 +401,7 @@ def from_transformers(theirs: PreTrainedModel) -> IsogradPreTrainedModel:
     Raises:
         InteropError: a class that isograd has no counterpart for, an option or weights that it has no place for.
     """
-    family, kind = _counterpart(type(theirs).__name__)
+    family, kind = _counterpart(theirs)
     options = family.from_options(theirs.config)
     layers = (
         {"encoder": options["encoder_layers"], "decoder": options["num_hidden_layers"]}
@@ -445,8 +446,10 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
         model.save_pretrained(part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
+        family, _ = _counterpart(theirs)
+        before: Side = {"fp64": family.in_fp64(theirs), "fp32": theirs, "bf16": theirs}
         report = measure(
-            theirs,
+            before,
             type(model).from_pretrained(part),
             about=f"{type(theirs).__name__} imported as {model.config.placement}",
             files=hashes(part),
@@ -457,9 +460,12 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
     return report
 
 
-def _counterpart(name: str) -> tuple[Family, ModelKind]:
+def _counterpart(theirs: PreTrainedModel) -> tuple[Family, ModelKind]:
+    name, why = type(theirs).__name__, reason(theirs)
     known = {family.classes[kind]: (family, kind) for family in FAMILIES.values() for kind in family.imports}
     known |= {f.second_head: (f, MASKED) for f in FAMILIES.values() if f.second_head and MASKED in f.imports}
+    if why is not None:
+        raise InteropError(f"{name}: no counterpart here: {why}")
     if name not in known:
         raise InteropError(f"{name}: no counterpart here; expected one of {', '.join(known)}")
     return known[name]

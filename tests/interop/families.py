@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from isograd.interop.parity import Promoted
 
@@ -37,7 +37,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 
 @dataclass(frozen=True)
 class Native:
-    """A class of transformers with options beside `SHAPE`; `left`: it finds positions in a batch padded on the left."""
+    """A class of transformers with options beside `SHAPE`."""
 
     cls: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -64,16 +64,20 @@ def randomised(network: Any, seed: int) -> Any:
     return network
 
 
-def ids(rows: int = 2, time: int = 14, seed: int = 0) -> Tensor:
-    return torch.randint(3, 41, (rows, time), generator=torch.Generator().manual_seed(seed))
+def padded(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two sequences of 14 and 10 tokens, padded on the right, and their mask."""
+    ids = torch.randint(3, 41, (2, 14), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(ids)
+    ids[1, 10:], mask[1, 10:] = 1, 0
+    return ids, mask
 
 
-def logits(network: nn.Module, given: Tensor, mask: Tensor | None = None, *, exact: bool = True) -> Tensor:
-    """In eager mode, whose casts the test can promote."""
-    network.set_attn_implementation("eager")  # type: ignore[operator]
+def logits(network: Any, given: Tensor, mask: Tensor, *, exact: bool = True) -> Tensor:
+    """At the places that count, in eager mode, whose casts to float32 are promoted."""
+    network.set_attn_implementation("eager")
     with Promoted() if exact else nullcontext():
         found: Tensor = network(input_ids=given, attention_mask=mask).logits
-    return found
+    return found[mask.bool()] if found.ndim == 3 else found
 
 
 FAMILIES = [
@@ -117,4 +121,42 @@ FAMILIES = [
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
     ),
     Native("GPTNeoXForCausalLM", {"use_parallel_residual": False, "attention_bias": False}),
+    Native("GemmaForCausalLM", {"num_key_value_heads": 1, "head_dim": 6, "tie_word_embeddings": True}),
+    Native(
+        "Gemma2ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 6,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 10,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    Native(
+        "Gemma3ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 6,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 10,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    Native("CohereForCausalLM", {"num_key_value_heads": 2, "logit_scale": 0.3}),
+    Native("CohereForCausalLM", {"num_key_value_heads": 2, "use_qk_norm": True, "attention_bias": True}),
+    Native("PhiForCausalLM", {"num_key_value_heads": 2, "hidden_size": 32}),
+    Native("PhiForCausalLM", {"qk_layernorm": True, "hidden_size": 32}),
+    Native("GPTJForCausalLM", {"rotary_dim": 4, "hidden_size": 32, "n_inner": 24}),
+    Native(
+        "ModernBertForMaskedLM",
+        {"local_attention": 6, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    Native(
+        "ModernBertForMaskedLM",
+        {"local_attention": 6, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
+    ),
+    Native("ElectraForMaskedLM", {"embedding_size": 16}),
+    Native("XLMRobertaForMaskedLM", {}),
+    Native("XLMRobertaForSequenceClassification", {"num_labels": 3}),
 ]

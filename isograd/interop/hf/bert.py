@@ -81,9 +81,11 @@ def _bert(
     **holds: Any,
 ) -> Family:
     """A row: Pre-LN where the norms of its layers stand elsewhere, and one after the last."""
-    return _Bert(
+    made = _Electra if cls == "Electra" else _Bert
+    classifier = {CLASSIFIER: f"{cls}ForSequenceClassification"} if "classifier" in ends else {}
+    return made(
         name=name,
-        classes={MASKED: f"{cls}ForMaskedLM", CLASSIFIER: f"{cls}ForSequenceClassification"},
+        classes={MASKED: f"{cls}ForMaskedLM"} | classifier,
         norms=("pre",) if norms else ("post",),
         token_types=True,
         options=_OPTIONS,
@@ -99,11 +101,43 @@ def _bert(
     )
 
 
+class _Electra(_Bert):
+    """Its generator; discriminators and classifiers have other heads."""
+
+    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
+        return super().to_options(config, kind) | {"embedding_size": config.hidden_size}
+
+    def from_options(self, theirs: Any) -> dict[str, Any]:
+        if theirs.embedding_size != theirs.hidden_size:
+            raise InteropError(
+                f"embedding_size={theirs.embedding_size}: ELECTRA normalizes token vectors before it projects them to"
+                f" hidden_size={theirs.hidden_size}, isograd after"
+            )
+        return super().from_options(theirs)
+
+
 _READ: dict[str, Any] = {"imports": (MASKED, CLASSIFIER), "embedding_norm": True}
 _ROBERTA: dict[str, Any] = {**_READ, "first": "pad", "head_act": "gelu"}
 FAMILIES = (
     _bert("bert", "Bert", "bert", _POOLED, second_head="BertForPreTraining", **_READ),
     _bert("roberta", "Roberta", "roberta", _UNPOOLED, **_ROBERTA),
+    _bert("xlm-roberta", "XLMRoberta", "roberta", _UNPOOLED, rank=1, **_ROBERTA),
+    _bert(
+        "electra",
+        "Electra",
+        "electra",
+        {
+            "heads": {
+                "head.dense": "generator_predictions.dense",
+                "head.norm": "generator_predictions.LayerNorm",
+                "head.decoder": "generator_lm_head",
+            }
+        },
+        rank=1,
+        head_act="gelu",
+        imports=(MASKED,),
+        embedding_norm=True,
+    ),
     _bert(
         "roberta-prelayernorm",
         "RobertaPreLayerNorm",

@@ -21,6 +21,7 @@ from isograd.interop.hf.stated import (
 from isograd.interop.kinds import CAUSAL
 from isograd.models import IsogradConfig
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, sites
+from isograd.placement.formula import Role
 from isograd.transformer.stack import embedding_scale
 
 OPTIONS = {
@@ -84,7 +85,7 @@ def named(placement: str) -> Callable[[Any], Placement]:
 
 
 _BOTH = biases(attention_bias=ATTENTION, mlp_bias=FEEDFORWARD)
-_QKV = ("query", "key", "value")
+_QKV: tuple[Role, ...] = ("query", "key", "value")
 
 
 # SmolLM3 leaves some layers without positions.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 from isograd.errors import InteropError
 from isograd.interop.hf.family import Family
@@ -22,6 +23,7 @@ from isograd.placement.streams import Parallel
 from isograd.transformer.stack import embedding_scale
 
 _ROLES: tuple[Role, ...] = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
+_OF_THE_HEAD: tuple[Role, ...] = ("dense", "head")
 _ACTS = {  # theirs -> ours, ungated and gated
     "silu": ("silu", "swiglu"),
     "swish": ("silu", "swiglu"),
@@ -78,7 +80,7 @@ class Stated(Family):
             config.hidden_act = next(iter(acts))
         try:
             held = self.held(config, kind)
-        except (ValueError, TypeError, KeyError, InteropError) as error:
+        except (ValueError, TypeError, KeyError, StrictDataclassError, InteropError) as error:
             return [*said, f"its configuration cannot say it ({' '.join(str(error).split())[:200]})"]
         own, its = facts(config), facts(held)
         said += [_difference(what, its.get(what), own[what]) for what in own if own[what] != its.get(what)]
@@ -142,6 +144,7 @@ _NAMED = ("pre-ln", "qk-norm", "olmo2", "parallel", "parallel-shared", "sandwich
 
 def facts(config: IsogradConfig) -> dict[str, Any]:
     """Whatever decides which function the weights compute, in words; equal functions have equal facts."""
+    masked = not config.is_decoder
     scaling = config.head_size**-0.5 if config.attention_multiplier is None else config.attention_multiplier
     types, slides = config.attention_types(), "sliding_attention" in config.attention_types()
     return {
@@ -150,7 +153,7 @@ def facts(config: IsogradConfig) -> dict[str, Any]:
         "head_dim": config.head_size,
         "attention_multiplier": scaling,
         "biases": [role for role in _ROLES if config.has_bias(role)],
-        "biases of the masked head": [r for r in ("dense", "head") if config.head_has_bias(r)],
+        "biases of the masked head": [r for r in ("dense", "head") if config.head_has_bias(r)] if masked else None,
         "layer_types": types if slides else "full_attention",
         "sliding_window": config.sliding_window if slides else None,
         **_rotations(config),
@@ -404,24 +407,27 @@ def windows(*, switch: bool = False) -> Part:
     return Part(read=read, write=write)
 
 
-def biases(**options: tuple[str, ...] | str) -> Part:
+def biases(*, fixed: tuple[Role, ...] = (), **options: tuple[Role, ...]) -> Part:
     """Its options -> the roles whose projections have a bias; `fixed` are those that always have one."""
-    fixed = tuple(options.pop("fixed", ()))
+    known = (*_ROLES, *_OF_THE_HEAD) if "head" in {role for roles in options.values() for role in roles} else _ROLES
 
     def read(theirs: Any) -> dict[str, Any]:
         found = {*fixed, *(role for name, roles in options.items() if getattr(theirs, name) for role in roles)}
-        own = [role for role in _ROLES if role in found]
-        alike = len(own) in (0, len(_ROLES))
+        own = [role for role in known if role in found]
+        alike = len(own) == len(known) or (not own and known is _ROLES)
         return {"bias": bool(own), "bias_roles": None if alike else own}
 
     def write(config: IsogradConfig) -> dict[str, Any]:
-        return {name: config.has_bias(roles[0]) for name, roles in options.items()}  # type: ignore[arg-type]
+        return {
+            name: config.head_has_bias(role) if (role := roles[0]) in _OF_THE_HEAD else config.has_bias(role)
+            for name, roles in options.items()
+        }
 
     return Part(read=read, write=write)
 
 
-ATTENTION: tuple[str, ...] = ("query", "key", "value", "attn_out")
-FEEDFORWARD: tuple[str, ...] = ("ffn_in", "ffn_out")
+ATTENTION: tuple[Role, ...] = ("query", "key", "value", "attn_out")
+FEEDFORWARD: tuple[Role, ...] = ("ffn_in", "ffn_out")
 
 
 def scores_over(name: str) -> Part:
