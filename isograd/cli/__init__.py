@@ -36,6 +36,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "import hf": "interop.import_hf",
     "import torch": "interop.import_torch",
     "export": "interop.export",
+    "init": "initialize.init",
     "check": "check.check",
     "conform": "conform.conform",
     "diagnose": "diagnose.diagnose",

@@ -94,6 +94,8 @@ def _print(findings: "Findings") -> None:
     if findings.placements:
         rows = [[escape(cell) for cell in group] for group in _groups(findings)]
         print_table(["sublayers", "placement", "formula"], rows, left=3)
+    if findings.scheme:
+        console.print(Text(f"initialized as {findings.scheme}"))
     for finding in findings:
         console.print()
         head = Text.assemble((finding.severity, _STYLES[finding.severity]), f" {finding.code}  ", finding.address)

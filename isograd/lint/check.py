@@ -149,7 +149,15 @@ def check(
         formulas={s.address: formula(s) for s in anatomy.sublayers},
         findings=tuple(sorted(found, key=lambda f: SEVERITIES.index(f.severity))),
         missed=tuple(missed),
+        scheme=_scheme(checked),
     )
+
+
+def _scheme(checked: CheckedModel) -> str:
+    try:
+        return initialization.scheme_of(checked)
+    except Exception:  # a name is no finding: an unusual model goes without
+        return ""
 
 
 def known_codes(codes: Iterable[str]) -> frozenset[str]:

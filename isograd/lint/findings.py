@@ -49,6 +49,7 @@ class Findings:
         formulas: address -> the sublayer as a formula.
         findings: see `Finding`.
         missed: what could not be checked, and why.
+        scheme: names of the inits that a model at initialization follows, "" where none does or it is trained.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Findings:
     formulas: dict[str, str]
     findings: tuple[Finding, ...]
     missed: tuple[str, ...] = ()
+    scheme: str = ""
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
@@ -78,6 +80,7 @@ class Findings:
             "formulas": self.formulas,
             "findings": [finding.as_dict() for finding in self.findings],
             "missed": list(self.missed),
+            "scheme": self.scheme,
         }
 
     def __str__(self) -> str:

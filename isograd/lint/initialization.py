@@ -1,7 +1,7 @@
 """Rules about how parameters begin. They are silent about a trained model, whose norm weights have moved."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from isograd.lint.checked_model import CheckedModel, xavier
 from isograd.lint.findings import Finding
+from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
 from isograd.trace.dataflow import bare
+from isograd.trace.parts import Part, parts
 from isograd.trace.sublayers import TracedSublayer
 
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
@@ -19,13 +21,26 @@ OFF, MORE = 1.5, 3.0  # times ln V, or nats above it
 DROWNS = 10.0  # standard deviation of positions over that of tokens
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
-_SCHEMES = {
-    "normal": "N(0, initializer_range^2)",
-    "xavier": "Xavier's 2 / (fan_in + fan_out)",
-    "torch": "torch's U(+-1/sqrt(fan_in))",
-    "lecun": "1 / fan_in",
-    "small": "2 / (5 d), small init,",
-}
+_SCHEMES = {name: said for name, (said, _) in BASES.items()}
+
+
+def scheme_of(checked: CheckedModel) -> str:
+    """The names of the schemes (`isograd.placement.schemes`) that every matrix in the layers follows; "" for none."""
+    found = parts(checked.anatomy) if checked.at_init else []
+    if len({part.role for part in found}) < 3:
+        return ""
+    named = getattr(checked.config, "initializer_range", None) or getattr(checked.config, "init_std", None)
+    return " or ".join(name for name, one in SCHEMES.items() if _follows(checked, found, one, float(named or RANGE)))
+
+
+def _follows(checked: CheckedModel, found: Sequence[Part], scheme: Scheme, std: float) -> bool:
+    """Whether the median over sites of each role is within 12 % of what the scheme gives."""
+    ratios: dict[str, list[float]] = {}
+    for part in found:
+        shape = Shape(fan_in=part.fan_in, fan_out=part.fan_out, width=part.width, range=std)
+        own = part.of(checked.parameters[part.name].float()).std(unbiased=False).item()
+        ratios.setdefault(part.role, []).append(own / scheme.std(part.role, part.site, shape))
+    return all(abs(math.log(max(median(of), 1e-9))) < math.log(1.12) for of in ratios.values())
 
 
 def identical(checked: CheckedModel) -> Iterator[Finding]:
@@ -268,15 +283,9 @@ def _first_loss(checked: CheckedModel) -> float:
 def _expected(checked: CheckedModel, name: str, scheme: str) -> float:
     weight = checked.parameters[name]
     fan_out, fan_in = weight.shape[0], weight[0].numel()
-    if scheme == "normal":
-        return float(
-            getattr(checked.config, "initializer_range", None) or getattr(checked.config, "init_std", None) or 0.02
-        )
-    if scheme == "xavier":
-        return math.sqrt(2 / (fan_in + fan_out))
-    if scheme == "small":
-        return math.sqrt(2 / (5 * min(fan_in, fan_out)))
-    return 1 / math.sqrt(3 * fan_in) if scheme == "torch" else 1 / math.sqrt(fan_in)
+    named = getattr(checked.config, "initializer_range", None) or getattr(checked.config, "init_std", None)
+    width = min(fan_in, fan_out)
+    return BASES[scheme][1](Shape(fan_in=fan_in, fan_out=fan_out, width=width, range=float(named or RANGE)))
 
 
 def _fits(checked: CheckedModel, stack: TracedStack, role: str, names: list[str], scheme: str) -> float | None:
