@@ -1,15 +1,13 @@
 """`isograd graft`: a model changed in its structure."""
 
-import json as json_
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from isograd.cli.console import loading, print_json, warn
-from isograd.cli.parser import EACH, Folder
+from isograd.cli.console import loading, print_json, print_path, warn
+from isograd.cli.parser import EACH, Count, File, Folder, Number
 from isograd.errors import refusing
-from isograd.files import refuse_existing
-
-if TYPE_CHECKING:
-    from isograd.interop.graft import Grafted
+from isograd.files import read_json, refuse_existing
 
 Changes = Annotated[list[Annotated[str, "NAME=VALUE"]], EACH]
 
@@ -20,48 +18,76 @@ def graft(
     out: Folder,
     change: Changes,
     insert: Literal["even", "top", "bottom"] = "even",
-    new: Literal["copy", "init"] = "copy",
+    new: Literal["copy", "init", "gate"] = "copy",
+    drop: Literal["loss", "angle", "merge"] = "loss",
+    data: File | None = None,
+    heal: Count | None = None,
+    rate: Number = 1e-4,
     json: bool = False,
 ) -> int:
-    """Change a model's structure: more layers, with a parity report.
+    """Change a model's structure: layers, heads, norms, streams; exact with a parity report, or measured.
 
-    --change  layers=N     the number of layers: new ones write 0 at first
+    --change  layers=N             more, which write 0 at first (exact); or fewer, by their use (measured)
+              kv-heads=N           more, by repeating them (exact); or fewer, the means of neighbours (measured)
+              vocabulary=N         more rows, the mean of the old ones: no old logit moves (exact)
+              norm-weights=folded  weights and biases of norms into the projections after them (exact)
+              norm=rmsnorm|dyt     LayerNorm to RMSNorm by centring (exact, ours); any norm to DyT (measured, ours)
+              scale=layerscale     a trained vector on every branch, at what the constant was (exact, ours)
+              streams=N            Pre-LN to hyper-connections with N copies of the stream (exact, ours)
+              placement=sandwich|peri-ln|pre-ln
+                                   norms on what branches write; pre-ln: from Post-LN (measured, ours)
+              qk-norm=removed      norms on queries and keys become constants in W_Q, W_K (measured, ours)
+    ours: isograd's own class, where the model's cannot say it
 
     examples:
       isograd graft gpt2 --out gpt2-24 --change layers=24
       isograd graft my-llama --out deeper --change layers=48 --insert top --new init
+      isograd graft my-llama --out less --change layers=12 --change kv-heads=2 --data train.txt --heal 500
 
     Any causal or masked model of transformers: its layers, what writes to the residual stream and its norms are found
-    by computation. The result is a checkpoint of the same class. Exit code 1 where an exact change does not leave the
-    function as it is (nothing is written then), 2 for a change that the model cannot take.
+    by computation. The result is of the same class where that can say it, else of isograd's own. Of a measured change
+    the loss before and after is reported. Exit code 1 where an exact change does not leave the function as it is
+    (nothing is written then), 2 for a change that the model cannot take.
 
     Args:
         model: the folder of a model or of a run, or a name on the hub
         out: a new folder, or an empty one
         change: what to change, listed below; can be repeated, in order
         insert: where new layers go (default: even, between the old ones)
-        new: what new layers are: copies of the layer before (default), or as the class initializes them
+        new: copies of the layer before (default), layers as the class draws them, or copies with a gate at 0 (ours)
+        drop: which go: those without which the loss is lowest (default), the neighbours over which the stream turns
+            least, or these merged into the layer before
+        data: text of measured changes (default: the text that every Python carries)
+        heal: steps of training after the changes, watched
+        rate: learning rate of these steps (default: 1e-4)
         json: steps and parity report as one JSON object on stdout
     """
     refuse_existing(out)  # before anything is loaded
-    with loading("grafting"):
+    with loading("grafting") as show:
+        from safetensors import SafetensorError
+
         from isograd.interop.graft import graft_folder
         from isograd.interop.parity import ParityError
 
+        how: dict[str, Any] = {"insert": insert, "new": new, "drop": drop, "documents": _documents(data)}
         try:
-            with refusing(ValueError):
-                made = graft_folder(model, out, *change, insert=insert, new=new)
+            with refusing(ValueError, RuntimeError, SafetensorError):
+                made = graft_folder(model, out, *change, heal=heal or 0, rate=rate, progress=show, **how)
         except ParityError as error:
             print(error.report)
             warn("graft", f"{'; '.join(error.report.failures())}; nothing is written")
             return 1
     if json:
-        print_json(_plain(made) | {"model": str(out), "parity": json_.loads((out / "parity.json").read_text())})
+        proof = read_json(out / "parity.json") if made.exact else None
+        print_json({"model": str(out)} | made.as_dict() | {"parity": proof})
     else:
         print(made)
-        print(f"model: {out}")
+        print_path(f"model: {out}")
     return 0
 
 
-def _plain(made: "Grafted") -> dict[str, object]:
-    return {"steps": [{"change": step.change, "said": step.said} for step in made.steps]}
+def _documents(data: Path | None) -> Iterator[str]:
+    from isograd.data.text import EMBEDDED, read
+
+    for _, text in read(EMBEDDED if data is None else str(data)):
+        yield text

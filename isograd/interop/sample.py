@@ -155,6 +155,11 @@ def _new_tokens(model: nn.Module, prompts: Sequence[Batch]) -> int:
     return max(1, min(24, _positions(model, config) - read))
 
 
+def longest_of(model: Any) -> int:
+    """Tokens that a model of one stack has positions for."""
+    return _positions(model, model.config)
+
+
 def _positions(model: nn.Module, config: Any) -> int:
     """Tokens that have a position; RoBERTa's table counts from the row after its padding."""
     rows = int(getattr(config, "max_position_embeddings", None) or _LONGEST)

@@ -7,23 +7,34 @@ A change is a row of `CHANGES`, NAME=VALUE. What a model is made of is found by 
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from isograd.errors import GraftError, hint
-from isograd.files import new_folder
+from isograd.files import new_folder, refuse_existing
 from isograd.interop.checkpoints.folder import copy_companions
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
-from isograd.interop.graft.found import Subject
-from isograd.interop.graft.layers import insert
+from isograd.interop.graft.fitted import placement, qk_norm
+from isograd.interop.graft.folding import norm_weights
+from isograd.interop.graft.found import Subject, is_large
+from isograd.interop.graft.heads import kv_heads, vocabulary
+from isograd.interop.graft.layers import layers
 from isograd.interop.graft.moves import How, Moved
 from isograd.interop.graft.proof import proven
+from isograd.interop.graft.residuals import norm, scale, streams
+from isograd.interop.graft.text import Text, healed, loss_on, text_of
 from isograd.interop.parity import ParityError, ParityReport, hashes
 from isograd.trace.load import load_model
+
+NAME = "graft.json"
+Said = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +42,7 @@ class Change:
     """A row of `CHANGES`.
 
     Attributes:
-        value: what stands after the sign, in words.
+        value: what may stand after the sign.
         move: a subject, the value and what the call says -> the new model.
     """
 
@@ -44,13 +55,46 @@ class Change:
         return (self.move.__doc__ or "").strip().partition("\n")[0]
 
 
+CHANGES: Mapping[str, Change] = {
+    "layers": Change(value="N", move=layers),
+    "kv-heads": Change(value="N", move=kv_heads),
+    "vocabulary": Change(value="N", move=vocabulary),
+    "norm-weights": Change(value="folded", move=norm_weights),
+    "norm": Change(value="rmsnorm|dyt", move=norm),
+    "scale": Change(value="layerscale", move=scale),
+    "streams": Change(value="N", move=streams),
+    "placement": Change(value="sandwich|peri-ln|pre-ln", move=placement),
+    "qk-norm": Change(value="removed", move=qk_norm),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One change that was made: as it was written, one line on it, and its proof."""
+    """One change that was made.
+
+    Attributes:
+        change, said: as it was written; one line on it.
+        parity: of an exact change.
+        losses: on held-out text before and after a measured one, nats per token.
+        found: what was measured on the way, a row per layer.
+        warnings: of the watch, while a model was trained on.
+    """
 
     change: str
     said: str
-    parity: ParityReport
+    parity: ParityReport | None = None
+    losses: tuple[float, float] | None = None
+    found: Sequence[dict[str, Any]] = ()
+    warnings: Sequence[dict[str, Any]] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.change}: {self.said}"]
+        lines += [" ".join(f"{name} {_short(value)}" for name, value in row.items()) for row in self.found]
+        lines += [f"warning: {row['message']}" for row in self.warnings]
+        if self.losses is not None:
+            before, after = self.losses
+            lines.append(f"loss {before:.4f} before, {after:.4f} after ({after - before:+.4f} nats per token)")
+        return "\n".join([*lines, *([str(self.parity)] if self.parity else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,82 +104,155 @@ class Grafted:
     model: PreTrainedModel
     steps: tuple[Step, ...]
 
+    @property
+    def exact(self) -> bool:
+        """The function is what it was, as far as the parity reports go."""
+        return all(step.parity is not None for step in self.steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; the parity of each step is whether it passed."""
+        rows = [asdict(replace(step, parity=None)) for step in self.steps]
+        passed = [None if step.parity is None else step.parity.passed for step in self.steps]
+        return {"class": type(self.model).__name__, "exact": self.exact} | {
+            "steps": [row | {"parity": one} for row, one in zip(rows, passed, strict=True)]
+        }
+
     def __str__(self) -> str:
-        return "\n".join(f"{step.change}: {step.said}\n{step.parity}" for step in self.steps)
+        return "\n".join(map(str, self.steps))
 
 
-def layers(subject: Subject, value: str, how: How) -> Moved:
-    """the number of layers: new ones write 0 at first"""
-    count = _number(value, "layers")
-    now = subject.layers.count
-    if count <= now:
-        raise GraftError(f"layers={count}: the model has {now}; expected more")
-    return insert(subject, count, how)
-
-
-CHANGES: Mapping[str, Change] = {"layers": Change(value="N", move=layers)}
-
-
-def graft(model: PreTrainedModel, *changes: str, **how: Any) -> Grafted:
+def graft(
+    model: PreTrainedModel,
+    *changes: str,
+    text: Text | None = None,
+    tokenizer: Any = None,
+    documents: Iterable[str] = (),
+    heal: int = 0,
+    rate: float = 1e-4,
+    **how: Any,
+) -> Grafted:
     """The model with these changes, in order; `model` stays as it is.
 
     Args:
         changes: rows of `CHANGES`, as "layers=24".
-        how: fields of `How`.
+        text: batches that measured changes are fitted and measured on; or a tokenizer and
+        documents: to make them of.
+        heal: steps of training after the changes, at this `rate`.
+        how: fields of `How`: insert, new, drop.
 
     Raises:
         GraftError: a change that this model cannot take, with the reason.
         ParityError: a change that should leave the function as it is, and did not.
     """
-    made = _grafted(model, changes, How(**how))
+    text = text_of(model, tokenizer, documents) if text is None and tokenizer is not None else text
+    given = How(source=None if text is None else lambda: text, **how)
+    made, _ = _grafted(model, changes, given, lambda said: None)
     own = copy.deepcopy(made.model)  # what was not changed shares the memory of `model`
-    return Grafted(model=own, steps=made.steps)
+    steps = [*made.steps, *([_healed(own, given, heal, rate, lambda said: None)] if heal else [])]
+    return Grafted(model=own.eval(), steps=tuple(steps))
 
 
-def graft_folder(name: str | Path, out: str | Path, *changes: str, date: str | None = None, **how: Any) -> Grafted:
-    """The model in `name` with these changes into the new folder `out`: model, tokenizer, parity.json.
+def graft_folder(
+    name: str | Path,
+    out: str | Path,
+    *changes: str,
+    documents: Iterable[str] = (),
+    heal: int = 0,
+    rate: float = 1e-4,
+    date: str | None = None,
+    progress: Said = lambda said: None,
+    **how: Any,
+) -> Grafted:
+    """The model in `name` with these changes into the new folder `out`: model, tokenizer, graft.json, and parity.json
+    where all changes are exact.
 
     Args:
         name: a folder, or a name on the hub.
-        date: stands in the report if it is given.
+        documents: the text of measured changes and of healing; read only for these.
+        date: stands in the parity report if it is given.
+        progress: called with what is being done.
 
     Raises:
         ModelError, GraftError: no model there, or one that cannot take a change.
         ParityError: a change that should leave the function as it is, and did not; nothing is written.
     """
+    refuse_existing(Path(out))
     model = load_model(str(name)).eval()
     if not isinstance(model, PreTrainedModel):
         raise GraftError(f"{name}: a {type(model).__name__}, expected a model of transformers' own or of isograd's")
-    made = _grafted(model, changes, How(**how))
+    given = How(source=cache(lambda: text_of(model, load_tokenizer(_folder(name)), documents)), **how)
+    made, wide = _grafted(model, changes, given, progress)
+    if heal:
+        own = copy.deepcopy(made.model)
+        step = _healed(own, given, heal, rate, progress)
+        made = Grafted(model=own, steps=(*made.steps, step))
     with new_folder(out) as part:
+        progress("writing")
         made.model.save_pretrained(part)
         _keep_tokenizer(name, part)
-        written = type(made.model).from_pretrained(part)
+        (part / NAME).write_text(json.dumps(made.as_dict(), indent=2) + "\n", encoding="utf-8")
+        written = type(made.model).from_pretrained(part, dtype=made.model.dtype)
+        progress("comparing what was written")
         report = proven(
-            model,
+            model if made.exact else made.model,
             written,
-            about=f"{type(written).__name__}, {'; '.join(changes)}",
+            wide=(_doubled(model), wide) if made.exact else None,
+            about=f"{type(written).__name__}: {'; '.join(changes)}" if made.exact else "written and read again",
             notes=[f"{step.change}: {step.said}" for step in made.steps],
             files=hashes(part),
             source=hashes(name) if Path(name).is_dir() else {},
             date=date,
         )
-        report.write(part)
+        if not report.passed:
+            raise ParityError(report)
+        if made.exact:
+            report.write(part)
     return Grafted(model=written, steps=made.steps)
 
 
-def _grafted(model: PreTrainedModel, changes: tuple[str, ...], how: How) -> Grafted:
+def _grafted(
+    model: PreTrainedModel, changes: Sequence[str], how: How, progress: Said
+) -> tuple[Grafted, PreTrainedModel | None]:
+    """The new model, and as long as every change was exact the same of its copy in float64."""
     if not changes:
         raise GraftError("no change: expected NAME=VALUE, as layers=24")
-    steps = []
-    for change, row, value in [(change, *_row(change)) for change in changes]:
+    rows = [(change, *_row(change)) for change in changes]
+    steps: list[Step] = []
+    wide = _doubled(model)
+    for change, row, value in rows:
+        progress(change)
         moved = row.move(Subject(model), value, how)
-        report = proven(model, moved.model, about=change)
-        if not report.passed:
-            raise ParityError(report)
-        steps.append(Step(change=change, said=moved.said, parity=report))
-        model = moved.model
-    return Grafted(model=model, steps=tuple(steps))
+        wider = None
+        if moved.exact:
+            wider = None if wide is None else row.move(Subject(wide), value, how).model
+            report = proven(model, moved.model, wide=(wide, wider), about=change)
+            if not report.passed:
+                raise ParityError(report)
+            steps.append(Step(change=change, said=moved.said, parity=report))
+        else:
+            held = how.needed(change).held
+            losses = loss_on(model, held), loss_on(moved.model, held)
+            steps.append(Step(change=change, said=moved.said, losses=losses, found=moved.found))
+            wider = None if wide is None else _doubled(moved.model)
+        model, wide = moved.model, wider
+    return Grafted(model=model, steps=tuple(steps)), wide
+
+
+def _healed(model: PreTrainedModel, how: How, steps: int, rate: float, progress: Said) -> Step:
+    text = how.needed("healing")
+    before = loss_on(model, text.held)
+    warnings = healed(model, text, steps, rate, progress)
+    said = f"{steps} steps of AdamW at {rate:g}"
+    return Step(change="heal", said=said, losses=(before, loss_on(model, text.held)), warnings=warnings)
+
+
+def _doubled(model: PreTrainedModel) -> PreTrainedModel | None:
+    """A copy in float64, so that the rounding of new weights is not taken for the change; None of a large model."""
+    return None if is_large(model) else copy.deepcopy(model).to(torch.float64)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _row(change: str) -> tuple[Change, str]:
@@ -147,14 +264,15 @@ def _row(change: str) -> tuple[Change, str]:
     return CHANGES[name], value
 
 
-def _number(value: str, name: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise GraftError(f"{name}={value}: expected a whole number of at least 1")
-    return int(value)
+def _folder(name: str | Path) -> str | Path:
+    """Where the files of a model lie: in the folder, or in model/ of a run."""
+    if not Path(name).is_dir():
+        return name
+    return next(f for f in (Path(name), Path(name) / "model") if (f / "config.json").is_file())
 
 
 def _keep_tokenizer(name: str | Path, folder: Path) -> None:
     if Path(name).is_dir():
-        copy_companions(next(f for f in (Path(name), Path(name) / "model") if (f / "config.json").is_file()), folder)
+        copy_companions(Path(_folder(name)), folder)
     elif (tokenizer := load_tokenizer(name)) is not None:
         tokenizer.save_pretrained(folder)

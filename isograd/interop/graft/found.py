@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import GraftError
+from isograd.models import IsogradConfig
 from isograd.trace.anatomy import Anatomy, TracedStack, find_anatomy
 from isograd.trace.dataflow import Dataflow
 from isograd.trace.inputs import guess_inputs
@@ -40,7 +41,9 @@ class Subject:
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        traced = stand_in(self.model, shared=True) if is_large(self.model) else self.model
+        """Of a model in float64 by a copy in float32: casts that do nothing there would stand between operations."""
+        traced: nn.Module = stand_in(self.model, shared=True) if is_large(self.model) else self.model
+        traced = copy.deepcopy(traced).float() if self.model.dtype == torch.float64 else traced
         return find_anatomy(traced, guess_inputs(self.model))
 
     @property
@@ -163,9 +166,18 @@ def rebuilt(model: PreTrainedModel, state: State, changes: Mapping[str, Any]) ->
     if problems:
         raise GraftError(f"{type(model).__name__} with {dict(changes)}: {problems[0]}")
     assert isinstance(made, PreTrainedModel)
+    _keep_buffers(model, made)
     if made.can_generate() and model.generation_config is not None:
         made.generation_config = copy.deepcopy(model.generation_config)
     return made.eval()
+
+
+def _keep_buffers(model: PreTrainedModel, made: PreTrainedModel) -> None:
+    """What a class computes as it is built, as rotary tables: the same numbers, however they were rounded before."""
+    before = dict(model.named_buffers())
+    for name, value in made.named_buffers():
+        if name in before and before[name].shape == value.shape:
+            value.copy_(before[name])
 
 
 def _layers(subject: Subject) -> Layers:
@@ -195,6 +207,8 @@ def _places(address: str, count: int, sublayers: list[TracedSublayer]) -> tuple[
 
 def _count_option(model: PreTrainedModel, address: str, count: int, lists: tuple[str, ...]) -> str:
     """The option that makes the list longer."""
+    if isinstance(model.config, IsogradConfig):  # a stored formula has no line for one layer more
+        return "num_hidden_layers"
     own = {name: [*getattr(model.config, name), getattr(model.config, name)[-1]] for name in lists}
     for name, value in options(model.config, int):
         if value == count:

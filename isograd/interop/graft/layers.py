@@ -1,51 +1,122 @@
 """More layers: new ones that write nothing, so that the model computes what it did."""
 
 import copy
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from isograd.errors import GraftError
+from isograd.interop.graft.fewer import drop
 from isograd.interop.graft.found import State, Subject, rebuilt
-from isograd.interop.graft.moves import How, Moved
+from isograd.interop.graft.moves import How, Moved, New, whole
+from isograd.interop.graft.ours import ours, placed
+from isograd.models import IsogradPreTrainedModel
+from isograd.placement import Learned, Residual, Site
 from isograd.trace.sublayers import TracedSublayer
+
+Order = list[tuple[int, bool]]  # each layer of the result: the old one that it comes of, whether it is new
+_NEW: dict[New, str] = {
+    "copy": "copies of the layer before",
+    "init": "as the class initializes them",
+    "gate": "copies with a gate at 0",
+}
+
+
+def layers(subject: Subject, value: str, how: How) -> Moved:
+    """more, which write 0 at first (exact); or fewer, by their use (measured)"""
+    count, now = whole(value, "layers"), subject.layers.count
+    if count == now:
+        raise GraftError(f"layers={count}: the model has {now}")
+    if count < now:
+        return drop(subject, count, how)
+    return insert(subject, count, how)
 
 
 def insert(subject: Subject, count: int, how: How) -> Moved:
-    """New layers among the old ones, `count` in all, whose last writers are 0.
+    """New layers among the old ones, `count` in all, which write 0.
 
     Raises:
         GraftError: a layer that writes nothing is no identity here, with the reason.
     """
+    if how.new == "gate":
+        return _gated(Subject(ours(subject.model)), count, how)
     layers = subject.layers
     order = places(layers.count, count - layers.count, how.insert)
     sources = {source for source, is_new in order if is_new}
     silent = {name: value for i in sorted(sources) for s in layers.sublayers[i] for name, value in silenced(subject, s)}
     fresh = {i: _initialized(subject, i) for i in sources} if how.new == "init" else {}
-    state = State()
+
+    def new(name: str, source: int, rest: str, value: Tensor) -> Tensor:
+        if name in silent:
+            return torch.full_like(value, silent[name])
+        return fresh[source][rest].clone() if source in fresh and rest in fresh[source] else value.clone()
+
+    made = arranged(subject, order, new)
+    return Moved(model=made, said=_said(order, layers.count, _NEW[how.new]))
+
+
+def arranged(subject: Subject, order: Order, new: Callable[[str, int, str, Tensor], Tensor]) -> PreTrainedModel:
+    """The model with its layers in another order, some of them new: `new` gives a parameter of such a layer, of its
+    old name, its old layer, its name in the layer and its old value.
+    """
+    state = rearranged(subject, order, new)
+    own = [source for source, _ in order]
+    if isinstance(subject.model, IsogradPreTrainedModel):
+        name = subject.model.config.placement
+        return placed(subject.model, name, lambda site, before: before, state, sources=own)
+    return rebuilt(subject.model, state, subject.layers.changes(subject.config, own))
+
+
+def rearranged(subject: Subject, order: Order, new: Callable[[str, int, str, Tensor], Tensor]) -> State:
+    """The weights of `arranged`."""
+    layers, state = subject.layers, State()
     for name, value in subject.state.items():
         place = layers.place(name)
         if place is None:
             state[name] = value
             continue
-        index, rest = place
         for at, (source, is_new) in enumerate(order):
-            if source == index:
-                own = fresh[index][rest] if is_new and fresh and rest in fresh[index] else value
-                mine = torch.full_like(value, silent[name]) if is_new and name in silent else own
-                state[layers.at(at) + rest] = mine.clone() if mine is value and is_new else mine
-    made = rebuilt(subject.model, state, layers.changes(subject.config, [source for source, _ in order]))
+            if source == place[0]:
+                state[layers.at(at) + place[1]] = new(name, source, place[1], value) if is_new else value
+    return state
+
+
+def _gated(subject: Subject, count: int, how: How) -> Moved:
+    """Copies whose branches are multiplied by a trained number, 0 at first."""
+    layers, model = subject.layers, subject.model
+    assert isinstance(model, IsogradPreTrainedModel)
+    order = places(layers.count, count - layers.count, how.insert)
+    for reason in (_not_identity(s) for source, is_new in order if is_new for s in layers.sublayers[source]):
+        if reason:
+            raise GraftError(f"{reason}; a layer that writes nothing would change the function")
+
+    def rule(site: Site, before: Residual) -> Residual:
+        is_new = order[site.layer - 1][1]
+        return replace(before, scale=Learned(init=0.0, shape="scalar")) if is_new else before
+
+    state = rearranged(subject, order, lambda name, source, rest, value: value.clone())
+    name = f"{model.config.placement}-gated"
+    made = placed(model, name, rule, state, sources=[source for source, _ in order])
+    return Moved(model=made, said=_said(order, layers.count, _NEW["gate"]))
+
+
+def _said(order: Order, count: int, kind: str) -> str:
     new = ", ".join(str(i + 1) for i, (_, is_new) in enumerate(order) if is_new)
-    kind = "copies of the layer before" if how.new == "copy" else "initialized"
-    return Moved(model=made, said=f"{layers.count} to {count} layers: {new} are new ({kind}), and write 0 at first")
+    return f"{count} to {len(order)} layers: {new} are new ({kind}), and write 0 at first"
 
 
-def places(count: int, more: int, insert: str) -> list[tuple[int, bool]]:
+def places(count: int, more: int, insert: str) -> Order:
     """The layers of the result, each as (the old layer, whether it is new).
 
     >>> places(2, 2, "even")
     [(0, False), (0, True), (1, False), (1, True)]
+    >>> [source for source, is_new in places(3, 1, "even") if is_new]
+    [1]
     >>> places(3, 2, "top"), places(3, 1, "bottom")
     ([(0, False), (1, False), (2, False), (1, True), (2, True)], [(0, True), (0, False), (1, False), (2, False)])
     """
@@ -54,7 +125,8 @@ def places(count: int, more: int, insert: str) -> list[tuple[int, bool]]:
         return old + [(max(0, count - more) + i % count, True) for i in range(more)]
     if insert == "bottom":
         return [(i % count, True) for i in range(more)] + old
-    after = [(i + 1) * more // count - i * more // count for i in range(count)]
+    before = [(i * more + count // 2) // count for i in range(count + 1)]  # so many new ones before layer i
+    after = [b - a for a, b in pairwise(before)]
     return [one for i in range(count) for one in [(i, False), *[(i, True)] * after[i]]]
 
 

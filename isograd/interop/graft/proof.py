@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from isograd.interop.graft.found import is_large
 from isograd.interop.parity import ParityReport, Precision, Runner, measure, runner_of
-from isograd.interop.sample import Sample, random_sample
+from isograd.interop.sample import random_sample
 
 LIMITS: Mapping[Precision, float | None] = {"fp64": 1e-10, "fp32": 1e-5, "bf16": None}
 _SMALL = (torch.float32, torch.float16, torch.bfloat16)
@@ -34,24 +34,35 @@ class Promoted(TorchFunctionMode):
 
 
 def proven(
-    before: PreTrainedModel, after: PreTrainedModel, *, about: str, sample: Sample | None = None, **facts: Any
+    before: PreTrainedModel,
+    after: PreTrainedModel,
+    *,
+    about: str,
+    wide: tuple[PreTrainedModel | None, PreTrainedModel | None] | None = None,
+    **facts: Any,
 ) -> ParityReport:
     """The parity report of an exact change. What the second model knows of further tokens is not compared.
 
     A large model is compared in float32 alone, without copies.
+
+    Args:
+        wide: both in float64, changed there: what the rounding of new weights does is then in the float32 row alone.
+            None takes copies of `before` and `after`.
     """
-    sample = random_sample(before, batches=1) if sample is None else sample
     rows = before.get_input_embeddings().weight.shape[0]
-    first, second = (_sides(model, rows) for model in (before, after))
+    doubles = wide if wide and wide[0] is not None and wide[1] is not None else (before, after)
+    first, second = (_sides(model, double, rows) for model, double in zip((before, after), doubles, strict=True))
     wider = after.get_input_embeddings().weight.shape[0] > rows
     beams = (1,) if wider or is_large(before) else (1, 5)  # a beam adds up probabilities, which new tokens share
+    sample = random_sample(before, batches=1)
     return measure(first, second, sample, about=about, limits=LIMITS, beams=beams, **facts)
 
 
-def _sides(model: PreTrainedModel, rows: int) -> dict[Precision, Runner]:
+def _sides(model: PreTrainedModel, double: PreTrainedModel, rows: int) -> dict[Precision, Runner]:
     if is_large(model):
         return {"fp32": _cut(runner_of(model.eval(), "fp32", copied=False), rows)}
-    made = {precision: _cut(runner_of(model, precision), rows) for precision in LIMITS}
+    of: dict[Precision, PreTrainedModel] = {"fp64": double, "fp32": model, "bf16": model}
+    made = {precision: _cut(runner_of(one, precision), rows) for precision, one in of.items()}
     return made | {"fp64": _promoted(made["fp64"])}
 
 

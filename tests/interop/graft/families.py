@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 _SHAPE: dict[str, Any] = {
@@ -33,6 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": _SHAPE | _GROUPED,
 }
 POST_LN = ("bert", "roberta")
+IDS = torch.randint(3, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 def held_out(name: str) -> bool:
@@ -56,3 +58,10 @@ def family(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
             else:
                 parameter.add_(0.3 * noise)
     return made
+
+
+def logits(model: Any) -> Tensor:
+    with torch.inference_mode():
+        found = model(IDS).logits
+    assert isinstance(found, Tensor)
+    return found

@@ -10,16 +10,7 @@ import transformers
 from isograd.errors import GraftError
 from isograd.interop.graft import graft, graft_folder
 from isograd.interop.graft.proof import proven
-from tests.interop.graft.families import FAMILIES, POST_LN, family
-
-IDS = torch.randint(3, 61, (2, 9), generator=torch.Generator().manual_seed(0))
-
-
-def logits(model: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        found = model(IDS).logits
-    assert isinstance(found, torch.Tensor)
-    return found
+from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits
 
 
 @pytest.mark.parametrize("new", ["copy", "init"])
@@ -30,14 +21,8 @@ def test_new_layers_change_nothing(name: str, new: str) -> None:
     made = graft(model, "layers=5", new=new)
     assert type(made.model) is type(model) and made.model.config.num_hidden_layers == 5
     assert torch.equal(logits(made.model), before)  # x + 0: not a bit is another
-    assert made.steps[0].parity.passed and {row.precision for row in made.steps[0].parity.logits} >= {"fp64", "fp32"}
+    assert made.exact
     assert torch.equal(logits(model), before)
-
-
-@pytest.mark.parametrize("name", POST_LN)
-def test_no_identity_under_a_norm_on_the_sum(name: str) -> None:
-    with pytest.raises(GraftError, match="a norm stands on the sum"):
-        graft(family(name), "layers=5")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
@@ -66,7 +51,7 @@ def test_the_proof_sees_a_new_layer_that_writes() -> None:
     assert not report.passed and "logits differ" in report.failures()[0]
 
 
-@pytest.mark.parametrize(("insert", "new"), [("even", (2, 4)), ("top", (3, 4)), ("bottom", (0, 1))])
+@pytest.mark.parametrize(("insert", "new"), [("even", (1, 4)), ("top", (3, 4)), ("bottom", (0, 1))])
 def test_where_new_layers_go(insert: str, new: tuple[int, ...]) -> None:
     made: Any = graft(family("llama"), "layers=5", insert=insert).model
     silent = [i for i, layer in enumerate(made.model.layers) if not layer.mlp.down_proj.weight.any()]

@@ -1,0 +1,111 @@
+"""`isograd graft`: a changed model with its tokenizer and reports, or one line and nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.interop.graft.families import family, logits
+from tests.study.arms import called, read, refused
+
+_LIMITED = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+from isograd.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+_KILLED = """
+import os, signal, sys
+from isograd.interop.graft import graft_folder
+def progress(said):
+    if said.startswith("comparing"):
+        os.kill(os.getpid(), signal.SIGKILL)
+graft_folder(sys.argv[1], sys.argv[2], "layers=4", progress=progress)
+"""
+
+
+@pytest.fixture(scope="module", name="folder")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 with a tokenizer of words."""
+    folder = tmp_path_factory.mktemp("graft") / "model"
+    family("gpt2").save_pretrained(folder)
+    words = {"<unk>": 3} | {f"w{i}": i for i in range(4, 61)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    text = " ".join(f"w{4 + i * i % 57}" for i in range(4000))
+    (folder.parent / "text.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_exact_changes(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new/deeper"
+    words = ["graft", str(folder), "--out", str(out), "--change", "layers=4", "--change", "vocabulary=64"]
+    code, said, err = called(*words)
+    assert code == 0, err
+    assert "parity: passed" in said and "3 to 4 layers: 3 are new" in said and f"model: {out}" in said
+    assert read(out / "parity.json")["passed"] and read(out / "graft.json")["exact"]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert torch.allclose(logits(loaded)[..., :61], logits(family("gpt2")), atol=1e-5)
+    assert transformers.AutoTokenizer.from_pretrained(out).get_vocab()["w9"] == 9
+    assert sorted(p.name for p in out.parent.iterdir()) == ["deeper"]
+    assert "exists already" in refused(*words)
+
+
+def test_a_measured_change_and_healing(folder: Path, tmp_path: Path) -> None:
+    out, text = tmp_path / "less", folder.parent / "text.txt"
+    words = ["--change", "layers=2", "--drop", "angle", "--heal", "10", "--rate", "1e-2", "--data", str(text)]
+    code, said, err = called("graft", str(folder), "--out", str(out), *words)
+    assert code == 0, err
+    assert "angle" in said and "loss_without" in said and "nats per token" in said
+    found = read(out / "graft.json")
+    change, heal = found["steps"]
+    assert not found["exact"] and not (out / "parity.json").exists()
+    assert [row["layer"] for row in change["found"]] == [1, 2, 3] and heal["losses"][1] < heal["losses"][0]
+    assert transformers.AutoModelForCausalLM.from_pretrained(out).config.n_layer == 2
+
+
+def test_refusals(folder: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    family("bert").save_pretrained(tmp_path / "bert")
+    change = ["--out", out, "--change"]
+    assert "a norm stands on the sum" in refused("graft", str(tmp_path / "bert"), *change, "layers=4")
+    assert "did you mean 'layers'" in refused("graft", str(folder), *change, "layer=4")
+    assert "no such folder" in refused("graft", str(tmp_path / "none"), *change, "layers=4")
+    assert "no tokenizer" in refused("graft", str(tmp_path / "bert"), *change, "layers=2")
+    (tmp_path / "bert/model.safetensors").write_bytes((tmp_path / "bert/model.safetensors").read_bytes()[:5000])
+    assert "cannot be loaded" in refused("graft", str(tmp_path / "bert"), *change, "vocabulary=99")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk(folder: Path, tmp_path: Path) -> None:
+    """No file may become larger than 50 kB: one line, and nothing is left."""
+    command = [
+        sys.executable,
+        "-c",
+        _LIMITED,
+        "graft",
+        str(folder),
+        "--out",
+        str(tmp_path / "out"),
+        "--change",
+        "layers=4",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 2 and done.stderr.strip().startswith("isograd graft: "), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_killed_in_mid_write(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KILLED, str(folder), str(tmp_path / "out")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    assert not (tmp_path / "out").exists()
+    assert called("graft", str(folder), "--out", str(tmp_path / "out"), "--change", "layers=4")[0] == 0
