@@ -27,7 +27,7 @@ from isograd.interop.graft.found import Subject, is_large
 from isograd.interop.graft.heads import kv_heads, vocabulary
 from isograd.interop.graft.layers import layers
 from isograd.interop.graft.moves import How, Moved
-from isograd.interop.graft.proof import proven
+from isograd.interop.graft.proof import Remembered, proven
 from isograd.interop.graft.residuals import norm, scale, streams
 from isograd.interop.graft.text import Text, healed, loss_on, text_of
 from isograd.interop.parity import ParityError, ParityReport, hashes
@@ -186,28 +186,32 @@ def graft_folder(
         own = copy.deepcopy(made.model)
         step = _healed(own, given, heal, rate, progress)
         made = Grafted(model=own, steps=(*made.steps, step))
+    first, steps, kind = model if made.exact else made.model, made.steps, type(made.model)
+    facts: dict[str, Any] = {
+        "about": f"{kind.__name__}: {'; '.join(changes)}" if made.exact else "written and read again",
+        "notes": [f"{step.change}: {step.said}" for step in steps],
+        "source": hashes(name) if Path(name).is_dir() else {},
+        "date": date,
+    }
     with new_folder(out) as part:
         progress("writing")
         made.model.save_pretrained(part)
         _keep_tokenizer(name, part)
         (part / NAME).write_text(json.dumps(made.as_dict(), indent=2) + "\n", encoding="utf-8")
-        written = type(made.model).from_pretrained(part, dtype=made.model.dtype)
+        dtype, exact = made.model.dtype, made.exact
+        kept = Remembered.of(first) if is_large(first) else None
+        doubles = (_doubled(model), wide) if made.exact else None
+        if kept is not None:  # one at a time
+            del model, made, first
         progress("comparing what was written")
-        report = proven(
-            model if made.exact else made.model,
-            written,
-            wide=(_doubled(model), wide) if made.exact else None,
-            about=f"{type(written).__name__}: {'; '.join(changes)}" if made.exact else "written and read again",
-            notes=[f"{step.change}: {step.said}" for step in made.steps],
-            files=hashes(part),
-            source=hashes(name) if Path(name).is_dir() else {},
-            date=date,
-        )
+        written = kind.from_pretrained(part, dtype=dtype)
+        facts["files"] = hashes(part)
+        report = proven(first, written, wide=doubles, **facts) if kept is None else kept.proven(written, **facts)
         if not report.passed:
             raise ParityError(report)
-        if made.exact:
+        if exact:
             report.write(part)
-    return Grafted(model=written, steps=made.steps)
+    return Grafted(model=written, steps=steps)
 
 
 def _grafted(

@@ -4,33 +4,45 @@ transformers casts to float32 in norms, softmax and rotary tables even where wei
 here these casts go to float64, so that what differs is the change and not its rounding.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from isograd.interop.graft.found import is_large
 from isograd.interop.parity import ParityReport, Precision, Runner, measure, runner_of
-from isograd.interop.sample import random_sample
+from isograd.interop.sample import Sample, random_sample
 
 LIMITS: Mapping[Precision, float | None] = {"fp64": 1e-10, "fp32": 1e-5, "bf16": None}
-_SMALL = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Promoted(TorchFunctionMode):
-    """What asks for a smaller float gets float64."""
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """What a large model said, so that it need not be held beside another: its rows of tokens, and a runner.
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.float:
-            return args[0].double()
-        wide = {name: _wide(value) for name, value in (kwargs or {}).items()}
-        return func(*(_wide(value) for value in args), **wide)
+    It answers for the batches of its own sample alone.
+    """
+
+    rows: int
+    sample: Sample
+    runner: Runner
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Remembered":
+        sample, live = random_sample(model, batches=1), runner_of(model.eval(), "fp32", copied=False)
+        logits = {id(batch): live.logits(batch).clone() for batch in sample.batches}
+        generate = live.generate
+        if generate is None:
+            return cls(rows=_rows(model), sample=sample, runner=Runner(logits=lambda batch: logits[id(batch)]))
+        texts = {id(prompt): generate(prompt, 1, sample.new_tokens) for prompt in sample.prompts}
+        known = Runner(logits=lambda batch: logits[id(batch)], generate=lambda prompt, beams, new: texts[id(prompt)])
+        return cls(rows=_rows(model), sample=sample, runner=known)
+
+    def proven(self, after: PreTrainedModel, *, about: str, **facts: Any) -> ParityReport:
+        """As `proven`, in float32 alone."""
+        own: dict[Precision, Runner] = {"fp32": _cut(runner_of(after.eval(), "fp32", copied=False), self.rows)}
+        return measure({"fp32": self.runner}, own, self.sample, about=about, limits=LIMITS, beams=(1,), **facts)
 
 
 def proven(
@@ -49,10 +61,10 @@ def proven(
         wide: both in float64, changed there: what the rounding of new weights does is then in the float32 row alone.
             None takes copies of `before` and `after`.
     """
-    rows = before.get_input_embeddings().weight.shape[0]
+    rows = _rows(before)
     doubles = wide if wide and wide[0] is not None and wide[1] is not None else (before, after)
     first, second = (_sides(model, double, rows) for model, double in zip((before, after), doubles, strict=True))
-    wider = after.get_input_embeddings().weight.shape[0] > rows
+    wider = _rows(after) > rows
     beams = (1,) if wider or is_large(before) else (1, 5)  # a beam adds up probabilities, which new tokens share
     sample = random_sample(before, batches=1)
     return measure(first, second, sample, about=about, limits=LIMITS, beams=beams, **facts)
@@ -62,24 +74,12 @@ def _sides(model: PreTrainedModel, double: PreTrainedModel, rows: int) -> dict[P
     if is_large(model):
         return {"fp32": _cut(runner_of(model.eval(), "fp32", copied=False), rows)}
     of: dict[Precision, PreTrainedModel] = {"fp64": double, "fp32": model, "bf16": model}
-    made = {precision: _cut(runner_of(one, precision), rows) for precision, one in of.items()}
-    return made | {"fp64": _promoted(made["fp64"])}
+    return {p: _cut(runner_of(one, p, promoted=p == "fp64"), rows) for p, one in of.items()}
+
+
+def _rows(model: PreTrainedModel) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def _cut(runner: Runner, rows: int) -> Runner:
     return replace(runner, logits=lambda batch: runner.logits(batch)[..., :rows])
-
-
-def _promoted(runner: Runner) -> Runner:
-    def inside(call: Callable[..., Any] | None) -> Any:
-        def run(*args: Any) -> Any:
-            with Promoted():
-                return call(*args)  # type: ignore[misc]
-
-        return run if call is not None else None
-
-    return Runner(logits=inside(runner.logits), generate=inside(runner.generate))
-
-
-def _wide(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in _SMALL else value

@@ -10,7 +10,8 @@ import torch
 from isograd.cli.graft import graft as verb
 from isograd.errors import GraftError
 from isograd.interop.graft import CHANGES, graft
-from isograd.interop.graft.proof import Promoted, proven
+from isograd.interop.graft.proof import proven
+from isograd.interop.parity import Promoted
 from tests.build import model as our_model
 from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits
 
