@@ -1,5 +1,8 @@
 """Which codes name which cause: read from the codes' names and titles, judged by the cause and not by any result."""
 
+from re import search
+from typing import Any
+
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "no-mask": ("future-leaks", "masks-differ"),
     "mask-shifted": ("future-leaks", "mask-hides-itself"),
@@ -60,25 +63,38 @@ def accepts(cause: str) -> tuple[str, ...]:
     return ACCEPTED.get(cause, ())
 
 
-# The same of `watch`: its signals and the causes that its page gives them.
-SIGNALS: dict[str, tuple[str, ...]] = {
-    "zero-grad": ("zero-grad",),
-    "same-batch": ("same-batch",),
-    "labels-seen": ("labels", "low"),
-    "labels-misaligned": ("labels",),
-    "rate-spike": ("rise",),
-    "rate-high": ("rise", "stall", "gradients", "unigram"),
-    "rate-zero": ("updates", "stall"),
-    "optimizer-other": ("updates",),
-    "optimizer-missing": ("frozen",),
-    "no-step": ("updates",),
-    "frozen": ("frozen",),
-    "gradient-cut": ("gradient",),
-    "empty-batch": ("nonfinite",),
-    "overflow": ("nonfinite",),
-    "collapse": ("gradients", "unigram"),
+# The same of `watch`: a signal, and what its cause has to say; words that any list of suspects holds do not count.
+SIGNALS: dict[str, dict[str, str]] = {
+    "zero-grad": {"zero-grad": r"zero_grad"},
+    "same-batch": {"same-batch": r"one batch"},
+    "labels-seen": {"labels": r"wrong way", "low": r"not shifted"},
+    "labels-misaligned": {"labels": r"same samples|wrong place"},
+    "rate-spike": {"rise": r"rate jumped|a rate that was too much"},
+    "rate-high": {"rise": r"rate is (far )?too high", "stall": r"rate is too high", "gradients": r"learning rate"},
+    "rate-zero": {"updates": r"rate is 0", "stall": r"learning rate is"},
+    "optimizer-other": {"updates": r"holds none|holds other"},
+    "optimizer-missing": {"frozen": r"does not hold"},
+    "no-step": {"updates": r"step\(\) is not called"},
+    "frozen": {"frozen": r"requires_grad"},
+    "gradient-cut": {"gradient": r"detach"},
+    "empty-batch": {"nonfinite": r"0 / 0"},
+    "overflow": {"nonfinite": r"overflow"},
+    "loss-sum": {"loss-sum": r"summed"},
+    "decay-high": {"decay": r"weight"},
+    "sign": {"rise": r"maximized"},
+    "optimizer-eps": {"stall": r"eps"},
+    "clip": {"stall": r"clip"},
+    "data": {"rise": r"data"},
+    "weights-lost": {"rise": r"other weights"},
+    "collapse": {"gradients": r"norms", "unigram": r"no context"},
 }
 
 
 def signals(cause: str) -> tuple[str, ...]:
-    return SIGNALS.get(cause, ())
+    return tuple(SIGNALS.get(cause, ()))
+
+
+def named(cause: str, warning: dict[str, Any]) -> bool:
+    """Whether a warning of `watch` names the cause."""
+    pattern = SIGNALS.get(cause, {}).get(str(warning["signal"]))
+    return pattern is not None and search(pattern, str(warning["cause"])) is not None

@@ -446,7 +446,7 @@ class FineTuningOnOtherText(Loop):
         turned = torch.cat([torch.arange(3), torch.arange(3, VOCABULARY).flip(0)])
         return {
             "input_ids": turned[given["input_ids"]],
-            "labels": torch.where(given["labels"] < 0, -100, turned[given["labels"]]),
+            "labels": torch.where(given["labels"] < 0, -100, turned[given["labels"].clamp(min=0)]),
         }
 
 

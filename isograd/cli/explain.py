@@ -114,11 +114,14 @@ def _of_model(
         measured, said = None, f"{type(error).__name__}: {one_line(error)}"
     serious = [one for one in found if one["severity"] == "error"]
     reported = [one for one in found if one["severity"] != "info"]
-    seen = verdict(plain(measured.as_dict())) if measured else f"No depth profile: {said}."
-    first = f"{reported[0]['message']} ({reported[0]['address'] or 'the model'})." if reported else ""
+    known = next((one for one in found if one["code"] == "collapse-predicted"), None)
+    seen = verdict(plain(measured.as_dict()), judged=known is not None) if measured else f"No depth profile: {said}."
+    head = reported[0] if reported else known
+    first = f"{head['message'][:1].upper()}{head['message'][1:]} ({head['address'] or 'the model'})." if head else ""
+    first = first if reported or not first else f"No fault found, but whether it trains depends on the rate: {first}"
     content = {
         "of": name,
-        "verdict": f"{first[:1].upper()}{first[1:]} {seen}".strip() if first else f"No fault found. {seen}",
+        "verdict": f"{first} {seen}".strip() if first else f"No fault found. {seen}",
         "broken": bool(serious),
         "causes": [
             {
@@ -131,13 +134,18 @@ def _of_model(
         ],
         "warnings": [],
         "findings": found,
-        "next": f"isograd check {name} --lr X --warmup N" if not reported and lr is None else _after(name, reported),
+        "next": _after(name, reported, lr, warmup),
     }
     return {**content, **_with_references(measured, shown)}
 
 
-def _after(name: str, reported: list[dict[str, Any]]) -> str:
-    return f"change it, then isograd explain {name} again" if reported else "train it, with isograd.watch in the loop"
+def _after(name: str, reported: list[dict[str, Any]], lr: float | None, warmup: int | None) -> str:
+    if reported:
+        rate = "" if lr is None else f" --lr {lr:g}" + ("" if warmup is None else f" --warmup {warmup}")
+        return f"isograd explain {name}{rate}, again after the first change"
+    if lr is None:
+        return f"isograd explain {name} --lr 1e-3 --warmup 0, with the rate and the warm-up that you train with"
+    return "train it, with isograd.watch in the loop (docs/watch.md)"
 
 
 def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -> dict[str, Any]:
@@ -170,10 +178,8 @@ def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -
         values = {column.key: row[column.key] for column in COLUMNS}
         found.append({"layer": row["layer"], "kind": row["kind"], "values": values, "references": references})
     said = f"Beside each number (ref.) theory's where there is one, else that of {named} with as many layers, of width"
-    return {
-        "profile": found,
-        "reference": f"{said} 64, at initialization: sizes compare over depth, not with each other.",
-    }
+    said += " 64, at initialization: sizes compare over depth, not with each other. The columns: docs/diagnose.md."
+    return {"profile": found, "reference": said}
 
 
 def _reference(placement: str, layers: int) -> list[Any]:
@@ -193,7 +199,9 @@ def _reference(placement: str, layers: int) -> list[Any]:
 def _print(content: dict[str, Any], page: Path) -> None:
     from isograd.report.pages import explain as explain_page
 
-    print_lines(content["verdict"], "")
+    print_lines(content["verdict"])
+    if content["causes"]:
+        print_lines("")
     for i, one in enumerate(content["causes"], 1):
         print_lines(f"{i}. {one['cause']}", f"   because {one['evidence']}")
         print_lines(f"   {'tested' if one['tested'] else 'change'}: {one['remedy']}")
@@ -203,5 +211,7 @@ def _print(content: dict[str, Any], page: Path) -> None:
         wide = output().width < 150 and len(table.header) > 8
         shown = [i for i in range(len(table.header)) if not wide or i < 8]
         print_table([table.header[i] for i in shown], [[escape(line[i]) for i in shown] for line in table.lines])
+        if content.get("reference"):
+            print_lines("", content["reference"])
     print_path(f"\nnext: {content['next']}")
     print_path(f"page: {page}")

@@ -31,7 +31,12 @@ def explain_run(folder: Path, findings: Sequence[Mapping[str, Any]] = ()) -> Row
     began = _began(metrics, warnings, resolved)
     broken = outcome.get("outcome") in BROKEN
     layer = next((row["layer"] for row in warnings if row.get("layer")), None)
-    causes = [*_tested(folder), *_measured(run, outcome, metrics, warnings, quantities, began), *_before(findings)]
+    failed = _failed(folder)
+    predicted = next((one for one in findings if one["code"] == "collapse-predicted"), None)
+    measured = _measured(run, outcome, metrics, warnings, quantities, began, failed, predicted)
+    vanished = any(row["signal"] == "gradients" for row in warnings)
+    before = [one for one in findings if not (vanished and one is predicted)]  # one cause, told once
+    causes = [*_tested(folder), *measured, *_before(before)]
     return {
         "of": str(folder),
         "verdict": _verdict(outcome, metrics, began if broken else None, layer),
@@ -42,7 +47,7 @@ def explain_run(folder: Path, findings: Sequence[Mapping[str, Any]] = ()) -> Row
         "warnings": [{k: row.get(k) for k in ("step", "signal", "layer", "message")} for row in warnings],
         "findings": [dict(one) for one in findings],
         "profile": profile_of(quantities),
-        "next": _next(folder, outcome),
+        "next": _next(folder, outcome, [one["remedy"] for one in causes if one["tested"]]),
     }
 
 
@@ -96,6 +101,8 @@ def _measured(
     warnings: Sequence[Row],
     quantities: Sequence[Row],
     began: int | None,
+    failed: Mapping[str, str] | None = None,
+    predicted: Mapping[str, Any] | None = None,
 ) -> Iterator[Row]:
     training, model = run.get("training", {}), run.get("model", {})
     norms = [row["grad_norm"] for row in metrics if row.get("grad_norm") is not None]
@@ -110,13 +117,7 @@ def _measured(
             f"training.clip={usual:.2g} (clip_grad_norm_ at the usual norm), or a lower rate",
         )
     if vanished is not None:
-        shape = f"{model.get('placement')} with {model.get('layers')} layers"
-        rate = f"a rate of {training.get('lr'):g} after {training.get('warmup')} steps of warm-up"
-        yield _cause(
-            f"{shape} does not tolerate {rate}",
-            f"from step {vanished.get('left_at')} on gradients vanish towards the input ({vanished['layer']} first)",
-            "a longer warm-up, a lower rate, or a placement with the norms inside the branches (pre-ln)",
-        )
+        yield _vanishing(training, model, vanished, failed or {}, predicted)
     peak = max((row["lr"] for row in metrics), default=0.0)
     at_peak = next((row["step"] for row in metrics if row["lr"] >= peak), None)
     if began is not None and at_peak is not None and at_peak > 1 and abs(began - at_peak) <= max(20, at_peak // 10):
@@ -146,6 +147,30 @@ def _measured(
         )
 
 
+def _vanishing(
+    training: Row, model: Row, vanished: Row, failed: Mapping[str, str], predicted: Mapping[str, Any] | None
+) -> Row:
+    """A stack that does not tolerate its rate; what a replay has tried in vain is not advised."""
+    warmup = training.get("warmup")
+    rate = f"LR {training.get('lr'):g} {f'after {warmup} steps of warm-up' if warmup else 'without warm-up'}"
+    evidence = f"from step {vanished.get('left_at')} on gradients vanish towards the input ({vanished['layer']} first)"
+    if predicted is not None and predicted["severity"] == "error":
+        evidence += f"; isograd check predicted it before the first step (p = {predicted['measured']:.2f})"
+    if failed:
+        evidence += f"; isograd replay: {' and '.join(failed.values())} did not cure it"
+    advice = {
+        "warmup": "a longer warm-up",
+        "lr": "a lower rate",
+        "placement": "norms inside the branches (model.placement=pre-ln; in your own layers x + f(norm(x)))",
+    }
+    left = [text for key, text in advice.items() if key not in failed]
+    return _cause(
+        f"{model.get('placement')} with {model.get('layers')} layers does not tolerate {rate}",
+        evidence,
+        ", or ".join(left) or "fewer layers, or another placement (isograd list)",
+    )
+
+
 def _spike(metrics: Sequence[Row], began: int | None) -> Row | None:
     """The step about the break whose gradient is far beyond those before."""
     if began is None or began < 10:
@@ -160,6 +185,13 @@ def _before(findings: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for one in findings:
         if one["severity"] != "info":
             yield _cause(one["message"], f"{one['code']}, by isograd check before the first step", one["remedy"])
+
+
+def _failed(folder: Path) -> dict[str, str]:
+    """The last word of each setting that a replay has tried, and that did not cure: how it is called."""
+    changes = _json(folder / "replay/replay.json").get("changes", ())
+    missed = [one for one in changes if one["verdict"] == "does not cure" and not one["control"]]
+    return {key.partition("=")[0].rpartition(".")[2]: one["change"] for one in missed for key in one["settings"]}
 
 
 def _cause(cause: str, evidence: str, remedy: str, tested: bool = False) -> Row:
@@ -189,8 +221,10 @@ def profile_of(quantities: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _next(folder: Path, outcome: Row) -> str:
+def _next(folder: Path, outcome: Row, cures: Sequence[str] = ()) -> str:
     name = outcome.get("outcome")
+    if cures and name in BROKEN:
+        return f"isograd train {folder / 'run.json'} {cures[0]} --out {folder.with_name(folder.name + '-cured')}"
     replayed = (folder / "replay/replay.json").exists()
     needed = (outcome.get("judged") or {}).get("needed")
     more = f"training.steps={outcome.get('steps', 0) + needed:,}".replace(",", "") if needed else "more steps"

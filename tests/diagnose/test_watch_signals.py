@@ -1,7 +1,7 @@
 """Loops that are broken, as people break them: each signal comes, of itself, and not beside the same loop unbroken."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import isograd
-from isograd.diagnose.watch.batches import leaks, moved
+from isograd.diagnose.watch import causes
+from isograd.diagnose.watch.batches import leaks
+from isograd.diagnose.watch.batches import moved as moved_by
 from isograd.diagnose.watch.losses import RESTS, STAYS, Losses
 from isograd.diagnose.watch.overflow import culprit
+from isograd.diagnose.watch.steps import Moved, Steps, settings_of
 
 TIME, VOCABULARY = 12, 31
 Change = Callable[["Small"], None]
@@ -50,13 +53,15 @@ def signals(
     zero: str | None = "none",
     same: bool = False,
     shift: int = 1,
+    roll: int = 0,
+    decay: float = 0.01,
     accumulation: int = 1,
 ) -> list[tuple[int, str]]:
     """The steps and names of what a watch reports of a bare loop."""
     torch.manual_seed(0)
     model, draw = Small(), torch.Generator().manual_seed(1)
     change(model)
-    optimizer = torch.optim.AdamW(parameters(model), 1e-3)
+    optimizer = torch.optim.AdamW(parameters(model), 1e-3, weight_decay=decay)
     watch = isograd.watch(model)
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
@@ -64,7 +69,7 @@ def signals(
         for _ in range(accumulation):
             draw = torch.Generator().manual_seed(1) if same else draw
             rows = torch.randint(VOCABULARY, (4, TIME + 2), generator=draw)
-            x, y = rows[:, 1 : TIME + 1], rows[:, 1 + shift : TIME + 1 + shift]
+            x, y = rows[:, 1 : TIME + 1], rows[:, 1 + shift : TIME + 1 + shift].roll(roll, 0)
             loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
         watch.step(loss, batch=(x, y))
@@ -99,15 +104,17 @@ def without_two(model: Small) -> Any:
 
 @pytest.mark.parametrize(
     ("signal", "broken"),
-    {
-        "same-batch": {"same": True},
-        "updates": {"lr": lambda step: 0.0},
-        "frozen": {"parameters": without_two},
-        "gradient": {"change": cut},
-        "zero-grad": {"zero": None},
-        "leak": {"change": see_all},
-        "labels": {"shift": -1},
-    }.items(),
+    [
+        ("same-batch", {"same": True}),
+        ("updates", {"lr": lambda step: 0.0}),
+        ("frozen", {"parameters": without_two}),
+        ("gradient", {"change": cut}),
+        ("zero-grad", {"zero": None}),
+        ("leak", {"change": see_all}),
+        ("labels", {"shift": -1}),
+        ("labels", {"roll": 1}),
+        ("decay", {"decay": 100.0, "steps": 60}),
+    ],
 )
 def test_a_broken_loop_is_named(signal: str, broken: dict[str, Any]) -> None:
     assert [name for _, name in signals(**broken)] == [signal]
@@ -153,11 +160,11 @@ def test_a_looked_at_model_is_left_as_it_was() -> None:
 
 def test_labels_that_are_moved() -> None:
     x = torch.randint(31, (4, 12))
-    assert [moved(x, x.roll(-d, dims=1)) for d in (0, 1, 2, -1)] == [0, 1, 2, -1]
-    assert moved(x, x.flip(0)) is None
+    assert [moved_by(x, x.roll(-d, dims=1)) for d in (0, 1, 2, -1)] == [0, 1, 2, -1]
+    assert moved_by(x, x.flip(0)) is None
     ignored = x.clone()
     ignored[:, :5] = -100
-    assert moved(x, ignored) == 0
+    assert moved_by(x, ignored) == 0
 
 
 def test_labels_that_the_model_shifts_again() -> None:
@@ -195,16 +202,100 @@ def test_a_stack_that_is_detached_from_the_head() -> None:
     assert signals(change) == [(12, "gradient")]
 
 
-def test_the_cause_of_a_rise() -> None:
-    def cause(losses: list[float], norm: float = 1.0) -> str:
-        watch = Losses()
-        rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, 3.0)]
-        (row,) = [row for row in rows if row["signal"] == "rise"]
-        return str(row["cause"])
+def moved(by: float, size: float = 1.0) -> Moved:
+    return Moved(by=by, size=size, rate=1e-3, gradient=1.0)
 
-    assert "maximized" in cause([4 + 0.3 * i for i in range(90)])
-    assert "jumped" in cause([*falling(150), *[4.0] * 100])
-    assert "too high" in cause([*falling(150), *[2 + 0.05 * i for i in range(150)]])
+
+def cause_of(
+    losses: list[float], norms: Sequence[float] = (), by: Sequence[float] = (), **known: Any
+) -> tuple[str, str]:
+    """The signal and the cause; a norm of 1 where none is given, no movement where that is not."""
+    watch = Losses(lambda: known.get("settings"))
+    found = [
+        row
+        for i, loss in enumerate(losses)
+        for row in watch.follow(
+            i + 1, loss, norms[i] if i < len(norms) else 1.0, 3.0, moved(by[i], known.get("size", 1.0)) if by else None
+        )
+    ]
+    (row,) = found
+    return row["signal"], row["cause"]
+
+
+def test_the_cause_of_a_rise() -> None:
+    assert "maximized" in cause_of([4 + 0.3 * i for i in range(90)])[1]
+    assert "jumped" in cause_of([*falling(150), *[4.0] * 100])[1]
+    assert "too high" in cause_of([*falling(150), *[2 + 0.05 * i for i in range(150)]])[1]
+
+
+def test_the_cause_of_a_rise_by_what_was_first_out_of_the_ordinary() -> None:
+    risen = [*falling(150), *[4.0] * 100]
+    steady, large = [1e-3] * 250, [*[1.0] * 150, *[20.0] * 5, *[1.0] * 100]
+    for leaps, norms, words in (
+        ({150: 0.3}, large, "other weights were loaded"),
+        ({150: 0.1, 151: 0.1, 152: 0.1}, large, "rate jumped: from step 151"),
+        ({151: 0.1}, large, "gradient 20 times the usual (step 151)"),  # the weights went after it
+        ({}, [], "the data are others"),
+    ):
+        by = [leaps.get(i, x) for i, x in enumerate(steady)]
+        signal, cause = cause_of(risen, norms, by)
+        assert signal == "rise" and words in cause, cause
+    up = [4 + 0.3 * i for i in range(90)]
+    assert "maximized (a sign is turned)" in cause_of(up, by=[0.01] * 90)[1]
+    assert "far too high: weights go 50% of their size" in cause_of(up, by=[0.5] * 90)[1]
+
+
+def test_matrices_that_blow_up_or_shrink() -> None:
+    assert cause_of([3.2] * 130, by=[0.01] * 130, size=6.0)[1].startswith("the learning rate is too high")
+    assert cause_of([3.2] * 30, by=[0.01] * 30, size=0.1)[0] == "decay"
+    with pytest.raises(ValueError, match="not enough values"):  # nothing is reported of what learns
+        cause_of(falling(200), by=[0.01] * 200, size=6.0)
+    with pytest.raises(ValueError, match="not enough values"):  # nor of a warm-up
+        cause_of([5.0 - 1e-4 * i * i for i in range(140)], by=[1e-7 * i for i in range(140)])
+
+
+@pytest.mark.parametrize(
+    ("make", "clip", "words"),
+    [
+        (lambda p: torch.optim.AdamW(p, 1e-3, eps=10.0), 1.0, "Adam's eps (10) is far larger"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1e-5, "clipped to nearly nothing"),
+        (lambda p: torch.optim.AdamW(p, 1e-3), 1e-6, "clipped to nearly nothing"),
+        (lambda p: torch.optim.AdamW(p, 1e-7), 1.0, "the learning rate is 1e-07"),
+        (lambda p: torch.optim.SGD(p, 1e-6), 1.0, "the learning rate is 1e-06"),
+    ],
+)
+def test_what_keeps_the_weights_still(make: Any, clip: float, words: str) -> None:
+    torch.manual_seed(0)
+    model = Small()
+    optimizer, steps = make(model.parameters()), Steps(list(model.parameters()), 1)
+    for _ in range(6):
+        ids = torch.randint(VOCABULARY, (4, TIME))
+        functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+        steps.take()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    last = steps.read()[-1]
+    assert last is not None
+    assert words in causes.hardly_move(last, settings_of(optimizer, list(model.parameters())))[0]
+
+
+def test_why_no_weight_moves() -> None:
+    model, other = Small(), Small()
+    for optimizer, words in (
+        (torch.optim.AdamW(other.parameters(), 1e-3), "holds none"),
+        (torch.optim.AdamW(model.parameters(), 0.0), "the learning rate is 0"),
+        (torch.optim.AdamW(model.parameters(), 1e-3), "step() is not called"),
+    ):
+        watch = isograd.watch(model, optimizer=optimizer)
+        for _ in range(12):
+            ids = torch.randint(VOCABULARY, (4, TIME))
+            loss = functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+            loss.backward()
+            watch.step(loss)
+            model.zero_grad()
+        (row,) = watch.warnings
+        assert row["signal"] == "updates" and words in row["cause"]
 
 
 def followed(losses: list[float], entropy: float | None = 3.0, norm: float = 1.0) -> list[tuple[int, str]]:

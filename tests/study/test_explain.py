@@ -68,7 +68,7 @@ def test_vanishing_gradients_and_the_layer(tmp_path: Path) -> None:
     found = explain_run(written(tmp_path / "run", [3.0] * 100, "collapsed", warnings=[VANISHES]))
     assert found["began"] == 22 and found["layer"] == "layers.0"
     assert found["verdict"] == "The run collapsed: because. It began at step 22, in layers.0."
-    assert found["causes"][0]["cause"].startswith("post-ln with 2 layers does not tolerate a rate of 0.001")
+    assert found["causes"][0]["cause"].startswith("post-ln with 2 layers does not tolerate LR 0.001 without warm-up")
     assert [(row["first"], row["last"]) for row in found["profile"]] == [(2.0, 0.01), (1.0, 1.0)]
 
 
@@ -88,6 +88,13 @@ def test_what_a_replay_has_tried_comes_first_unless_it_was_chance(tmp_path: Path
     write_json(folder / "replay/replay.json", content)
     first = explain_run(folder)["causes"][0]
     assert first["tested"] and first["cause"] == "the learning rate is too high"
+    assert explain_run(folder)["next"].endswith("run.json training.lr=3e-4 --out " + str(tmp_path / "run-cured"))
+    second = explain_run(folder)["causes"][1]
+    assert "a longer warm-up" in second["remedy"] and "did not cure" not in second["evidence"]
+    tried = {"change": "warm-up 100", "settings": ["training.warmup=100"], "control": False, "verdict": "does not cure"}
+    write_json(folder / "replay/replay.json", content | {"changes": [*content["changes"], tried]})
+    second = explain_run(folder)["causes"][1]
+    assert "warm-up" not in second["remedy"] and "warm-up 100 did not cure it" in second["evidence"]
     write_json(folder / "replay/replay.json", content | {"by_chance": True})
     assert not explain_run(folder)["causes"][0]["tested"]
 
@@ -96,6 +103,15 @@ def test_what_a_replay_has_tried_comes_first_unless_it_was_chance(tmp_path: Path
 def test_a_run_that_did_not_break_has_no_cause(outcome: str, tmp_path: Path) -> None:
     found = explain_run(written(tmp_path / "run", [*GOOD, *[2.0] * 50], outcome))
     assert found["causes"] == [] and found["began"] is None and "replay" not in found["next"]
+
+
+def test_what_check_predicted_is_no_second_cause_of_vanishing_gradients(tmp_path: Path) -> None:
+    finding = {"code": "collapse-predicted", "severity": "error", "address": "", "measured": 0.99}
+    finding |= {"message": "it will collapse", "remedy": "warm up", "page": "p"}
+    found = explain_run(written(tmp_path / "run", [3.0] * 100, "collapsed", warnings=[VANISHES]), [finding])
+    assert (
+        len(found["causes"]) == 1 and "predicted it before the first step (p = 0.99)" in found["causes"][0]["evidence"]
+    )
 
 
 def test_findings_are_causes_and_the_page_says_all(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import CollapseWatch, TokenCounts, labels_of
@@ -29,6 +30,7 @@ from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.losses import Losses
 from isograd.diagnose.watch.overflow import culprit
 from isograd.diagnose.watch.replay import OwnLoop, Replays
+from isograd.diagnose.watch.steps import Moved, Steps, TrainedBy
 from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (
     WARNINGS,
@@ -46,10 +48,11 @@ from isograd.files import append_rows, write_json
 REPLAYED = "replayed.json"
 _log = logging.getLogger("isograd")
 _FOLLOWS_FROM = {  # a signal that says no more than one that is known
-    "stall": ("updates", "frozen", "gradient", "labels", "zero-grad"),
+    "stall": ("updates", "frozen", "gradient", "labels", "zero-grad", "gradients", "unigram", "decay", "loss-sum"),
+    "gradients": ("decay",),
     "unigram": ("updates", "frozen", "gradient", "labels", "zero-grad"),
     "low": ("leak", "same-batch", "labels"),
-    "rise": ("zero-grad", "nonfinite", "loss-sum"),
+    "rise": ("zero-grad", "nonfinite", "loss-sum", "decay"),
     "nonfinite": ("loss-sum",),
 }
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
@@ -60,6 +63,7 @@ def watch(
     *,
     folder: str | Path | None = None,
     every: int = 1,
+    optimizer: Optimizer | None = None,
     addresses: Sequence[str] | None = None,
     unigram_entropy: float | None = None,
     updates: bool = False,
@@ -75,6 +79,7 @@ def watch(
         folder: for metrics.jsonl, quantities.jsonl, warnings.jsonl and the steps before a number that is not finite;
             None keeps nothing on disk.
         every: steps from one row to the next.
+        optimizer: the one that trains it: what it holds and is set to tells causes apart that look alike.
         addresses: the modules to watch, in the order of their depth; None finds the layers.
         unigram_entropy: of the labels, nats; None computes it from the labels in the batches.
         updates: also measure how far each layer's matrix moves from row to row, for a copy of it.
@@ -100,6 +105,7 @@ def watch(
         writers += [] if log is None else [Logging(log)]
     kept = Nonfinite(where, overflows=overflows)
     made = Watch(model, addresses, writers, kept, every=every, unigram_entropy=unigram_entropy, updates=updates)
+    made.trained_by.optimizer = optimizer
     made.replays = None if replay is None else Replays(loop=replay)
     return made
 
@@ -127,6 +133,7 @@ class Watch:
         self.layers: list[Row] = []
         self.warnings: list[Row] = []
         self.replays: Replays | None = None
+        self.trained_by = TrainedBy(model)
         self.on_reading: Callable[[int, float], None] | None = None  # called with the step and the loss of each
         self._model = model
         self._addresses = addresses
@@ -138,7 +145,8 @@ class Watch:
         self._watched = find_layers(model, addresses)
         self._by_layer = by_layer(self._watched)
         self._collapse = CollapseWatch(self._by_layer.addresses, self._by_layer.stacks, unigram_entropy)
-        self._losses, self._batches = Losses(), Batches(model)
+        self._losses, self._batches = Losses(self.trained_by), Batches(model)
+        self._steps: Steps | None = None
         self._gradients: Gradients | None = None
         self._updates_of: Updates | None = None
         self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
@@ -167,9 +175,11 @@ class Watch:
         if self._gradients is None:  # only now are the parameters what FSDP2 made of them
             self._watched = find_layers(self._model, self._addresses)
             self._gradients = Gradients(self._model, self._watched, self._updates)
-            self._updates_of = Updates(self._model, self._parameters(), self._every)
-        assert self._updates_of is not None
+            self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
+            self._steps = Steps(list(self._model.parameters()), self._every)
+        assert self._updates_of is not None and self._steps is not None
         self._gradients.take(loss)
+        self._steps.take()
         self._waiting.append((self._step, batch))
         self._report(self._updates_of.look(self._step))
         if self._gradients.waiting >= self._gradients.together:
@@ -178,7 +188,8 @@ class Watch:
     def read(self) -> None:
         """Read the steps that wait (on an accelerator: up to ten); with sharded gradients for all processes at once."""
         readings = self._gradients.read() if self._gradients else []
-        for reading, (step, batch) in zip(readings, self._waiting, strict=True):
+        moves: list[Moved | None] = (self._steps.read() if self._steps else []) or [None] * len(readings)
+        for reading, moved, (step, batch) in zip(readings, moves, self._waiting, strict=True):
             self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
             self._read += 1
             if self.replays is not None:
@@ -189,8 +200,7 @@ class Watch:
                 writer.write(self.row, self.layers)
             self._count(batch)
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
-            movement = self._updates_of.movement if self._updates_of else None
-            new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy, movement)
+            new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy, moved)
             new += self._batches.look(step, batch, self._collapse, reading.loss)
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
@@ -255,8 +265,11 @@ class Watch:
         )
         cause = f"{found[0]} {found[1]}" if found else "an overflow in the backward pass, or a loss of log(0) or 0 / 0"
         remedy = "compute that part in float32, clip gradients, lower the rate; torch.autograd.set_detect_anomaly(True)"
+        labels = labels_of(batch)
+        if not found and labels and not math.isfinite(broken_loss) and not any(bool((y >= 0).any()) for y in labels):
+            cause, remedy = "no label of this batch counts (all are -100): its mean is 0 / 0", "leave out such batches"
         layer = found[0] if found else broken["layer"]
-        message = f"{broken['message']}: {cause}" if found else broken["message"]
+        message = f"{broken['message']}: {cause}" if found or "no label" in cause else broken["message"]
         return {**broken, "layer": layer, "message": message, "cause": cause, "remedy": remedy}
 
     def _count(self, batch: Any) -> None:

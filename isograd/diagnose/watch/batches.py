@@ -22,6 +22,7 @@ SEQUENCES = 2  # that a leak is looked for in
 MOST = 4096  # entries of a tensor that tell two batches apart
 COPIED = 0.95  # the share of labels that are the inputs, moved
 NEAR = 0.3  # nats around that of token frequencies
+ROWS = 32  # of a batch that are compared with each other
 SUMMED = 16  # labels of a batch, from which on a sum differs clearly from a mean
 FARTHEST = 16  # tokens ahead that labels are looked for
 WAITS = 160  # readings at the unigram loss, before odd labels are taken for its cause
@@ -45,6 +46,7 @@ class Batches:
         self._model = model
         self._seen: list[str] = []
         self._reported: set[str] = set()
+        self._mixed: list[bool] = []  # whether labels are the next tokens of another row
         self._moved: list[int | None] = []  # by how many places the labels of each batch are its inputs
         self._waited = 0
         self._given = False
@@ -57,6 +59,7 @@ class Batches:
             if pair is not None:
                 self._given = isinstance(batch, Mapping) and "labels" in batch  # so the model forms the loss
                 self._moved.append(moved(*pair))
+                self._mixed.append(self._moved[-1] is None and mixed(*pair))
                 if len(self._seen) == 0:
                     found += self._leak(step, batch, pair) + self._summed(step, pair[1], loss)
             self._seen.append(_mark(batch))
@@ -87,6 +90,9 @@ class Batches:
             symptom, cause = "labels are the tokens after next", "they are shifted twice, in the data and in the model"
         elif len(places) == 1 and (ahead := next(iter(places))) is not None and ahead > 2:
             symptom, cause = f"labels are the tokens {ahead} places ahead", "they are cut from the wrong place"
+        elif places == {None} and all(self._mixed):
+            symptom = "labels are the next tokens of other rows of the batch"
+            cause = "inputs and labels are not of the same samples: one of them was shuffled"
         else:
             return []
         remedy = "make labels[:, t] what is to be predicted from inputs[:, : t + 1], the token inputs[:, t + 1]"
@@ -174,6 +180,22 @@ def moved(x: Tensor, y: Tensor) -> int | None:
         if share > COPIED and int(asked.sum()) > min(asked.numel(), y.numel() / 2) / 2:
             return d
     return None
+
+
+def mixed(x: Tensor, y: Tensor) -> bool:
+    """Whether the rows of y are the next tokens of x's rows, of others than their own.
+
+    >>> x = torch.arange(30).view(3, 10) * 7 % 11
+    >>> y = x.roll(-1, dims=1)
+    >>> mixed(x, y.roll(1, dims=0)), mixed(x, y), mixed(x, y * 0)
+    (True, False, False)
+    """
+    x, y = x[:ROWS], y[:ROWS]
+    asked = (y >= 0)[:, None, :-1]
+    same = ((y[:, None, :-1] == x[None, :, 1:]) & asked).sum(-1) / asked.sum(-1).clamp(min=1)
+    own = same.diagonal().clone()
+    same.fill_diagonal_(0.0)
+    return bool(same.shape[0] > 1 and (same.amax(1) > COPIED).float().mean() > 0.5 and own.max() < COPIED)
 
 
 def leaks(model: nn.Module, batch: Any, x: Tensor) -> float | None:

@@ -73,6 +73,7 @@ class WatchCallback(TrainerCallback):
         self._replaced.close()  # a run that an error ended has left them
         self._forget()
         self.watch = watch(self.trainer.model, **({"overflows": accelerator.scaler is not None} | self._settings))
+        self.watch.trained_by.optimizer = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)
         self._recovers(state.global_step)
         self._observe(self.trainer, "training_step", after=self._keep)
         if accelerator.scaler is None:

@@ -4,9 +4,7 @@ What is looked at are a few entries of each parameter, those with the largest gr
 then: at the first reading, at the twelfth, and every fifty. Any other reading costs a comparison of identities.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
@@ -14,14 +12,18 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from isograd.diagnose.watch import causes
 from isograd.diagnose.watch.layers import plain
+from isograd.diagnose.watch.steps import Settings
 from isograd.diagnose.watch.writers import Row, alarm
 
 FIRST = 12  # readings after which what has not moved will not
 EVERY = 50  # readings from one later look to the next
 ENTRIES = 8  # of each parameter
 SAME = 3  # readings with the same gradient tensors
-PROPORTIONAL = 0.99  # cosine of a gradient with what backward has just added
+TRIES = 20  # readings
+PROPORTIONAL = 0.999  # cosine of what backward has just brought with the gradient before: then nothing can be said
+LEFT = 0.05  # of a gradient that is the one before
 
 
 class Updates:
@@ -33,8 +35,15 @@ class Updates:
     zero-grad  gradients hold those of the steps before
     """
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, Sequence[nn.Parameter]], every: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, Sequence[nn.Parameter]],
+        every: int,
+        settings: causes.Ask = lambda: None,
+    ) -> None:
         """Parameters by the address of their layer, in the order of depth; `every` so many steps are read."""
+        self._settings = settings
         self._named = {plain(name): p for name, p in model.named_parameters()}
         self._layers = {address: list(of) for address, of in layers.items()}
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
@@ -44,7 +53,6 @@ class Updates:
         self._places: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
         self._dead: dict[str, bool] = {}
-        self.movement: float | None = None  # of the entries in a step, over their size; the median over parameters
         self._adds_up = False
         self._zeroed = Zeroed(self._named) if alone and self._possible and every == 1 else None
 
@@ -87,16 +95,12 @@ class Updates:
             name for name, before in self._before.items()
             if torch.equal(self._named[name].detach().flatten()[self._places[name]], before)
         }  # fmt: skip
-        if self._count == FIRST and self._before:
-            now = {name: self._named[name].detach().flatten()[at] for name, at in self._places.items()}
-            moves = [float((now[n] - b).norm() / b.norm().clamp(min=1e-30)) for n, b in self._before.items()]
-            self.movement = median(moves) / (FIRST - 1)
         finite = all(p.grad is None or bool(torch.isfinite(p.grad.sum())) for p in self._named.values())
         still = {name for name in still if self._wants(name)}
         if not still or not finite:
             return []
         if len(still) == len(self._before):
-            return [_no_updates(step, FIRST - 1 if self._count == FIRST else EVERY)]
+            return [_no_updates(step, FIRST - 1 if self._count == FIRST else EVERY, self._settings())]
         names = {id(p): name for name, p in self._named.items()}
         stuck = [
             address
@@ -144,6 +148,8 @@ class Zeroed:
         self._gradient: Tensor | None = None
         self._same = 0
         self._fresh: Tensor | None = None
+        self._before: Tensor | None = None
+        self._tries = 0
         self._hook: Any = None
         self._verdicts: list[bool] = []
         self.done = False
@@ -174,22 +180,36 @@ class Zeroed:
     @torch.no_grad()
     def _compare(self) -> bool:
         assert self._probe is not None and self._probe.grad is not None
-        if self._fresh is not None:
-            a, b = self._probe.grad.flatten().float(), self._fresh.flatten().float()
-            cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0))
-            power = math.log2(max(float(a.norm()), 1e-38) / max(float(b.norm()), 1e-38))  # of two: a loss scale's
-            self._verdicts.append(cosine < PROPORTIONAL or abs(power - round(power)) > 0.01)
-        self._fresh = None
-        if len(self._verdicts) < SAME:
+        now = self._probe.grad.flatten().double()
+        if self._fresh is not None and self._before is not None:
+            fresh = self._fresh.flatten().double()
+            if float(torch.nn.functional.cosine_similarity(fresh, self._before, dim=0).abs()) < PROPORTIONAL:
+                self._verdicts.append(_left_over(now, fresh, self._before))
+        self._fresh, self._before = None, now.clone()
+        self._tries += 1
+        if len(self._verdicts) < SAME and self._tries < TRIES:
             return False
         self._end()
-        return all(self._verdicts)
+        return len(self._verdicts) == SAME and all(self._verdicts)
 
     def _end(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-        self._gradient = self._hook = self._fresh = None
+        self._gradient = self._hook = self._fresh = self._before = None
         self.done = True
+
+
+def _left_over(now: Tensor, fresh: Tensor, before: Tensor) -> bool:
+    """Whether a gradient is what backward has just brought, times a loss scale, and some of the one before (clipped).
+
+    >>> a, b = torch.tensor([1.0, 2, 0, 1]).double(), torch.tensor([0.0, 1, 3, -1]).double()
+    >>> _left_over(a + 0.5 * b, a, b), _left_over(8 * a, a, b), _left_over(a + b * b, a, b)
+    (True, False, False)
+    """
+    parts = torch.stack([fresh, before], dim=1)
+    found = torch.linalg.lstsq(parts, now[:, None]).solution[:, 0]
+    rest = (now - parts @ found).norm()
+    return bool(found[1].abs() * before.norm() > LEFT * now.norm() and rest < 0.01 * now.norm())
 
 
 def _not_zeroed(step: int) -> Row:
@@ -201,15 +221,9 @@ def _not_zeroed(step: int) -> Row:
     )  # fmt: skip
 
 
-def _no_updates(step: int, readings: int) -> Row:
-    return alarm(
-        step, "updates", None,
-        f"no weight has moved in {readings} readings, and gradients are there",
-        "optimizer.step() is not called, its rate is 0, or it holds other parameters (of a copy, or made before the"
-        " model was replaced)",
-        "make the optimizer of this model's parameters() after it is built and moved, call optimizer.step() after"
-        " backward(), and print optimizer.param_groups[0]['lr']",
-    )  # fmt: skip
+def _no_updates(step: int, readings: int, settings: Settings | None) -> Row:
+    symptom = f"no weight has moved in {readings} readings, and gradients are there"
+    return alarm(step, "updates", None, symptom, *causes.no_updates(settings))
 
 
 def _stuck(step: int, stuck: Sequence[str], layers: int) -> Row:

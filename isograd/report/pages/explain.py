@@ -21,18 +21,20 @@ def write_explanation(content: Row, out: Path) -> Path:
     """explain.html and explain.json of what `explain_run` or `isograd explain MODEL` found."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "explain.json", finite(dict(content)))
+    command, _, note = content["next"].partition(", ")
+    of_run = "outcome" in content
     tables = [
-        Section(name="causes", title="Causes", sentence=_CAUSES, table=causes(content)),
+        Section(name="causes", title="Causes", sentence=_CAUSES if of_run else "", table=causes(content)),
+        Section(name="next", title="Next", sentence=f"{note[:1].upper()}{note[1:]}", code=command),
         Section(name="profile", title="Over depth", sentence=_profile_text(content), table=profile(content)),
         *_figures(content),
         Section(name="warnings", title="Warnings during the run", table=warnings(content["warnings"])),
-        Section(name="findings", title="Findings of isograd check", table=_findings(content)),
+        Section(name="findings", title="Findings of isograd check", table=_findings(content), folded=True),
     ]
     page = Page(
         title=f"Why: {Path(content['of']).name or content['of']}",
         headline=content["verdict"],
-        warnings=[f"Next: `{content['next']}`"],
-        sections=[section for section in tables if section.table or section.figure],
+        sections=[section for section in tables if section.table or section.figure or section.code],
         made="Made by `isograd explain`. All of it is in `explain.json`.",
     )
     return write_page(page, out / "explain.html")
@@ -47,10 +49,10 @@ _CAUSES = (
 def causes(content: Row) -> Table | None:
     """A line per cause, the likeliest first."""
     lines = [
-        (f"{i}", one["cause"], one["evidence"], ("tested: " if one["tested"] else "") + one["remedy"])
+        (f"{i}. {one['cause']}", one["evidence"], ("tested: " if one["tested"] else "") + one["remedy"])
         for i, one in enumerate(content["causes"], 1)
     ]
-    return Table(header=("", "cause", "evidence", "what to change"), lines=lines, left=4) if lines else None
+    return Table(header=("cause", "evidence", "what to change"), lines=lines, left=3) if lines else None
 
 
 def warnings(rows: Sequence[Row]) -> Table | None:

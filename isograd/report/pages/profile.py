@@ -163,10 +163,17 @@ def summary(profile: Row) -> str:
     return f"{profile['model']}, {millions} parameters. {stacks[:1].upper()}{stacks[1:]}."
 
 
-def verdict(profile: Row) -> str:
-    """What the numbers say, the worst first; of the rest that they are as usual."""
-    said = [*_gradients_of(profile), *_loss_of(profile), *_stream_of(profile), *_attention_of(profile)]
-    return " ".join(said) or "Nothing unusual: gradients of all layers are of one size, and the loss is as expected."
+def verdict(profile: Row, judged: bool = False) -> str:
+    """What the numbers say, the worst first; of the rest that they are as usual.
+
+    Args:
+        judged: whether a deep stack trains has been said already; of the rest nothing is said then.
+    """
+    stream = [] if judged else _stream_of(profile)
+    said = [*_gradients_of(profile), *_loss_of(profile), *stream, *_attention_of(profile)]
+    if judged or said:
+        return " ".join(said)
+    return "Nothing unusual: gradients of all layers are of one size, and the loss is as expected."
 
 
 def _gradients_of(profile: Row) -> Iterator[str]:
