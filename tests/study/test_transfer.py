@@ -12,6 +12,8 @@ from isograd import IsogradConfig, IsogradForCausalLM
 from isograd.errors import IsogradError, RecipeError, UnknownPlacement
 from isograd.placement import get, sites
 from isograd.placement.formula import Role
+from isograd.study.transfer.coordinates import coordinate_check
+from isograd.study.transfer.drift import drifts
 from isograd.study.transfer.plan import KEPT, parse_size, plan
 from isograd.train.recipe import load_run
 from isograd.train.run import Run
@@ -253,3 +255,88 @@ def test_placements_with_constants_of_their_own_keep_them_and_the_control_does_n
     assert plan(run(placement="deepnorm"), depth=16, rule=KEPT).target.model.placement == "deepnorm@fixed-4"
     assert plan(run(placement="post-ln"), depth=16).rule == KEPT
     assert "profile" in " ".join(plan(run(placement="admin"), depth=16).cautions)
+
+
+def row(layers: int, placement: str, lr: float, seed: int, loss: float | None, width: int = 64) -> dict[str, object]:
+    values = {"model.layers": layers, "model.width": width, "model.placement": placement, "training.lr": lr}
+    return {"cell": f"{values}{seed}", "values": values, "seed": seed, "validation_loss": loss, "unigram_loss": 3.5}
+
+
+def ledger(best: dict[tuple[str, int], float], bend: float = 0.1, seeds: int = 3) -> list[dict[str, object]]:
+    """Parabolas in log rate whose vertices are known."""
+    rates = [1e-3 * 3**i for i in range(5)]
+    return [
+        row(layers, name, lr, seed, 2.0 + bend * math.log(lr / vertex / 1.05**seed) ** 2)
+        for (name, layers), vertex in best.items()
+        for lr in rates
+        for seed in range(seeds)
+    ]
+
+
+def test_drift_is_read_off_parabolas_whose_vertex_is_known() -> None:
+    """A rule that keeps the rate, and none: told apart; the rule's arm takes its source from the placement itself."""
+    rows = ledger({("pre-ln", 4): 9e-3, ("pre-ln", 16): 3e-3, ("pre-ln@completep-4", 16): 8e-3})
+    found = {one.arm: one for one in drifts(rows)}
+    assert found["pre-ln"].drift == pytest.approx(3.0, rel=1e-6)
+    assert found["pre-ln"].verdict == "does not transfer here"
+    assert found["pre-ln@completep"].drift == pytest.approx(9 / 8, rel=1e-6)
+    assert found["pre-ln@completep"].verdict == "transfers"
+    assert found["pre-ln@completep"].middle(4) == pytest.approx(9e-3 * 1.05, rel=1e-6)
+    assert {one.arm: one.verdict for one in drifts(ledger({("pre-ln", 4): 9e-3, ("pre-ln", 8): 9e-3}, seeds=1))} == {
+        "pre-ln": "too few seeds"
+    }
+
+
+def test_a_best_rate_at_the_end_transfers_nothing() -> None:
+    rows = ledger({("pre-ln", 4): 9e-3, ("pre-ln", 16): 9e-3})
+    assert drifts(rows)[0].verdict == "transfers"
+    lower = [one for one in rows if one["values"]["training.lr"] < 1e-2]  # type: ignore[index]
+    assert (drifts(lower)[0].open, drifts(lower)[0].verdict) == (True, "does not transfer here")
+    broken = [{**one, "validation_loss": None} if one["values"]["training.lr"] > 1e-2 else one for one in rows]  # type: ignore[index]
+    assert not drifts(broken)[0].open  # what diverged counts with the loss of token frequencies
+
+
+def test_the_verb_reads_a_study(tmp_path: Path) -> None:
+    rows = ledger({("pre-ln", 4): 9e-3, ("pre-ln", 16): 3e-3})
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    code, out, _ = called("transfer", str(tmp_path), "--json")
+    assert code == 0 and json.loads(out)[0]["verdict"] == "does not transfer here"
+    assert "does not transfer here" in " ".join(called("transfer", str(tmp_path))[1].split())
+    assert "no other option" in refused("transfer", str(tmp_path), "--depth", "4:8")
+    (tmp_path / "ledger.jsonl").unlink()
+    assert "no study" in refused("transfer", str(tmp_path))
+
+
+SMALL = ["model.width=32", "model.heads=2", "data.length=16", "training.batch=8", "training.lr=3e-3"]
+
+
+def test_the_coordinate_check_is_flat_with_the_rule_and_not_without() -> None:
+    """Depth 2 to 16: the stream of Pre-LN moves the farther the deeper; CompleteP's does not."""
+    source = load_run(None, ["model.layers=2", *SMALL])
+    verdicts, powers = {}, {}
+    for rule in (KEPT, None):
+        found = coordinate_check(source, [2, 16], rule=rule, seeds=(1, 2, 3))
+        middle = next(one for one in found if one.quantity == "middle stream")
+        verdicts[rule], powers[rule] = middle.verdict, middle.power
+    assert verdicts[KEPT] == "not flat" and verdicts[None] != "not flat"
+    assert powers[KEPT] > powers[None] + 0.2
+
+
+def test_the_coordinate_check_over_width() -> None:
+    source = load_run(None, ["model.layers=2", *SMALL])
+    power = {}
+    for without in (True, False):
+        found = coordinate_check(source, [32, 128], axis="width", without=without, seeds=(1, 2, 3))
+        power[without] = max(one.power for one in found)
+    assert power[True] > power[False] + 0.2
+    with pytest.raises(RecipeError, match="two sizes"):
+        coordinate_check(source, [2])
+
+
+def test_the_verb_checks_coordinates() -> None:
+    words = ["transfer", "pre-ln-needs-no-warmup", "model.layers=1", *SMALL, "--depth", "1:2", "--check", "--json"]
+    code, out, err = called(*words)
+    assert code == 0, err
+    said = json.loads(out)["check"]
+    assert {one["quantity"] for one in said["with"]} == {"logits", "last stream", "middle stream"}
+    assert "doubles" in refused(*words[:-4], "--depth", "1:3", "--check")

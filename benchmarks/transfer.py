@@ -1,0 +1,183 @@
+"""Does a learning rate stay where it is over depth and width, with a rule and without? docs/results/transfer.md.
+
+    isograd study studies/transfer
+    python benchmarks/transfer.py runs/transfer
+
+The study's best rates and their drift, and a coordinate check of the same models (some two minutes of one core), as a
+page and a figure beside it; --quantities FILE keeps the coordinate check, so that a page can be made again without it.
+"""
+
+import argparse
+import json
+import math
+import platform
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from isograd.files import read_json, write_json, write_text
+from isograd.report.style import Drawing, drawing, heading, label, log, look, save
+from isograd.study.transfer.coordinates import FLAT, SEEDS, UPDATES, Coordinate, coordinate_check
+from isograd.study.transfer.drift import LIMIT, Drift, read_drifts
+from isograd.train.recipe import run_from_dict
+from isograd.train.run import Run, with_steps
+
+PAGE = Path(__file__).parents[1] / "docs/results/transfer.md"
+CHECKED = (("pre-ln", "depth"), ("deepnorm", "depth"), ("hyper-connections", "depth"), ("pre-ln", "width"))
+SIZES = {"depth": (4, 8, 16), "width": (64, 128, 256)}
+QUANTITY = "middle stream"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--quantities", type=Path, help="JSON of the coordinate check; made where it is missing")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    words = parser.parse_args()
+    found = read_drifts(words.study)
+    base = read_json(words.study / "study.json")
+    rows = _quantities(words.quantities, run_from_dict(base["base"]))
+    write_text(words.page, page(found, rows, base))
+    save(figure(found, rows), words.page.with_suffix(""), ["png"])
+
+
+def _quantities(kept: Path | None, run: Run) -> list[dict[str, Any]]:
+    if kept is not None and kept.exists():
+        rows: list[dict[str, Any]] = json.loads(kept.read_text())
+        return rows
+    rows = []
+    for placement, axis in CHECKED:
+        source = with_steps(_placed(run, placement), 100)
+        for ruled in (True, False):
+            for one in _checked(source, axis, ruled):
+                values = {str(size): of for size, of in one.values.items()}
+                said = {"power": one.power, "interval": one.interval, "verdict": one.verdict}
+                rows.append({"placement": placement, "axis": axis, "ruled": ruled, "quantity": one.quantity} | said)
+                rows[-1]["values"] = values
+        if kept is not None:
+            write_json(kept, rows)
+    return rows
+
+
+def _placed(run: Run, placement: str) -> Run:
+    content = run.as_dict()
+    content["model"] |= {"placement": placement}
+    content["training"] |= {"lr": 3e-3, "warmup": 0}
+    return run_from_dict(content)
+
+
+def _checked(run: Run, axis: Any, ruled: bool) -> list[Coordinate]:
+    rule = None if ruled or axis == "width" else "kept"
+    return coordinate_check(run, SIZES[axis], axis=axis, rule=rule, without=not ruled)
+
+
+def page(found: list[Drift], rows: list[dict[str, Any]], study: dict[str, Any]) -> str:
+    """The page as Markdown."""
+    steps = study["budget"]["steps"]
+    unit = f"{steps:g} updates each, {platform.processor() or platform.machine()} CPU, one thread"
+    drifts = [f"| {' | '.join(one.cells())} |" for one in found]
+    head = HEAD.format(unit=unit, limit=f"{LIMIT:g}")
+    check = CHECK.format(
+        updates=UPDATES, seeds=len(SEEDS), flat=f"{FLAT:g}", depths=_list(SIZES["depth"]), widths=_list(SIZES["width"])
+    )
+    return "\n".join([head, *drifts, "", *_notes(found, study), check, *map(_line, rows), "", LOGITS])
+
+
+HEAD = """\
+# Best learning rate over depth and width
+
+Written by `python benchmarks/transfer.py STUDY` from `isograd study studies/transfer`; what it is for:
+[settings over depth and width](../transfer.md). A character model on text that every Python carries, width 64 where the
+width is not the axis, {unit}. Rates 1e-3, 3e-3, 9e-3, 2.7e-2.
+
+![Best rate over size, and how far the stream moves](transfer.png)
+
+## The best rate
+
+Best rate: the vertex of a parabola through the best of the rates and its neighbours, validation loss over log rate; the
+table has the median over seeds. Drift: the largest ratio of the best rate to that of the smallest size, whichever way;
+median over seeds with its bootstrap interval (of three seeds the extremes, which hold the median 75 % of the time). A
+rule *transfers* where the whole interval is below {limit} and no best rate is the lowest or highest of the rates. Placements
+without @ are the control, but for DeepNorm: there the control is `deepnorm@fixed`, its constants those of 4 layers.
+
+| placement | over | best rate | drift | interval | seeds | verdict |
+|---|---|---|---|---|---|---|"""
+CHECK = """\
+## What moves in a few updates
+
+A coordinate check: the power p of size with which a quantity grows, after {updates} updates at 3e-3 without a warm-up,
+mean and 95 % interval (Student) over {seeds} seeds. Flat: the interval lies within +-{flat}; not flat: outside. Depths
+{depths}, widths {widths}.
+
+| placement | over | rule | quantity | p | 95 % | verdict |
+|---|---|---|---|---|---|---|"""
+LOGITS = """\
+The logits are a poor witness over depth: within a few updates they learn how frequent each character is, at any depth.
+"""
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _notes(found: list[Drift], study: dict[str, Any]) -> list[str]:
+    """What was run of the recipe, by the cells that there are."""
+    seeds = {one.arm: one.seeds for one in found}
+    few = sorted({arm for arm, n in seeds.items() if n < len(study["seeds"])})
+    lines = [
+        "The recipe in the package is larger: 300 updates, also depth 32 and width 256. What was run is this table.",
+        *([f"Not all seeds have ended for {', '.join(few)}."] if few else []),
+    ]
+    return [*lines, ""]
+
+
+def _line(row: dict[str, Any]) -> str:
+    interval = "–" if row["interval"] is None else f"{row['interval'][0]:+.2f} to {row['interval'][1]:+.2f}"
+    rule = _rule(row["placement"], row["axis"]) if row["ruled"] else "none"
+    cells = [row["placement"], row["axis"], rule, row["quantity"], f"{row['power']:+.2f}", interval, row["verdict"]]
+    return f"| {' | '.join(cells)} |"
+
+
+def _rule(placement: str, axis: str) -> str:
+    return "muP" if axis == "width" else "its own law" if placement == "deepnorm" else "completep"
+
+
+def figure(found: list[Drift], rows: list[dict[str, Any]]) -> Drawing:
+    """Best rates over depth and over width above, what moves below."""
+    drawn = drawing(4, 2.6)
+    for axes, axis in zip(drawn.panels[:2], ("depth", "width"), strict=True):
+        _best(axes, [one for one in found if one.axis == axis], axis)
+    for axes, axis in zip(drawn.panels[2:], ("depth", "width"), strict=True):
+        own = [row for row in rows if row["axis"] == axis and row["quantity"] == QUANTITY]
+        _moved(axes, own, axis)
+    return drawn
+
+
+def _best(axes: Axes, arms: list[Drift], axis: str) -> None:
+    for i, one in enumerate(arms):
+        sizes = list(one.best)
+        style = {**look(i), "label": one.arm, "linestyle": "-" if "@" in one.arm else "--"}
+        axes.plot(sizes, [one.middle(size) for size in sizes], marker="o", markersize=3, **style)
+    _frame(axes, f"best rate over {axis}", axis, "learning rate")
+
+
+def _moved(axes: Axes, rows: list[dict[str, Any]], axis: str) -> None:
+    for i, row in enumerate(rows):
+        sizes = [int(size) for size in row["values"]]
+        means = [math.fsum(of) / len(of) for of in row["values"].values()]
+        name = f"{row['placement']}, {_rule(row['placement'], axis) if row['ruled'] else 'none'}"
+        style = {**look(i), "label": name, "linestyle": "-" if row["ruled"] else "--"}
+        axes.plot(sizes, means, marker="o", markersize=3, **style)
+    _frame(axes, f"{QUANTITY}: change over size", axis, "in 4 updates")
+
+
+def _frame(axes: Axes, title: str, axis: str, y: str) -> None:
+    axes.set_xscale("log", base=2)
+    log(axes)
+    heading(axes, title)
+    label(axes, axis, y)
+
+
+if __name__ == "__main__":
+    main()
