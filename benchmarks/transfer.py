@@ -62,7 +62,7 @@ def _quantities(kept: Path | None, run: Run) -> list[dict[str, Any]]:
 
 def _placed(run: Run, placement: str) -> Run:
     content = run.as_dict()
-    content["model"] |= {"placement": placement}
+    content["model"] |= {"placement": placement, "layers": SIZES["depth"][0], "width": SIZES["width"][0]}
     content["training"] |= {"lr": 3e-3, "warmup": 0}
     return run_from_dict(content)
 
@@ -98,8 +98,8 @@ width is not the axis, {unit}. Rates 1e-3, 3e-3, 9e-3, 2.7e-2.
 Best rate: the vertex of a parabola through the best of the rates and its neighbours, validation loss over log rate; the
 table has the median over seeds. Drift: the largest ratio of the best rate to that of the smallest size, whichever way;
 median over seeds with its bootstrap interval (of three seeds the extremes, which hold the median 75 % of the time). A
-rule *transfers* where the whole interval is below {limit} and no best rate is the lowest or highest of the rates. Placements
-without @ are the control, but for DeepNorm: there the control is `deepnorm@fixed`, its constants those of 4 layers.
+rule *transfers* where the whole interval is below {limit} and no best rate is the lowest or highest of the rates. What
+has no @ is the control, but for DeepNorm: its control is `deepnorm@fixed`, the constants of 4 layers.
 
 | placement | over | best rate | drift | interval | seeds | verdict |
 |---|---|---|---|---|---|---|"""
@@ -126,9 +126,10 @@ def _notes(found: list[Drift], study: dict[str, Any]) -> list[str]:
     seeds = {one.arm: one.seeds for one in found}
     few = sorted({arm for arm, n in seeds.items() if n < len(study["seeds"])})
     lines = [
-        "The recipe in the package is larger: 300 updates, also depth 32 and width 256. What was run is this table.",
-        *([f"Not all seeds have ended for {', '.join(few)}."] if few else []),
+        "The recipe of the package is larger (300 updates, also depth 32 and width 256); what was run is this table."
     ]
+    if few:
+        lines += ["Without three seeds:", *(f"{arm}," for arm in few[:-1]), f"{few[-1]}."]
     return [*lines, ""]
 
 
@@ -155,21 +156,32 @@ def figure(found: list[Drift], rows: list[dict[str, Any]]) -> Drawing:
 
 
 def _best(axes: Axes, arms: list[Drift], axis: str) -> None:
-    for i, one in enumerate(arms):
+    for one in arms:
         sizes = list(one.best)
-        style = {**look(i), "label": one.arm, "linestyle": "-" if "@" in one.arm else "--"}
+        control = "@fixed" in one.arm or one.arm in ("pre-ln", "hyper-connections")
+        style = _style(one.arm.replace("@fixed", ""), control, one.arm)
         axes.plot(sizes, [one.middle(size) for size in sizes], marker="o", markersize=3, **style)
     _frame(axes, f"best rate over {axis}", axis, "learning rate")
 
 
 def _moved(axes: Axes, rows: list[dict[str, Any]], axis: str) -> None:
-    for i, row in enumerate(rows):
+    for row in rows:
         sizes = [int(size) for size in row["values"]]
         means = [math.fsum(of) / len(of) for of in row["values"].values()]
-        name = f"{row['placement']}, {_rule(row['placement'], axis) if row['ruled'] else 'none'}"
-        style = {**look(i), "label": name, "linestyle": "-" if row["ruled"] else "--"}
+        rule = {"its own law": "", "muP": "@mup"}.get(_rule(row["placement"], axis), "@completep")
+        own, plain = f"{row['placement']}{rule}", row["placement"]
+        control = plain if plain != "deepnorm" else "deepnorm@fixed"
+        style = _style(own if row["ruled"] else plain, not row["ruled"], own if row["ruled"] else control)
         axes.plot(sizes, means, marker="o", markersize=3, **style)
-    _frame(axes, f"{QUANTITY}: change over size", axis, "in 4 updates")
+    _frame(axes, f"change of the {QUANTITY}", axis, "in 4 updates")
+
+
+def _style(arm: str, control: bool, name: str) -> dict[str, Any]:
+    """A colour for each arm; a control in that of what it is the control of, dashed."""
+    arms = ("pre-ln", "deepnorm", "hyper-connections", "pre-ln@depth-mup")
+    plain = arm if arm in arms else arm.partition("@")[0]
+    named = look(arms.index(plain))["color"] if plain in arms else look(len(arms))["color"]
+    return {"color": named, "label": name, "linestyle": "--" if control else "-" if "mup" not in arm else "-."}
 
 
 def _frame(axes: Axes, title: str, axis: str, y: str) -> None:

@@ -92,6 +92,9 @@ def coordinate_check(
     """
     if len(sizes) < 2:
         raise RecipeError("a coordinate check needs two sizes or more")
+    own = run.layers if axis == "depth" else getattr(run.model, "width", None)
+    if sizes[0] != own:
+        raise RecipeError(f"a coordinate check begins at the recipe's own {axis}, {own}, and these begin at {sizes[0]}")
     if run.task != "language":
         raise RecipeError(f"task={run.task}: a coordinate check is of causal language models (task=language)")
     found: dict[str, dict[int, list[float]]] = {name: {size: [] for size in sizes} for name in QUANTITIES}

@@ -2,7 +2,7 @@
 
     best rate      the vertex of the parabola through the best of the rates and its neighbours, loss over log rate
     drift          the largest ratio of the best rate at a size and at the smallest one, whichever way, seed by seed
-    it transfers   <=>  the whole interval of the median drift lies below 2
+    it transfers   <=>  the whole interval of the median drift lies below 2; three seeds at least
 
 A run that diverged or collapsed counts with the loss of token frequencies. A best rate at the end of the rates may lie
 beyond: its drift is a lower bound, and nothing is said to transfer by it.
@@ -21,6 +21,7 @@ from isograd.statistics import Interval, median, median_interval
 from isograd.study.engine.ledger import LEDGER
 
 LIMIT = 2.0
+FEWEST = 3  # seeds of a verdict
 KEYS = {"depth": "model.layers", "width": "model.width"}
 Axis = Literal["depth", "width"]
 Verdict = Literal["transfers", "does not transfer here", "too few seeds"]
@@ -56,7 +57,7 @@ class Drift:
 
     @property
     def verdict(self) -> Verdict:
-        if self.interval is None:
+        if self.seeds < FEWEST or self.interval is None:
             return "too few seeds"
         return "transfers" if self.interval.high < LIMIT and not self.open else "does not transfer here"
 
