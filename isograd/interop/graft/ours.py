@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from isograd.errors import GraftError, InteropError
+from isograd.interop.graft.found import options
 from isograd.interop.pretrained import from_transformers
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Placement, Residual, Site, sites
@@ -72,7 +73,8 @@ def placed(
     rates = replace(entry.rates, **{f.name: _moved(getattr(entry.rates, f.name), before_of) for f in fields(Rates)})
     placement = replace(entry, each=at, calibrate=None, init=init, rates=rates, **own)
     config = copy.deepcopy(before)
-    for option, value in changes.items():
+    per_layer = {name: value for name, value in options(before, list) if len(value) == count}
+    for option, value in ({name: [value[i] for i in order] for name, value in per_layer.items()} | changes).items():
         setattr(config, option, value)
     config.num_hidden_layers, config.placement, config.calibration = len(order), name, None
     config.formula = {stack: stored(name, placement, len(order), stack, 0)}

@@ -55,9 +55,13 @@ OURS = {
 
 
 @pytest.mark.parametrize("change", OURS)
-@pytest.mark.parametrize("name", ["gpt2", "opt", "roberta-prelayernorm", "bert"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "roberta-prelayernorm", "bert", "llama", "gemma2"])
 def test_an_exact_change_into_our_class(name: str, change: str) -> None:
     refused = {
+        ("gpt_neox", "streams=3"): "equal to Pre-LN alone",
+        ("gpt_neox", "norm=rmsnorm"): "its stream is not plain",
+        ("llama", "norm=rmsnorm"): "not plain LayerNorms",
+        ("gemma2", "norm=rmsnorm"): "not plain LayerNorms",
         ("bert", "streams=3"): "equal to Pre-LN alone",
         ("bert", "norm=rmsnorm"): "a norm stands on the sum",
         ("bert", "layers=4"): "a norm stands on the sum",
