@@ -22,7 +22,7 @@ def list_placements(*, family: str | None = None, json: bool = False) -> int:
       isograd list --family deepseek-v4
 
     Args:
-        family: only those that this model family carries, such as gemma2 or deepseek-v4
+        family: only placements that models of this family have, such as gemma2 or deepseek-v4
         json: one JSON object on stdout
     """
     found = CATALOGUE if family is None else _of_family(family)

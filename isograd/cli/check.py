@@ -41,8 +41,8 @@ def check(
     Args:
         model: a folder, a hub id, or package.module:callable
         batch: returns what forward takes, where it cannot be guessed
-        lr: the peak learning rate to come: whether a Post-LN stack tolerates it is reported
-        warmup: the warm-up steps to come (default: none)
+        lr: the peak learning rate you plan to use; reports whether a Post-LN stack tolerates it
+        warmup: the warm-up steps you plan to use (default: none)
         ignore: a code that is not reported; can be repeated
         json: one JSON object on stdout
     """

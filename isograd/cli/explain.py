@@ -37,13 +37,13 @@ def explain(
 
     Of a run its files are read, and its model before the first update is checked where it is there. Of a model the
     findings of isograd check are ranked, and its depth profile is shown beside what theory or a model of the catalogue
-    of this depth has. Exit code 1 where a run broke or a check finds an error.
+    of this depth has. Exit code 1 where a run diverged or collapsed, or a check finds an error.
 
     Args:
         model: the folder of a run; or a folder with a checkpoint, a hub id, package.module:callable
-        batch: of a model: returns what forward takes, where it cannot be guessed
-        lr: of a model: the peak learning rate to come
-        warmup: of a model: the warm-up steps to come
+        batch: for a model: returns what forward takes, where it cannot be guessed
+        lr: for a model: the peak learning rate you plan to use
+        warmup: for a model: the warm-up steps you plan to use
         out: where to write (default: RUN/explain, or runs/explain/NAME)
         json: what explain.json holds, as one JSON object on stdout
     """

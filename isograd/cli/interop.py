@@ -43,10 +43,10 @@ def import_fairseq(
     Args:
         checkpoint: a checkpoint (.pt), or its state dict in safetensors
         out: a new folder, or an empty one
-        dict: dict.txt; of a translator the source's, then the target's, or one for both
+        dict: dict.txt; for a translator the source's, then the target's, or one for both
         bpe_codes: merges of subword-nmt
         options: the options of the run as JSON, where the checkpoint has none
-        option: one that is missing or that is another; can be repeated
+        option: set an option that is missing or wrong; can be repeated
         json: the parity report as one JSON object on stdout
     """
     changes = _changes(option or [])
@@ -112,17 +112,18 @@ def import_torch(
         heads: attention heads (nhead)
         norm_first: Pre-LN (norm_first=True)
         activation: of the feed-forward, default relu
-        causal: an encoder that reads to the left only, as a language model
-        tokens: the (source's) token table; without one the layers alone are taken over
-        target_tokens: the target's, where it has its own
-        positions: a table, sinusoidal_interleaved (the original's), sinusoidal (fairseq's) or none (default)
-        target_positions: the target's, where it has its own
-        head: the head's matrix; without one it is the (target's) token table
+        causal: an encoder with a causal mask, as a language model
+        tokens: name of the (source's) token embedding; without it only the layers are imported
+        target_tokens: name of the target's token embedding, where it has its own
+        positions: name of a learned table, or sinusoidal_interleaved (the original's), sinusoidal (fairseq's) or none
+            (default)
+        target_positions: the same of the target, where it has its own
+        head: name of the LM head's matrix; without it the head is tied to the (target's) token embedding
         scale_embedding: token vectors are multiplied by the square root of the width
         eps: layer_norm_eps (default: 1e-5)
-        pad: id of the token pad
-        bos: id of the token bos
-        eos: id of the token eos
+        pad: id of the padding token
+        bos: id of the beginning-of-sequence token
+        eos: id of the end-of-sequence token
         json: the parity report as one JSON object on stdout
     """
     given = locals()

@@ -36,11 +36,11 @@ def report(
     Args:
         folders: the folder of a run, a study, a search, a replay or a watched loop, or a folder of runs
         out: where to write (default: report/ in the first FOLDER)
-        title: of the page
+        title: title of the page
         reference: placement or label of the arm that the others are measured against (default: pre-ln, or the first)
-        style: of the figures' files: letters and lines
-        width: of the figures' files (default: 8.4, of a paper 3.25)
-        format: of the figures' files (default: svg png)
+        style: font size and line width of the figure files
+        width: of the figure files (default: 8.4; with --style paper 3.25)
+        format: of the figure files (default: svg png)
         json: the results as one JSON object on stdout
     """
     if not folders:

@@ -39,7 +39,7 @@ def theory(
 
     Args:
         claims: default: all of them
-        list: name the claims, and measure nothing
+        list: print the claims and exit
         negative_controls: measure the negative controls, too: networks for which each claim must be false
         seeds: in place of each claim's own number; few seeds are noisy
         out: default runs/theory

@@ -38,11 +38,11 @@ def train(
     Killed or interrupted, the same command goes on from the last checkpoint.
 
     Args:
-        recipe: a YAML recipe (default: the defaults of every key)
+        recipe: a YAML recipe, by path or name (default: every key at its default)
         overrides: such as model.layers=36
         out: folder of the run (default: runs/NAME, NAME from recipe or settings)
-        keys: print every key with its value (with no recipe: its default), and stop
-        dry_run: print parameters, memory, tokens and learning rates, and stop; nothing is built
+        keys: print every key with its value and exit
+        dry_run: print parameters, memory, tokens and learning rates, and exit; nothing is built
         world_size: devices that --dry-run assumes (default: 1)
         json: the outcome as one JSON object on stdout
     """

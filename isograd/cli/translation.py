@@ -65,8 +65,8 @@ def translate(
         batch: lines x beam x longest line, default 8192
         precision: of weights and activations, default fp32
         threads: threads of the CPU (default: torch's)
-        scores: score and tab before each line; empty where none was
-        pairs: JSON lines of translation and line, by their languages
+        scores: write the score and a tab before each line; empty where there is none
+        pairs: write JSON lines with source and target under their language codes
         tag: with --pairs: a word before each translation, such as <BT>
     """
     if tag is not None and not pairs:
@@ -235,9 +235,9 @@ def evaluate(
         precision: of weights and activations, default fp32
         threads: threads of the CPU (default: torch's)
         out: where the translations are written
-        hyp: score these lines, with no MODEL
-        tokenized: with --hyp: both files are tokenized as Moses does
-        language: with --hyp: of both files, default en
+        hyp: score the lines of this file, without a MODEL
+        tokenized: with --hyp: both files are Moses-tokenized
+        language: with --hyp: language of both files, default en
         json: one JSON object on stdout
     """
     given = {"model": model, "src": src, "ref": ref, "pairs": pairs, "out": out}

@@ -45,8 +45,8 @@ def zero_shot(
 
     Args:
         model: the folder of a run or of a model, or a model's name on the hub; a causal language model
-        tasks: default: all that --data has, or the eight named below
-        data: files of the tasks; nothing is asked of the hub
+        tasks: default: all that --data has, else the eight named below
+        data: files of the tasks; the hub is not used
         limit: the first N documents of a task, of BLiMP N pairs per paradigm
         seed: with --limit: N documents drawn by this seed, in place of the first N
         batch: texts at a time (default: as many as make a good batch)

@@ -205,7 +205,7 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
     end = np.array([tokenizer.token_to_id(SPECIAL["eos_token"])], dtype=dtype)
     parts: list[np.ndarray] = []
     characters = sum(len(text) for _, text in documents)
-    with tqdm(total=characters, desc="tokenising", unit="char", unit_scale=True, disable=None, delay=1) as bar:
+    with tqdm(total=characters, desc="tokenizing", unit="char", unit_scale=True, disable=None, delay=1) as bar:
         for text in filter(None, (text for _, text in documents)):
             lines = text.splitlines(keepends=True)
             for begin in range(0, len(lines), _LINES):

@@ -45,7 +45,7 @@ class GlueTask:
         classes: names in the order of their ids, which are the hub's; empty: scores from 0 to 5.
         files: names in a folder for each part, the first one found is read.
         parts: what the hub calls each part.
-        torn: whether the published file has rows that are cut short; they are left out, as everybody does.
+        torn: whether the published file has truncated rows; they are left out.
     """
 
     folder: str
@@ -159,7 +159,7 @@ class GlueData:
 
     @property
     def constant(self) -> float:
-        """What a model that reads nothing says of every row: the commonest class of `train`, or its mean score.
+        """What a model that reads nothing predicts for every row: the commonest class of `train`, or its mean score.
 
         Of equally common classes the first.
         """

@@ -73,7 +73,7 @@ def scores(task: str, predicted: np.ndarray, true: np.ndarray) -> Metrics:
 
 
 def constant_scores(task: str, value: float, true: np.ndarray) -> Metrics:
-    """Of a model that says `value` of every row: the majority-class baseline. Correlations are 0."""
+    """Of a model that predicts `value` for every row: the majority-class baseline. Correlations are 0."""
     return scores(task, np.full(len(true), value), true)
 
 

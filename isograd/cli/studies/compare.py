@@ -75,8 +75,8 @@ def compare(
     Killed or interrupted, the same command goes on where it was.
 
     Args:
-        overrides: right after --recipe RECIPE changes of the recipe for all arms, such as model.layers=36; after an
-            --arm of that arm alone
+        overrides: right after --recipe RECIPE: changes the recipe for all arms, such as model.layers=36; after an
+            --arm: for that arm alone
         recipe: a YAML recipe, in place of the built-in language model
         placements: default: post-ln without and with warm-up, pre-ln, normformer, admin, deepnorm
         arm: one arm: a placement and what differs from the recipe or the options in this arm, such as
@@ -95,8 +95,8 @@ def compare(
         field: key of the text in JSON lines, Parquet and data sets, default text
         level: tokens are characters or byte-level BPE, default char
         out: default runs/compare, of a recipe runs/compare-NAME
-        jobs: runs at once (default: one per core, or one in all with a GPU)
-        fresh: train again what has ended already
+        jobs: runs at once (default: one per core; with a GPU, one)
+        fresh: train runs again that have ended already
         json: one JSON object on stdout, nothing else
     """
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
@@ -163,10 +163,10 @@ def classification(
         epochs: default 3
         grid: paper: batch 16 and 32, rates 1e-5 2e-5 5e-5 1e-4, epochs 3 5 8, seeds 0 to 5, the ranges of Xiong et al.
             2020 (144 runs)
-        with_scratch: the same from fresh weights: what pre-training is worth
+        with_scratch: also train from scratch, to see what pre-training is worth
         out: default runs/TASK-MODEL
-        jobs: runs at once (default: one per core, or one in all with a GPU)
-        fresh: train again what has ended already
+        jobs: runs at once (default: one per core; with a GPU, one)
+        fresh: train runs again that have ended already
         json: one JSON object on stdout, nothing else
     """
     given = {"rates": lr, "batches": batch, "epochs": epochs}

@@ -30,7 +30,7 @@ WIDE = 0.7  # of a terminal's width that marks may take with a gap between them
 
 
 class StudyProgress:
-    """Told of steps and rows; shows all cells as marks, those that are trained now with step and loss, and the time.
+    """Given steps and rows, shows all cells as marks, those that are trained now with step and loss, and the time.
 
     Args:
         cells: in the order in which they are trained.

@@ -1,4 +1,4 @@
-"""`isograd replay RUN`: which change would have cured a run that broke."""
+"""`isograd replay RUN`: which change would have cured a run that diverged or collapsed."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def replay(
     retry: bool = False,
     json: bool = False,
 ) -> int:
-    """Find which change cures a run that broke: a short run per change, from before the break.
+    """Find which change cures a run that diverged or collapsed: a short run per change, from before the break.
 
     examples:
       isograd replay runs/my-run

@@ -49,20 +49,20 @@ def study(
       isograd study RECIPE.yaml --engine ray --address ray://host:10001
       isograd study RECIPE.yaml --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
 
-    A recipe is one of `train`, with axes: {KEY: [VALUES]}, seeds: [NUMBERS], and budget: {steps: N}, {tokens: N} or
-    {seconds: N} for each cell. Killed at any time, the same command goes on; what has ended is not trained again.
+    A recipe of `isograd train` plus axes: {KEY: [VALUES]}, seeds: [NUMBERS], and for each cell budget: {steps: N},
+    {tokens: N} or {seconds: N}. Killed at any time, the same command goes on; what has ended is not trained again.
 
     Args:
         recipe: a YAML recipe with axes
-        overrides: such as training.batch=32; of an axis' key its values
+        overrides: such as training.batch=32; for the key of an axis, its values
         out: default runs/NAME, NAME from the recipe
         dry_run: list the cells and the time they will take, measured here, and stop
         engine: where cells are trained (default: here)
-        address: of a Ray cluster: ray://HOST:PORT, or auto (default: one that is started here)
+        address: of the Ray cluster: ray://HOST:PORT, or auto (default: start one on this machine)
         jobs: runs at once (default: one per GPU, or per core)
-        threads: of each run on a CPU (default 1: fastest in all for small models)
+        threads: CPU threads of each run (default 1, the fastest in total for small models)
         retry: train failed cells once more, and cells with damaged files from the beginning
-        shard: train every N-th cell only, from the I-th (from 0): a job array's part
+        shard: train only every N-th cell, from the I-th on (counted from 0): one task of a job array
         json: the ledger's rows as one JSON object on stdout, nothing else
     """
     if address is not None and engine != "ray":
