@@ -55,7 +55,8 @@ def verdicts(
     """ "Lower validation loss than pre-ln: normformer by 0.026 nats (n = 6)." for each verdict; then the caution.
 
     Args:
-        words: what "lower" and "higher" mean here: "lower validation loss than".
+        words: what "lower" and "higher" mean here: "lower validation loss than"; of the other verdicts what they are
+            about, where that is not plain.
         among: all for which p was corrected; None: these.
     """
     known = [one for one in compared if one.found.n]
@@ -63,10 +64,12 @@ def verdicts(
     for one in known:
         groups.setdefault((one.where, one.theirs, one.found.verdict), []).append(one)
     for (where, theirs, verdict), those in groups.items():
-        begin = {"no difference seen": "no difference seen from", "too few seeds": "too few seeds to compare with"}
-        said = f"{begin.get(verdict) or words[verdict]} {theirs}: {'; '.join(_named(one) for one in those)}."
+        said = f"{(_SAME | words)[verdict]} {theirs}: {'; '.join(_named(one) for one in those)}."
         yield f"{where}: {said}" if where else f"{said[:1].upper()}{said[1:]}"
     yield from filter(None, [caution([one.found for one in among or known if one.found.n > 1])])
+
+
+_SAME = {"no difference seen": "no difference seen from", "too few seeds": "too few seeds to compare with"}
 
 
 def _named(one: Compared) -> str:

@@ -81,7 +81,12 @@ def _ratios(pairs: Mapping[int, tuple[RunFiles, RunFiles]], x: str) -> Iterator[
             yield seed, math.inf if mine_took is None else mine_took / took
 
 
-WORDS = {"lower": "fewer steps to equal loss than", "higher": "more steps to equal loss than"}
+WORDS = {
+    "lower": "fewer steps to equal loss than",
+    "higher": "more steps to equal loss than",
+    "no difference seen": "no difference seen in steps to equal loss from",
+    "too few seeds": "too few seeds to compare steps to equal loss with",
+}
 
 
 def compared(found: Sequence[EqualLoss], where: str = "") -> list[Compared]:

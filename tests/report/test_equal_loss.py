@@ -65,12 +65,15 @@ def test_by_hand(study: Path) -> None:
     assert equal_loss.compared([norm])[0].size == "0.75 (0.75 to 0.75)"
     assert equal_loss.compared([norm])[0].more == ["0.90 (0.90 to 0.90)", "2.200"]
     assert said(norm) == (
-        "Too few seeds to compare with pre-ln, no warm-up: normformer, no warm-up (lower with 3 of 3 seeds)."
+        "Too few seeds to compare steps to equal loss with pre-ln, no warm-up: normformer, no warm-up (lower with"
+        " 3 of 3 seeds)."
     )
     assert set(post.steps.values()) == {math.inf}
     assert equal_loss.compared([post])[0].size == "not reached (not reached to not reached)"
     (*_, line, why) = findings(arms(study))
-    assert line.startswith("Too few seeds to compare with pre-ln, no warm-up: post-ln, no warm-up (higher with 3 of 3")
+    assert line.startswith(
+        "Too few seeds to compare steps to equal loss with pre-ln, no warm-up: post-ln, no warm-up (hi"
+    )
     assert why.startswith("p is corrected for 2 comparisons by Holm's method. An exact test of 3 seeds cannot give")
 
 
@@ -125,7 +128,7 @@ def test_six_seeds_say_sooner(tmp_path: Path) -> None:
         "Fewer steps to equal loss than pre-ln, no warm-up: normformer, no warm-up by 0.75 (n = 6)"
     )
     (one,) = equal_loss.speeds(arms(tmp_path))
-    assert said(one).startswith("No difference seen from") and round(one.found.p, 2) == 0.36
+    assert said(one).startswith("No difference seen in steps to equal loss from") and round(one.found.p, 2) == 0.36
 
 
 def test_which_reference(study: Path) -> None:
