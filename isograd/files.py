@@ -61,6 +61,16 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a .json file; {} where there is no file, or something else in it.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    content = read_json(path) if path.exists() else {}
+    return content if isinstance(content, dict) else {}
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a .jsonl file, [] when there is none; a last line cut off by a kill is left out."""
     if not path.exists():
@@ -79,7 +89,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def keep_until(path: Path, step: int) -> None:
     """Drop the rows after `step`: what a resumed run will write again."""
-    rows = [row for row in read_rows(path) if row["step"] <= step]
+    write_rows(path, [row for row in read_rows(path) if row["step"] <= step])
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One JSON object per line, in place of what was there; whole or not at all."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -14,7 +14,7 @@ come there (a small rate does everything later), and that would not come down in
 gradients have come `VANISHED` times apart, `SOON` steps are enough: no such stack has come back. Distances are in
 nats, and smaller by the same factor where the entropy is below one nat.
 
-What goes wrong with the process ("failed", "interrupted") is not told here.
+What goes wrong with the process ("failed", "interrupted") is not decided here.
 """
 
 import math

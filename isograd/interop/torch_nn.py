@@ -33,13 +33,7 @@ from isograd.interop.checkpoints.checkpoint import read_checkpoint, tensors
 from isograd.interop.checkpoints.weights import Names, fill, from_theirs
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.sample import Sample
-from isograd.models import (
-    IsogradConfig,
-    IsogradForCausalLM,
-    IsogradForSeq2SeqLM,
-    IsogradModel,
-    IsogradPreTrainedModel,
-)
+from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Stack
 from isograd.placement.flags import flagged_name
 from isograd.transformer.positions import ADDED

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from isograd.files import read_json, read_rows
+from isograd.files import read_json, read_object, read_rows
 from isograd.placement import CATALOGUE
 from isograd.report.style import Look, look_of, looks
 from isograd.study.faults import FILES, fault
@@ -78,7 +78,7 @@ class ArmFiles:
 
     @property
     def in_epochs(self) -> bool:
-        """Whether the validations can be told in epochs."""
+        """Whether every validation knows its epoch."""
         return all(row.get("epoch") is not None for run in self.runs for row in run.validation)
 
     def values(self, name: str) -> list[float]:
@@ -216,9 +216,9 @@ def read_run(folder: Path) -> RunFiles:
     """The files of a run; what a run has not written yet is empty."""
     return RunFiles(
         folder=folder,
-        run=_json(folder / "run.json"),
-        resolved=_json(folder / "resolved.json"),
-        outcome=_json(folder / "outcome.json") or {"outcome": "interrupted"},
+        run=read_object(folder / "run.json"),
+        resolved=read_object(folder / "resolved.json"),
+        outcome=read_object(folder / "outcome.json") or {"outcome": "interrupted"},
         metrics=read_rows(folder / "metrics.jsonl"),
         quantities=read_rows(folder / "quantities.jsonl"),
         validation=read_rows(folder / "validation.jsonl"),
@@ -249,10 +249,6 @@ def smoothed(points: Sequence[tuple[int, float]], window: int = 10) -> list[tupl
         for i, (step, _) in enumerate(points)
         if math.isfinite(losses[i])
     ]
-
-
-def _json(path: Path) -> Row:
-    return read_json(path) if path.exists() else {}
 
 
 def curves(runs: Iterable[RunFiles]) -> Iterator[tuple[Any, ...]]:
@@ -320,7 +316,7 @@ def by_kind(folders: Sequence[Path]) -> dict[str, list[Path]]:
     """Readable run folders by what can stand on one page; see `kind`."""
     kinds: dict[str, list[Path]] = {}
     for folder in folders:
-        kinds.setdefault(kind_of(_json(folder / "run.json")), []).append(folder)
+        kinds.setdefault(kind_of(read_object(folder / "run.json")), []).append(folder)
     return kinds
 
 

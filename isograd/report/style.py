@@ -152,6 +152,12 @@ def drawing(panels: int, height: float, sharey: bool = False, beside: int = 2, r
     return Drawing(figure=figure, panels=list(grid[:panels]))
 
 
+def ink_on(colour: tuple[float, float, float, float]) -> str:
+    """Black or white, whichever can be read on this colour."""
+    red, green, blue, _ = colour
+    return "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#ffffff"
+
+
 def is_first(axes: Axes) -> bool:
     """Whether a panel stands at the left."""
     place = axes.get_subplotspec()

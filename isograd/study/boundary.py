@@ -22,9 +22,8 @@ from isograd.statistics import median, median_interval
 RateVerdict = Literal["finished", "diverged", "collapsed", "slow", "undecided", "failed"]  # of a rate
 
 STEP = 4.0  # from rate to rate, as long as no end of the bracket is known
-PATIENCE = (
-    3.0  # measured at 12 layers: at small rates a stack leaves the entropy within 1.9 times of what took it there
-)
+# measured at 12 layers: at small rates a stack leaves the entropy within 1.9 times of what took it there
+PATIENCE = 3.0
 
 
 def verdict_of(

@@ -2,7 +2,7 @@
 
 FOLDER/
   headroom.json   settings, every chain with each rate tried and what became of it, boundaries, cost
-  ledger.jsonl    a row per training
+  ledger.jsonl    a row per run
   cells/NAME/     the runs; headroom.json is made of them, so the same command goes on after a kill
 """
 
@@ -25,7 +25,7 @@ HEADROOM = "headroom.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One rate of a chain: what its losses say of it, and how the training ended."""
+    """One rate of a chain: what its losses say of it, and how the run ended."""
 
     lr: float
     verdict: RateVerdict
@@ -59,7 +59,7 @@ class Listener:
     """Called while a search runs."""
 
     step: Callable[[Chain, float, int, float], None] = lambda *_: None  # chain, rate, step, loss
-    trial: Callable[[Chain, Trial], None] = lambda *_: None  # a training has ended, or had before
+    trial: Callable[[Chain, Trial], None] = lambda *_: None  # a run has ended, or had before
     note: Callable[[str], None] = lambda *_: None
 
 
@@ -74,7 +74,7 @@ def chains_of(plan: SearchPlan) -> list[Chain]:
 
 
 def headroom(plan: SearchPlan, folder: Path, engine: Engine, watch: Listener | None = None, retry: bool = False) -> Row:
-    """RateSearch every chain to its end, round by round, and give what headroom.json says.
+    """Search every chain to its end, round by round; returns what headroom.json says.
 
     Killed at any moment and called again, it goes on: what was trained answers from disk.
 

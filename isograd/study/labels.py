@@ -9,9 +9,16 @@ ALWAYS = ("model.placement", "training.warmup")
 # at 0, or none, nothing is to be said of them
 UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from", "model.encoder_placement")
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
-_WORDS = {"model.layers": "{} layers", "model.encoder_layers": "{} encoder layers", "training.steps": "{} steps"}
-_WORDS |= {"model.encoder_placement": "{} encoder"}
-_WORDS |= {"training.epochs": "{} epochs", "model.placement": "{}", "training.warmup": "warm-up {}", "arm": "{}"}
+WORDS = {  # dotted key -> how a label says its value; of others the key's last part stands before it
+    "arm": "{}",
+    "model.placement": "{}",
+    "model.encoder_placement": "{} encoder",
+    "model.layers": "{} layers",
+    "model.encoder_layers": "{} encoder layers",
+    "training.warmup": "warm-up {}",
+    "training.steps": "{} steps",
+    "training.epochs": "{} epochs",
+}
 
 
 def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -42,6 +49,14 @@ def flat(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def listed(names: Sequence[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def shown(value: Any) -> str:
@@ -77,8 +92,8 @@ def said(key: str, value: Any) -> str:
     >>> said("model.placement", "post-ln"), said("training.lr", 1e-3), said("model.layers", 12)
     ('post-ln', 'lr 0.001', '12 layers')
     """
-    if key in _WORDS and value is not None:
-        return _WORDS[key].format(value)
+    if key in WORDS and value is not None:
+        return WORDS[key].format(value)
     return f"{key.rpartition('.')[2].replace('_', ' ')} {shown(_short(value))}"
 
 

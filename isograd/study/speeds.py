@@ -35,7 +35,7 @@ FREE = (  # keys on which the time of an update does not depend
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Seconds per update, and those that a training takes beside its updates: building, validation, writing."""
+    """Seconds per update, and those that a run takes beside its updates: building, validation, writing."""
 
     update: float
     beside: float

@@ -1,10 +1,9 @@
 """What happens beside the training: the log of every step, the watch for divergence, the observed steps."""
 
-import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS
-from isograd.files import append_rows, keep_until, read_json, read_rows, write_json, write_text
+from isograd.files import append_rows, keep_until, read_json, read_rows, write_json, write_rows
 from isograd.outcome import Onset
 from isograd.train.trainer import IsogradTrainer
 
@@ -119,16 +118,20 @@ class Log(TrainerCallback):
     @property
     def broke_from(self) -> int | None:
         """The step from which on the run is no longer what it was; None where nothing of the kind is seen."""
-        warned = [row.get("left_at") or row["step"] for row in self.warning.collapse.warnings] if self.warning else []
-        return min(filter(None, [self._onset.since, *warned]), default=None)
+        return left_course(self._onset, self.warning.collapse.warnings if self.warning else ())
 
     def follow(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows of metrics.jsonl that come next."""
-        level = self.warning.collapse.unigram_entropy if self.warning else None
         for row in rows:
             if self.recovery is not None:
                 self.recovery.follow(row["step"], row["loss"])
-            self._onset.follow(row["step"], row["loss"], math.nan if level is None else level)
+            self._onset.follow(row["step"], row["loss"], self._level)
+
+    @property
+    def _level(self) -> float:
+        """The unigram entropy; not a number where the loss is not one of tokens."""
+        level = self.warning.collapse.unigram_entropy if self.warning else None
+        return math.nan if level is None else level
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         loss = torch.stack(self.trainer.losses).float().mean()
@@ -187,7 +190,7 @@ class Log(TrainerCallback):
         self._time(rows[-1]["step"])
         self.follow(rows)
         if self.trainer.is_world_process_zero():
-            append_rows(self.folder / "metrics.jsonl", rows)
+            append_rows(self.folder / METRICS, rows)
         if self.warning is not None:
             for row, (_, _, *layers) in zip(rows, numbers, strict=True):
                 self.warning.follow(row["step"], row["loss"], layers)
@@ -208,9 +211,8 @@ class Log(TrainerCallback):
                 set_aside(self.folder, row["went_back"], step)
         if back:
             self._onset = Onset()
-            level = self.warning.collapse.unigram_entropy if self.warning else None
             for s, loss in recovery.history():
-                self._onset.follow(s, loss, math.nan if level is None else level)
+                self._onset.follow(s, loss, self._level)
         return back
 
     def _time(self, step: int) -> None:
@@ -219,6 +221,11 @@ class Log(TrainerCallback):
         self._rates.append((step - before) / (now - began))
         self._work.append((worked - at_work) / (step - before))
         self._clock = (step, now, worked)
+
+
+def left_course(onset: Onset, warned: Iterable[Mapping[str, Any]]) -> int | None:
+    """The step from which on a run is no longer what it was, by its losses and its warnings; None: there is none."""
+    return min(filter(None, [onset.since, *(row.get("left_at") or row["step"] for row in warned)]), default=None)
 
 
 def set_aside(folder: Path, kept: int, step: int) -> None:
@@ -235,12 +242,8 @@ def take_back(folder: Path, step: int) -> None:
         return
     again = [row for row in aside if row["skipped_at"] > step >= row["step"]]
     rows = read_rows(folder / METRICS) + [{k: v for k, v in row.items() if k != "skipped_at"} for row in again]
-    _write_rows(folder / METRICS, sorted({row["step"]: row for row in rows}.values(), key=lambda row: int(row["step"])))
-    _write_rows(folder / SKIPPED, [row for row in aside if row["skipped_at"] <= step])
-
-
-def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder / METRICS, sorted({row["step"]: row for row in rows}.values(), key=lambda row: int(row["step"])))
+    write_rows(folder / SKIPPED, [row for row in aside if row["skipped_at"] <= step])
 
 
 class Observe(TrainerCallback):

@@ -86,10 +86,9 @@ class Training:
     warmup_from: float = 0.0  # the rate before the warm-up
     decay: Decay = "constant"
     decay_to: float = 0.0  # the rate at the end of "linear", "polynomial", "cosine" and "stable"
-    decay_at: int = (
-        0  # when "step" (to a tenth), "inverse-sqrt" or "stable" begins: an update, or an epoch if epochs is
-    )
-    # set; "stable" falls in the last fifth unless told otherwise
+    # when "step" (to a tenth), "inverse-sqrt" or "stable" begins: an update, or an epoch where `epochs` is set; at 0
+    # "stable" falls in the last fifth
+    decay_at: int = 0
     power: float = 1.0  # of "polynomial"
     optimizer: Optimizer = "adam"
     betas: tuple[float, float] = (0.9, 0.98)

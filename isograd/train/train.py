@@ -18,13 +18,23 @@ from transformers import set_seed
 from isograd.diagnose.watch.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS
 from isograd.errors import RecipeError
-from isograd.files import append_rows, finite, keep_until, locked, read_json, read_rows, write_json
+from isograd.files import append_rows, finite, keep_until, locked, read_object, read_rows, write_json
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.outcome import ENDED, LAST, LossWatch, Onset, lr_reached
 from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
 from isograd.train.calibrate import CalibrationWarning, calibrate
-from isograd.train.callbacks import STATES, Diverged, EarlyWarning, Log, Observe, Progress, first_warning, take_back
+from isograd.train.callbacks import (
+    STATES,
+    Diverged,
+    EarlyWarning,
+    Log,
+    Observe,
+    Progress,
+    first_warning,
+    left_course,
+    take_back,
+)
 from isograd.train.checkpoints import CHECKPOINTS, INITIAL, Seal, drop_broken, keep_only, last_checkpoint, step_of
 from isograd.train.optim import schedule_of
 from isograd.train.provenance import provenance
@@ -100,8 +110,7 @@ def tidy(folder: Path, everything: bool = False) -> None:
         everything: also of a run that broke.
     """
     shutil.rmtree(folder / WEIGHTS, ignore_errors=True)
-    ended_as = _there(folder / "outcome.json").get("outcome") if (folder / "outcome.json").exists() else None
-    if everything or ended_as not in ("diverged", "collapsed"):
+    if everything or _there(folder / "outcome.json").get("outcome") not in ("diverged", "collapsed"):
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     else:
         keep_only(folder / CHECKPOINTS, broke_from(folder))
@@ -116,8 +125,7 @@ def broke_from(folder: Path) -> int | None:
     onset = Onset()
     for row in _losses(folder):
         onset.follow(row["step"], row["loss"], math.nan if level is None else level)
-    warned = [row.get("left_at") or row["step"] for row in read_rows(folder / WARNINGS) if row["step"]]
-    return min(filter(None, [onset.since, *warned]), default=None)
+    return left_course(onset, read_rows(folder / WARNINGS))
 
 
 def ended(run: Run, folder: Path) -> dict[str, Any] | None:
@@ -132,8 +140,6 @@ def ended(run: Run, folder: Path) -> dict[str, Any] | None:
     mine = run.as_dict()
     if {**there, "name": None} != {**mine, "name": None}:
         raise FileExistsError(f"{folder} holds a run of another recipe; choose another folder, or remove it")
-    if not (folder / "outcome.json").exists():
-        return None
     outcome = _there(folder / "outcome.json")
     return outcome if outcome.get("outcome") in ENDED else None
 
@@ -361,10 +367,9 @@ def _of_the_encoder(config: IsogradConfig) -> dict[str, str]:
 
 def _there(path: Path) -> dict[str, Any]:
     try:
-        content = read_json(path)
+        return read_object(path)
     except ValueError as error:
         raise FileExistsError(f"{path} is not JSON; choose another folder, or remove it") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _losses(folder: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 See `isograd.study.headroom` for what stands in that file.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +15,14 @@ from typing import Any, get_args
 from matplotlib.axes import Axes
 
 from isograd.errors import UserError
-from isograd.files import finite, read_json, write_text
+from isograd.files import read_json, write_json, write_text
 from isograd.report import compared
 from isograd.report.compared import Compared
 from isograd.report.page import Page, Section, Table, csv_of_rows, write_page
 from isograd.report.style import COLOURS, INK, Drawing, Look, Output, drawing, heading, is_first, label, log, look_of
 from isograd.statistics import caution, compare, side_by_side
 from isograd.study.boundary import Boundary, BoundaryInterval, RateSearch, RateVerdict, log_middle
-from isograd.study.labels import flat, shown
+from isograd.study.labels import flat, listed, shown
 
 Row = Mapping[str, Any]
 HEADROOM = "headroom.json"
@@ -117,7 +116,7 @@ def write_headroom(
     out = out or folder / "report"
     out.mkdir(parents=True, exist_ok=True)
     results = list(_results(content))
-    write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
+    write_json(out / "results.json", results)
     write_text(out / "results.csv", csv_of_rows(results))
     return write_page(_page(content, title), out / "report.html", output)
 
@@ -449,8 +448,7 @@ def _none(found: Row) -> str:
 
 
 def _rates(rates: Sequence[float]) -> str:
-    names = [f"{rate:.3g}" for rate in rates]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed([f"{rate:.3g}" for rate in rates])
 
 
 # ----------------------------------------------------------------------------------------------------------------- map

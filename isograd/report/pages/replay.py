@@ -12,6 +12,7 @@ from isograd.report.page import Page, Section, Table, write_page
 from isograd.report.runs import ArmFiles, arms_of, read_run
 from isograd.report.settings import settings
 from isograd.report.style import Output, looks
+from isograd.study.labels import listed
 from isograd.study.plan import CELLS
 
 Row = Mapping[str, Any]
@@ -71,7 +72,7 @@ def headline(content: Row) -> str:
     parts = []
     for verdict, (several, alone) in _VERBS.items():
         if names := by_verdict.get(verdict):
-            parts.append(f"{_listed(names)} {several if len(names) > 1 else alone}")
+            parts.append(f"{listed(names)} {several if len(names) > 1 else alone}")
     if "cures" not in by_verdict:
         parts.insert(0, "No change cures the run")
     return f"{'; '.join(parts)}."
@@ -152,11 +153,3 @@ def _arms(content: Row, folder: Path) -> list[ArmFiles]:
             found.append(ArmFiles(label=one["change"], runs=begun))
     shown = looks(arm.placement for arm in found)
     return [replace(arm, look=look) for arm, look in zip(found, shown, strict=True)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    """
-    >>> _listed(["a"]), _listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

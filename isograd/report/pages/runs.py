@@ -1,6 +1,5 @@
 """The page of runs: what each arm came to, and the figures that its kind of run has. From the folders of runs alone."""
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -8,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from isograd.files import finite, read_rows, write_text
+from isograd.files import read_rows, write_json, write_text
 from isograd.report import equal_loss, figures, kept_weights
 from isograd.report.compared import Compared, difference, table, verdicts
 from isograd.report.figures import DEPTH_CHARTS, Maker, Subject
@@ -64,10 +63,9 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     runs = [run for arm in arms for run in arm.runs]
     more = differing(arms)
-    results = [dict(flat(_result(arm, run.run, run.outcome, more))) for arm in arms for run in arm.runs]
-    nested = [_result(arm, run.run, run.outcome, more) for arm in arms for run in arm.runs]
-    write_text(out / "results.json", json.dumps(finite(nested), indent=2) + "\n")
-    write_text(out / "results.csv", csv_of_rows(results))
+    results = [_result(arm, run.run, run.outcome, more) for arm in arms for run in arm.runs]
+    write_json(out / "results.json", results)
+    write_text(out / "results.csv", csv_of_rows([dict(flat(row)) for row in results]))
     if everything:
         write_text(out / "curves.csv", csv_of(curves(runs)))
         write_text(out / "references.bib", bibtex(arm.first.resolved.get("paper") for arm in arms))
@@ -433,8 +431,7 @@ def _overfits(arm: ArmFiles) -> bool:
 
 
 def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator[str]:
-    """The verdicts of all sections."""
+    """The verdicts of all sections, each once."""
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
-    for maker in makers(arms):
-        section = maker(about)
-        yield from section.verdicts if section else ()
+    sections = filter(None, (maker(about) for maker in makers(arms)))
+    yield from dict.fromkeys(line for section in sections for line in section.verdicts)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ class StudyArm:
     Attributes:
         values: of every axis.
         cells: those that ended, one per seed; one that failed counts nowhere.
-        measure: the number of the outcome that arms are told by.
+        measure: the number of the outcome by which arms are compared.
     """
 
     label: str
@@ -59,6 +60,11 @@ class StudyArm:
     def rate(self, how: str) -> Interval:
         """Of how many seeds in all, as a share with its Wilson interval."""
         return wilson(self.count(how), self.n)
+
+    def ratio(self, name: str) -> float | None:
+        """The geometric mean over the seeds of a ratio in the outcome; None where it is not known, or one is 0."""
+        found = [value for cell in self.cells if (value := cell.number(name)) is not None]
+        return statistics.geometric_mean(found) if found and min(found) > 0 else None
 
     @property
     def trains(self) -> bool:

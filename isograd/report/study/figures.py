@@ -25,6 +25,7 @@ from isograd.report.style import (
     drawing,
     entropy_line,
     heading,
+    ink_on,
     is_first,
     label,
     log,
@@ -155,7 +156,7 @@ def gradient_ratios(groups: Sequence[Panel], key: str) -> Drawing | None:
     for axes, (title, arms) in zip(drawn.panels, groups, strict=True):
         for mine in _by_who(arms, key):
             for name, thin in (("gradient_ratio_start", True), ("gradient_ratio_end", False)):
-                line = [(arm.values[key], ratio) for arm in mine if (ratio := _ratio(arm, name)) is not None]
+                line = [(arm.values[key], ratio) for arm in mine if (ratio := arm.ratio(name)) is not None]
                 how = _THIN if thin else {"label": mine[0].who, "marker": "o", "markersize": 3}
                 if line:
                     axes.plot(*zip(*line, strict=True), **(mine[0].look | how))
@@ -166,11 +167,6 @@ def gradient_ratios(groups: Sequence[Panel], key: str) -> Drawing | None:
         log(axes)
         _ticks(axes, numbers, _is_wide(numbers))
     return drawn if any(len(axes.lines) > 1 for axes in drawn.panels) else None
-
-
-def _ratio(arm: StudyArm, name: str) -> float | None:
-    found = [value for cell in arm.cells if (value := cell.number(name))]
-    return statistics.geometric_mean(found) if found and min(found) > 0 else None
 
 
 def strips(arms: Sequence[StudyArm], what: str) -> Drawing:
@@ -205,9 +201,8 @@ def loss_panels(panels: Sequence[tuple[str, Sequence[ArmFiles]]], entropy: float
     drawn = drawing(len(known), height=3.6, sharey=True)
     for axes, (title, arms) in zip(drawn.panels, known, strict=True):
         for arm in arms:
-            named = (
-                arm.label if len(known) == 1 else arm.label.partition(" (")[0]
-            )  # its end differs from panel to panel
+            # how its seeds ended differs from panel to panel
+            named = arm.label if len(known) == 1 else arm.label.partition(" (")[0]
             if _has_steps(arm):
                 _curves(axes, arm, named)
         heading(axes, title)
@@ -236,9 +231,8 @@ def _has_steps(arm: ArmFiles) -> bool:
 # ------------------------------------------------------------------------------------------------------------- maps
 
 PANELS = 12  # of one figure at most; the tables have the rest
-_EVEN = colormaps["viridis_r"].resampled(
-    64
-)  # even to the eye, for colour-blind readers too: the darker, the higher the loss
+# even to the eye, for colour-blind readers too: the darker, the higher the loss
+_EVEN = colormaps["viridis_r"].resampled(64)
 _BROKEN = {"collapsed": ("#c3c7cc", "////"), "diverged": ("#8d939a", "xxxx"), "undecided": ("#eef0f2", "...")}
 
 
@@ -321,10 +315,9 @@ def _square(axes: Axes, x: int, y: int, arm: StudyArm | None, scale: Normalize |
         axes.text(x, y, "not run", ha="center", va="center", fontsize="x-small", color=INK)
         return
     if arm.trains and scale is not None:
-        red, green, blue, _ = colour = _EVEN(scale(arm.median))
-        ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#ffffff"
+        colour = _EVEN(scale(arm.median))
         axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=colour, linewidth=0))
-        _write(axes, x, y, [f"{arm.median:.3f}", *arm.trouble], ink)
+        _write(axes, x, y, [f"{arm.median:.3f}", *arm.trouble], ink_on(colour))
         return
     commonest = max(_BROKEN, key=arm.count)
     ground, hatch = _BROKEN[commonest]

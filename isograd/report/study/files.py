@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, get_args
 from isograd.outcome import OutcomeName
 from isograd.report.runs import Row, RunFiles, read_run
 from isograd.study.faults import fault
-from isograd.study.labels import flat, shown
+from isograd.study.labels import WORDS, flat, shown
 
 ENDED = ("finished", "collapsed", "diverged", "undecided", "failed")
 COUNTED = ("finished", "collapsed", "diverged", "undecided")  # a failure of the machine says nothing of a placement
@@ -18,7 +18,7 @@ COUNTED = ("finished", "collapsed", "diverged", "undecided")  # a failure of the
 
 @dataclass(frozen=True, kw_only=True)
 class CellFiles:
-    """One training of a study: what the axes are here, how it ended, and its files where they are there.
+    """One run of a study: what the axes are here, how it ended, and its files where they are there.
 
     Attributes:
         outcome: how it ended, by its own files, else by the ledger; {} where it has not.
@@ -239,15 +239,7 @@ def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], miss
 
 # ------------------------------------------------------------------------------------------------------ names of axes
 
-_LABELS = {  # dotted key -> beside others in a label
-    "model.layers": "{} layers",
-    "model.encoder_layers": "{} encoder layers",
-    "training.warmup": "warm-up {}",
-    "training.lr": "LR {}",
-    "training.steps": "{} steps",
-    "training.epochs": "{} epochs",
-    "training.batch": "batch {}",
-}
+_LABELS = WORDS | {"training.lr": "LR {}"}  # dotted key -> beside others in a label
 _NAMES = {
     "model.layers": "layers",
     "model.placement": "placement",

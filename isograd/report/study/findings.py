@@ -20,17 +20,10 @@ from isograd.report.study.arms import (
     study_arms,
     tuned,
 )
-from isograd.report.study.files import (
-    StudyFiles,
-    shown_value,
-)
+from isograd.report.study.files import StudyFiles, shown_value
 
 LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
-
-
 LAYERS, STEPS = "model.layers", "training.steps"
-
-
 SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 
 
@@ -54,7 +47,7 @@ class StudyFindings:
 
 
 def found_in(study: StudyFiles, named: str | None = None) -> StudyFindings:
-    """Everything that is told and drawn.
+    """Everything that is written and drawn.
 
     Args:
         named: what the others are compared with; None: pre-ln, or the first.

@@ -17,7 +17,7 @@ from isograd.report.page import Section, Table
 from isograd.report.study import figures as study_figures
 from isograd.report.study.arms import RATE, Design, StudyArm, Tuned
 from isograd.report.study.files import CellFiles, condition_said, shown_value
-from isograd.report.style import INK, Drawing, drawing, label, plain
+from isograd.report.style import INK, Drawing, drawing, ink_on, label, plain
 
 MANY = 12  # placements; lines of more cannot be told apart in one panel
 _COLOURS = colormaps["viridis_r"]
@@ -53,7 +53,7 @@ class Stable:
 
 
 def is_order(design: Design) -> bool:
-    """Whether so many placements are compared that lines of them in one panel could not be told apart."""
+    """Whether so many placements are compared that lines of them in one panel could not be distinguished."""
     return len(design.who) > MANY and design.who_key == "model.placement" and bool(design.rates)
 
 
@@ -180,9 +180,8 @@ def _square(axes: Axes, x: int, y: int, one: Stable | None, rates: Sequence[floa
     if one.rate is None:
         face, ink = "#c3c7cc", "#000000"
     else:
-        red, green, blue, _ = colour = _COLOURS((rates.index(one.rate) + 1) / (len(rates) + 1))
-        face = to_hex(colour)
-        ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#ffffff"
+        colour = _COLOURS((rates.index(one.rate) + 1) / (len(rates) + 1))
+        face, ink = to_hex(colour), ink_on(colour)
     hatch = None if one.rate is not None else "////"
     axes.add_patch(Rectangle(corner, 0.98, 0.92, facecolor=face, edgecolor="#8d939a", hatch=hatch, linewidth=0))
     box: dict[str, Any] = {} if one.rate is not None else {"bbox": {"facecolor": face, "edgecolor": "none", "pad": 0.8}}

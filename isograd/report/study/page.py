@@ -1,13 +1,12 @@
 """The page of a study: what was swept decides the main figure; tables of arms, rates and comparisons. Files alone."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from isograd.files import finite, write_text
+from isograd.files import write_json, write_text
 from isograd.report import compared, equal_loss, figures
 from isograd.report.compared import difference
 from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
@@ -28,12 +27,7 @@ from isograd.report.study.arms import (
     is_number,
 )
 from isograd.report.study.figures import PANELS, outcome_map
-from isograd.report.study.files import (
-    StudyFiles,
-    axis_name,
-    condition_said,
-    read_study,
-)
+from isograd.report.study.files import StudyFiles, axis_name, condition_said, read_study
 from isograd.report.study.findings import LAYERS, LOSSES, StudyFindings, at_rate, found_in
 from isograd.report.study.provenance import provenance, recipe
 from isograd.report.study.sentences import edges, failures, headline, undecided, unlearnt
@@ -95,7 +89,7 @@ def write_study_report(
         "left_out": study.left_out,
     }
     runs = [cell.files for cell in study.cells if cell.files is not None]
-    write_text(out / "results.json", json.dumps(finite(results), indent=2) + "\n")
+    write_json(out / "results.json", results)
     write_text(out / "results.csv", csv_of_rows([dict(flat(cell_row(cell))) for cell in study.cells]))
     write_text(out / "curves.csv", csv_of(curves(runs)))
     write_text(out / "references.bib", bibtex(run.resolved.get("paper") for run in runs))
@@ -343,15 +337,3 @@ _RATIO = (
     "Mean |gradient| of W_2 in the first layer over that in the last, geometric mean over the seeds: thin at step 1,"
     " bold over the last 50 steps. 1 where both get gradients of one size."
 )
-
-
-# ----------------------------------------------------------------------------------------------------------- sentences
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
-
-
-# --------------------------------------------------------------------------------------------------- for a program
-
-
-# ---------------------------------------------------------------------------------------------------------- provenance

@@ -7,9 +7,7 @@ import yaml
 
 from isograd.report.runs import ArmFiles, Row
 from isograd.report.settings import settings
-from isograd.report.study.files import (
-    StudyFiles,
-)
+from isograd.report.study.files import StudyFiles
 
 _SECTIONS = ("model", "data", "pairs", "search", "glue", "training")  # the recipe says them
 

@@ -4,16 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from isograd.report.study import order as study_order
-from isograd.report.study.arms import (
-    StudyArm,
-    is_number,
-    overall,
-)
-from isograd.report.study.files import (
-    COUNTED,
-    CellFiles,
-    StudyFiles,
-)
+from isograd.report.study.arms import StudyArm, is_number, overall
+from isograd.report.study.files import COUNTED, CellFiles, StudyFiles
 from isograd.report.study.findings import LAYERS, LOSSES, STEPS, StudyFindings
 from isograd.report.study.tables import loss_said
 from isograd.study.labels import flat

@@ -1,25 +1,13 @@
 """Tables of a study, for people and for programs: arms, best rates, cells."""
 
 import math
-import statistics
 from collections.abc import Iterable
 from dataclasses import asdict
 
 from isograd.report.page import Table
 from isograd.report.runs import Row
-from isograd.report.study.arms import (
-    RATE,
-    ArmsCompared,
-    Design,
-    StudyArm,
-)
-from isograd.report.study.files import (
-    COUNTED,
-    CellFiles,
-    axis_name,
-    condition_said,
-    shown_value,
-)
+from isograd.report.study.arms import RATE, ArmsCompared, Design, StudyArm
+from isograd.report.study.files import COUNTED, CellFiles, axis_name, condition_said, shown_value
 from isograd.report.study.findings import LOSSES, STEPS, StudyFindings, at_rate
 from isograd.statistics import Interval
 
@@ -81,8 +69,8 @@ def _share(arm: StudyArm, how: str) -> str:
 
 
 def _ratio(arm: StudyArm, name: str) -> str:
-    found = [value for cell in arm.cells if (value := cell.number(name)) is not None]
-    return f"{statistics.geometric_mean(found):.2g}" if found and min(found) > 0 else "–"
+    found = arm.ratio(name)
+    return "–" if found is None else f"{found:.2g}"
 
 
 def rates_table(found: StudyFindings) -> Table:

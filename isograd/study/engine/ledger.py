@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from isograd.files import finite, read_json, read_rows, write_json, write_text
+from isograd.files import finite, read_json, read_object, read_rows, write_json, write_text
 from isograd.outcome import ENDED
 from isograd.study.faults import fault
 from isograd.study.plan import Cell, Study
@@ -136,9 +136,7 @@ def state_of(cell: Cell, folder: Path) -> tuple[State, str | None]:
 
 def outcome_in(folder: Path) -> Row:
     """outcome.json, {} where there is none."""
-    path = folder / "outcome.json"
-    content: Row = read_json(path) if path.exists() else {}
-    return content
+    return read_object(folder / "outcome.json")
 
 
 def _of_another(cell: Cell, folder: Path) -> str | None:

@@ -91,7 +91,7 @@ def in_processes(
         threads: of each process; None: its share of the cores.
         gpus: the first process sees the first of them only, and so on, round and round; empty: all see all.
         pinned: give each process cores of its own, if all together have as many threads as there are cores.
-        strict: raise what a training raises; else that makes its job "failed".
+        strict: raise what a run raises; else that makes its job "failed".
 
     Raises:
         DataError, RecipeError, FileExistsError, OSError: as `train` raises them, if `strict`.

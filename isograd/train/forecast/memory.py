@@ -6,9 +6,9 @@
 
 Parameters are counted on the meta device. Activations are what autograd keeps for the backward pass with fused
 attention on a GPU, summed over the operations of each sublayer: on the meta device attention is not fused, and a CPU's
-norms and dropout keep more. What a stream other than the plain one keeps is counted on its own modules
-(`stream_memory.py`). Parameters, gradients and optimizer state are float32 in every precision (mixed precision
-multiplies in the other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the
+norms and dropout keep more. What a stream other than the plain one keeps is counted on its own modules (`streams.py`
+beside this file). Parameters, gradients and optimizer state are float32 in every precision (mixed precision multiplies
+in the other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the
 precision of the products, and beside the optimizer's state the parameters once more in float32, whatever the precision.
 
 A calibration (ADMIN's profile) comes before all that, and goes: the parameters and one float32 pass over the first

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from isograd.placement.formula import Role
 from isograd.placement.laws import Site
-from isograd.placement.streams import (
-    Stream,
-)
+from isograd.placement.streams import Stream
 
 State = Any  # a tensor, or a tuple of tensors
 

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isograd.placement.laws import Site
-from isograd.placement.streams import (
-    Hyper,
-)
+from isograd.placement.streams import Hyper
 from isograd.transformer.streams.base import Add, Connection, Ends, State
 
 

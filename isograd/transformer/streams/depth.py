@@ -8,10 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isograd.placement.laws import Site
-from isograd.placement.streams import (
-    DepthAttention,
-    DepthAverage,
-)
+from isograd.placement.streams import DepthAttention, DepthAverage
 from isograd.transformer.streams.base import Add, Ends, OfSeveral, State
 
 
