@@ -59,12 +59,12 @@ def verdicts(
             about, where that is not plain.
         among: all for which p was corrected; None: these.
     """
-    known = [one for one in compared if one.found.n]
+    known, every = [one for one in compared if one.found.n], {**_SAME, **words}
     groups: dict[tuple[str, str, str], list[Compared]] = {}
     for one in known:
         groups.setdefault((one.where, one.theirs, one.found.verdict), []).append(one)
     for (where, theirs, verdict), those in groups.items():
-        said = f"{(_SAME | words)[verdict]} {theirs}: {'; '.join(_named(one) for one in those)}."
+        said = f"{every[verdict]} {theirs}: {'; '.join(_named(one) for one in those)}."
         yield f"{where}: {said}" if where else f"{said[:1].upper()}{said[1:]}"
     yield from filter(None, [caution([one.found for one in among or known if one.found.n > 1])])
 
