@@ -1,8 +1,10 @@
 """Files that are there whole or not at all, rows of JSON, and folders in which one process at a time works."""
 
+import glob
 import json
 import math
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,13 +120,32 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     folder = Path(folder)
     refuse_existing(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    _remove_left(folder)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{_scratch(folder)}{os.getpid()}-", dir=folder.parent))
     try:
         yield scratch
         scratch.chmod(0o755)  # mkdtemp's is for its owner alone
         scratch.replace(folder)
+    except Exception as error:
+        from safetensors import SafetensorError  # here, since it may not be loaded
+
+        if isinstance(error, SafetensorError):  # what a full disk is to it
+            raise OSError(f"{folder}: weights cannot be written ({' '.join(str(error).split())})") from error
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _scratch(folder: Path) -> str:
+    return f".{folder.name}.{platform.node()}-"
+
+
+def _remove_left(folder: Path) -> None:
+    """Scratch folders of processes of this machine that were killed while they wrote."""
+    for left in folder.parent.glob(f"{glob.escape(_scratch(folder))}*"):
+        process = left.name.removeprefix(_scratch(folder)).partition("-")[0]
+        if process.isdigit() and not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def refuse_existing(folder: Path) -> None:

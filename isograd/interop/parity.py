@@ -35,6 +35,8 @@ Precision = Literal["fp64", "fp32", "bf16"]
 DTYPES: Mapping[Precision, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 LIMITS: Mapping[Precision, float | None] = {"fp64": 1e-12, "fp32": 1e-5, "bf16": None}
 BEAMS = (1, 5)
+LARGE_LIMITS: Mapping[Precision, float | None] = {"fp32": 1e-4}  # of two correct ones at 1.1e9: 5e-6
+LARGE = 300_000_000  # parameters beyond which nothing is computed in fp64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +211,7 @@ def measure(
     versions: Mapping[str, str] | None = None,
     **facts: Any,
 ) -> ParityReport:
-    """Run both on the same inputs and compare.
+    """Run both on the same inputs and compare; models of more than 300 million parameters in fp32 alone, on less.
 
     Args:
         before, after: a model (with `logits` in its outputs, or a tensor as output), a function from a batch to
@@ -227,13 +229,17 @@ def measure(
     logits: list[Logits] = []
     generated: list[Generated] = []
     exact: list[Tensor] | None = None
+    large = any(is_large(part) for side in (before, after) for part in _models(side))
+    if large:
+        sample, beams, limits = sample.first(), (1,), LARGE_LIMITS
     for precision, limit in limits.items():
         parts = _part(before, precision), _part(after, precision)
         if parts[0] is None or parts[1] is None:
             continue
         promoted = precision == "fp64" and all(isinstance(part, PreTrainedModel) for part in parts) and _rotates(parts)
-        first, second = (_runner(part, precision, promoted=promoted) for part in parts)
-        ours, theirs = ([_counted(side.logits(batch), batch) for batch in sample.batches] for side in (first, second))
+        writes = limit is not None and all(map(_generates, parts))
+        found = [_found(part, precision, promoted, sample, beams if writes else ()) for part in parts]
+        ours, theirs = (side.logits for side in found)
         difference, largest, relative = _difference(ours, theirs)
         logits.append(
             Logits(
@@ -246,8 +252,7 @@ def measure(
             )
         )
         exact = ours if exact is None else exact
-        if limit is not None:
-            generated += _generated(first, second, precision, sample, beams, judged=not generated)
+        generated += _generated(found[0], found[1], precision, judged=not generated)
     if not any(row.limit is not None for row in logits):
         raise ValueError(f"nothing to judge: neither side runs in a precision with a limit ({dict(limits)})")
     return ParityReport(
@@ -270,6 +275,15 @@ def hashes(path: str | Path) -> dict[str, str]:
             name = one.name if one == path else one.relative_to(path).as_posix()
             out[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return out
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether it has more parameters than are copied where they need not be."""
+    return sum(p.numel() for p in model.parameters()) > LARGE
+
+
+def _models(side: Side) -> list[nn.Module]:
+    return [one for one in (side.values() if isinstance(side, Mapping) else [side]) if isinstance(one, nn.Module)]
 
 
 def _model(*sides: Side) -> nn.Module:
@@ -304,7 +318,10 @@ def _rotates(parts: Sequence[Any]) -> bool:
 def _runner(part: Any, precision: Precision, *, promoted: bool) -> Runner:
     if isinstance(part, Runner):
         return part
-    return runner_of(part, precision, promoted=promoted) if isinstance(part, nn.Module) else Runner(logits=part)
+    if not isinstance(part, nn.Module):
+        return Runner(logits=part)
+    copied = not is_large(part) or {p.dtype for p in part.parameters()} != {DTYPES[precision]}
+    return runner_of(part, precision, copied=copied, promoted=promoted)
 
 
 def runner_of(part: nn.Module, precision: Precision, *, copied: bool = True, promoted: bool = False) -> Runner:
@@ -351,14 +368,18 @@ def _continued(model: Any, prompt: Batch, beams: int, new_tokens: int) -> list[l
     config = model.config
     end = config.eos_token_id if isinstance(config.eos_token_id, int) else None
     pad = config.pad_token_id if isinstance(config.pad_token_id, int) else end or 0
-    model.generation_config = GenerationConfig(
-        pad_token_id=pad,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=end,
-        decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
+    before, model.generation_config = (
+        getattr(model, "generation_config", None),
+        GenerationConfig(
+            pad_token_id=pad,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=end,
+            decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
+        ),
     )
     with torch.inference_mode():
         out = model.generate(**_on_device(model, prompt), num_beams=beams, do_sample=False, max_new_tokens=new_tokens)
+    model.generation_config = before  # it may be the model itself
     read = 1 if config.is_encoder_decoder else prompt["input_ids"].shape[1]
     return [until(end, row) for row in out[:, read:].tolist()]
 
@@ -373,17 +394,35 @@ def _on_device(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in batch.items()}
 
 
-def _generated(
-    first: Runner, second: Runner, precision: Precision, sample: Sample, beams: Sequence[int], *, judged: bool
-) -> list[Generated]:
-    if first.generate is None or second.generate is None:
-        return []
-    out = []
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What one side computed: logits of each batch, and by number of beams a text for each prompt."""
+
+    logits: list[Tensor]
+    texts: dict[int, list[list[int]]]
+
+
+def _found(part: Any, precision: Precision, promoted: bool, sample: Sample, beams: Sequence[int]) -> _Found:
+    """One side alone: its copy in this precision is gone before the other's is made."""
+    runner = _runner(part, precision, promoted=promoted)
+    texts: dict[int, list[list[int]]] = {}
     for width in beams if sample.prompts else ():
-        pairs: list[tuple[list[int], list[int]]] = []
-        for prompt in sample.prompts:
-            ours, theirs = (side.generate(prompt, width, sample.new_tokens) for side in (first, second))  # type: ignore[misc]
-            pairs += zip(ours, theirs, strict=True)
+        assert runner.generate is not None
+        texts[width] = [row for given in sample.prompts for row in runner.generate(given, width, sample.new_tokens)]
+    return _Found(logits=[_counted(runner.logits(batch), batch) for batch in sample.batches], texts=texts)
+
+
+def _generates(part: Any) -> bool:
+    if isinstance(part, Runner):
+        return part.generate is not None
+    able: Any = getattr(part, "can_generate", None)
+    return isinstance(part, nn.Module) and able is not None and bool(able())
+
+
+def _generated(first: _Found, second: _Found, precision: Precision, *, judged: bool) -> list[Generated]:
+    out = []
+    for width in first.texts:
+        pairs = list(zip(first.texts[width], second.texts[width], strict=True))
         out.append(
             Generated(
                 precision=precision,

@@ -128,15 +128,15 @@ def _says_coefficients(config: IsogradConfig, kind: ModelKind, to: str) -> bool:
     return any(family.says_coefficients and not family.reasons(config, kind) for family in asked)
 
 
-def built(fit: Fit) -> PreTrainedModel:
-    """The class with the weights in it."""
+def built(fit: Fit, *, shared: bool = False) -> PreTrainedModel:
+    """The class with the weights in it, with `shared` the model's own tensors where they are the same."""
     model, family = fit.model, fit.family
     cls = getattr(transformers, fit.class_name)
     config = cls.config_class(**family.to_options(model.config, fit.kind))
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in cls(copy.deepcopy(config)).state_dict().items()}
     native, info = cls.from_pretrained(
-        None, config=config, state_dict=_state(fit, shapes), dtype=model.dtype, output_loading_info=True
+        None, config=config, state_dict=_state(fit, shapes, shared=shared), dtype=model.dtype, output_loading_info=True
     )
     assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]), info
     if fit.kind in (CAUSAL, PAIR):
@@ -172,7 +172,7 @@ def measure_native(
 def write_native(source: Source, folder: Path, to: str) -> Written:
     """A folder with what transformers' Auto classes need to load model and tokenizer."""
     done = fit(source.model, to)
-    built(done).save_pretrained(folder)
+    built(done, shared=True).save_pretrained(folder)
     copy_companions(source.folder, folder)
     notes = (*done.notes, *_fit_tokenizer(source, folder, done))
     loaded = getattr(transformers, done.class_name).from_pretrained(folder)
@@ -267,7 +267,7 @@ def _stored(before: IsogradConfig, config: IsogradConfig, family: Family) -> lis
     return notes
 
 
-def _state(fit: Fit, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def _state(fit: Fit, shapes: Mapping[str, torch.Size], *, shared: bool) -> dict[str, Tensor]:
     """The state dict of the class, in the dtype of the model; `shapes`: of everything that the class wants."""
     model, family, config = fit.model, fit.family, fit.model.config
     state = {name: value.detach() for name, value in model.state_dict().items()}
@@ -286,7 +286,7 @@ def _state(fit: Fit, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     theirs = to_theirs(state, table, family.names, config.num_attention_heads)
     if offset is not None:
         theirs["final_logits_bias"] = offset[None]
-    return _completed(theirs, family, shapes)
+    return _completed(theirs, family, shapes, shared=shared)
 
 
 def _positions(stack: IsogradModel, family: Family) -> Tensor:
@@ -307,7 +307,9 @@ def _positions(stack: IsogradModel, family: Family) -> Tensor:
     return table
 
 
-def _completed(theirs: dict[str, Tensor], family: Family, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def _completed(
+    theirs: dict[str, Tensor], family: Family, shapes: Mapping[str, torch.Size], *, shared: bool
+) -> dict[str, Tensor]:
     """With what the class has beside: zeros that change nothing, copies of what it keeps under two names."""
     like = next(iter(theirs.values()))
     out: dict[str, Tensor] = {}
@@ -316,7 +318,8 @@ def _completed(theirs: dict[str, Tensor], family: Family, shapes: Mapping[str, t
         if value.shape != shape:  # the encoder's smaller vocabulary: the rows after it are never read
             assert value.shape[1:] == shape[1:] and len(value) < shape[0], (value.shape, shape)
             value = torch.cat([value, value.new_zeros(shape[0] - len(value), *shape[1:])])
-        out[name] = value.clone(memory_format=torch.contiguous_format)  # what shares memory is saved once only
+        seen = value.data_ptr() in {one.data_ptr() for one in out.values()}  # what shares memory is saved once only
+        out[name] = _own(value, value.dtype, shared=shared and not seen)
     lost = set(theirs) - set(shapes)
     assert not lost, lost
     return out
@@ -393,8 +396,10 @@ def _beyond(tokenizer: PairTokenizer) -> list[str]:
 # In.
 
 
-def from_transformers(theirs: PreTrainedModel) -> IsogradPreTrainedModel:
+def from_transformers(theirs: PreTrainedModel, *, shared: bool = False) -> IsogradPreTrainedModel:
     """The same function as an isograd model, in eval mode, in its dtype; `theirs` stays as it is.
+
+    With `shared` both have the same tensors where one matrix is one matrix: nothing large is held twice.
 
     Marian's sinusoids become a table that is not trained (a saved model does not keep that).
 
@@ -415,10 +420,17 @@ def from_transformers(theirs: PreTrainedModel) -> IsogradPreTrainedModel:
     if offset is not None and offset.any():
         state["lm_head.bias"] = offset[0]
     refuse(f"{type(theirs).__name__}: unexpected keys", set(rest) - set(_COPIES))
-    model = kind.cls(_config(theirs, kind, options, state))
-    fill(model, {name: value.to(theirs.dtype) for name, value in state.items()})
+    with torch.device("meta"):
+        model = kind.cls(_config(theirs, kind, options, state))
+    fill(model, {name: _own(value, theirs.dtype, shared=shared) for name, value in state.items()})
     family.imported(model)
     return model.eval()
+
+
+def _own(value: Tensor, dtype: torch.dtype, *, shared: bool) -> Tensor:
+    """A contiguous tensor with a storage of its own, or the one that was given if it is such."""
+    whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+    return value.detach().to(dtype, copy=not (shared and whole), memory_format=torch.contiguous_format)
 
 
 def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = None) -> ParityReport:
@@ -435,7 +447,7 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
     theirs = load_model(str(name)).eval()
     if isinstance(theirs, IsogradPreTrainedModel) or not isinstance(theirs, PreTrainedModel):
         raise InteropError(f"{name}: a {type(theirs).__name__}, expected a model of transformers' own")
-    model = from_transformers(theirs)
+    model = from_transformers(theirs, shared=True)
     tokenizer = load_tokenizer(name)
     if tokenizer is not None:  # what begins and ends a text, where the configuration does not say
         model.config.bos_token_id = _first(model.config.bos_token_id, tokenizer.bos_token_id, tokenizer.cls_token_id)

@@ -4,7 +4,7 @@ Ids are random and never special, from a generator of their own, or those of a t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,10 @@ class Sample:
     batches: Sequence[Batch]
     prompts: Sequence[Batch] = ()
     new_tokens: int = 24
+
+    def first(self) -> "Sample":
+        """One batch and one prompt of it, for a model that takes long."""
+        return replace(self, batches=self.batches[:1], prompts=self.prompts[:1], new_tokens=min(self.new_tokens, 8))
 
     def counts(self) -> dict[str, int]:
         """Sequences, tokens that count, places of padding, prompts."""

@@ -244,3 +244,80 @@ def test_a_model_of_transformers(tmp_path: Path) -> None:
     assert code == 0, err
     assert "GPT2LMHeadModel imported as gpt2" in said
     assert read_json(tmp_path / "out/config.json")["placement"] == "gpt2"
+
+
+def llama(folder: Path) -> Path:
+    """A checkpoint in several files."""
+    shape = {"vocab_size": 41, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 1}
+    ids = {"bos_token_id": 0, "eos_token_id": 2, "max_position_embeddings": 32}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **heads, **ids)).save_pretrained(
+        folder, max_shard_size="5KB"
+    )
+    return folder
+
+
+def test_a_sharded_checkpoint_in_bf16(tmp_path: Path) -> None:
+    folder, out = llama(tmp_path / "llama"), tmp_path / "ours"
+    transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(
+        folder, max_shard_size="5KB"
+    )
+    assert len([*folder.glob("*.safetensors")]) > 2
+    assert called("import", "hf", str(folder), "--out", str(out))[0] == 0
+    assert IsogradForCausalLM.from_pretrained(out).dtype == torch.bfloat16
+    code, _, err = called("export", str(out), "--out", str(tmp_path / "back"), "--to", "llama")
+    assert code == 0, err
+    before, after = (transformers.LlamaForCausalLM.from_pretrained(f).state_dict() for f in (folder, tmp_path / "back"))
+    assert set(before) == set(after) and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("fault", ["cut", "absent", "shape", "json", "heads"])
+def test_a_broken_checkpoint_is_one_line(fault: str, tmp_path: Path) -> None:
+    folder, out = llama(tmp_path / "llama"), tmp_path / "ours"
+    shard, config = sorted(folder.glob("*.safetensors"))[1], folder / "config.json"
+    if fault == "cut":
+        shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    elif fault == "absent":
+        shard.unlink()
+    elif fault == "json":
+        config.write_text(config.read_text()[:-20])
+    else:
+        old, new = {
+            "shape": ('"hidden_size": 16', '"hidden_size": 24'),
+            "heads": ('_value_heads": 2', '_value_heads": 3'),
+        }[fault]
+        assert old in config.read_text()
+        config.write_text(config.read_text().replace(old, new))
+    assert str(folder) in refused("import", "hf", str(folder), "--out", str(out))
+    assert not [path for path in tmp_path.iterdir() if path != folder]
+
+
+WRITES = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+from isograd.cli import main
+sys.exit(main(["import", "hf", sys.argv[1], "--out", sys.argv[2]]))
+"""
+DIES = """
+import os, signal, sys
+from isograd.cli import main
+
+def die(event, arguments):
+    if event == "os.rename" and ".ours." in str(arguments[0]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(die)
+main(["import", "hf", sys.argv[1], "--out", sys.argv[2]])
+"""
+
+
+def test_a_full_disk_and_a_kill_leave_nothing(tmp_path: Path) -> None:
+    folder, out = llama(tmp_path / "llama"), tmp_path / "ours"
+    done = subprocess.run([sys.executable, "-c", WRITES, folder, out], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert not [path for path in tmp_path.iterdir() if path != folder]
+    done = subprocess.run([sys.executable, "-c", DIES, folder, out], capture_output=True, text=True, check=False)
+    assert done.returncode == -9 and not out.exists() and len([*tmp_path.glob(".ours.*")]) == 1
+    code, _, err = called("import", "hf", str(folder), "--out", str(out))  # the next one goes through, and clears up
+    assert code == 0 and out.is_dir() and not [*tmp_path.glob(".ours.*")], err

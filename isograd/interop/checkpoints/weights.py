@@ -120,6 +120,8 @@ def fill(
 ) -> None:
     """Load weights into a model, in the widest of their dtypes; a tied one may be left out.
 
+    A model on the meta device takes the tensors themselves.
+
     Args:
         original: what one of our names is called where the weights come from, for messages.
 
@@ -142,7 +144,13 @@ def fill(
         "tables that should be one, but differ",
         (original(n) for n, source in tied.items() if n in state and not torch.equal(state[n], state[source])),
     )
-    model.to(_widest(state)).load_state_dict(state, strict=False)
+    widest, given = _widest(state), next(model.parameters()).is_meta
+    model.to(widest)
+    if not given:
+        model.load_state_dict(state, strict=False)
+        return
+    model.load_state_dict({name: value.to(widest) for name, value in state.items()}, strict=False, assign=True)
+    model.tie_weights()
 
 
 def refuse(what: str, names: Iterable[str]) -> None:

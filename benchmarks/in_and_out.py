@@ -1,0 +1,93 @@
+"""Every family in and out: the largest differences and the seconds, as a table.
+
+    python -m benchmarks.in_and_out docs/results/in-and-out.md
+
+For each class of tests/interop/families.py, and those of tests/interop/test_import_hf.py: tiny models with random
+weights, norms' and learned coefficients' too. In: logits of isograd's model beside the class's, over the largest, in
+float64 with transformers' casts to float32 promoted, and in float32 as they are. Out: weights that came back bit for bit.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isograd.errors import InteropError
+from isograd.interop.hf import FAMILIES as HERE
+from isograd.interop.pretrained import from_transformers, to_transformers
+from tests.interop.families import FAMILIES, logits, padded
+
+HEAD = """# Families in and out
+
+Written by `python -m benchmarks.in_and_out docs/results/in-and-out.md`: models of 2 or 3 layers and width 16 or 32 with
+random weights, norms and learned coefficients away from their init; one row per class and set of options, n = 1 each.
+Differences are of logits, over the largest: fp64 with transformers' own casts to float32 promoted, fp32 as it is. 0: the
+same operations in the same order. Marian computes its sinusoids anew, and ours has them as a table: it goes out as BART.
+Seconds: in, saved, loaded and out again, on one core of a shared machine.
+
+| class | options | fp64 | fp32 | weights back | s |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    rows = [row(native.cls, native.options, native.build()) for native in FAMILIES] + list(map(other, elsewhere()))
+    parser.parse_args().out.write_text(HEAD + "".join(rows), encoding="utf-8")
+
+
+def elsewhere() -> list[str]:
+    from tests.interop.test_import_hf import MODELS
+
+    return list(MODELS)
+
+
+def other(name: str) -> str:
+    from tests.interop import test_import_hf as those
+
+    native = those.theirs(name)
+    kind, options = those.MODELS[name]
+    shown = {k: v for k, v in options.items() if isinstance(v, bool | str | float)}
+    return row(kind, shown, native, lambda network, *_, exact: those.logits(network))
+
+
+def row(cls: str, options: Any, native: Any, read: Any = logits) -> str:
+    given, mask = padded()
+    begin = time.perf_counter()
+    ours = from_transformers(native)
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        again = type(ours).from_pretrained(folder, dtype=torch.float64)
+    back = returned(native, again)
+    seconds = time.perf_counter() - begin
+    exact = next(f for f in HERE.values() if cls in (*f.classes.values(), f.second_head)).in_fp64(native)
+    if not hasattr(exact, "set_attn_implementation"):
+        exact = native
+    fp64 = difference(read(ours, given, mask, exact=True), read(exact, given, mask, exact=True))
+    fp32 = difference(*(read(network.float(), given, mask, exact=False) for network in (ours, native)))
+    shown = ", ".join(f"{k}={v}" for k, v in options.items())
+    shown = shown if len(shown) < 110 else f"{shown[:107]}..."
+    return f"| {cls} | {shown} | {fp64:.1e} | {fp32:.1e} | {back} | {seconds:.2f} |\n"
+
+
+def returned(native: Any, ours: Any) -> str:
+    name = next(f.name for f in HERE.values() if type(native).__name__ in (*f.classes.values(), f.second_head))
+    try:
+        back = to_transformers(ours, name).state_dict()
+    except InteropError as error:
+        return str(error).partition(": ")[2].partition(". ")[0][:90]
+    before = native.state_dict()
+    same = sum(name in back and torch.equal(back[name], value) for name, value in before.items())
+    return "bit-equal" if same == len(before) == len(back) else f"{same} of {len(before)} bit-equal"
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+if __name__ == "__main__":
+    main()
