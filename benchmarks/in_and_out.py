@@ -25,9 +25,9 @@ HEAD = """# Families in and out
 
 Written by `python -m benchmarks.in_and_out docs/results/in-and-out.md`: models of 2 or 3 layers and width 16 or 32 with
 random weights, norms and learned coefficients away from their init; one row per class and set of options, n = 1 each.
-Differences are of logits, over the largest: fp64 with transformers' own casts to float32 promoted, fp32 as it is; 0 is
-the same operations in the same order. Marian computes its sinusoids anew and ours has them as a table, so it does not go
-out as Marian again.
+Differences are of logits, over the largest: fp64 with transformers' casts to float32 promoted, fp32 as it is; 0 is the
+same operations in the same order. Marian computes its sinusoids anew and ours has them as a table, so it does not
+go out as Marian again.
 Seconds: in, saved, loaded and out again, on one core of a shared machine.
 
 | class | options | fp64 | fp32 | weights back | s |
