@@ -70,13 +70,13 @@ def build(model_type: str, architecture: str) -> Any:
     """
     import torch
     import transformers
-    from small_configs import adjusted, constructed
+    from small_configs import adjusted, constructed, of_text
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     cls = getattr(transformers, architecture)
     config_class = CONFIG_MAPPING[model_type]
     reasons = []
-    for make, narrow in ((constructed, True), (adjusted, True), (constructed, False)):
+    for make, narrow in ((constructed, True), (adjusted, True), (constructed, False), (of_text, True)):
         try:
             with torch.device("meta"):
                 size = sum(p.numel() for p in cls(make(config_class, narrow)).parameters())

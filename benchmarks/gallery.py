@@ -20,17 +20,30 @@ DOCS = Path(__file__).parents[1] / "docs"
 SOURCE = "transformers/models/"
 Row = dict[str, str]
 
-_INDEXER = "the indexer chooses by top-k, which passes no gradient; it is trained by a loss of its own"
+_SMALL = "the configuration's initializer_range is 1e-10"
 NOTES = {  # alarms that are true of what transformers ships, and what they are about
     ("gpt_neo", "attention-scale"): "its scores are not divided by the root of the head's width, as in its release",
     ("mt5", "embedding-std"): "the head is tied though `tie_word_embeddings=False`, and what it reads is not scaled",
     ("nystromformer", "padding-leaks"): "a convolution over the values reads padded positions",
     ("yoso", "padding-leaks"): "its mask is 1 + mask / 10,000, made for masks of -10,000",
     ("cpmant", "future-leaks"): "a causal head on a stack that reads its context both ways",
-    ("deepseek_v4", "gradient-cut"): _INDEXER,
-    ("glm5_next_text", "gradient-cut"): _INDEXER,
-    ("hy_v4", "gradient-cut"): _INDEXER,
-    ("axk2", "gradient-cut"): _INDEXER,
+    ("funnel", "embedding-std"): "token vectors of standard deviation 1 under a tied head",
+    ("funnel", "padding-leaks"): "it pools pairs of positions, padded ones too",
+    ("imagegpt", "padding-leaks"): "its classifier takes the mean over all positions, whatever the mask says",
+    ("dia", "attention-scale"): "its scores are not divided by the root of the head's width, as in its release",
+    ("donut-swin", "final-norm-missing"): "Swin's final norm is left out, and the classifier reads the sum",
+    ("hrm_text", "gradient-cut"): "all but the last of its rounds run without gradients, on purpose",
+    ("mobilenet_v1", "dropout-high"): "its default classifier_dropout_prob is 0.999",
+    (
+        "muse_glimmer",
+        "norm-weights",
+    ): "the base class sets weights of norms to 1, and this norm multiplies by 1 + weight",
+    ("muse_glimmer_text", "norm-weights"): "the same",
+    ("cvt", "gradient-zero"): "the class token alone is read, so the last layer's queries of patches go nowhere",
+    ("maskformer", "gradient-zero"): "the first layer's values are made of object queries that begin at 0",
+    ("pop2piano", "embedding-untied"): "the configuration always ties the head, and the class does not",
+    ("sam_vision_model", "init-small"): _SMALL,
+    ("sam_hq_vision_model", "init-small"): _SMALL,
 }
 
 

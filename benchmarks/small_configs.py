@@ -4,7 +4,9 @@ One rule per kind of setting, by its name and by its value: every width of a con
 multiple of a width stays one. No family has a rule of its own.
 """
 
+import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,8 +51,20 @@ DROPPED = frozenset((
 
 
 def constructed(config_class: Any, narrow: bool) -> Any:
-    """A configuration made of small settings."""
-    return config_class(**shrink(config_class().to_dict(), narrow=narrow))
+    """A configuration made of small settings; sections of rotary positions that its model's code sets are set here."""
+    config = config_class(**shrink(config_class().to_dict(), narrow=narrow))
+    code = sys.modules.get(config_class.__module__.replace("configuration_", "modeling_"))
+    if code is not None and "mrope_section" in inspect.getsource(code):
+        for part in (config, config.get_text_config()):
+            rope = getattr(part, "rope_parameters", None)
+            if isinstance(rope, dict) and "mrope_section" not in rope:
+                _shorten_rope(rope | {"mrope_section": []}, rope)
+    return config
+
+
+def of_text(config_class: Any, narrow: bool) -> Any:
+    """The part of a composite configuration that speaks of text, for a class that reads that alone."""
+    return adjusted(config_class, narrow).get_text_config(decoder=True)
 
 
 def adjusted(config_class: Any, narrow: bool) -> Any:
@@ -101,7 +115,7 @@ class _Shrinker:
         many = [v for k, v in values.items() if _counts_layers(k) and isinstance(v, int) and "depths" not in values]
         made = {}
         for key, value in values.items():
-            if key in DROPPED or key.startswith("_"):
+            if (key in DROPPED and not (self.stages and key.startswith("out_"))) or key.startswith("_"):
                 continue
             if isinstance(value, Mapping) and not all(isinstance(k, str) for k in value):
                 made[key] = value
@@ -120,7 +134,7 @@ class _Shrinker:
 
     def setting(self, key: str, value: Any, layers: int) -> Any:
         if value is None:
-            return UNSET.get(key)
+            return HEAD if key == "head_dim" and self.narrow else UNSET.get(key)
         if isinstance(value, bool | float):
             return value
         if isinstance(value, str):
@@ -224,10 +238,20 @@ def _types(value: list[Any], layers: int) -> list[Any]:
     return sorted([*first.values(), *[value[0]] * (layers - len(kinds))], key=lambda v: kinds.index(str(v)))
 
 
-def _shorten_rope(rope: dict[str, Any]) -> None:
-    """Sections of rotary dimensions sum to half a head."""
+def _shorten_rope(rope: dict[str, Any], into: dict[str, Any] | None = None) -> None:
+    """Sections of rotary dimensions sum to half a head.
+
+    Args:
+        into: what gets the sections, where not the rope itself.
+    """
+    rope.setdefault("rope_theta", 10000.0)
     for part in (rope, *(v for v in rope.values() if isinstance(v, dict))):
         if "rope_theta" in part and part["rope_theta"] is None:
             part["rope_theta"] = 10000.0
         if isinstance(part.get("mrope_section"), list):
-            part["mrope_section"] = [2, 3, 3][: len(part["mrope_section"])]
+            half = int(HEAD // 2 * (part.get("partial_rotary_factor") or 1))
+            (part if into is None else into)["mrope_section"] = [
+                half // 4,
+                half // 8 * 3,
+                half - half // 4 - half // 8 * 3,
+            ]

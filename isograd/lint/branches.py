@@ -14,6 +14,9 @@ BENT = frozenset((
     "relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "celu", "clamp",
     "clamp_min", "relu6", "threshold",
 ))  # fmt: skip
+GATHERED = frozenset(
+    ("grid_sampler", "grid_sampler_2d", "embedding", "gather", "softmax", "_softmax")
+)  # no plain layer
 
 
 def linear(checked: CheckedModel) -> Iterator[Finding]:
@@ -33,8 +36,9 @@ def linear(checked: CheckedModel) -> Iterator[Finding]:
 
 def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
     dataflow, trace = checked.dataflow, checked.trace
-    products = [o for o in dataflow.between(sublayer.read, sublayer.branch) if dataflow.is_product(o)]
-    if len(products) < 2:
+    inside = dataflow.between(sublayer.read, sublayer.branch)
+    products = [o for o in inside if dataflow.is_product(o)]
+    if len(products) < 2 or any(bare(o) in GATHERED for o in inside):
         return False
     start = dataflow.root(dataflow.data(products[0])[0])
     if not trace[sublayer.branch].any() or "mid" in sublayer.norms or "out" in sublayer.norms:
@@ -50,7 +54,9 @@ def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
 
 
 def bent(checked: CheckedModel) -> Iterator[Finding]:
-    """An activation on the stream itself, after a sum."""
+    """An activation on the stream itself, after a sum. Where nothing attends it is a ResNet's."""
+    if not checked.attentions and not checked.takes_ids:
+        return
     found = [(o, s) for s in checked.anatomy.sublayers if (o := _bent_after(checked, s)) is not None]
     if found:
         operation, sublayer = found[0]
@@ -76,8 +82,10 @@ def _bent_after(checked: CheckedModel, sublayer: TracedSublayer) -> Operation | 
         operation = readers[0]
         if bare(operation) in BENT:
             below = trace.below(operation.makes[:1])
-            later = any(s.total in below and s.total != sublayer.total for s in checked.anatomy.sublayers)
-            return operation if later else None
+            later = [s for s in checked.anatomy.sublayers if s.total in below and s.total != sublayer.total]
+            made = operation.makes[0]  # the next shortcut goes through it
+            plain = [s for s in later if not any(dataflow.is_product(o) for o in dataflow.between(made, s.enters))]
+            return operation if plain else None
         if bare(operation) not in SCALING | LAYOUT or len(dataflow.data(operation)) != 1:
             return None
         value = operation.makes[0]

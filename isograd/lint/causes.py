@@ -42,7 +42,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "weights-constant": _INITS | {"weights-mean", "weights-partial", "weights-copied", "layers-identical"},
     "weights-mean": _INITS | {"init-large", "init-small"},
     "init-large": frozenset(("start-std", "init-depth", "initial-loss", "embedding-std", "gradient-cut")),
-    "init-small": frozenset(("start-std", "init-depth", "gradient-zero")),
+    "init-small": frozenset(("start-std", "init-depth", "gradient-zero", "parameter-unread")),
     "weights-partial": frozenset(("start-std", "init-depth", "weights-copied")),
     "parameter-unread": frozenset(("placement-mixed", "gradient-cut", "shortcut-doubled", "start-std")),
     "optimizer-other": frozenset(("optimizer-missing",)),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
 from isograd.trace.anatomy import Anatomy, TracedStack
@@ -142,6 +142,21 @@ class CheckedModel:
     @property
     def config(self) -> Any:
         return getattr(self.model, "config", None) if isinstance(self.model, PreTrainedModel) else None
+
+    def setting(self, name: str) -> Any:
+        """Of the configuration, or the first of its parts that has it."""
+        todo = [self.config]
+        for config in todo:
+            if (value := getattr(config, name, None)) is not None:
+                return value
+            todo += [part for part in vars(config).values() if isinstance(part, PretrainedConfig)] if config else []
+        return None
+
+    @cached_property
+    def constant_weights(self) -> set[int]:
+        """What softmaxes over one entry give: 1, whatever they read."""
+        made = [o for o in self.trace.operations if bare(o) in ("softmax", "_softmax")]
+        return {o.makes[0] for o in made if 1 in (self.trace[o.makes[0]].shape or [0])[-1:]}
 
     @cached_property
     def logits(self) -> int | None:

@@ -11,6 +11,7 @@ from isograd.lint.attention.intent import declares_causal
 from isograd.lint.attention.masks import seen_by
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.trace.dataflow import bare
 
 LOPSIDED = 0.75  # of what is read of the past: more of the future is a view to both sides
 CHANGED = 1e-5  # of the largest output: more than another order of rounding does
@@ -51,7 +52,13 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
 
 
 def _positions_first(checked: CheckedModel) -> bool:
-    """Whether positions stand on axis 0, as in (time, batch) ids: absolute ones then differ along it."""
+    """Whether positions stand on axis 0, as in (time, batch) ids: absolute ones then differ along it; or in patches of
+    one picture after another.
+    """
+    if checked.anatomy.stacks and all(checked.trace[s.first].ndim == 2 for s in checked.anatomy.stacks):
+        return True
+    if any("grid" in name for name in checked.trace.inputs):
+        return True
     return not any(stack.time == 1 for stack in checked.anatomy.stacks) and checked.places_vary == 0
 
 
@@ -182,13 +189,20 @@ def _padding_gap(checked: CheckedModel, mask_name: str, name: str, like: Tensor,
         a, b = (checked.run(_keywords(checked, named | {mask_name: mask, name: x}))[0] for x in (ids, other))
     except Exception:  # a mask of another shape, or only together with something else
         return None
-    pools = a is not None and a.ndim < 3 and "SequenceClassification" in type(checked.model).__name__
+    pools = a is not None and a.ndim < 3 and _chooses_place(checked)
     if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
         return None
     aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not _decodes(named)
     shown = slice(None, -pad) if aligned and a.ndim >= 3 and a.shape[1] == time else slice(None)
     gap = (a[:, shown] - b[:, shown]).abs().max() / a.abs().max()
     return gap.item() if gap.isfinite() else None
+
+
+def _chooses_place(checked: CheckedModel) -> bool:
+    """Whether a model pools at a place that its ids say, as the last that is no padding or the largest id."""
+    trace = checked.trace
+    chosen = any(bare(o) in ("argmax", "max") and not trace[o.reads[0]].is_floating_point() for o in trace.operations)
+    return chosen or "SequenceClassification" in type(checked.model).__name__
 
 
 def _keywords(checked: CheckedModel, named: dict[str, Any]) -> Any:

@@ -33,9 +33,9 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
 
 def _mixes(checked: CheckedModel, origin: int, result: int) -> bool:
     """Whether the norm's result at other positions changes when the vector at one of them is scaled."""
-    trace, root = checked.trace, checked.dataflow.root(origin)
+    trace, root = checked.trace, origin
     x, axis_of_time = trace[root], _time(checked, root)
-    if axis_of_time is None or x.shape[axis_of_time] < 3 or trace[result].numel() != x.numel():
+    if axis_of_time is None or x.ndim != 3 or x.shape[axis_of_time] < 3 or trace[result].numel() != x.numel():
         return False
     grown = x.clone()
     grown.select(axis_of_time, 1).mul_(3.0)

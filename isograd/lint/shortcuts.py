@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterator
 from statistics import median
 
+from transformers import PreTrainedModel
+
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.trace.anatomy import TracedStack
-from isograd.trace.attention import FUSED, is_attention
+from isograd.trace.attention import FUSED, is_attention, query_key_value
 from isograd.trace.dataflow import TracedNorm
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
@@ -15,7 +17,10 @@ from isograd.trace.sublayers import TracedSublayer
 EXACT = 1e-3
 LEAST = 0.2  # the smallest constant on one kind of branch alone: macaron layers have 1/2
 MOST = 1.2  # the largest constant on a branch that nothing explains
-MULTIPLIERS = ("residual_multiplier", "scale_depth", "residual_scale", "depth_scale")
+MULTIPLIERS = (
+    "residual_multiplier", "scale_depth", "residual_scale", "depth_scale", "conv_residual_weights",
+    "feed_forward_residual_weights",
+)  # fmt: skip
 
 
 def missing(checked: CheckedModel) -> Iterator[Finding]:
@@ -43,13 +48,17 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         fused = FUSED in operation.name
         scores = trace[operation.reads[0] if fused else operation.makes[0]]
         square = fused or scores.shape[-2] == scores.shape[-1]
-        if square and scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching:
+        attended = query_key_value(dataflow, operation)
+        begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
+        if begun and square and scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching:
             yield operation.module, "attention"
 
 
 def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
     """What stands between a sum and the next sublayer, or the output, with two products and no sum around them."""
     dataflow, trace = checked.dataflow, checked.trace
+    if not checked.attentions and not checked.takes_ids:  # between the blocks of a ResNet
+        return
     sums = [s.total for s in checked.anatomy.sublayers]
     claimed = {name for s in checked.anatomy.sublayers for name in s.parameters}
     yield from _at_end(checked, claimed)
@@ -151,7 +160,7 @@ def _balanced(sublayer: TracedSublayer) -> bool:
 
 
 def _declared(checked: CheckedModel) -> bool:
-    return any(getattr(checked.config, name, None) for name in MULTIPLIERS)
+    return any(checked.setting(name) for name in MULTIPLIERS)
 
 
 def _doubled(found: list[TracedSublayer]) -> Finding:
@@ -201,6 +210,8 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
     for stack in checked.anatomy.stacks:
         pairs = [(s, after) for s, after in zip(stack.sublayers, stack.sublayers[1:], strict=False)]
         crossing = [(s, after) for s, after in pairs if s.norms.get("post") and s.total != after.total]
+        unlike = {"mix", "cross"}  # positions by a convolution, and their norm; slots that read a normalized picture
+        crossing = [(s, after) for s, after in crossing if unlike.isdisjoint((s.kind, after.kind))]
         found = [after for s, after in crossing if _belongs_to(s.norms["post"][0], after, s)]
         found += [after for s, after in pairs if s.placement == "pre+post" and after.placement == "none"]
         found = list({id(s): s for s in found}.values())
@@ -241,6 +252,10 @@ def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     streams = {checked.trace[stack.first].shape for stack in checked.anatomy.stacks}
     dead = [n for n in dataflow.norms.values() if n.result not in checked.reaching and n.address not in live]
     dead = [n for n in dead if checked.trace[n.origin].shape in streams]  # not of a pooled token, nor of a query
+    inner = tuple(f"{a}." for a, m in checked.model.named_modules() if a and isinstance(m, PreTrainedModel))
+    dead = [n for n in dead if not n.address.startswith(inner)]  # one of the outputs that a backbone offers
+    acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
+    dead = [n for n in dead if any(a.startswith(n.address.rpartition(".")[0]) for a in acting)]  # nor of a head unused
     found += [(n.address, "is computed, and nothing reads its result") for n in dead]
     if found:
         address, what = found[0]
@@ -258,7 +273,7 @@ def _bare(checked: CheckedModel, sublayer: TracedSublayer) -> list[str]:
     """Matrices that read x itself in a branch in which others read a norm of it."""
     dataflow, x = checked.dataflow, sublayer.read
     above = dataflow.above(sublayer.branch)
-    if not any(n.result in above and dataflow.back(n.origin, x)[0] == x for n in dataflow.norms.values()):
+    if not any(n.scales and n.result in above and dataflow.back(n.origin, x)[0] == x for n in dataflow.norms.values()):
         return []
     products = [o for o in dataflow.between(x, sublayer.branch) if dataflow.is_product(o)]
     direct = [o for o in products if dataflow.back(dataflow.data(o)[0], x) == (x, [])]

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
-from isograd.trace.dataflow import bare
+from isograd.lint.wiring import waits
+from isograd.trace.dataflow import LAYOUT, SCALING, bare
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
@@ -24,6 +25,7 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     found: list[tuple[str, str]] = []
     for role, names in checked.by_role.items():
         empty = [n for n in names if not checked.parameters[n].any() and n not in checked.adapters]
+        empty = [n for n in empty if not _set_by_bias(checked, n) and not _gates(checked, n)]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
             found += [(n, f"{role} matrix") for n in empty]
@@ -39,6 +41,26 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
             remedy="initialize it, as nn.init.normal_(weight, std=0.02) does; only last projections (W_O, W_2), gates"
             " and the head may begin at 0",
         )
+
+
+def _set_by_bias(checked: CheckedModel, name: str) -> bool:
+    """Whether the bias beside a zero matrix was chosen: offsets of sampling points, gates that begin open."""
+    bias = checked.parameters.get(f"{name.removesuffix('weight')}bias")
+    return name.endswith("weight") and bias is not None and bool(bias.any())
+
+
+def _gates(checked: CheckedModel, name: str) -> bool:
+    """Whether what a matrix makes goes straight into a softmax or a gate: even weights pass a gradient."""
+    trace, dataflow = checked.trace, checked.dataflow
+    todo = [o.makes[0] for o in trace.operations if dataflow.is_product(o) and name in dataflow.weights(o)]
+    ends: list[bool] = []
+    for value in todo:
+        for operation in trace.read_by(value):
+            if bare(operation) in SCALING | LAYOUT and len(dataflow.data(operation)) == 1:
+                todo.append(operation.makes[0])
+            else:
+                ends.append(bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh"))
+    return bool(ends) and all(ends)
 
 
 def constant(checked: CheckedModel) -> Iterator[Finding]:
@@ -235,11 +257,19 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     trace = checked.trace
     if any(bare(o) == "topk" for o in trace.operations):  # experts that no token was sent to
         return
+    waiting_part = waits(checked)
     values = {n: v for v, n in trace.names.items()}
     read = {n for n, v in values.items() if trace.readers.get(v) and trace[v].ndim >= 2}
     inside = {n for s in checked.anatomy.sublayers for n in s.parameters}
     likes = {re.sub(r"\d+", "*", n) for n in inside}
-    waiting = [n for n, v in values.items() if n not in read and trace[v].ndim >= 2 and n.endswith("weight")]
+    waiting = [
+        n
+        for n, v in values.items()
+        if n not in read
+        and not (waiting_part and n.rpartition(".")[0] not in trace.ran)
+        and trace[v].ndim >= 2
+        and n.endswith("weight")
+    ]
     homes = {n.rpartition(".")[0].rpartition(".")[0] for n in inside}
     left = [n for n in waiting if re.sub(r"\d+", "*", n) in likes]
     beside = [n for n in waiting if n.rpartition(".")[0].rpartition(".")[0] in homes - {""}]

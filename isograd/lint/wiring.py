@@ -1,5 +1,6 @@
 """Rules about where norms and coefficients stand."""
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ from isograd.trace.anatomy import SMALL, TracedStack
 from isograd.trace.sublayers import TracedSublayer
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
+OTHER_KIND = re.compile(
+    r"^(pixel|image|video|audio|speech|protein|vision|visual|cross_attention|encoder_hidden|input_features|input_values|"
+    r"high_res|aspect|qformer|memory|context)"
+)
 PROFILED = 12  # sublayers from which on a good profile's skips have grown
 
 
@@ -37,11 +42,11 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
             continue
         normed = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
         bare = not stack.final and "post" not in last.norms and len(normed) * 2 > len(stack.sublayers)
-        if bare and _bare(checked, last.total):
+        if bare and _bare(checked, last.total) and not _scale_is_lost(checked, last.total):
             rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
                 code="final-norm-missing",
-                severity="error",
+                severity="warning" if _is_output(checked, last.total) else "error",
                 address=last.address,
                 measured=rms,
                 message=f"the sum after the last of {stack.layers} {last.placement} layers is read without a norm"
@@ -175,7 +180,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     for value, name in trace.names.items():
         tensor = trace[value]
         idle = any(name.startswith(f"{address}.") for address in checked.anatomy.idle)
-        idle |= _beside_idle(checked, name)
+        idle |= _beside_idle(checked, name) or waits(checked)
         unused = idle or any(word in name for word in ("token", "mask")) or _in_unread_module(checked, name)
         if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(checked, name)):
             continue
@@ -217,6 +222,21 @@ def _bare(checked: CheckedModel, value: int) -> bool:
     return False
 
 
+def _scale_is_lost(checked: CheckedModel, value: int) -> bool:
+    """Whether the outputs stay the same where a sum is scaled: a norm comes after the next product."""
+    outputs = [v for v in checked.trace.outputs.values() if value in checked.dataflow.above(v) and v != value]
+    return bool(outputs) and all(checked.dataflow.unchanged(value, v) for v in outputs)
+
+
+def _is_output(checked: CheckedModel, value: int) -> bool:
+    """Whether a sum is what a backbone of a transformers model gives, for others to normalize."""
+    roots = {checked.dataflow.root(v) for v in checked.trace.outputs.values()}
+    products = [o for o in checked.trace.operations if checked.dataflow.is_product(o)]
+    below = checked.trace.below([value])
+    ends = not any(v in below for o in products for v in checked.dataflow.data(o))
+    return checked.config is not None and checked.dataflow.root(value) in roots and ends
+
+
 def _in_unread_module(checked: CheckedModel, name: str) -> bool:
     owner = name.rpartition(".")[0]
     values = {n: v for v, n in checked.trace.names.items()}
@@ -229,6 +249,13 @@ def _beside_idle(checked: CheckedModel, name: str) -> bool:
     owner = name.rpartition(".")[0]
     around = owner.rpartition(".")[0]
     return owner not in checked.trace.ran and any(a.rpartition(".")[0] == around for a in checked.anatomy.idle)
+
+
+def waits(checked: CheckedModel) -> bool:
+    """Whether parts of a model wait for inputs of another kind that it takes and was not given."""
+    taken = inspect.signature(checked.model.forward).parameters
+    given = {at.partition(".")[0] for at in checked.trace.inputs}
+    return any(OTHER_KIND.search(name) and name not in given for name in taken)
 
 
 def _has_twins(checked: CheckedModel, name: str) -> bool:

@@ -58,6 +58,10 @@ def _by_main(config: PretrainedConfig, main: str, names: Iterable[str]) -> Itera
         "flattened_patches": _patches,
         "past_values": _series,
     }
+    grid = next((n for n in names if n.endswith("grid_thw")), None)
+    if grid is not None and main in ("hidden_states", "pixel_values"):
+        patches = [value for value in _pictures(config) if value.ndim == 2]
+        yield from ({main: value, grid: torch.tensor([[1, 4, 4]])} for value in patches)
     for value in makers.get(main, _vectors)(config):
         inputs = {main: value}
         if config.is_encoder_decoder and "decoder_input_ids" in names:

@@ -204,7 +204,7 @@ def _mistake(checked: CheckedModel, attention: MeasuredAttention, factor: float)
     width, stream = attention.width, checked.trace[attention.sublayer.read].shape[-1]
     legal = [width**-0.5, width**-0.5 / attention.sublayer.layer]  # GPT-2's scale by layer
     for name in ("attention_multiplier", "query_pre_attn_scalar"):
-        number = getattr(checked.config, name, None)
+        number = checked.setting(name)
         legal += [float(number), float(number) ** -0.5] if number else []
     if any(_near(factor, known) for known in legal):
         return None

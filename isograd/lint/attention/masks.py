@@ -11,6 +11,7 @@ from isograd.lint.attention.intent import declares_causal
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
+from isograd.trace.dataflow import bare
 
 View = Literal["left", "right", "both", "itself", "ahead", "not-itself", "other"]
 SHORTEST = 4  # positions from which on a view can be recognized
@@ -112,11 +113,19 @@ def _total(attention: MeasuredAttention) -> float | None:
     made, read = attention.operation.makes[0], next(v for v in attention.mix.reads if v in attention.below_softmax)
     sums = weights.nan_to_num().sum(-1)
     dims = attention.trace[made].ndim
+    if _renormalized(attention, made, read):
+        return None
     if attention.trace[made].shape == attention.trace[read].shape and attention.keys_axis is not None:
         wrong = attention.given.get("dim", -1) % dims != attention.keys_axis % dims
     else:
         wrong = bool((sums > 1 + 1e-3).any())
     return sums.max().item() if wrong else None
+
+
+def _renormalized(attention: MeasuredAttention, made: int, read: int) -> bool:
+    """Whether weights are divided by a sum of themselves, as by slots that compete for the keys."""
+    dataflow = attention.dataflow
+    return any(bare(o) == "div" and len(dataflow.data(o)) == 2 for o in dataflow.between(made, read))
 
 
 def after(checked: CheckedModel) -> Iterator[Finding]:
@@ -140,6 +149,8 @@ def _cut(attention: MeasuredAttention) -> float | None:
         return None
     made, read = attention.operation.makes[0], next(v for v in attention.mix.reads if v in attention.below_softmax)
     before, now = attention.trace[made], attention.trace[read]
+    if _renormalized(attention, made, read):
+        return None
     if before.shape != now.shape or not ((before > 1e-6) & (now == 0)).any():
         return None
     sums = attention.weights.sum(-1)

@@ -27,7 +27,8 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     attentions = [a for a in checked.attentions if a.sublayer.kind == "attn"]
     attentions = [a for a in attentions if stacks is None or a.sublayer.stack in stacks]
     views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
-    if not views or checked.places_vary is not None or not all(_blind(checked, a) for a in attentions):
+    mixing = [s for s in checked.token_stacks for t in s.sublayers if t.kind == "mix"]  # recurrences tell the order
+    if not views or mixing or checked.places_vary is not None or not all(_blind(checked, a) for a in attentions):
         return
     unused = _unused(checked)
     if unused is None and (not _can_vary(checked) or all(view == "left" for view in views)):
@@ -73,8 +74,9 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
 def _unused(checked: CheckedModel) -> str | None:
     """A parameter or buffer about positions whose value reaches no output."""
     reached = {checked.trace.names[v] for v in checked.reaching if v in checked.trace.names}
+    idle = tuple(f"{address}." for address in checked.anatomy.idle)
     for name in checked.parameters:
-        if SPEAKS.search(name) and name not in reached:
+        if SPEAKS.search(name) and name not in reached and not name.startswith(idle):
             return name
     for operation in checked.trace.operations:  # all positions look up the same row
         if operation.name == "embedding" and not checked.dataflow.data(operation):
@@ -84,7 +86,8 @@ def _unused(checked: CheckedModel) -> str | None:
     acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
     for name, _ in checked.model.named_buffers():
         owner = name.rpartition(".")[0]  # it may have made another table as it ran, or have one for each kind of layer
-        if SPEAKS.search(name) and "position_ids" not in name and (not owner or owner not in acting):
+        waits = "position_ids" in name or name.startswith(idle)
+        if SPEAKS.search(name) and not waits and (not owner or owner not in acting):
             return name
     dead = (o for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.reaching.isdisjoint(o.makes))
     return next((o.module or "cos" for o in dead), None)

@@ -55,6 +55,8 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
 
 def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
     """A part of a fused projection that nothing reads: its rows alone have a gradient of exactly 0."""
+    if checked.constant_weights:  # a single key makes queries and keys idle
+        return
     fused = [n for role, names in checked.by_role.items() if "+" in role for n in names]
     mine = dict(checked.twin.named_parameters())
     wanted = {n: mine[n] for n in dict.fromkeys(fused) if n in mine and mine[n].requires_grad and mine[n].ndim == 2}
@@ -96,7 +98,8 @@ def frozen(checked: CheckedModel) -> Iterator[Finding]:
 def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
     """Names of parameters without a gradient, and of those with one that stays 0."""
     twin = checked.twin
-    read = {n for v, n in checked.trace.names.items() if v in checked.reaching}
+    reaching = _heard(checked)
+    read = {n for v, n in checked.trace.names.items() if v in reaching}
     waiting = {n: p for n, p in twin.named_parameters() if n in read and p.requires_grad and p.is_floating_point()}
     waiting = {n: p for n, p in waiting.items() if p.numel()}
     kept = {n: p.detach().clone() for n, p in waiting.items()}
@@ -122,6 +125,28 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
                 if name in kept:
                     parameter.copy_(kept[name])
     return [n for n in waiting if n in none], [n for n in waiting if n not in none]
+
+
+def _heard(checked: CheckedModel) -> set[int]:
+    """What the outputs were computed of, except through the only weight of a single key, and what masks that were made
+    of ids left out: a part that is for other tokens.
+    """
+    trace = checked.trace
+    ids = {v for at, v in trace.inputs.items() if not trace[v].is_floating_point() and "mask" not in at}
+    of_ids = {v for v in trace.below(ids) if trace[v].dtype == torch.bool} if ids else set()
+    found = set(trace.outputs.values())
+    todo = list(found)
+    while todo:
+        made = trace.made_by(todo.pop())
+        if made is None or not checked.constant_weights.isdisjoint(made.makes):
+            continue
+        masks = [trace[v] for v in made.reads if v in of_ids]
+        if masks and any(not mask.any() or mask.all() for mask in masks):
+            continue
+        new = [v for v in made.reads if v not in found and trace[v].numel()]
+        found.update(new)
+        todo += new
+    return found
 
 
 def _in_training(
