@@ -56,6 +56,7 @@ class Shape:
     hidden_size: int
     norm: str
     norm_eps: float
+    norm_bias: bool = True
 
 
 class Part(nn.Module):

@@ -17,7 +17,7 @@ from isograd.trace.parts import Part, parts
 from isograd.trace.sublayers import TracedSublayer
 
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
-OFF, MORE = 1.5, 3.0  # times ln V, or nats above it
+MORE = 3.0  # nats above ln V
 DROWNS = 10.0  # standard deviation of positions over that of tokens
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
@@ -105,7 +105,7 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
         return
     classes = checked.trace[checked.logits].shape[-1]
     loss = _first_loss(checked)
-    if classes > 1 and loss > min(OFF * math.log(classes), math.log(classes) + MORE):
+    if classes > 1 and loss > math.log(classes) + MORE:
         factor = _logit_factor(checked)
         times = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
         yield Finding(
@@ -177,8 +177,12 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
         return
     for stack in checked.anatomy.stacks:
         roles = _by_role(checked, stack)
-        schemes = {name: [_fits(checked, stack, role, roles[role], name) for role in roles] for name in _SCHEMES}
-        name, fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
+        schemes = {
+            (name, factor): [_fits(checked, stack, role, roles[role], name, factor) for role in roles]
+            for factor in (1.0, stack.layers**-0.5)  # of all roles alike, as B2T's
+            for name in _SCHEMES
+        }
+        (name, _), fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
         odd = [(role, fit) for role, fit in zip(roles, fits, strict=True) if fit is not None]
         yield from (found for names in roles.values() if (found := _one_off(checked, names)) is not None)
         hidden = {"deepnorm-swapped", "init-depth", "init-large", "init-small"}
@@ -288,9 +292,11 @@ def _expected(checked: CheckedModel, name: str, scheme: str) -> float:
     return BASES[scheme][1](Shape(fan_in=fan_in, fan_out=fan_out, width=width, range=float(named or RANGE)))
 
 
-def _fits(checked: CheckedModel, stack: TracedStack, role: str, names: list[str], scheme: str) -> float | None:
+def _fits(
+    checked: CheckedModel, stack: TracedStack, role: str, names: list[str], scheme: str, factor: float
+) -> float | None:
     """None where weights follow a scheme, plain, scaled with depth, or fused; else how many times off they are."""
-    ratio = median(checked.std(n) / _expected(checked, n, scheme) for n in names)
+    ratio = median(checked.std(n) / _expected(checked, n, scheme) for n in names) / factor
     layers, sublayers = stack.layers, len(stack.sublayers)
     folded = 1 / math.sqrt(_head_size(checked, stack)) if role.endswith("query") else 1.0  # T5's 1/sqrt(d/heads)
     known = [1.0, folded, 2**-0.5, 2**0.5, 1.5**0.5]  # Xavier of a fused matrix, drawn apart or as torch draws it

@@ -135,7 +135,7 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
     found = [
         (norm, acts, layer) for norm, layer in _of_stream(checked) if (acts := effective(checked, norm)) is not None
     ]
-    odd = [(norm, acts) for norm, acts, layer in found if _is_odd(acts, layer)]
+    odd = [(norm, acts) for norm, acts, layer in found if _is_odd(acts, layer) and not _on_sphere(checked, norm)]
     if not odd:
         return
     norm, acts = odd[0]
@@ -168,6 +168,15 @@ def _is_odd(acts: Tensor, layer: int) -> bool:
     return bool(uneven) or not any(
         abs(value - known) < OFF for known in (1.0, max(layer, 1) ** -0.5, (2 * layer) ** -0.5)
     )
+
+
+def _on_sphere(checked: CheckedModel, norm: TracedNorm) -> bool:
+    """Whether branches and stream are brought to length 1 alike, as in nGPT."""
+    for sublayer in checked.anatomy.sublayers:
+        if norm in sublayer.norms.get("post", []) and sublayer.norms.get("out"):
+            lengths = [checked.trace[n.result].float().norm(dim=-1) for n in (norm, sublayer.norms["out"][0])]
+            return all(bool(((length - 1).abs() < OFF).all()) for length in lengths)
+    return False
 
 
 def _around_zero(weight: Tensor | None) -> bool:
@@ -232,6 +241,8 @@ def _after_affine(checked: CheckedModel, norm: TracedNorm) -> int:
     while len(readers := trace.read_by(value)) == 1 and bare(readers[0]) in SCALING | {"to", "_to_copy", "type_as"}:
         plain = bare(readers[0]) in ("to", "_to_copy", "type_as")
         if len(checked.dataflow.data(readers[0])) != 1 or not (plain or checked.dataflow.weights(readers[0])):
+            break
+        if any(bare(o) in ("sum", "mean") for o in trace.read_by(readers[0].makes[0])):  # a product with a query
             break
         value = readers[0].makes[0]
     return value

@@ -25,9 +25,8 @@ def decay(checked: CheckedModel) -> Iterator[Finding]:
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of the Trainer
     wrong = [name for name in (*checked.norm_weights, *checked.coefficients) if name in decayed]
     wrong.sort(key=list(checked.parameters).index)
-    if wrong:
-        own = isinstance(model, IsogradPreTrainedModel)
-        trained_so = isinstance(model, PreTrainedModel) and not own
+    if wrong and not isinstance(model, IsogradPreTrainedModel):  # isograd train decides by role
+        trained_so = isinstance(model, PreTrainedModel)
         many = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         yield Finding(
             code="gains-decayed",
@@ -35,9 +34,7 @@ def decay(checked: CheckedModel) -> Iterator[Finding]:
             address=wrong[0],
             measured=float(len(wrong)),
             message=f"transformers' Trainer would decay this norm weight or coefficient{many}: it decides by name",
-            remedy="isograd train decides by role; elsewhere pass the optimizer two groups, matrices and the rest"
-            if own
-            else "pass the optimizer two groups, matrices with decay and the rest without",
+            remedy="pass the optimizer two groups, matrices with decay and the rest without",
         )
 
 
@@ -47,7 +44,9 @@ def inert(checked: CheckedModel) -> Iterator[Finding]:
     if not isinstance(model, PreTrainedModel) or sum(p.numel() for p in model.parameters()) > LARGEST:
         return
     for name, value in sorted(vars(model.config).items()):
-        tried = isinstance(value, bool) and SWITCHES.search(name) and name[0] != "_" and "fp32" not in name
+        biased = any("layer_norm" in o.name for o in checked.trace.operations)
+        applies = name != "norm_bias" or biased or not isinstance(model, IsogradPreTrainedModel)  # of LayerNorms alone
+        tried = applies and isinstance(value, bool) and SWITCHES.search(name) and name[0] != "_" and "fp32" not in name
         if tried and not _matters(checked, model, name, not value):
             yield Finding(
                 code="option-inert",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.models import IsogradPreTrainedModel
 from isograd.trace.anatomy import SMALL, TracedStack
 from isograd.trace.sublayers import TracedSublayer
 
@@ -66,7 +67,9 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
 
 
 def mixed(checked: CheckedModel) -> Iterator[Finding]:
-    """Sublayers of one kind and stack whose placement is not that of most."""
+    """Sublayers of one kind and stack whose placement is not that of most; isograd's own follow a rule with a name."""
+    if isinstance(checked.model, IsogradPreTrainedModel):
+        return
     for stack in checked.anatomy.stacks:
         for kind in dict.fromkeys(s.kind for s in stack.sublayers):
             peers = [s for s in stack.sublayers if s.kind == kind]
@@ -88,7 +91,7 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
 
 def unsure(checked: CheckedModel) -> Iterator[Finding]:
     """Sublayers of which scaling shows something else than the walk through the operations."""
-    found = [s for s in checked.anatomy.sublayers if not s.sure]
+    found = [s for s in checked.anatomy.sublayers if not s.sure and s.placement != "siamesenorm"]  # which reads two
     if found and "not-finite" not in checked.reported:
         yield Finding(
             code="placement-unsure",

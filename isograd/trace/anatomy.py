@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from isograd.trace.dataflow import SCALING, Dataflow, TracedNorm, bare
+from isograd.trace.dataflow import SCALING, SUMS, Dataflow, TracedNorm, bare
 from isograd.trace.record import Trace, record
 from isograd.trace.sublayers import TracedSublayer, find_sublayers, placement_of
 
@@ -305,8 +305,10 @@ def _set_families(dataflow: Dataflow, stack: TracedStack) -> None:
     if any(s.also is not None for s in stack.sublayers):
         _name_two_streams(dataflow, stack)
     if any(_adds_first_input(dataflow, stack, sublayer.read) for sublayer in stack.sublayers):
+        deep = max(_states(dataflow, stack, sublayer.read) for sublayer in stack.sublayers) > 2
         for sublayer in stack.sublayers:
-            sublayer.placement = "x0-scalars" if sublayer.placement == "pre-ln" else sublayer.placement
+            name = "denseformer" if deep else "x0-scalars"
+            sublayer.placement = name if sublayer.placement == "pre-ln" else sublayer.placement
 
 
 def _adds_first_input(dataflow: Dataflow, stack: TracedStack, value: int) -> bool:
@@ -317,6 +319,20 @@ def _adds_first_input(dataflow: Dataflow, stack: TracedStack, value: int) -> boo
     roots = {v if v == stack.first else dataflow.root(v) for v in dataflow.data(made)}
     weighed = [o for v in dataflow.data(made) if (o := dataflow.trace.made_by(v)) and dataflow.weights(o)]
     return len(weighed) > 0 and (stack.first in roots or dataflow.root(stack.first) in roots)
+
+
+def _states(dataflow: Dataflow, stack: TracedStack, value: int) -> int:
+    """How many of the stream's earlier states a value was weighed together of: DenseFormer's averages have all."""
+    states = {stack.first, *(s.total for s in stack.sublayers)}
+    found, todo = set[int](), [value]
+    while todo:
+        at = todo.pop()
+        made = dataflow.trace.made_by(at)
+        if at in states:
+            found.add(at)
+        elif made is not None and bare(made) in SUMS | SCALING:
+            todo += dataflow.data(made)
+    return len(found)
 
 
 def _name_two_streams(dataflow: Dataflow, stack: TracedStack) -> None:

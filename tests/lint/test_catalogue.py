@@ -1,0 +1,39 @@
+"""`isograd check` of the catalogue's own models, calibrated where they ask for it: nothing is reported."""
+
+import pytest
+import torch
+
+import isograd
+from isograd.models import IsogradConfig, IsogradForCausalLM
+from isograd.placement import CATALOGUE
+from tests.build import ONE_PER_STREAM
+
+TRUE = {  # of what the entry is
+    "normformer-fairseq": {"head-scale-after-out"},  # as fairseq's code has it, and NormFormer's paper has not
+    "normformer-fairseq-resscale": {"head-scale-after-out"},
+    "no-norm": {"initial-loss"},  # what folding leaves of trained models: nothing bounds a stream of its own init
+}
+DEFAULT = ("pre-ln", "admin", "mix-ln", "b2t", "residual", "denseformer", "ngpt", "normformer-fairseq", *ONE_PER_STREAM)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DEFAULT else pytest.mark.slow) for n in CATALOGUE])
+@pytest.mark.filterwarnings("ignore:placement .* has not been calibrated")
+def test_a_model_of_the_catalogue_is_one_clean_line(name: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 64}
+    model = IsogradForCausalLM(IsogradConfig(vocab_size=101, max_position_embeddings=64, placement=name, **sizes))
+    if CATALOGUE[name].calibrate:
+        isograd.calibrate(model, {"input_ids": torch.randint(3, 101, (8, 32))})
+    findings = isograd.check(model)
+    assert findings.codes == TRUE.get(name, set()), str(findings)
+    assert findings.missed == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["denseformer", "x0-scalars", "gated-streams", "hyper-connections", "mhc", "siamesenorm"]
+)
+def test_a_stream_has_the_name_of_its_entry(name: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 64}
+    model = IsogradForCausalLM(IsogradConfig(vocab_size=101, max_position_embeddings=64, placement=name, **sizes))
+    assert set(isograd.check(model).placements.values()) == {name}
