@@ -3,7 +3,8 @@
 import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 from isograd.cli.console import loading, output, print_json, print_table
 from isograd.cli.parser import EACH
@@ -19,6 +20,8 @@ def check(
     model: str,
     *,
     batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
+    optimizer: Annotated[str, "MODULE:CALLABLE"] | None = None,
+    against: Annotated[str, "MODEL"] | None = None,
     lr: float | None = None,
     warmup: int | None = None,
     ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
@@ -34,6 +37,8 @@ def check(
       isograd check gpt2
       isograd check runs/my-run/model
       isograd check my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
+      isograd check my_model:build --optimizer my_training:setup
+      isograd check my_model:build --against gpt2
       isograd check my_model:build --json --ignore layers-identical
 
     Exit code 1 with a finding of severity error, 2 on bad input.
@@ -41,12 +46,15 @@ def check(
     Args:
         model: a folder, a hub id, or package.module:callable
         batch: returns what forward takes, where it cannot be guessed
+        optimizer: returns (model, optimizer); that model is checked, and what the optimizer holds, its rates, its decay
+        against: a second model, named as MODEL is; what begins or computes otherwise is reported
         lr: the peak learning rate you plan to use; reports whether a Post-LN stack tolerates it
         warmup: the warm-up steps you plan to use (default: none)
         ignore: a code that is not reported; can be repeated
         json: one JSON object on stdout
     """
-    findings = _findings(model, batch, lr, warmup, ignore or [])
+    asked = _Asked(model=model, batch=batch, optimizer=optimizer, against=against, lr=lr, warmup=warmup)
+    findings = _findings(asked, ignore or [])
     if json:
         print_json(findings.as_dict())
     else:
@@ -54,11 +62,23 @@ def check(
     return 1 if findings.errors else 0
 
 
-def _findings(model: str, batch: str | None, lr: float | None, warmup: int | None, ignore: list[str]) -> "Findings":
-    if lr is not None and not 0 < lr < float("inf"):
-        raise UserError(f"--lr {lr:g}: expected a number above 0")
-    if warmup is not None and warmup < 0:
-        raise UserError(f"--warmup {warmup}: expected a number of steps, 0 or more")
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The model and what it is checked with, as typed."""
+
+    model: str
+    batch: str | None
+    optimizer: str | None
+    against: str | None
+    lr: float | None
+    warmup: int | None
+
+
+def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
+    if asked.lr is not None and not 0 < asked.lr < float("inf"):
+        raise UserError(f"--lr {asked.lr:g}: expected a number above 0")
+    if asked.warmup is not None and asked.warmup < 0:
+        raise UserError(f"--warmup {asked.warmup}: expected a number of steps, 0 or more")
     with loading():
         from isograd.lint import check
         from isograd.lint.check import known_codes
@@ -73,16 +93,42 @@ def _findings(model: str, batch: str | None, lr: float | None, warmup: int | Non
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
-                network = load_model(model)
-                inputs = as_inputs(load_callable(batch)()) if batch else None
-                return check(network, inputs, lr=lr, warmup=warmup, ignore=ignore, name=model)
+                network, optimizer = _trained(asked.optimizer) if asked.optimizer else (load_model(asked.model), None)
+                return check(
+                    network,
+                    as_inputs(load_callable(asked.batch)()) if asked.batch else None,
+                    optimizer=optimizer,
+                    against=load_model(asked.against) if asked.against else None,
+                    lr=asked.lr,
+                    warmup=asked.warmup,
+                    ignore=ignore,
+                    name=asked.model,
+                )
         except InputsError as error:
-            raise UserError(f"{batch or model}: {one_line(error)}") from error
+            raise UserError(f"{asked.batch or asked.model}: {one_line(error)}") from error
         except ModelError:
             raise
         except Exception as error:
-            what = f"it does not run on {batch or 'the inputs guessed for it'}"
-            raise UserError(f"{model}: {what}: {type(error).__name__}: {one_line(error)}") from error
+            what = f"it does not run on {asked.batch or 'the inputs guessed for it'}"
+            raise UserError(f"{asked.model}: {what}: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _trained(text: str) -> tuple[Any, Any]:
+    """The model and the optimizer that a callable returns.
+
+    Raises:
+        ModelError: it returns something else.
+    """
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from isograd.trace.load import load_callable
+
+    pair = load_callable(text)()
+    kinds = (nn.Module, Optimizer)
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(isinstance, pair, kinds)):
+        raise ModelError(f"{text} returned {type(pair).__name__}; expected (model, optimizer)")
+    return pair[0], pair[1]
 
 
 def _print(findings: "Findings") -> None:

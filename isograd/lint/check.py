@@ -17,7 +17,7 @@ from isograd.lint import branches, collapse, initialization, leaks, norms, optio
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.causes import explained
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import SEVERITIES, Finding, Findings
+from isograd.lint.findings import Finding, Findings, by_harm
 from isograd.lint.running import finite, gradients, randomness
 from isograd.lint.running import optimizer as optimizers
 from isograd.lint.whole_inputs import with_targets
@@ -122,6 +122,9 @@ def check(
     """
     ignored = known_codes(ignore)
     model = unwrapped(model)
+    if any(hasattr(p, "full_tensor") for p in model.parameters()):
+        line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
+        return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
     anatomy = find_anatomy(model, inputs)
     other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
@@ -129,7 +132,10 @@ def check(
     found: list[Finding] = []
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
-    for codes, rule in RULES.items() if seen else ():  # of opaque operations, as quantized ones, no rule speaks
+    quantized = is_quantized(model)
+    if quantized:
+        missed.append("the matrices, which are quantized: check the model before it is quantized")
+    for codes, rule in RULES.items() if seen and not quantized else ():  # of opaque operations no rule speaks
         if (ignored | explained(checked.reported)).issuperset(codes.split()):
             continue
         try:
@@ -137,7 +143,7 @@ def check(
             checked.reported.update(finding.code for finding in found)
         except Exception as error:  # one rule that cannot look at an unusual model does not stop the others
             missed.append(f"{codes}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
-    if not anatomy.stacks:
+    if not anatomy.stacks and not quantized:
         found.append(_nothing_found(anatomy))
     hidden = ignored | explained(checked.reported)
     found = [finding for finding in dict.fromkeys(found) if finding.code not in hidden]
@@ -147,7 +153,7 @@ def check(
         model=name or type(model).__name__,
         placements=anatomy.placements,
         formulas={s.address: formula(s) for s in anatomy.sublayers},
-        findings=tuple(sorted(found, key=lambda f: SEVERITIES.index(f.severity))),
+        findings=by_harm(found),
         missed=tuple(missed),
         scheme=_scheme(checked),
     )
@@ -158,6 +164,13 @@ def _scheme(checked: CheckedModel) -> str:
         return initialization.scheme_of(checked)
     except Exception:  # a name is no finding: an unusual model goes without
         return ""
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether matrices are stored in whole numbers: by torch.ao, torchao, bitsandbytes or transformers."""
+    homes = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto", "transformers.integrations")
+    whole = any(type(m).__module__.startswith(homes) and "quant" in type(m).__module__ for m in model.modules())
+    return whole or bool(getattr(model, "is_quantized", False))
 
 
 def known_codes(codes: Iterable[str]) -> frozenset[str]:

@@ -1,11 +1,14 @@
 """Findings of the linter, and all of them together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the most severe first
+STOPS = (  # what ends training at once, or leaves it where it began; first among the errors
+    "not-finite", "output-not-finite", "unregistered", "optimizer-other", "rate-zero", "gradient-cut", "gradient-zero",
+)  # fmt: skip
 PAGES = "docs/check"
 
 
@@ -88,6 +91,18 @@ class Findings:
             f"{f.severity}: {f.code} at {f.address or 'the model'}: {f.message}; {f.remedy}" for f in self.findings
         ]
         return "\n".join([f"{self.model}: {len(self.placements)} sublayers, {len(lines)} findings", *lines])
+
+
+def by_harm(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors that stop training, other errors, warnings, infos; one code's together, the largest number first."""
+    findings = list(found)
+    first = {code: at for at, code in reversed([*enumerate(f.code for f in findings)])}
+
+    def key(finding: Finding) -> tuple[int, int, int, float]:
+        stops = finding.severity != "error" or finding.code not in STOPS
+        return SEVERITIES.index(finding.severity), int(stops), first[finding.code], -finding.measured
+
+    return tuple(sorted(findings, key=key))
 
 
 def many(count: int, noun: str) -> str:

@@ -136,6 +136,8 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
         (norm, acts, layer) for norm, layer in _of_stream(checked) if (acts := effective(checked, norm)) is not None
     ]
     odd = [(norm, acts) for norm, acts, layer in found if _is_odd(acts, layer) and not _on_sphere(checked, norm)]
+    scaled = {id(norm): effective(checked, norm, constants=True) for norm, _ in odd}  # sqrt(d) after a length of 1
+    odd = [(norm, acts) for norm, acts in odd if (whole := scaled[id(norm)]) is None or _is_odd(whole, 1)]
     if not odd:
         return
     norm, acts = odd[0]
@@ -212,12 +214,15 @@ def _of_stream(checked: CheckedModel) -> Iterator[tuple[TracedNorm, int]]:
         yield from ((norm, 1) for norm in stack.final)
 
 
-def effective(checked: CheckedModel, norm: TracedNorm) -> Tensor | None:
+def effective(checked: CheckedModel, norm: TracedNorm, *, constants: bool = False) -> Tensor | None:
     """By channel, what multiplies the normalized vector: w of w z + b, fitted over all positions; None where the
     result is neither LayerNorm's nor RMSNorm's.
+
+    Args:
+        constants: with the numbers that follow it, too.
     """
     trace = checked.trace
-    x, value = trace[norm.origin].double(), _after_affine(checked, norm)
+    x, value = trace[norm.origin].double(), _after_affine(checked, norm, constants)
     y = trace[value].double()
     if x.shape != y.shape or x.ndim < 2 or x[..., 0].numel() < 8:
         return None
@@ -235,11 +240,12 @@ def effective(checked: CheckedModel, norm: TracedNorm) -> Tensor | None:
     return None
 
 
-def _after_affine(checked: CheckedModel, norm: TracedNorm) -> int:
+def _after_affine(checked: CheckedModel, norm: TracedNorm, constants: bool = False) -> int:
     """The norm with the weight and the bias that follow it."""
     value, trace = norm.result, checked.trace
     while len(readers := trace.read_by(value)) == 1 and bare(readers[0]) in SCALING | {"to", "_to_copy", "type_as"}:
         plain = bare(readers[0]) in ("to", "_to_copy", "type_as")
+        plain |= constants and bare(readers[0]) in ("mul", "div")
         if len(checked.dataflow.data(readers[0])) != 1 or not (plain or checked.dataflow.weights(readers[0])):
             break
         if any(bare(o) in ("sum", "mean") for o in trace.read_by(readers[0].makes[0])):  # a product with a query

@@ -25,7 +25,7 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     found: list[tuple[str, str]] = []
     for role, names in checked.by_role.items():
         empty = [n for n in names if not checked.parameters[n].any() and n not in checked.adapters]
-        empty = [n for n in empty if not _set_by_bias(checked, n) and not _gates(checked, n)]
+        empty = [n for n in empty if not _gates(checked, n)]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
             found += [(n, f"{role} matrix") for n in empty]
@@ -43,23 +43,21 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-def _set_by_bias(checked: CheckedModel, name: str) -> bool:
-    """Whether the bias beside a zero matrix was chosen: offsets of sampling points, gates that begin open."""
-    bias = checked.parameters.get(f"{name.removesuffix('weight')}bias")
-    return name.endswith("weight") and bias is not None and bool(bias.any())
-
-
 def _gates(checked: CheckedModel, name: str) -> bool:
-    """Whether what a matrix makes goes straight into a softmax or a gate: even weights pass a gradient."""
+    """Whether what a matrix makes goes straight into a softmax or a gate, or says where to sample: even weights pass a
+    gradient.
+    """
     trace, dataflow = checked.trace, checked.dataflow
     todo = [o.makes[0] for o in trace.operations if dataflow.is_product(o) and name in dataflow.weights(o)]
     ends: list[bool] = []
     for value in todo:
         for operation in trace.read_by(value):
-            if bare(operation) in SCALING | LAYOUT and len(dataflow.data(operation)) == 1:
-                todo.append(operation.makes[0])
+            alone = len(dataflow.data(operation)) == 1
+            if bare(operation) in SCALING | LAYOUT and (alone or bare(operation) == "add"):
+                todo += operation.makes
             else:
-                ends.append(bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh"))
+                gate = bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh")
+                ends.append(gate or operation.name.startswith("grid_sampl"))
     return bool(ends) and all(ends)
 
 

@@ -13,8 +13,7 @@ from isograd.trace.sublayers import TracedSublayer
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
 OTHER_KIND = re.compile(
-    r"^(pixel|image|video|audio|speech|protein|vision|visual|cross_attention|encoder_hidden|input_features|input_values|"
-    r"high_res|aspect|qformer|memory|context)"
+    r"^(pixel|image|video|audio|speech|protein|vision|visual|cross_attention_states|input_features|input_values|high_res)"
 )
 PROFILED = 12  # sublayers from which on a good profile's skips have grown
 

@@ -43,6 +43,20 @@ def breaks():
 
 def number():
     return 3
+
+def trained():
+    model = normed()
+    return model, torch.optim.AdamW(list(model.parameters())[:-2], lr=1e-3)
+
+def wholly_trained():
+    model = normed()
+    return model, torch.optim.AdamW([{"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}], lr=1e-3)
+
+def other():
+    model = normed()
+    model.layers[1].linear1.weight.data.mul_(2)
+    return model
 '''
 
 
@@ -130,3 +144,21 @@ def test_a_rate_judges_post_ln(here: Path) -> None:
     assert called("check", "deep_models:six", "--lr", "6e-3")[0] == 1
     assert called("check", "deep_models:six", "--lr", "1e-3", "--warmup", "150")[0] == 0
     sys.modules.pop("deep_models")
+
+
+def test_an_optimizer_is_checked_with_its_model(here: Path) -> None:
+    code, out, _ = called(
+        "check", "some_models:normed", "--optimizer", "some_models:trained", "--ignore", "norms-decayed"
+    )
+    assert code == 1 and "optimizer-missing" in out
+    code, out, _ = called("check", "some_models:normed", "--optimizer", "some_models:wholly_trained")
+    assert code == 0 and "optimizer-missing" not in out
+
+
+def test_what_an_optimizers_function_returns_is_checked(here: Path) -> None:
+    assert "expected (model, optimizer)" in refused("check", "some_models:normed", "--optimizer", "some_models:number")
+
+
+def test_two_models_are_compared(here: Path) -> None:
+    assert "init-differs" in called("check", "some_models:normed", "--against", "some_models:other")[1]
+    assert "init-differs" not in called("check", "some_models:normed", "--against", "some_models:normed")[1]

@@ -293,6 +293,22 @@ class CrossLayer(PreLayer):
         return super().forward(x)
 
 
+class LengthNorm(nn.Module):
+    """sqrt(d) g x / |x|, as x-transformers writes RMSNorm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * self.weight
+
+
+class ShortNorm(LengthNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * self.weight
+
+
 LEGAL: dict[str, Callable[[], nn.Module]] = {
     "logit-cap": lambda: pre(layer=CappedLayer),
     "mup-scale": lambda: pre(layer=MuPLayer),
@@ -314,6 +330,7 @@ LEGAL: dict[str, Callable[[], nn.Module]] = {
     "values-turned-back": lambda: attending(ValuesTurned),
     "keys-from-zero": lambda: attending(Tempered),
     "pooled-norm": lambda: started(Pooled([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
+    "length-norm": lambda: pre(norm=LengthNorm),
     "dropout-in-training": lambda: nn.Sequential(*[nn.Sequential(pre(2), nn.Dropout(0.1))]),
 }
 
@@ -338,6 +355,12 @@ def test_a_zero_matrix_beside_no_other_is_reported() -> None:
     model: Any = adapted()
     nn.init.zeros_(model.layers[1].attn.value.base.weight)
     assert "weights-zero" in isograd.check(model).codes
+
+
+def test_a_norm_to_length_one_is_reported() -> None:
+    """The negative control of a factor that follows the norm."""
+    torch.manual_seed(0)
+    assert {"norm-scale", "norm-weights"} & isograd.check(pre(norm=ShortNorm)).codes
 
 
 def test_what_only_chooses_is_a_warning() -> None:

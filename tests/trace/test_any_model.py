@@ -1,12 +1,14 @@
 """Models that nobody tuned the trace to: other ways of writing attention, norms, experts, and what wraps a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import isograd
@@ -147,6 +149,35 @@ def test_what_wraps_a_model_is_taken_off() -> None:
     for wrapped in (torch.compile(model), nn.DataParallel(model)):
         found = isograd.check(wrapped, {"input_ids": IDS})  # type: ignore[arg-type]
         assert (found.placements, found.codes, found.missed) == (expected.placements, expected.codes, ())
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_ddp_is_taken_off_and_shards_are_one_line() -> None:
+    model: Any = FAMILIES["llama"].build()
+    expected = isograd.check(model, {"input_ids": IDS})
+    found = isograd.check(nn.parallel.DistributedDataParallel(model), {"input_ids": IDS})
+    assert (found.placements, found.codes, found.missed) == (expected.placements, expected.codes, ())
+    sharded: Any = fully_shard(FAMILIES["llama"].build())
+    found = isograd.check(sharded, {"input_ids": IDS})
+    assert (found.placements, found.codes) == ({}, set())
+    assert len(found.missed) == 1 and "FSDP2" in found.missed[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.ao, for torchao
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_quantized_matrices_are_one_line(name: str) -> None:
+    quantized = torch.ao.quantization.quantize_dynamic(FAMILIES[name].build(), {nn.Linear}, dtype=torch.qint8)
+    found = isograd.check(quantized, {"input_ids": IDS})
+    assert found.codes == set()
+    assert len(found.missed) == 1 and "quantized" in found.missed[0]
 
 
 class Adapted(nn.Module):

@@ -74,7 +74,7 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
 def _unused(checked: CheckedModel) -> str | None:
     """A parameter or buffer about positions whose value reaches no output."""
     reached = {checked.trace.names[v] for v in checked.reaching if v in checked.trace.names}
-    idle = tuple(f"{address}." for address in checked.anatomy.idle)
+    idle = tuple(f"{address}." for address in checked.anatomy.idle if not SPEAKS.search(address))  # a vision encoder
     for name in checked.parameters:
         if SPEAKS.search(name) and name not in reached and not name.startswith(idle):
             return name

@@ -132,15 +132,17 @@ def _heard(checked: CheckedModel) -> set[int]:
     of ids left out: a part that is for other tokens.
     """
     trace = checked.trace
-    ids = {v for at, v in trace.inputs.items() if not trace[v].is_floating_point() and "mask" not in at}
-    of_ids = {v for v in trace.below(ids) if trace[v].dtype == torch.bool} if ids else set()
+    of_ids = {v for at, v in trace.inputs.items() if not trace[v].is_floating_point() and "mask" not in at}
+    for operation in trace.operations:
+        if not of_ids.isdisjoint(operation.reads) and not any(trace[v].is_floating_point() for v in operation.reads):
+            of_ids.update(operation.makes)
     found = set(trace.outputs.values())
     todo = list(found)
     while todo:
         made = trace.made_by(todo.pop())
         if made is None or not checked.constant_weights.isdisjoint(made.makes):
             continue
-        masks = [trace[v] for v in made.reads if v in of_ids]
+        masks = [trace[v] for v in made.reads if v in of_ids and trace[v].dtype == torch.bool]
         if masks and any(not mask.any() or mask.all() for mask in masks):
             continue
         new = [v for v in made.reads if v not in found and trace[v].numel()]
