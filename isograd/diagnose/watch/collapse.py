@@ -153,7 +153,10 @@ class CollapseWatch:
             "left_at": left_at,
             "apart": fallen.apart,
             "cause": "depth, learning rate and warm-up do not fit where the norms are placed",
-            "remedy": "warm the rate up over more steps, lower it, or move the norms inside the branches (pre-norm)",
+            "remedy": (
+                "warm the rate up over more steps and lower it, or move the norms inside the branches: x + f(norm(x)) in"
+                " place of norm(x + f(x)), norm_first=True in torch's layers"
+            ),
             "message": (
                 f"step {step}: gradients vanish towards the input: since the first step that of {layer} has fallen"
                 f" {fallen.behind:.3g} times further than that of {self.layers[fallen.least]} (tenfold at step"
