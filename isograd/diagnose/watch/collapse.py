@@ -154,8 +154,8 @@ class CollapseWatch:
             "apart": fallen.apart,
             "cause": "depth, learning rate and warm-up do not fit where the norms are placed",
             "remedy": (
-                "warm the rate up over more steps and lower it, or move the norms inside the branches: x + f(norm(x)) in"
-                " place of norm(x + f(x)), norm_first=True in torch's layers"
+                "warm the rate up over more steps and lower it, or move the norms inside the branches: x + f(norm(x))"
+                " in place of norm(x + f(x)), norm_first=True in torch's layers"
             ),
             "message": (
                 f"step {step}: gradients vanish towards the input: since the first step that of {layer} has fallen"
