@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from hypothesis import strategies as st
 from torch import Tensor
 
 from isograd.interop.parity import Promoted
@@ -160,3 +161,43 @@ FAMILIES = [
     Native("XLMRobertaForMaskedLM", {}),
     Native("XLMRobertaForSequenceClassification", {"num_labels": 3}),
 ]
+
+ROPES = st.one_of(
+    st.just({"rope_type": "default", "rope_theta": 700.0}),
+    *(
+        st.fixed_dictionaries({name: st.just(v) for name, v in rules.items()})
+        for rules in (LLAMA3, YARN, LINEAR, DYNAMIC)
+    ),
+)
+DRAWN = {  # class -> what may be drawn beside key-value heads and rotary rules
+    "LlamaForCausalLM": {
+        "head_dim": st.sampled_from([4, 6, 8]),
+        "attention_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+    },
+    "MistralForCausalLM": {"head_dim": st.sampled_from([4, 6]), "sliding_window": st.none() | st.integers(2, 9)},
+    "Qwen3ForCausalLM": {"head_dim": st.sampled_from([4, 6]), "attention_bias": st.booleans()},
+    "GraniteForCausalLM": {
+        "residual_multiplier": st.floats(0.1, 1.5),
+        "embedding_multiplier": st.floats(0.5, 20.0),
+        "attention_multiplier": st.floats(0.05, 1.0),
+        "logits_scaling": st.integers(1, 16).map(float),
+    },
+    "Gemma2ForCausalLM": {
+        "head_dim": st.sampled_from([4, 6]),
+        "query_pre_attn_scalar": st.integers(2, 40),
+        "attn_logit_softcapping": st.none() | st.floats(1.0, 9.0),
+        "final_logit_softcapping": st.none() | st.floats(1.0, 9.0),
+        "sliding_window": st.integers(2, 9),
+    },
+    "CohereForCausalLM": {"use_qk_norm": st.booleans(), "logit_scale": st.floats(0.1, 2.0)},
+    "SmolLM3ForCausalLM": {"no_rope_layers": st.lists(st.integers(0, 1), min_size=3, max_size=3)},
+}
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Native:
+    cls = draw(st.sampled_from(sorted(DRAWN)))
+    own = draw(st.fixed_dictionaries(DRAWN[cls]))
+    common = {"num_key_value_heads": draw(st.sampled_from([1, 2, 4])), "rope_parameters": dict(draw(ROPES))}
+    return Native(cls, {**common, **own, "tie_word_embeddings": draw(st.booleans())})

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
 
 from isograd.errors import InteropError
 from isograd.interop.hf import FAMILIES as HERE
 from isograd.interop.parity import Promoted
 from isograd.interop.pretrained import from_transformers, to_transformers
 from tests.build import close
-from tests.interop.families import FAMILIES, SHAPE, Native, logits, padded
+from tests.interop.families import FAMILIES, SHAPE, Native, drawn, logits, padded
 
 
 def name_of(native: Any) -> str:
@@ -39,6 +40,18 @@ def test_in_and_out(native: Native, tmp_path: Path) -> None:
         assert torch.equal(value, before[name]), name
     assert set(before) == set(back.state_dict())
     close(logits(exact(back), given, mask), expected, 1e-13)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(native=drawn())
+def test_in_and_out_with_options_as_they_come(native: Native) -> None:
+    theirs = native.build()
+    ours = from_transformers(theirs)
+    ids, mask = padded()
+    close(logits(ours, ids, mask), logits(exact(theirs), ids, mask), 1e-9)
+    back, before = to_transformers(ours, name_of(theirs)).state_dict(), theirs.state_dict()
+    assert set(back) == set(before) and all(torch.equal(back[name], before[name]) for name in before)
 
 
 @pytest.mark.slow
