@@ -32,6 +32,7 @@ from isograd.interop.graft.layers import arranged, places
 FIRST, SECOND, WARMUP, AGAIN, DECAY = 600, 400, 50, 20, 0.3
 BATCH, TIME, RATE, EVERY, SEEDS = 16, 64, 1e-3, 50, (0, 1, 2)
 SHORT, DEEP, WIDTH = 6, 12, 64
+Runs = dict[int, list[dict[str, Any]]]  # by seed
 ARMS = {
     "copy": "copies, W_O and W_2 at 0",
     "init": "new layers, W_O and W_2 at 0",
@@ -152,19 +153,20 @@ def figure(out: Path, docs: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found: dict[str, list[list[dict[str, Any]]]] = {}
+    found: dict[str, Runs] = {}
     for arm in ("base", *ARMS):
         name = "base/rows.jsonl" if arm == "base" else f"{arm}.jsonl"
-        found[arm] = [rows for seed in SEEDS if (rows := read_rows(out / f"seed-{seed}" / name))]
+        every = [(seed, read_rows(out / f"seed-{seed}" / name)) for seed in SEEDS]
+        found[arm] = {seed: rows for seed, rows in every if rows}
     plot, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for number, arm in enumerate(("base", *ARMS)):
-        steps = [r["step"] for r in found[arm][0]]
-        middle = [statistics.median(rows[i]["loss"] for rows in found[arm]) for i in range(len(steps))]
+        steps = [r["step"] for r in next(iter(found[arm].values()))]
+        middle = [statistics.median(rows[i]["loss"] for rows in found[arm].values()) for i in range(len(steps))]
         for panel in axes:
             panel.plot(steps, middle, label=ARMS.get(arm, "6 layers, before"), color=f"C{number}", lw=1.6)
-            for rows in found[arm]:
+            for rows in found[arm].values():
                 panel.plot(steps, [r["loss"] for r in rows], color=f"C{number}", lw=0.4, alpha=0.6)
-    last = [rows[-1]["loss"] for arm in ARMS for rows in found[arm]]
+    last = [rows[-1]["loss"] for arm in ARMS for rows in found[arm].values()]
     axes[1].set(xlim=(FIRST - 10, FIRST + SECOND + 5), ylim=(min(last) - 0.05, max(last) + 0.45))
     for panel in axes:
         panel.set(xlabel=f"updates of {BATCH * TIME:,} bytes", ylabel="validation loss, nats per byte")
@@ -174,20 +176,23 @@ def figure(out: Path, docs: Path) -> None:
     table(found, docs / "graft.csv")
 
 
-def table(found: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
+def table(found: dict[str, Runs], path: Path) -> None:
     """Each arm's loss as layers are added and at the end, by seed; printed as the page has it."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["arm", "seed", "loss_begin", "loss_10", "loss_end", "cpu_seconds"])
         for arm in ARMS:
-            for seed, rows in enumerate(found[arm]):
+            for seed, rows in found[arm].items():
                 soon = next((r["loss"] for r in rows if r["step"] == FIRST + 10), math.nan)
                 writer.writerow([arm, seed, rows[0]["loss"], soon, rows[-1]["loss"], rows[-1]["seconds"]])
-    scratch = [rows[-1]["loss"] for rows in found["scratch"]]
+    scratch = {seed: rows[-1]["loss"] for seed, rows in found["scratch"].items()}
     for arm, about in ARMS.items():
-        begin, end = ([rows[i]["loss"] for rows in found[arm]] for i in (0, -1))
-        gaps = [a - b for a, b in zip(end, scratch, strict=True)]
-        print(f"| {about} | {_spread(begin)} | {_spread(end)} | {_spread(gaps, signed=True)} |")
+        begin, end = ([rows[i]["loss"] for rows in found[arm].values()] for i in (0, -1))
+        gaps = [rows[-1]["loss"] - scratch[seed] for seed, rows in found[arm].items() if seed in scratch]
+        cpu = statistics.median(rows[-1]["seconds"] for rows in found[arm].values())
+        print(
+            f"| {about} | {len(end)} | {_spread(begin)} | {_spread(end)} | {_spread(gaps, signed=True)} | {cpu:.0f} |"
+        )
 
 
 def _spread(values: list[float], *, signed: bool = False) -> str:
