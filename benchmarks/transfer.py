@@ -81,6 +81,8 @@ def page(found: list[Drift], rows: list[dict[str, Any]], study: dict[str, Any]) 
     check = CHECK.format(
         updates=UPDATES, seeds=len(SEEDS), flat=f"{FLAT:g}", depths=_list(SIZES["depth"]), widths=_list(SIZES["width"])
     )
+    answer = [f"- {one.arm} over {one.axis}: {one.verdict} ({one.cells()[3]}x, {one.cells()[4]})." for one in found if one.seeds > 2]
+    head = head.replace("ANSWER", "\n".join(answer))
     return "\n".join([head, *drifts, "", *_notes(found, study), check, *map(_line, rows), "", LOGITS])
 
 
@@ -90,6 +92,8 @@ HEAD = """\
 Written by `python benchmarks/transfer.py STUDY` from `isograd study studies/transfer`; what it is for:
 [settings over depth and width](../transfer.md). A character model on text that every Python carries, width 64 where the
 width is not the axis, {unit}. Rates 1e-3, 3e-3, 9e-3, 2.7e-2.
+
+ANSWER
 
 ![Best rate over size, and how far the stream moves](transfer.png)
 

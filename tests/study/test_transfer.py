@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from isograd.errors import IsogradError, RecipeError, UnknownPlacement
 from isograd.placement import get, sites
 from isograd.placement.formula import Role
 from isograd.study.transfer.coordinates import coordinate_check
-from isograd.study.transfer.drift import drifts
-from isograd.study.transfer.plan import KEPT, parse_size, plan
+from isograd.study.transfer.drift import Verdict, drifts
+from isograd.study.transfer.plan import KEPT, MEASURED, parse_size, plan
 from isograd.train.recipe import load_run
 from isograd.train.run import Run
 from isograd.transformer.init import theoretical_std
@@ -305,6 +306,17 @@ def test_the_verb_reads_a_study(tmp_path: Path) -> None:
     assert "no other option" in refused("transfer", str(tmp_path), "--depth", "4:8")
     (tmp_path / "ledger.jsonl").unlink()
     assert "no study" in refused("transfer", str(tmp_path))
+
+
+def test_what_was_measured_is_what_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs/results/transfer.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    found = {(r[0], r[1]): (r[3], r[6]) for r in rows if len(r) == 7 and (r[6] in get_args(Verdict)) and r[5] == "3"}
+    assert found == MEASURED
+    said = " ".join(plan(run(), depth=8).cautions)
+    drift, verdict = MEASURED["pre-ln@completep", "depth"]
+    assert f"pre-ln@completep: drift {drift}x, {verdict}" in said
+    assert "does not transfer here" in " ".join(plan(run(), depth=8, rule=KEPT).cautions)
 
 
 SMALL = ["model.width=32", "model.heads=2", "data.length=16", "training.batch=8", "training.lr=3e-3"]

@@ -22,6 +22,13 @@ RULES = {  # of --rule, over depth
     CHANGE: "the rate times sqrt(S(B)/S(L)), S the sum of the branches' shares: theory, for plain Pre- and Post-LN",
     KEPT: "all as it is: the negative control",
 }
+MEASURED = {  # arm and axis -> drift of the best rate, as docs/results/transfer.md has it
+    ("pre-ln@completep", "depth"): ("1.5", "transfers"),
+    ("pre-ln", "depth"): ("2.1", "does not transfer here"),
+    ("deepnorm", "depth"): ("at least 1.5", "does not transfer here"),
+    ("pre-ln", "width"): ("1.5", "does not transfer here"),
+    ("pre-ln@mup", "width"): ("1.3", "transfers"),
+}
 _MUP = "Yang et al. 2022 (muP), arXiv 2203.03466"
 
 
@@ -96,7 +103,7 @@ def plan(run: Run, *, depth: int | None = None, width: int | None = None, rule: 
         target=target,
         settings=tuple(_settings(run, target, chosen)),
         sources=tuple(_sources(get(model.placement), chosen, width)),
-        cautions=tuple(_cautions(run, target, chosen)),
+        cautions=(*_cautions(run, target, chosen), *_measured(model.placement, chosen, depth, width)),
     )
 
 
@@ -408,6 +415,19 @@ def _cautions(source: Run, target: Run, rule: str | None) -> list[str]:
     if target.training.steps == source.training.steps:
         found.append("batch and updates are the source's: no rule here carries a rate to longer training")
     return found
+
+
+def _measured(placement: str, rule: str | None, depth: int | None, width: int | None) -> list[str]:
+    """What our own small study found of the rule."""
+    plain = placement.partition("@")[0]
+    arms = [(f"{plain}@{rule}" if rule in DEPTH_RULES else plain, "depth")] if depth is not None else []
+    arms += [(f"{plain}@mup", "width")] if width is not None else []
+    return [
+        f"measured on small models over {axis} (docs/results/transfer.md): {arm}: drift {drift}x, {verdict}"
+        for arm, axis in arms
+        if rule != CHANGE and (arm, axis) in MEASURED
+        for drift, verdict in [MEASURED[arm, axis]]
+    ]
 
 
 def parse_size(text: str, own: int, name: str) -> int:
