@@ -81,7 +81,8 @@ def page(found: list[Drift], rows: list[dict[str, Any]], study: dict[str, Any]) 
     check = CHECK.format(
         updates=UPDATES, seeds=len(SEEDS), flat=f"{FLAT:g}", depths=_list(SIZES["depth"]), widths=_list(SIZES["width"])
     )
-    answer = [f"- {one.arm} over {one.axis}: {one.verdict} ({one.cells()[3]}x, {one.cells()[4]})." for one in found if one.seeds > 2]
+    said = [one.cells() for one in found if one.seeds > 2]
+    answer = [f"- {arm} over {axis}: {verdict} ({x}x, {interval})." for arm, axis, _, x, interval, _, verdict in said]
     head = head.replace("ANSWER", "\n".join(answer))
     return "\n".join([head, *drifts, "", *_notes(found, study), check, *map(_line, rows), "", LOGITS])
 
