@@ -33,7 +33,8 @@ def of_pretrained(model: PreTrainedModel) -> Iterator[Inputs]:
     """
     names = inspect.signature(model.forward).parameters
     needed = [n for n, p in names.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    first = model.main_input_name if model.main_input_name in names else next(iter(names), "")
+    main = model.main_input_name  # a list of two in OneFormer
+    first = main if isinstance(main, str) and main in names else next(iter(names), "")
     mains = list(dict.fromkeys([first, *needed, *(n for n in _MAINS if n in names)]))
     for main in mains:
         masks = [n for n in names if n.endswith("mask") and "past" not in n and "head" not in n]
