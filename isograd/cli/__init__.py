@@ -9,7 +9,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -98,15 +98,22 @@ def _run(verb: str, words: Sequence[str]) -> int:
             raise UserError(f"--import {name}: {error}") from error
         except Exception as error:  # whatever a module of the user's does
             raise UserError(f"--import {name}: {type(error).__name__}: {one_line(error)}") from error
-    if options.quiet:
-        from isograd.cli.console import silence
-
-        silence(True)
     _heard.clear()
     signal.signal(signal.SIGTERM, _terminate)
-    code = call()
+    code = _quietly(call) if options.quiet else call()
     sys.stdout.flush()
     return code
+
+
+def _quietly(call: Callable[[], int]) -> int:
+    """Without progress, in this call alone."""
+    from isograd.cli.console import silence
+
+    silence(True)
+    try:
+        return call()
+    finally:
+        silence(False)
 
 
 def _kind_first(words: list[str]) -> list[str]:

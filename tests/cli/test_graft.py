@@ -85,6 +85,7 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk(folder: Path, tmp_path: Path) -> None:
     """No file may become larger than 50 kB: one line, and nothing is left."""
     command = [

@@ -312,6 +312,7 @@ main(["import", "hf", sys.argv[1], "--out", sys.argv[2]])
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_kill_leave_nothing(tmp_path: Path) -> None:
     folder, out = llama(tmp_path / "llama"), tmp_path / "ours"
     done = subprocess.run([sys.executable, "-c", WRITES, folder, out], capture_output=True, text=True, check=False)

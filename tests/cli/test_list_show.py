@@ -315,3 +315,11 @@ def test_wrong_use_in_one_line(words: list[str], said: str, tmp_path: Path, monk
     (tmp_path / "broken.py").write_text("def f(:\n")
     monkeypatch.chdir(tmp_path)
     assert said in refused(*words)
+
+
+def test_quiet_holds_for_one_call() -> None:
+    """In one process, as in a notebook: what comes after it shows its progress again."""
+    from isograd.cli import console, main
+
+    assert main(["list", "--quiet"]) == 0
+    assert not console._quiet

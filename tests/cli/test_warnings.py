@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.study.arms import called
@@ -20,6 +21,7 @@ def test_a_collapse_is_told_on_the_console_and_in_the_result(tmp_path: Path) -> 
     assert [line for line in err.splitlines() if line.startswith("warning:")] == [f"warning: {warning['message']}"]
 
 
+@pytest.mark.slow
 def test_each_arm_of_a_comparison_has_its_warning(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     arms = ["--placements", "post-ln", "pre-ln", "--out", str(tmp_path / "out"), "--jobs", "1", "--json"]

@@ -314,6 +314,7 @@ def test_killed_in_the_middle(event: str, source: str, tmp_path: Path, cache: Pa
     assert same(load_parallel([source], vocab_size=2000), whole)
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(source: str, cache: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", f"{LOAD}; print(c.sha256)", source]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]

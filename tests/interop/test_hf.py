@@ -188,6 +188,7 @@ def test_a_placement_without_its_last_norm_is_refused(own_catalogue: None) -> No
         to_transformers(model(placement="bare"))
 
 
+@pytest.mark.slow
 def test_every_reason_is_a_difference() -> None:
     """A class that is said to hold a model does (above); over the catalogue none is refused for nothing."""
     fits = {name: homes(config(placement=name), CAUSAL) for name in CATALOGUE}

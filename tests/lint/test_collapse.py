@@ -92,6 +92,7 @@ def test_a_stack_is_judged_by_its_function() -> None:
     assert said("admin", 36, 1e-3, 100) == []
 
 
+@pytest.mark.slow
 def test_another_initialization_has_another_line() -> None:
     """With N(0, 0.02^2) Post-LN tolerates more: another line of the rule."""
     for model, lr, severities in (
@@ -113,6 +114,7 @@ def collapse_of(model: torch.nn.Module, **settings: Any) -> Finding | None:
     return next((finding for finding in found if finding.code == "collapse-predicted"), None)
 
 
+@pytest.mark.slow
 def test_branches_between_those_of_the_two_lines() -> None:
     """torch's own init: an error where even smaller branches collapse, a warning where only larger ones do."""
     model = own()
@@ -136,6 +138,7 @@ def test_the_remedy_is_in_words_of_the_users_code(style: str, fix: str) -> None:
     assert found and fix in found.remedy and "lr=0.0003 with 100 steps of warm-up" in found.remedy
 
 
+@pytest.mark.slow
 def test_a_stack_that_is_wider_than_any_measured_one() -> None:
     """No prediction where that size might train, a warning where the widest measured one collapses already."""
     config = isograd.IsogradConfig(

@@ -102,6 +102,7 @@ def test_a_changed_entry_changes_no_saved_model(name: str, head: str, own_catalo
         assert torch.equal(loaded(**inputs(head)).logits, made(**inputs(head)).logits)
 
 
+@pytest.mark.slow
 def test_a_process_that_never_registered_it_loads_it_by_the_card(own_catalogue: None, tmp_path: Path) -> None:
     """The lines that the card prints, run as they are; the folder is all that the process knows."""
     CATALOGUE.update(OWN)

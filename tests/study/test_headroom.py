@@ -138,6 +138,7 @@ class Killed(BaseException):
     """As if the process had ended here."""
 
 
+@pytest.mark.slow
 def test_stopped_after_any_training(searched: Searched, tmp_path: Path) -> None:
     """After each third training the runner dies; the finished search equals the undisturbed one."""
     plan, folder, content = searched

@@ -365,6 +365,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         load_study(tmp_path / "none.yaml")
 
 
+@pytest.mark.slow
 def test_the_recipes_of_the_repository() -> None:
     sizes = {path.stem: load_study(path) for path in sorted(RECIPES.glob("*.yaml"))}
     warmup = sizes["warmup"]

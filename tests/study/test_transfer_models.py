@@ -184,7 +184,9 @@ def test_groups_of_our_own_models_come_from_the_name() -> None:
         isograd.transfer.parameter_groups(model, lr=1e-3, depth=(2, 4))
 
 
-@pytest.mark.parametrize("build", MODELS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "build", [pytest.param(b, id=b.__name__, marks=[] if b in (plain, gpt2) else [pytest.mark.slow]) for b in MODELS]
+)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_check_names_the_scheme_and_is_clean(build: Callable[[], nn.Module], scheme: str) -> None:
     model = build()

@@ -282,6 +282,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["replicas", "layers", "root"])
 @pytest.mark.parametrize("head", ["causal", "seq2seq"])
 def test_two_processes_profile_one_batch(head: str, way: str, parts: Path) -> None:

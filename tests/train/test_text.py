@@ -113,6 +113,7 @@ def test_one_that_does_not_break_reaches_the_peak(tmp_path: Path) -> None:
     assert "lr_reached" not in train(small(), tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_a_run_at_rest_is_stopped_where_asked_for(tmp_path: Path) -> None:
     """At such a rate nothing moves: the rule says so before the last step, and the same of the whole run."""
     rest = {"steps": 300, "lr": 1e-9, "batch": 64, "probe_every": 0}

@@ -85,6 +85,7 @@ class _Shape:
     narrow: torch.dtype
     carried: torch.dtype
     reads_kept: bool
+    norm_bias: bool = True
 
 
 @lru_cache(maxsize=64)

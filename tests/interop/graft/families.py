@@ -3,6 +3,7 @@
 import hashlib
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -34,6 +35,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": _SHAPE | _GROUPED,
 }
 POST_LN = ("bert", "roberta")
+QUICK = ("gpt2", "llama", "bert")  # the families of the default suite
+
+
+def of(*names: str) -> list[Any]:
+    """Families as test parameters: all but the quick ones are slow."""
+    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names]
+
+
 IDS = torch.randint(3, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 
 

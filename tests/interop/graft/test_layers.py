@@ -10,11 +10,11 @@ import transformers
 from isograd.errors import GraftError
 from isograd.interop.graft import graft, graft_folder
 from isograd.interop.graft.proof import proven
-from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits
+from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits, of
 
 
 @pytest.mark.parametrize("new", ["copy", "init"])
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in POST_LN])
+@pytest.mark.parametrize("name", of(*(name for name in FAMILIES if name not in POST_LN)))
 def test_new_layers_change_nothing(name: str, new: str) -> None:
     model = family(name)
     before = logits(model)
@@ -25,7 +25,7 @@ def test_new_layers_change_nothing(name: str, new: str) -> None:
     assert torch.equal(logits(model), before)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+@pytest.mark.parametrize("name", of("gpt2", "gemma2"))
 def test_a_new_layer_learns(name: str) -> None:
     """Its last writers get a gradient; one step later everything in it has one."""
     model = graft(family(name), "layers=6").model.train()

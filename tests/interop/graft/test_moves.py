@@ -13,7 +13,7 @@ from isograd.interop.graft import CHANGES, graft
 from isograd.interop.graft.proof import proven
 from isograd.interop.parity import Promoted
 from tests.build import model as our_model
-from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits
+from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits, of
 
 FUSED = "expected a matrix for each"
 NO_OPTION = "no option of its configuration counts key/value heads"
@@ -28,7 +28,7 @@ REASONS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("change", REASONS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", of(*FAMILIES))
 def test_an_exact_change(name: str, change: str) -> None:
     model = family(name)
     before = logits(model)
@@ -55,7 +55,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("change", OURS)
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "roberta-prelayernorm", "bert", "llama", "gemma2"])
+@pytest.mark.parametrize("name", of("gpt2", "gpt_neox", "roberta-prelayernorm", "bert", "llama", "gemma2"))
 def test_an_exact_change_into_our_class(name: str, change: str) -> None:
     refused = {
         ("gpt_neox", "streams=3"): "equal to Pre-LN alone",
@@ -78,6 +78,7 @@ def test_an_exact_change_into_our_class(name: str, change: str) -> None:
     assert float((after - before).abs().max() / before.abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 def test_changes_one_after_another(tmp_path: Any) -> None:
     model = family("gpt2")
     made = graft(model, "layers=4", "norm-weights=folded", "vocabulary=70", "scale=layerscale", "layers=5")
