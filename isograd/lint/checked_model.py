@@ -193,6 +193,15 @@ class CheckedModel:
         return tables
 
     @cached_property
+    def idle_writers(self) -> set[str]:
+        """W_O and W_2 of layers in which both are zero: new layers of a deeper model, which begin as the identity."""
+        attention, feedforward = (self.by_role.get(role, []) for role in ("attn_out", "ffn_out"))
+        if len(attention) != len(feedforward):
+            return set()
+        layers = zip(attention, feedforward, strict=True)
+        return {name for layer in layers if not any(self.parameters[n].any() for n in layer) for name in layer}
+
+    @cached_property
     def adapters(self) -> set[str]:
         """Names of the last matrices of low-rank adapters, B of W x + B A x: they begin at 0."""
         flow, found = self.dataflow, set[str]()

@@ -314,8 +314,8 @@ def _fits(
 
 def _one_off(checked: CheckedModel, names: list[str]) -> Finding | None:
     """A weight of another size than its like in all other layers, where those agree."""
-    stds = {name: checked.std(name) for name in names}
-    usual = median(stds.values())
+    stds = {name: checked.std(name) for name in names if name not in checked.idle_writers}
+    usual = median(stds.values()) if stds else 0.0
     odd = [name for name, std in stds.items() if usual and not 1 / FAR < std / usual < FAR]
     if len(odd) != 1 or len(names) < 4:
         return None

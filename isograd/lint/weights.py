@@ -23,8 +23,9 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     if not checked.at_init:
         return
     found: list[tuple[str, str]] = []
+    idle = checked.idle_writers
     for role, names in checked.by_role.items():
-        empty = [n for n in names if not checked.parameters[n].any() and n not in checked.adapters]
+        empty = [n for n in names if not checked.parameters[n].any() and n not in checked.adapters | idle]
         empty = [n for n in empty if not _gates(checked, n)]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):

@@ -384,3 +384,16 @@ def test_attention_by_hand_is_the_fused_one() -> None:
     q, k, v = (split(project(x)) for project in (own.query, own.key, own.value))
     expected = own.out(join(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
     torch.testing.assert_close(own(x), expected)
+
+
+def test_new_layers_of_a_deeper_model_begin_as_the_identity() -> None:
+    """W_O and W_2 of a layer at zero together; one of them alone was never filled."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, **sizes)).eval()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.zero_()
+        assert "weights-zero" in isograd.check(model).codes
+        model.model.layers[1].mlp.down_proj.weight.zero_()
+    assert isograd.check(model).codes == set()
