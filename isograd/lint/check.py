@@ -5,11 +5,13 @@ findings.placements["model.layers.3.self_attn"]     # "pre-ln"
 for finding in findings: print(finding.code, finding.address, finding.measured)
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from isograd.errors import hint
 from isograd.lint import against as comparison
@@ -20,11 +22,12 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Findings, by_harm
 from isograd.lint.running import finite, gradients, randomness
 from isograd.lint.running import optimizer as optimizers
-from isograd.lint.whole_inputs import with_targets
 from isograd.trace.anatomy import Anatomy, find_anatomy
-from isograd.trace.inputs import as_inputs, guess_inputs
-from isograd.trace.record import unwrapped
+from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run
+from isograd.trace.record import answer, unwrapped
 from isograd.trace.sublayers import TracedSublayer
+
+_TARGETS = ("targets", "target", "labels", "y")
 
 RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes that a rule may report: the rule
     "not-finite": wiring.finite,
@@ -125,7 +128,7 @@ def check(
     if any(hasattr(p, "full_tensor") for p in model.parameters()):
         line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
-    inputs = with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
+    inputs = _with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
     anatomy = find_anatomy(model, inputs)
     other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
     checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other)
@@ -171,6 +174,30 @@ def is_quantized(model: nn.Module) -> bool:
     homes = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto", "transformers.integrations")
     whole = any(type(m).__module__.startswith(homes) and "quant" in type(m).__module__ for m in model.modules())
     return whole or bool(getattr(model, "is_quantized", False))
+
+
+def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs, with the ids moved by one as targets where that makes the model give more logits."""
+    if isinstance(model, PreTrainedModel):
+        return inputs
+    parameters = inspect.signature(model.forward).parameters
+    name = next((n for n in _TARGETS if n in parameters and parameters[n].default is None), None)
+    given = _named(list(parameters), inputs)
+    ids = next((v for v in given.values() if isinstance(v, Tensor) and not v.is_floating_point() and v.ndim == 2), None)
+    if name is None or ids is None or name in given:
+        return inputs
+    whole = given | {name: ids.roll(-1, 1)}
+    try:
+        before, after = (answer(run(model, x)) for x in (inputs, whole))
+    except Exception:  # targets of another kind
+        return inputs
+    if before is None or after is None or after.ndim != 3:
+        return inputs
+    return whole if before.shape[:2] != ids.shape and after.shape[:2] == ids.shape else inputs
+
+
+def _named(names: list[str], inputs: Inputs) -> dict[str, Any]:
+    return dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=False))
 
 
 def known_codes(codes: Iterable[str]) -> frozenset[str]:

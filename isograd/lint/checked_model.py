@@ -247,7 +247,7 @@ class CheckedModel:
 
     @cached_property
     def head_count(self) -> int:
-        """Heads of the first attention; 0 where that cannot be told."""
+        """Heads of the first attention; 0 where that is unknown."""
         for attention in self.attentions:
             shape = self.trace[attention.query].shape
             if len(shape) == 4 and attention.places(attention.query) in (-2, -3):

@@ -35,7 +35,7 @@ def explain_run(folder: Path, findings: Sequence[Mapping[str, Any]] = ()) -> Row
     predicted = next((one for one in findings if one["code"] == "collapse-predicted"), None)
     measured = _measured(run, outcome, metrics, warnings, quantities, began, failed, predicted)
     vanished = any(row["signal"] == "gradients" for row in warnings)
-    before = [one for one in findings if not (vanished and one is predicted)]  # one cause, told once
+    before = [one for one in findings if not (vanished and one is predicted)]  # one cause, named once
     causes = [*_tested(folder), *measured, *_before(before)]
     return {
         "of": str(folder),

@@ -83,7 +83,7 @@ def _of_sublayer(dataflow: Dataflow, sublayer: TracedSublayer, site: Site, of: d
 
 
 def _axis(dataflow: Dataflow, name: str, weight: Tensor) -> int:
-    """Where outputs lie: told by what the product made; in a square matrix both would do."""
+    """Where outputs lie, by what the product made; in a square matrix both would do."""
     made = next((o for o in dataflow.trace.operations if dataflow.is_product(o) and name in dataflow.weights(o)), None)
     outputs = weight.shape[0] if made is None else dataflow.trace[made.makes[0]].shape[-1]
     return 0 if weight.shape[0] == outputs else 1

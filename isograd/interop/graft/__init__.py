@@ -23,14 +23,14 @@ from isograd.interop.checkpoints.folder import copy_companions
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.graft.fitted import placement, qk_norm
 from isograd.interop.graft.folding import norm_weights
-from isograd.interop.graft.found import Subject, is_large
+from isograd.interop.graft.found import Subject
 from isograd.interop.graft.heads import kv_heads, vocabulary
 from isograd.interop.graft.layers import layers
 from isograd.interop.graft.moves import How, Moved
 from isograd.interop.graft.proof import Remembered, proven
 from isograd.interop.graft.residuals import norm, scale, streams
 from isograd.interop.graft.text import Text, healed, loss_on, text_of
-from isograd.interop.parity import ParityError, ParityReport, hashes
+from isograd.interop.parity import ParityError, ParityReport, hashes, is_large
 from isograd.trace.load import load_model
 
 NAME = "graft.json"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import GraftError
+from isograd.interop.parity import is_large
 from isograd.models import IsogradConfig
 from isograd.trace.anatomy import Anatomy, TracedStack, find_anatomy
 from isograd.trace.dataflow import Dataflow
@@ -21,7 +22,6 @@ from isograd.trace.record import Operation, stand_in
 from isograd.trace.sublayers import TracedSublayer
 
 State = dict[str, Tensor]
-_LARGE = 300_000_000  # parameters: from here on nothing is copied that does not have to be
 
 
 class Subject:
@@ -113,10 +113,6 @@ class Layers:
         """The options of a model whose layers are these of the old ones, in order."""
         own = {name: [getattr(config, name)[i] for i in sources] for name in self.lists}
         return {self.option: len(sources), **own}
-
-
-def is_large(model: nn.Module) -> bool:
-    return sum(p.numel() for p in model.parameters()) > _LARGE
 
 
 def changed(config: PretrainedConfig, changes: Mapping[str, Any]) -> PretrainedConfig:

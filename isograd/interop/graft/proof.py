@@ -10,8 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from isograd.interop.graft.found import is_large
-from isograd.interop.parity import ParityReport, Precision, Runner, measure, runner_of
+from isograd.interop.parity import ParityReport, Precision, Runner, is_large, measure, runner_of
 from isograd.interop.sample import Sample, random_sample
 
 LIMITS: Mapping[Precision, float | None] = {"fp64": 1e-10, "fp32": 1e-5, "bf16": None}

@@ -1,4 +1,4 @@
-"""What ports of the designs are known to get wrong; `equations` computes each, so that a port can be told which."""
+"""What ports of the designs are known to get wrong; `equations` computes each, so that a port's own is found."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from isograd.cli.graft import graft as verb
+from isograd.cli.surgery import graft as verb
 from isograd.errors import GraftError
 from isograd.interop.graft import CHANGES, graft
 from isograd.interop.graft.proof import proven
