@@ -150,7 +150,7 @@ def _rule(placement: str, axis: str) -> str:
 
 
 def figure(found: list[Drift], rows: list[dict[str, Any]]) -> Drawing:
-    """Best rates over depth and over width above, what moves below."""
+    """Best rates over depth and over width above, from the lowest to the highest seed; what moves below."""
     drawn = drawing(4, 2.6)
     for axes, axis in zip(drawn.panels[:2], ("depth", "width"), strict=True):
         _best(axes, [one for one in found if one.axis == axis], axis)
@@ -166,6 +166,8 @@ def _best(axes: Axes, arms: list[Drift], axis: str) -> None:
         control = "@fixed" in one.arm or one.arm in ("pre-ln", "hyper-connections")
         style = _style(one.arm.replace("@fixed", ""), control, one.arm)
         axes.plot(sizes, [one.middle(size) for size in sizes], marker="o", markersize=3, **style)
+        seeds = [[best.rate for best in one.best[size].values()] for size in sizes]
+        axes.fill_between(sizes, [min(of) for of in seeds], [max(of) for of in seeds], color=style["color"], alpha=0.12)
     _frame(axes, f"best rate over {axis}", axis, "learning rate")
 
 
@@ -178,7 +180,7 @@ def _moved(axes: Axes, rows: list[dict[str, Any]], axis: str) -> None:
         control = plain if plain != "deepnorm" else "deepnorm@fixed"
         style = _style(own if row["ruled"] else plain, not row["ruled"], own if row["ruled"] else control)
         axes.plot(sizes, means, marker="o", markersize=3, **style)
-    _frame(axes, f"change of the {QUANTITY}", axis, "in 4 updates")
+    _frame(axes, f"{QUANTITY} over {axis}", axis, "change in 4 updates")
 
 
 def _style(arm: str, control: bool, name: str) -> dict[str, Any]:
