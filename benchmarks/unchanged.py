@@ -46,7 +46,7 @@ RENAMED: tuple[tuple[str, str], ...] = (  # patterns of paths in this record, an
     (r"^(parity/.*)/writing/", r"\1/generated/"),
     (r"^(parity/.*)/holds$", r"\1/passed"),
 )
-DROPPED = re.compile(r"/lines_per_second$")  # a time
+DROPPED = re.compile(r"/(lines_per_second|cpu_seconds(_per_step)?)$")  # times
 VOLATILE = re.compile(  # times, places, hashes and versions
     r"(^|/)(seconds|time|date|tokens_per_second|lines_per_second|folder|page|report|versions|facts|files|source|path|model|out|said)(/|$)"
 )
@@ -158,7 +158,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
             continue
         old = {renamed(f"{part}/{n}"): value for n, value in items.items() if not DROPPED.search(f"{part}/{n}")}
         old = {name.partition("/")[2]: value for name, value in old.items()}
-        new = after[part]
+        new = {n: value for n, value in after[part].items() if not DROPPED.search(f"{part}/{n}")}
         differ = [n for n in old.keys() & new.keys() if not same(part, old[n], new[n])]
         gone, more = old.keys() - new.keys(), new.keys() - old.keys()
         print(f"{part:12}{len(old):8}{len(differ):8}{len(gone):8}{len(more):8}")
