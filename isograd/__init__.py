@@ -11,6 +11,7 @@ from isograd.placement import Placement, get, register
 if TYPE_CHECKING:
     from isograd.diagnose.watch import watch
     from isograd.diagnose.watch.callback import WatchCallback
+    from isograd.diagnose.watch.lightning import LightningWatch
     from isograd.diagnose.watch.replay import OwnLoop
     from isograd.interop.graft import graft
     from isograd.lint import check
@@ -32,6 +33,7 @@ _ROOMS = {
     "IsogradForMaskedLM": "isograd.models",
     "IsogradForSeq2SeqLM": "isograd.models",
     "IsogradForSequenceClassification": "isograd.models",
+    "LightningWatch": "isograd.diagnose.watch.lightning",
     "OwnLoop": "isograd.diagnose.watch.replay",
     "WatchCallback": "isograd.diagnose.watch.callback",
     "calibrate": "isograd.train.calibrate",
@@ -48,6 +50,7 @@ __all__ = [
     "IsogradForMaskedLM",
     "IsogradForSeq2SeqLM",
     "IsogradForSequenceClassification",
+    "LightningWatch",
     "OwnLoop",
     "Placement",
     "WatchCallback",

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
+from isograd.diagnose.watch.callback import announce
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.recover import Recovery
@@ -59,6 +60,7 @@ class EarlyWarning:
         new = self.collapse.follow(step, loss, norms)
         if new and self.trainer.is_world_process_zero():
             append_rows(self.folder / WARNINGS, new)
+            announce(self.trainer, new)
 
     def save(self, checkpoint: Path) -> None:
         write_json(checkpoint / STATE, self.collapse.state())

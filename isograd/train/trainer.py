@@ -230,8 +230,8 @@ def check_machine(run: Run) -> None:
     _shard_on_cpus(run.training.fsdp)
     for library in run.training.track:
         if find_spec(library) is None:
-            extra = "'isograd[track]'" if library == "tensorboard" else library
-            raise RecipeError(f"training.track names {library}, which is not installed; pip install {extra}")
+            extra = "trackio" if library == "trackio" else "track"
+            raise RecipeError(f"training.track names {library}, which is not installed; pip install 'isograd[{extra}]'")
 
 
 def _shard_on_cpus(shards: bool) -> None:

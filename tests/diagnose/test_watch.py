@@ -300,9 +300,9 @@ def test_rows_go_to_every_sink(tmp_path: Path) -> None:
     assert [step for step, _ in seen] == [1, 2, 3]
     metrics, quantities = rows(tmp_path / "metrics.jsonl"), rows(tmp_path / "quantities.jsonl")
     second = seen[1][1]
-    assert second["watch/loss"] == metrics[1]["loss"]
-    assert second["watch/max_min/mlp.c_proj.weight"] == metrics[1]["max_min"]["mlp.c_proj.weight"]
-    assert second["watch/gradient_norm/transformer.h.2"] == quantities[5]["gradient_norm"]
+    assert second["isograd/01 loss"] == metrics[1]["loss"]
+    assert second["isograd/04 largest over smallest/mlp.c_proj.weight"] == metrics[1]["max_min"]["mlp.c_proj.weight"]
+    assert second["isograd/05 gradient norm of layers/3 transformer.h.2"] == quantities[5]["gradient_norm"]
     assert len(second) == 2 + 2 + 2 * 3
 
 
@@ -323,7 +323,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     with isograd.watch(model, folder=tmp_path, tensorboard=True) as watch:
         train(model, watch, batches(3))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    found = [(e.step, e.value) for e in events.Scalars("watch/loss")]
+    found = [(e.step, e.value) for e in events.Scalars("isograd/01 loss")]
     assert found == [(r["step"], pytest.approx(r["loss"])) for r in rows(tmp_path / "metrics.jsonl")]
 
 

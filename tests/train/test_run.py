@@ -361,7 +361,10 @@ def test_shapes_no_model_has_are_named_as_in_the_recipe(model: dict[str, Any], p
 
 def test_what_this_machine_cannot_do() -> None:
     check_machine(small())
-    for training, part in (({"precision": "fp16"}, "bf16 or fp32"), ({"track": ["trackio"]}, "pip install trackio")):
+    for training, part in (
+        ({"precision": "fp16"}, "bf16 or fp32"),
+        ({"track": ["trackio"]}, r"pip install 'isograd\[trackio\]'"),
+    ):
         with pytest.raises(RecipeError, match=part):
             check_machine(small(training=training))
     if find_spec("tensorboard") is None:

@@ -153,14 +153,14 @@ def test_rows_go_where_the_trainer_reports(tmp_path: Path) -> None:
     trainer.add_callback(WatchCallback(trainer, folder=tmp_path))
     trainer.train()
     rows = read_rows(tmp_path / "metrics.jsonl")
-    found = [(step, logs) for step, logs in reported.rows if "watch/loss" in logs]
+    found = [(step, logs) for step, logs in reported.rows if "isograd/01 loss" in logs]
     assert [step for step, _ in found] == [2, 4]
     for step, logs in found:
-        assert logs["watch/loss"] == rows[step - 1]["loss"]
-        assert {name for name in logs if name.startswith("watch/gradient_norm/")} == {
-            f"watch/gradient_norm/transformer.h.{i}" for i in range(3)
+        assert logs["isograd/01 loss"] == rows[step - 1]["loss"]
+        assert {name for name in logs if name.startswith("isograd/05")} == {
+            f"isograd/05 gradient norm of layers/{i + 1} transformer.h.{i}" for i in range(3)
         }
-    assert not [name for row in trainer.state.log_history for name in row if name.startswith("watch/")]
+    assert not [name for row in trainer.state.log_history for name in row if name.startswith("isograd/")]
 
 
 # isograd's own trainings

@@ -33,7 +33,6 @@ from isograd.diagnose.watch.replay import OwnLoop, Replays
 from isograd.diagnose.watch.steps import Moved, Steps, TrainedBy
 from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (
-    WARNINGS,
     JsonLines,
     Logging,
     LogNumbers,
@@ -43,7 +42,7 @@ from isograd.diagnose.watch.writers import (
     Writer,
     rank,
 )
-from isograd.files import append_rows, write_json
+from isograd.files import write_json
 
 REPLAYED = "replayed.json"
 _log = logging.getLogger("isograd")
@@ -288,8 +287,8 @@ class Watch:
             return
         for row in new:
             _log.warning(row["message"] if row["signal"] not in _SHORT else f"{row['message']}; {row['remedy']}")
-        if self._nonfinite.folder is not None:
-            append_rows(self._nonfinite.folder / WARNINGS, new)
+            for writer in self._writers:
+                writer.warn(row)
         _flush(self._writers)
 
 

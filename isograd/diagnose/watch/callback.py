@@ -7,7 +7,7 @@ default, a loss that is not finite never reaches the Trainer's log. So during a 
 trainer and of its accelerator are replaced by the same methods with a look at their arguments or results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,16 +19,19 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.recover import MOST, Recover, Recovery
-from isograd.diagnose.watch.writers import flat
+from isograd.diagnose.watch.writers import WARNED, Row, alert, begin, flat
 
 REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
+ALERTING = {INTEGRATION_TO_CALLBACK[name]: name for name in ("wandb", "trackio")}
+TEXTS = INTEGRATION_TO_CALLBACK["tensorboard"]  # whose log takes texts
 
 
 class WatchCallback(TrainerCallback):
     """Watches the runs of one Trainer.
 
     Rows go where `isograd.watch` sends them, and at the Trainer's logging steps also to whatever `report_to` names
-    (Weights & Biases, Trackio, TensorBoard, ..). A step's loss is that of this process, over all its micro-batches.
+    (Weights & Biases, Trackio, TensorBoard, ..); warnings there as alerts, or as texts. A step's loss is that of this
+    process, over all its micro-batches.
 
     Attributes:
         watch: of the last run; None before the first.
@@ -60,6 +63,7 @@ class WatchCallback(TrainerCallback):
         self._losses: list[Tensor] = []
         self._batches: list[Any] = []
         self._measured = False  # the gradients of this update
+        self._sent = 0  # warnings that the trackers have
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The watch begins.
@@ -75,6 +79,9 @@ class WatchCallback(TrainerCallback):
         self.watch = watch(self.trainer.model, **({"overflows": accelerator.scaler is not None} | self._settings))
         self.watch.trained_by.optimizer = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)
         self._recovers(state.global_step)
+        self._sent = 0
+        for reporter in reporters_of(self.trainer):
+            begin(ALERTING.get(type(reporter), ""))
         self._observe(self.trainer, "training_step", after=self._keep)
         if accelerator.scaler is None:
             for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping
@@ -87,13 +94,13 @@ class WatchCallback(TrainerCallback):
         self._forget()
         if self.recovery is not None and (row := self.recovery.act(state.global_step)) is not None:
             self.watch.report(row)
-        if not control.should_log:
-            return
-        self.watch.read()
-        numbers = flat(self.watch.row, self.watch.layers)
-        for callback in self.trainer.callback_handler.callbacks if numbers else ():
-            if isinstance(callback, REPORTERS):  # not the console, nor the history that goes into checkpoints
-                callback.on_log(args, state, control, logs=dict(numbers), model=self.trainer.model)
+        if control.should_log or state.global_step == state.max_steps:
+            self.watch.read()  # at the end, while the trackers are still open
+        numbers = flat(self.watch.row, self.watch.layers) if control.should_log else {}
+        for reporter in reporters_of(self.trainer) if numbers else ():
+            reporter.on_log(args, state, control, logs=dict(numbers), model=self.trainer.model)
+        announce(self.trainer, self.watch.warnings[self._sent :])
+        self._sent = len(self.watch.warnings)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._replaced.close()
@@ -149,3 +156,20 @@ class WatchCallback(TrainerCallback):
 
         setattr(owner, name, observed)
         self._replaced.callback(delattr, owner, name)
+
+
+def reporters_of(trainer: Trainer) -> list[Any]:
+    """What `report_to` names, in the first process: not the console, nor the history that goes into checkpoints."""
+    if not trainer.state.is_world_process_zero:
+        return []
+    return [one for one in trainer.callback_handler.callbacks if isinstance(one, REPORTERS)]
+
+
+def announce(trainer: Trainer, warned: Sequence[Row]) -> None:
+    """Warnings to the trackers of a trainer: alerts where they have such, texts in TensorBoard."""
+    for reporter in reporters_of(trainer) if warned else ():
+        for row in warned:
+            alert(ALERTING.get(type(reporter), ""), row)
+            if isinstance(reporter, TEXTS):
+                logs = {WARNED: row["message"]}
+                reporter.on_log(trainer.args, trainer.state, trainer.control, logs=logs, model=trainer.model)

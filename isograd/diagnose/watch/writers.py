@@ -3,6 +3,7 @@ kept of the first step whose loss or gradients are not finite.
 """
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -20,14 +21,29 @@ LogNumbers = Callable[[dict[str, float], int], None]
 PER_STEP = "metrics.jsonl"
 PER_LAYER = "quantities.jsonl"
 WARNINGS = "warnings.jsonl"
+VERDICT, WARNED = "isograd/verdict", "isograd/warnings"  # in a tracker's summary; among its texts
+NUMBERS = {  # of a step, as trackers call them: so that panels stand in the order of the page
+    "loss": "01 loss",
+    "grad_norm": "02 gradient norm",
+    "first_last": "03 first over last",
+    "max_min": "04 largest over smallest",
+}
+LAYERS = {
+    "gradient_norm": "05 gradient norm of layers",
+    "gradient_mean_abs": "06 mean gradient of layers",
+    "update_ratio": "07 update of layers",
+}
+CLEAN = "nothing reported"
 KEPT = 50  # steps before one that is not finite, whose rows are kept
 FOLDER = "nonfinite"
 
 
 class Writer(Protocol):
-    """Takes a step's row and the rows of its layers; `flush` at the end, and when something happened."""
+    """Takes a step's row and the rows of its layers, and warnings; `flush` at the end, and when something happened."""
 
     def write(self, row: Row, layers: Sequence[Row]) -> None: ...
+
+    def warn(self, row: Row) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -49,6 +65,9 @@ class JsonLines:
         if len(self._rows) >= self.together:
             self.flush()
 
+    def warn(self, row: Row) -> None:
+        append_rows(self.folder / WARNINGS, [row])
+
     def flush(self) -> None:
         for name, rows in ((PER_STEP, self._rows), (PER_LAYER, self._layers)):
             append_rows(self.folder / name, rows)
@@ -56,13 +75,17 @@ class JsonLines:
 
 
 class Logging:
-    """Hands the numbers of a step to `log(numbers, step)`, such as `wandb.log`."""
+    """Hands the numbers of a step to `log(numbers, step)`; warnings are alerts where that is of W&B or Trackio."""
 
     def __init__(self, log: LogNumbers) -> None:
         self.log = log
+        self._tracker = str(getattr(log, "__module__", None)).partition(".")[0]
 
     def write(self, row: Row, layers: Sequence[Row]) -> None:
         self.log(flat(row, layers), row["step"])
+
+    def warn(self, row: Row) -> None:
+        alert(self._tracker, row)
 
     def flush(self) -> None:
         pass
@@ -82,23 +105,49 @@ class TensorBoard:
         for name, number in flat(row, layers).items():
             self._writer.add_scalar(name, number, row["step"])
 
+    def warn(self, row: Row) -> None:
+        self._writer.add_text(WARNED, row["message"], row["step"])
+
     def flush(self) -> None:
         self._writer.flush()
 
 
 def flat(row: Row, layers: Sequence[Row]) -> dict[str, float]:
-    """The numbers of a step under one name each, such as "watch/gradient_norm/model.layers.0.attn".
+    """The numbers of a step under one name each, which sort in the order of the page and of depth.
 
-    >>> flat({"step": 3, "loss": 2.5, "max_min": {"decoder ffn": 4.0}}, [{"address": "h.0", "gradient_norm": 0.5}])
-    {'watch/loss': 2.5, 'watch/max_min/decoder ffn': 4.0, 'watch/gradient_norm/h.0': 0.5}
+    >>> row = {"step": 3, "loss": 2.5, "max_min": {"decoder ffn": 4.0}}
+    >>> for name in flat(row, [{"address": "h.0", "gradient_norm": 0.5}]): print(name)
+    isograd/01 loss
+    isograd/04 largest over smallest/decoder ffn
+    isograd/05 gradient norm of layers/1 h.0
     """
     numbers: dict[str, float] = {}
     for name, value in row.items():
         parts = {f"/{group}": v for group, v in value.items()} if isinstance(value, Mapping) else {"": value}
-        numbers |= {f"watch/{name}{part}": v for part, v in parts.items() if isinstance(v, float)}
-    for layer in layers:
-        numbers |= {f"watch/{n}/{layer['address']}": v for n, v in layer.items() if isinstance(v, float)}
+        numbers |= {f"isograd/{NUMBERS.get(name, name)}{part}": v for part, v in parts.items() if isinstance(v, float)}
+    digits = len(str(len(layers)))
+    for place, layer in enumerate(layers, start=1):
+        where = f"{place:0{digits}} {layer['address']}"
+        numbers |= {f"isograd/{LAYERS.get(n, n)}/{where}": v for n, v in layer.items() if isinstance(v, float)}
     return numbers
+
+
+def alert(tracker: str, row: Row) -> None:
+    """A warning as the alert of a tracker whose run is open, "wandb" or "trackio"; the first is W&B's verdict."""
+    title, text = f"isograd: {row['signal']}", str(row["message"])
+    if tracker == "wandb" and (run := sys.modules["wandb"].run) is not None:
+        run.alert(title=title, text=text, level="WARN")
+        if run.summary.get(VERDICT, CLEAN) == CLEAN:
+            run.summary[VERDICT] = text
+    elif tracker == "trackio":
+        trackio = sys.modules["trackio"]
+        trackio.alert(title=title, text=text, level=trackio.AlertLevel.WARN)
+
+
+def begin(tracker: str) -> None:
+    """The verdict of a run that has just begun, where the tracker has a summary."""
+    if tracker == "wandb" and (run := sys.modules["wandb"].run) is not None:
+        run.summary[VERDICT] = CLEAN
 
 
 def alarm(step: int, signal: str, layer: str | None, symptom: str, cause: str, remedy: str, **numbers: Any) -> Row:
