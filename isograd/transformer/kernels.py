@@ -28,13 +28,14 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+PLAIN = {Tensor, Parameter, type(None)}
 WORTHWHILE = 2**20  # multiplications from which on oneDNN's higher cost per call is repaid, measured
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b with x of shape (..., fan_in), W of shape (fan_out, fan_in)."""
     if large_float32_on_cpu(x, weight, bias):
-        return _OneDNNLinear.apply(x, weight, bias)
+        return _OneDNNLinear.apply(x, weight, bias) if torch.is_grad_enabled() else _onednn(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -59,7 +60,9 @@ def large_float32_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) 
         plain(x, weight, bias)
         and x.ndim > 1
         and x.numel() * weight.shape[0] >= WORTHWHILE
-        and all(_is_float32_on_cpu(t) for t in (x, weight, bias) if t is not None)
+        and _is_float32_on_cpu(x)
+        and _is_float32_on_cpu(weight)
+        and (bias is None or _is_float32_on_cpu(bias))
         and weight.shape[1:] == x.shape[-1:]
         and (bias is None or bias.shape == weight.shape[:1])
         and not torch.is_autocast_enabled("cpu")
@@ -78,7 +81,7 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias) if counted() else _onednn(x, weight, bias)
+        return _onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -95,6 +98,8 @@ class _OneDNNLinear(torch.autograd.Function):
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The operator itself. It reads a bias as if its entries were adjacent, and refuses a weight that overlaps itself,
     as a sliding window does (the gradient of W has x in that place)."""
+    if counted():
+        return F.linear(x, weight, bias)
     bias = bias if bias is None else bias.contiguous()
     weight = weight.contiguous() if _overlaps(weight) else weight
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -158,11 +163,7 @@ def beyond_gradients() -> bool:
 
 def plain(*tensors: Tensor | None) -> bool:
     """Whether eager autograd alone reads these tensors: no compiler, no transform, no subclass of Tensor."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(type(t) in (Tensor, Parameter) for t in tensors if t is not None)
-        and not transformed()
-    )
+    return not torch.compiler.is_compiling() and PLAIN.issuperset(map(type, tensors)) and not transformed()
 
 
 def counted() -> bool:
