@@ -6,6 +6,7 @@ order of the data fixed beforehand, gradients read before clipping, and non-fini
 
 import math
 from contextlib import nullcontext
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,16 @@ class IsogradTrainer(Trainer):
             parts = 1 if num_items_in_batch is None else self.args.gradient_accumulation_steps
             self.losses.append(loss.detach() * parts)
         return (loss, None) if return_outputs else loss
+
+    @cached_property
+    def _multiplied(self) -> int:
+        """Parameters that are multiplied with: all but the embeddings'."""
+        return int(self.model.num_parameters(exclude_embeddings=True))
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """The Trainer's own figure, whose parameters are counted once and not in every step."""
+        read = inputs.get(self.model.main_input_name)
+        return 0 if read is None else 6 * read.numel() * self._multiplied
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """Norms of all gradients, once: for the log, for the probe, for clipping (in this order)."""
