@@ -115,14 +115,14 @@ def _weights(name: str, json: bool) -> int:
 
     found, means = weights_of(name), meanings(get(name))
     if json:
-        print_json({"placement": name, "weights": found, "means": {key: means[kind_of(key)] for key in found}})
+        print_json({"placement": name, "weights": found, "means": {key: means.get(kind_of(key), "") for key in found}})
         return 0
     alike: dict[tuple[str, str], list[str]] = {}
     for key, size in found.items():
         inside = [key.split(".")[1]] if key.startswith("parts.") else []
         alike.setdefault((kind_of(key), " x ".join(map(str, size))), []).extend(inside)
     rows = [
-        [f"parts.K.{kind}" if of else kind, size, ", ".join(of), escape(means[kind])]
+        [f"parts.K.{kind}" if of else kind, size, ", ".join(of), escape(means.get(kind, ""))]
         for (kind, size), of in alike.items()
     ]
     print_table(["weight", "shape", "K", ""], rows, left=4)

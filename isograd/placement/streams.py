@@ -25,7 +25,8 @@ class Stream:
     """A stream: its formula as text, and whether the residual's `skip`, `scale` and `post` have a place in it.
 
     One of your own has a method `connection(site, width, eps)`, which makes a sublayer's part, and where its state is
-    not one tensor `ends(width, eps)`: a `Connection` and an `Ends` of `isograd.transformer.streams`.
+    not one tensor `ends(width, eps)`: a `Connection` and an `Ends` of `isograd.transformer.streams`. `isograd conform`
+    asks for `equation()`, which returns a class derived from `isograd.lint.conform.Equation`.
     """
 
     reads: ClassVar[str] = "x"

@@ -27,8 +27,9 @@ from isograd.lint.conform import (
 from isograd.lint.conform.adapters import ADAPTERS
 from isograd.lint.conform.equations import Equation
 from isograd.lint.conform.mistakes import possible
-from isograd.lint.conform.suite import _design, _Suite
-from isograd.placement import get
+from isograd.lint.conform.setting import design_of
+from isograd.lint.conform.suite import Suite
+from isograd.placement import CATALOGUE, get
 from tests.study.arms import called
 
 PAGE = Path(__file__).parents[2] / "docs/conform.md"
@@ -36,7 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs/conform.md"
 
 def port(*changes: tuple[str, str]) -> str:
     """The page's adapter, with lines of the port changed."""
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    source, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     for old, new in changes:
         assert old in source, old
         source = source.replace(old, new)
@@ -208,7 +209,7 @@ class Mistaken:
     """The equations with one mistake, as an adapter."""
 
     def __init__(self, setting: Setting, mistake: str) -> None:
-        self.suite, self.mistake = _Suite(Own, setting), mistake
+        self.suite, self.mistake = Suite(Own, setting), mistake
         self.equation: Equation
 
     def load(self, weights: dict[str, Tensor]) -> None:
@@ -230,7 +231,7 @@ class Mistaken:
 def every_mistake() -> Iterator[tuple[str, str]]:
     """Each mistake with the first placement in which it can be made."""
     for mistake in MISTAKES:
-        yield next((name, mistake.name) for name in designs() if mistake.of(_design(name)))
+        yield next((name, mistake.name) for name in designs() if mistake.of(design_of(name)))
 
 
 @pytest.mark.parametrize(("name", "mistake"), [*every_mistake()])
@@ -244,7 +245,7 @@ def test_every_mistake_of_the_table_is_recognized(name: str, mistake: str) -> No
 def test_no_mistake_hides_another() -> None:
     """In each design no two single mistakes compute the same."""
     for name in ("mhc", "hyper-connections", "gated-streams", "attention-residuals", "denseformer", "residual"):
-        suite = _Suite(Own, Setting(placement=_design(name)))
+        suite = Suite(Own, Setting(placement=design_of(name)))
         found = [
             torch.cat([t.flatten() for w in suite.cases.values() for t in suite.outputs(suite.equation(w, one.name))])
             for one in possible(get(name))
@@ -282,7 +283,7 @@ def test_what_is_no_adapter_is_refused() -> None:
         with pytest.raises(UserError, match=said):
             verdict(("class Port(nn.Module):  # the adapter", f"class Port(nn.Module):\n    {line}"))
     with pytest.raises(UserError, match="an object; pass the class"):
-        conform(Own(Setting(placement=_design("mhc"))), "mhc")  # type: ignore[arg-type]
+        conform(Own(Setting(placement=design_of("mhc"))), "mhc")  # type: ignore[arg-type]
     with pytest.raises(
         UserError, match="value-residual: no equations of FirstValues: its work is inside the attention"
     ):
@@ -398,3 +399,70 @@ def test_the_page_lists_every_mistake() -> None:
     page = PAGE.read_text(encoding="utf-8")
     listed = re.findall(r"`([\w-]+)`", page.split("Alone or two at once: ")[1].split(".\n")[0])
     assert listed == [one.name for one in MISTAKES]
+
+
+PLACEMENTS = PAGE.with_name("placements.md")
+
+
+def own_stream(tmp_path: Path, *changes: tuple[str, str], equation: bool = True) -> str:
+    """The two pages' module, the stream of placements.md with the equations of conform.md, and lines of it changed."""
+    (source,) = re.findall(r"```python\n(from dataclasses.*?)```", PLACEMENTS.read_text(encoding="utf-8"), re.DOTALL)
+    _, equations = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    source = source.split("model = ")[0].replace('"highway"', f'"{tmp_path.name}"')
+    if equation:
+        source = equations + source
+        source = source.replace(
+            "    def connection(", "    def equation(self):\n        return Carried\n\n    def connection("
+        )
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    (tmp_path / "mine.py").write_text(source)
+    exec(compile(source, "mine.py", "exec"), {"__name__": "mine"})
+    return tmp_path.name
+
+
+@pytest.fixture
+def unregistered(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    CATALOGUE.pop(tmp_path.name, None)
+
+
+def test_a_stream_of_ones_own(unregistered: Path) -> None:
+    name = own_stream(unregistered)
+    report = conform(Own, name)
+    assert report and all(row.status == "passed" for row in report.rows), report
+    assert name in designs()
+    assert conform(Own, get(name)).rows == report.rows
+    code, out, _ = cli(name, "--weights")
+    assert code == 0 and re.search(r"parts\.K\.stream\.bias +8 +0, 1, 2, 3, 4, 5 +b", out)
+
+
+def test_a_stream_of_ones_own_that_computes_something_else(unregistered: Path) -> None:
+    name = own_stream(unregistered, ("(1 - t) * held + t * u", "t * held + (1 - t) * u"))
+    report = conform(Own, name)
+    assert "writes and mixes: a difference first in what branch 1 reads" in report.lines()[0], report
+    assert not report
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check"),
+    [
+        ("", None),
+        ("t * u.detach()", "gradients"),
+        ("t * u.mean(1, keepdim=True)", "invariant: positions do not see one another"),
+        ("t * u * self.lost", "meta device"),
+    ],
+)
+def test_a_stream_without_equations(unregistered: Path, wrong: str, check: str | None) -> None:
+    lost = (
+        "        self.draw()\n",
+        "        self.register_buffer('lost', torch.tensor(2.0), False)\n        self.draw()\n",
+    )
+    name = own_stream(unregistered, lost, *([("t * u", wrong)] if wrong else []), equation=False)
+    report = conform(Own, name)
+    assert [row.check for row in report.rows if row.status == "failed"] == ([check] if check else []), report
+    skipped = [row for row in report.rows if row.status == "skipped"]
+    assert [row.check for row in skipped] == ["reads", "writes and mixes", "close", "init"]
+    assert all("Highway has no method `equation`" in row.found for row in skipped)
+    assert name not in designs()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.errors import UserError
-from isograd.lint.conform.suite import Setting
+from isograd.lint.conform.setting import Setting
 
 NOT_THE_PAPERS = {"init": "transformers' init is not the paper's: its weights are meant to be loaded"}
 

@@ -5,7 +5,7 @@ of `isograd.residual.Residuals`' state_dict. `mistakes` are places where ports a
 the equations compute what such a port would.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -479,5 +479,8 @@ _OF: dict[type[Stream], type[Equation]] = {
 
 
 def equation_of(stream: Stream) -> type[Equation] | None:
-    """The equations of a stream; None where it has none here."""
-    return _HYPER[stream.maps] if isinstance(stream, Hyper) else _OF.get(type(stream))
+    """The equations of a stream: those here, or what its own method `equation` returns; None where it has none."""
+    if isinstance(stream, Hyper):
+        return _HYPER[stream.maps]
+    own: Callable[[], type[Equation]] | None = getattr(stream, "equation", None)
+    return own() if own is not None else _OF.get(type(stream))
