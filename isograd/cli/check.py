@@ -1,16 +1,20 @@
 """`isograd check MODEL`: finds wiring and initialization bugs in Transformers."""
 
+import os
 import re
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from isograd.cli.console import loading, output, print_json, print_table
 from isograd.cli.parser import EACH
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from isograd.lint import Findings
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -25,6 +29,7 @@ def check(
     lr: float | None = None,
     warmup: int | None = None,
     ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
+    format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
 ) -> int:
     """Find wiring and initialization bugs in a Transformer.
@@ -40,6 +45,8 @@ def check(
       isograd check my_model:build --optimizer my_training:setup
       isograd check my_model:build --against gpt2
       isograd check my_model:build --json --ignore layers-identical
+      isograd check my_model:build --format github           in a workflow: findings beside the lines of the model
+      isograd check my_model:build --format sarif > isograd.sarif
 
     Exit code 1 with a finding of severity error, 2 on bad input.
 
@@ -51,15 +58,36 @@ def check(
         lr: the peak learning rate you plan to use; reports whether a Post-LN stack tolerates it
         warmup: the warm-up steps you plan to use (default: none)
         ignore: a code that is not reported; can be repeated
-        json: one JSON object on stdout
+        format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
+        json: one JSON object on stdout, as --format json
     """
+    if json and format not in (None, "json"):
+        raise UserError(f"--json and --format {format}: give one of them")
     asked = _Asked(model=model, batch=batch, optimizer=optimizer, against=against, lr=lr, warmup=warmup)
-    findings = _findings(asked, ignore or [])
-    if json:
+    network, findings = _findings(asked, ignore or [])
+    if json or format == "json":
         print_json(findings.as_dict())
+    elif format in ("github", "sarif"):
+        _write(findings, network, asked, format == "sarif")
     else:
         _print(findings)
     return 1 if findings.errors else 0
+
+
+def _write(findings: "Findings", network: "nn.Module", asked: "_Asked", as_sarif: bool) -> None:
+    from isograd import __version__
+    from isograd.lint import formats
+    from isograd.trace.load import maker_of
+
+    workspace = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()  # paths are relative to the repository
+    root = workspace if Path.cwd().is_relative_to(workspace) else Path.cwd()
+    where = formats.places(network, findings, maker_of(asked.optimizer or asked.model), root)
+    if as_sarif:
+        print_json(formats.sarif(findings, where, __version__))
+        return
+    if commands := formats.github(findings, where):
+        print(commands)
+    print(_summary(findings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +102,7 @@ class _Asked:
     warmup: int | None
 
 
-def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
+def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"]:
     if asked.lr is not None and not 0 < asked.lr < float("inf"):
         raise UserError(f"--lr {asked.lr:g}: expected a number above 0")
     if asked.warmup is not None and asked.warmup < 0:
@@ -94,7 +122,7 @@ def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
                 network, optimizer = _trained(asked.optimizer) if asked.optimizer else (load_model(asked.model), None)
-                return check(
+                return network, check(
                     network,
                     as_inputs(load_callable(asked.batch)()) if asked.batch else None,
                     optimizer=optimizer,

@@ -75,6 +75,11 @@ def load_callable(text: str) -> Callable[[], Any]:
     return call
 
 
+def maker_of(text: str) -> Any:
+    """The function or class that `package.module:name` names; None for a folder or a name on the hub."""
+    return None if Path(text).exists() or ":" not in text else _named(text)
+
+
 def _of_callable(text: str) -> nn.Module:
     made = load_callable(text)()
     if not isinstance(made, nn.Module):

@@ -12,7 +12,7 @@ import isograd
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 # errors <- files, statistics, outcome, recipes <- placement <- transformer <- residual, models <- data <- trace
-# <- diagnose, lint <- evaluate, theory <- train <- interop <- study <- report <- cli
+# <- diagnose, lint <- evaluate, theory <- train <- interop <- study <- report <- cli, pytest_plugin
 LEVELS = [
     {"errors"},
     {"files", "statistics", "outcome", "recipes"},
@@ -28,7 +28,7 @@ LEVELS = [
     {"study"},
     {"transfer"},
     {"report"},
-    {"cli"},
+    {"cli", "pytest_plugin"},
     {"__main__"},
 ]
 MOST = 15  # files on one level of a room

@@ -1,0 +1,103 @@
+"""The pytest plugin: `isograd.check` and `isograd.watch` as fixtures. Loading it does not import torch.
+
+def test_model(isograd_check):
+    isograd_check(build_model())
+
+def test_training(isograd_watch):
+    watch = isograd_watch(model, optimizer=optimizer)
+    ...                                        # a few steps with watch.step(loss)
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from isograd.diagnose.watch import Watch
+    from isograd.lint import Findings
+
+LEVELS = ("error", "warning", "info")
+_INI = {
+    "isograd_level": ("the least severity at which isograd_check fails: error, warning or info", "string", "error"),
+    "isograd_ignore": ("codes and signals that are not reported, separated by white space", "args", []),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("isograd")
+    group.addoption("--isograd-level", choices=LEVELS, help=f"{_INI['isograd_level'][0]} (default: isograd_level)")
+    group.addoption(
+        "--isograd-ignore", action="append", default=[], metavar="CODE", help="a code that is not reported; repeatable"
+    )
+    for name, (text, kind, default) in _INI.items():
+        parser.addini(name, text, type=kind, default=default)  # type: ignore[arg-type]
+
+
+def _level(config: pytest.Config) -> str:
+    level = config.getoption("--isograd-level") or config.getini("isograd_level")
+    if level not in LEVELS:
+        raise pytest.UsageError(f"isograd_level = {level}: expected one of {', '.join(LEVELS)}")
+    return str(level)
+
+
+def _ignored(config: pytest.Config) -> list[str]:
+    return [*config.getini("isograd_ignore"), *config.getoption("--isograd-ignore")]
+
+
+@pytest.fixture
+def isograd_check(request: pytest.FixtureRequest) -> "Callable[..., Findings]":
+    """Checks a model: `isograd_check(model, batch, level="warning", ignore=["norm-eps"])`.
+
+    It takes what `isograd.check` does, and returns its findings; it fails with those of `level` and above.
+    """
+    usual, ignored = _level(request.config), _ignored(request.config)
+
+    def check(
+        model: "nn.Module", batch: Any = None, *, level: str | None = None, ignore: Iterable[str] = (), **more: Any
+    ) -> "Findings":
+        __tracebackhide__ = True
+        import isograd
+        from isograd.lint.check import CODES
+
+        wanted = level or usual
+        if wanted not in LEVELS:
+            raise ValueError(f"level={wanted!r}; expected one of {', '.join(LEVELS)}")
+        codes = [*(code for code in ignored if code in CODES), *ignore]  # a signal of the watch is none
+        findings = isograd.check(model, batch, ignore=codes, **more)
+        failing = [one for one in findings if one.severity in LEVELS[: LEVELS.index(wanted) + 1]]
+        if failing:
+            said = [f"{one.severity} {one.code} at {one.address or 'the model'}" for one in failing]
+            parts = zip(said, failing, strict=True)
+            lines = [f"  {head}\n    {one.message}\n    -> {one.remedy}" for head, one in parts]
+            raise AssertionError("\n".join([f"isograd check of {findings.model}: {_many(len(failing))}", *lines]))
+        return findings
+
+    return check
+
+
+@pytest.fixture
+def isograd_watch(request: pytest.FixtureRequest) -> "Iterator[Callable[..., Watch]]":
+    """Watches a run: `isograd_watch(model, optimizer=..)` as `isograd.watch`; its warnings fail the test at its end."""
+    watches: list[Watch] = []
+
+    def watch(model: "nn.Module", **settings: Any) -> "Watch":
+        import isograd
+
+        watches.append(isograd.watch(model, **settings))
+        return watches[-1]
+
+    yield watch
+    ignored = _ignored(request.config)
+    for one in watches:
+        one.close()
+    warned = [row for one in watches for row in one.warnings if row["signal"] not in ignored]
+    if warned:
+        lines = [f"  {row['signal']}: {row['message']}" for row in warned]
+        pytest.fail("\n".join([f"isograd.watch: {_many(len(warned), 'warning')}", *lines]), pytrace=False)
+
+
+def _many(count: int, noun: str = "finding") -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,108 @@
+"""The fixtures in a project's own tests, as pytest runs them there."""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import isograd
+
+pytest_plugins = ["pytester"]
+INSTALLED = any(one.value == "isograd.pytest_plugin" for one in entry_points(group="pytest11"))
+MODELS = """
+import torch
+from torch import nn
+
+def stack(norm):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 3, norm=norm, enable_nested_tensor=False)
+
+def bare():
+    return stack(None)
+
+def normed():
+    return stack(nn.LayerNorm(32))
+"""
+
+
+TESTS = """
+import torch
+from some_stacks import bare, normed
+
+def test_bare(isograd_check):
+    isograd_check(bare())
+
+def test_normed(isograd_check):
+    findings = isograd_check(normed())
+    assert set(findings.placements.values()) == {"pre-ln"}
+
+def test_ignored(isograd_check):
+    isograd_check(bare(), ignore=["final-norm-missing"])
+
+def steps(watch, moves):
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watched = watch(model, optimizer=optimizer)
+    for i in range(20):
+        loss = model(torch.randn(2, 8, 32)).square().mean()
+        loss.backward()
+        watched.step(loss)
+        if moves:
+            optimizer.step()
+        optimizer.zero_grad()
+
+def test_moves(isograd_watch):
+    steps(isograd_watch, True)
+
+def test_stands_still(isograd_watch):
+    steps(isograd_watch, False)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """In processes of their own: torch bears to be imported once."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(isograd.__file__).parents[1]))
+    pytester.makepyfile(some_stacks=MODELS, test_stacks=TESTS)
+    return pytester
+
+
+def run(project: pytest.Pytester, *words: str) -> pytest.RunResult:
+    plugin = () if INSTALLED else ("-p", "isograd.pytest_plugin")
+    return project.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *words)
+
+
+def test_findings_and_warnings_fail_a_test(project: pytest.Pytester) -> None:
+    done = run(project)
+    done.assert_outcomes(passed=4, failed=1, errors=1)  # those that pass are the negative controls
+    done.stdout.re_match_lines_random(
+        [
+            r"E +AssertionError: isograd check of TransformerEncoder: \d+ findings?",
+            r"E +error final-norm-missing at layers.2",
+            r"E +-> .+",
+            r"isograd.watch: 1 warning",
+            r" +updates: step \d+: no weight has moved.*",
+        ]
+    )
+    assert "pytest_plugin.py" not in done.stdout.str()  # the traceback ends in the test
+
+
+def test_level_and_codes_by_option_and_by_ini(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\nisograd_ignore = final-norm-missing updates\nisograd_level = info")
+    done = run(project, "--isograd-level", "error")
+    done.assert_outcomes(passed=5)
+
+
+def test_a_level_that_does_not_exist(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\nisograd_level = loud")
+    done = run(project, "-k", "bare")
+    done.assert_outcomes(errors=1)
+    done.stdout.re_match_lines_random([r".*isograd_level = loud: expected one of error, warning, info"])
+
+
+def test_loading_the_plugin_costs_nothing(project: pytest.Pytester) -> None:
+    """Where no test asks for a fixture, torch is never imported."""
+    heavy = "{'torch', 'transformers', 'numpy'} & {*sys.modules}"
+    project.makepyfile(test_other=f"import sys\n\ndef test_no_torch():\n    assert not {heavy}\n")
+    run(project, "test_other.py").assert_outcomes(passed=1)
