@@ -170,6 +170,7 @@ def export(
     out: Folder,
     to: Annotated[str, "NAME"] = "auto",
     text: Text | None = None,
+    license: Annotated[str, "ID"] | None = None,  # noqa: A002  (it is --license)
     push: Annotated[str, "REPO"] | None = None,
     json: bool = False,
 ) -> int:
@@ -196,6 +197,7 @@ def export(
         out: a new folder, or an empty one
         to: a class or a format, listed below (default: auto)
         text: real text for the parity report (default: random ids)
+        license: of the model, for its card: an identifier of the hub, such as apache-2.0
         push: upload the folder to the Hugging Face hub afterwards, as OWNER/NAME
         json: what was written, with its parity report, as one JSON object on stdout
     """
@@ -206,7 +208,7 @@ def export(
 
         try:
             with refusing(ValueError, ImportError):  # of the data, of the model, of what cannot be exported
-                exported = export_folder(model, out, to=to, lines=_lines(text))
+                exported = export_folder(model, out, to=to, lines=_lines(text), license=license)
         except ParityError as error:
             return _differs("export", error.report, {"folder": None}, json)
     if json:

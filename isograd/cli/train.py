@@ -77,11 +77,20 @@ def _train(run: "Run", out: Path | None, json: bool) -> int:
         outcome = train_run(run, folder, partial(progress.step, 0), progress.validated)
         progress.end(0, outcome)
     if state.is_main_process:
+        _write_card(folder)
         if json:
             print_json(outcome | {"folder": str(folder)})
         else:
             _print(outcome, folder)
     return {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
+
+
+def _write_card(folder: Path) -> None:
+    """README.md of the model, as the hub reads it, once."""
+    if (folder / "model").is_dir() and not (folder / "model" / "README.md").exists():
+        from isograd.interop.checkpoints.card import write_run_card
+
+        write_run_card(folder)
 
 
 def _print(outcome: dict[str, Any], folder: Path) -> None:

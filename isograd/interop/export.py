@@ -34,6 +34,7 @@ def export_folder(
     to: str = "auto",
     lines: Sequence[str] | None = None,
     date: str | None = None,
+    license: str | None = None,  # noqa: A002  (the hub's word)
 ) -> Written:
     """Export the model in `name` into the new folder `out`.
 
@@ -43,6 +44,7 @@ def export_folder(
             own, or the format of another runtime.
         lines: real text for the parity report, read with the model's own tokenizer; None draws random ids.
         date: stands in the report if it is given.
+        license: of the model, an identifier of the hub such as "apache-2.0"; stands in the card if it is given.
 
     Raises:
         DataError, ModelError: no model there, or none that can be loaded.
@@ -69,5 +71,5 @@ def export_folder(
     with new_folder(out) as part:
         written = FORMS[to](source, part)
         written.report.write(part)
-        model_card(source, written).save(part / "README.md")
+        model_card(source, written, license).save(part / "README.md")
     return written

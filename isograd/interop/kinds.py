@@ -61,7 +61,9 @@ PAIR = ModelKind(
     "print({writer}.decode(ids[0], skip_special_tokens=True))",
 )
 
+KINDS = (CAUSAL, MASKED, CLASSIFIER, PAIR)
+
 
 def kind_of(model: IsogradPreTrainedModel) -> ModelKind | None:
     """What a model is; None for one without a head."""
-    return next((kind for kind in (CAUSAL, MASKED, CLASSIFIER, PAIR) if isinstance(model, kind.cls)), None)
+    return next((kind for kind in KINDS if isinstance(model, kind.cls)), None)

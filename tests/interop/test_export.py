@@ -1,6 +1,7 @@
 """An exported folder is complete: transformers alone loads model, tokenizer and settings from it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer
+from isograd.interop.checkpoints.card import write_run_card
 from isograd.interop.checkpoints.folder import load_isograd
 from isograd.interop.export import export_folder
 from isograd.interop.parity import ParityError, hashes
@@ -147,6 +150,69 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     config = read(out / "config.json")
     sizes = (config["src_vocab_size"], config["tgt_vocab_size"])
     assert sizes == (pair.source.vocab_size, pair.target.vocab_size) and sizes[0] != sizes[1]
+
+
+def test_the_cards_are_what_the_hub_reads(runs: Path, tmp_path: Path) -> None:
+    export_folder(runs / "pair", tmp_path / "out", license="mit")
+    exported = ModelCard.load(tmp_path / "out" / "README.md").data
+    assert (exported.license, exported.library_name, exported.language) == ("mit", "transformers", ["en", "de"])
+    outcome = read(runs / "pair" / "outcome.json")
+    assert outcome["validation_loss"] is not None  # so that there is something to compare
+    written = write_run_card(runs / "pair")
+    assert written == runs / "pair" / "model" / "README.md"
+    trained = ModelCard.load(written)
+    written.unlink()
+    for card in (exported, trained.data):
+        found = {one.metric_type: one.metric_value for one in card.eval_results}
+        assert found["loss"] == pytest.approx(outcome["validation_loss"], abs=1e-6)
+        assert {one.task_type for one in card.eval_results} == {"translation"}
+        assert {"isograd", "admin"} <= {*card.tags}
+    assert "## Parity report" not in trained.text and "AutoModelForSeq2SeqLM.from_pretrained" in trained.text
+    assert exported.to_dict().keys() - trained.data.to_dict().keys() == {"license", "language"}
+
+
+TASK = """\
+task: colours
+dataset_path: json
+dataset_kwargs: {data_files: {test: TESTS}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{start}}"
+doc_to_target: "{{right}}"
+doc_to_choice: "{{ends}}"
+target_delimiter: ""
+metric_list: [{metric: acc}]
+"""
+
+
+@pytest.mark.slow
+def test_lm_eval_scores_an_export_as_any_model_of_the_hub(runs: Path, tmp_path: Path) -> None:
+    """By the harness' own command and its model type hf, without isograd; against log-likelihoods taken by hand."""
+    pytest.importorskip("lm_eval")
+    out = tmp_path / "out"
+    rows = [("the quick ", [" fox", "brown fox"]), ("line 7", [":", "zzz"]), ("over", [" the", "qq"])]
+    export_folder(runs / "language", out)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+
+    def likelihood(start: str, end: str) -> float:
+        context, whole = (tokenizer(text, return_tensors="pt")["input_ids"] for text in (start, start + end))
+        with torch.no_grad():
+            scores = model(whole).logits[0, :-1].log_softmax(-1)
+        return sum(float(scores[i - 1, whole[0, i]]) for i in range(context.shape[1], whole.shape[1]))
+
+    best = [max((0, 1), key=lambda i, s=start, e=ends: likelihood(s, e[i])) for start, ends in rows]
+    right = [best[0], best[1], 1 - best[2]]  # two of three
+    tests = [{"start": s, "ends": e, "right": r} for (s, e), r in zip(rows, right, strict=True)]
+    (tmp_path / "tests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tests))
+    (tmp_path / "colours.yaml").write_text(TASK.replace("TESTS", str(tmp_path / "tests.jsonl")))
+    words = ["--model", "hf", "--model_args", f"pretrained={out}", "--tasks", "colours", "--device", "cpu"]
+    words += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "scores"), "--batch_size", "2"]
+    there = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_DATASETS_OFFLINE": "1"}
+    there.pop("PYTHONPATH", None)
+    done = subprocess.run([sys.executable, "-m", "lm_eval", "run", *words], capture_output=True, text=True, env=there)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (file,) = (tmp_path / "scores").rglob("results*.json")
+    assert read(file)["results"]["colours"]["acc,none"] == pytest.approx(2 / 3)
 
 
 def test_our_own_class(runs: Path, tmp_path: Path) -> None:

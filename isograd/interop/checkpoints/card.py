@@ -1,14 +1,17 @@
-"""The model card: README.md beside an exported model, as the Hugging Face hub shows it."""
+"""The model card: README.md beside a trained or exported model, as the Hugging Face hub shows it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import AutoConfig
 
 from isograd.data.subwords import PairTokenizer
-from isograd.files import read_json
+from isograd.files import read_json, write_text
 from isograd.interop.checkpoints.folder import Source, Written
+from isograd.interop.kinds import KINDS, ModelKind
 from isograd.models import IsogradConfig
 from isograd.placement.text import final_formula, formulas, legend
 
@@ -19,55 +22,113 @@ _TEMPLATE = """\
 
 # {{ title }}
 
-{{ about[0]|upper }}{{ about[1:] }}, trained with isograd, as `{{ written.form }}`.
+{{ about[0]|upper }}{{ about[1:] }}, trained with isograd, as `{{ form }}`.
 
 ```python
-{{ 'FOLDER = "."  # where this card lies, or its name on the hub\n' if "FOLDER" in written.use }}{{ written.use }}
+{{ 'FOLDER = "."  # where this card lies, or its name on the hub\n' if "FOLDER" in use }}{{ use }}
 ```
-{% for note in written.notes %}{{ "\n" if loop.first }}- {{ note }}
+{% for note in notes %}{{ "\n" if loop.first }}- {{ note }}
 {% endfor %}
 ## Model
 {{ model }}
 
 ## Training
 {{ training or "\\nThe folder that the model came from does not say how it was trained." }}
-
+{% if report %}
 ## Parity report
 
 Measured between the trained model and this one; the hashes of all files are in `parity.json`:
 
 ```text
-{{ written.report }}
+{{ report }}
 ```
-"""
+{% endif %}"""
 _OUTCOME = {  # of outcome.json, where they are numbers
     "final_loss": "training loss",
     "validation_loss": "validation loss",
     "perplexity": "perplexity",
     "bleu": "BLEU",
 }
+_MEASURED = {  # of outcome.json: the hub's name of the metric, on the validation data
+    "validation_loss": "loss",
+    "perplexity": "perplexity",
+    "bleu": "bleu",
+}
 
 
-def model_card(source: Source, written: Written) -> ModelCard:
+def model_card(source: Source, written: Written, license: str | None = None) -> ModelCard:  # noqa: A002  (the hub's word)
     """The card of what was written: how to load it, its placement and shape, how it was trained, its parity report."""
-    config = source.model.config
-    pair = isinstance(source.tokenizer, PairTokenizer)
-    data = ModelCardData(
-        language=list(source.tokenizer.languages) if pair else None,
-        library_name=written.library,
-        pipeline_tag=source.kind.tag,
-        tags=["isograd", config.placement],
+    said = {"form": written.form, "use": written.use, "notes": written.notes, "report": written.report}
+    languages = source.tokenizer.languages if isinstance(source.tokenizer, PairTokenizer) else None
+    known = {"language": list(languages) if languages else None, "library_name": written.library, "license": license}
+    return _card(source.folder, source.model.config, source.kind, known, said)
+
+
+def write_run_card(run: Path) -> Path | None:
+    """README.md beside the model of a run that has ended; None where it has none, or its model has no head."""
+    folder = run / "model"
+    if not (folder / "config.json").is_file():
+        return None
+    config: Any = AutoConfig.from_pretrained(folder)
+    names: list[str] = config.architectures or []
+    kind = next((one for one in KINDS if one.cls.__name__ in names), None)
+    if kind is None:
+        return None
+    use = f"import isograd.models  # registers the class\nfrom transformers import {kind.auto}, AutoTokenizer\n\n"
+    use += f"model = {kind.auto}.from_pretrained(FOLDER)\ntokenizer = AutoTokenizer.from_pretrained(FOLDER)"
+    note = (
+        "Its class is isograd's (`pip install isograd`); `isograd export` writes one of transformers', with a report."
     )
-    run, resolved, outcome = (_read(source.folder, name) for name in ("run", "resolved", "outcome"))
+    said = {"form": names[0], "use": use, "notes": (note,), "report": None}
+    text = str(_card(folder, config, kind, {"library_name": "transformers"}, said))
+    write_text(folder / "README.md", text)
+    return folder / "README.md"
+
+
+def _card(
+    folder: Path, config: IsogradConfig, kind: ModelKind, known: Mapping[str, Any], said: Mapping[str, Any]
+) -> ModelCard:
+    run, resolved, outcome = (_read(folder, name) for name in ("run", "resolved", "outcome"))
+    title = run.get("name") or f"{config.placement}, {_depth(config)}"
+    results = _results(kind, resolved, outcome)
+    data = ModelCardData(
+        **known,
+        pipeline_tag=kind.tag,
+        tags=["isograd", config.placement],
+        model_name=title if results else None,
+        eval_results=results or None,
+    )
     return ModelCard.from_template(
         data,
         template_str=_TEMPLATE,
-        title=run.get("name") or f"{config.placement}, {_depth(config)}",
-        about=source.kind.about,
-        written=written,
+        title=title,
+        about=kind.about,
         model=_table(_model(config)),
         training=_table(_training(run, resolved, outcome)),
+        **said,
     )
+
+
+def _results(kind: ModelKind, resolved: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[EvalResult]:
+    """What was measured on held-out data, in the hub's form."""
+    source = _names(resolved.get("data", {}).get("source")) or "unknown"
+    named = {metric: outcome.get(name) for name, metric in _MEASURED.items()}
+    if outcome.get("metric"):
+        named[str(outcome["metric"])] = outcome.get("score")
+    if isinstance(outcome.get("scores"), dict):
+        named |= outcome["scores"]
+    numbers = {name: value for name, value in named.items() if isinstance(value, float) and math.isfinite(value)}
+    return [
+        EvalResult(
+            task_type=kind.tag,
+            dataset_type=source,
+            dataset_name=source,
+            dataset_split="validation",
+            metric_type=name,
+            metric_value=round(value, 6),
+        )
+        for name, value in numbers.items()
+    ]
 
 
 def _read(folder: Path, name: str) -> Mapping[str, Any]:
