@@ -84,6 +84,7 @@ def _bent_after(checked: CheckedModel, sublayer: TracedSublayer) -> Operation | 
             below = trace.below(operation.makes[:1])
             later = [s for s in checked.anatomy.sublayers if s.total in below and s.total != sublayer.total]
             made = operation.makes[0]  # the next shortcut goes through it
+            later = [s for s in later if made in dataflow.above(s.enters)]
             plain = [s for s in later if not any(dataflow.is_product(o) for o in dataflow.between(made, s.enters))]
             return operation if plain else None
         if bare(operation) not in SCALING | LAYOUT or len(dataflow.data(operation)) != 1:

@@ -12,8 +12,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
 from isograd.trace.anatomy import Anatomy, TracedStack
+from isograd.trace.attention import FUSED, MASKED
 from isograd.trace.dataflow import SUMS, Dataflow, bare
-from isograd.trace.record import Trace, answer, arguments, fitted, stand_in
+from isograd.trace.record import Operation, Trace, answer, arguments, fitted, stand_in
 from isograd.trace.sublayers import TracedSublayer
 
 
@@ -154,9 +155,20 @@ class CheckedModel:
 
     @cached_property
     def constant_weights(self) -> set[int]:
-        """What softmaxes over one entry give: 1, whatever they read."""
-        made = [o for o in self.trace.operations if bare(o) in ("softmax", "_softmax")]
-        return {o.makes[0] for o in made if 1 in (self.trace[o.makes[0]].shape or [0])[-1:]}
+        """What attentions to a single key give, or softmaxes over one entry: nothing of queries, keys and scores."""
+        return {o.makes[0] for o in self.trace.operations if o.makes and self._sees_one(o)}
+
+    def _sees_one(self, operation: Operation) -> bool:
+        """Whether all other keys are masked, or there are none."""
+        if bare(operation) in ("softmax", "_softmax"):
+            scores, weights = self.trace[operation.reads[0]], self.trace[operation.makes[0]]
+            shown = (weights == 1) | ((weights == 0) & (scores < MASKED))
+            return bool(scores.ndim) and (weights.shape[-1] == 1 or bool(shown.all()))
+        if FUSED not in operation.name:
+            return False
+        masks = [self.trace[v] for v in operation.reads[3:4]]
+        seen = [mask if mask.dtype == torch.bool else mask > MASKED for mask in masks]
+        return self.trace[operation.reads[1]].shape[-2] == 1 or any(bool((s.sum(-1) == 1).all()) for s in seen)
 
     @cached_property
     def logits(self) -> int | None:

@@ -10,7 +10,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import FUSED, is_attention, query_key_value
-from isograd.trace.dataflow import TracedNorm
+from isograd.trace.dataflow import SUMS, TracedNorm, bare
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
@@ -52,6 +52,7 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         square = fused or scores.shape[-2] == scores.shape[-1]
         attended = query_key_value(dataflow, operation)
         begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
+        begun &= attended is not None and attended[2] not in trace.below(operation.makes)  # powers of the weights
         if begun and square and scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching:
             yield operation.module, "attention"
 
@@ -89,12 +90,25 @@ def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[tuple[str, str
         below = (trace.below([stack.sublayers[-1].total]) & checked.reaching) - inside
         products = [o for o in trace.operations if not below.isdisjoint(o.makes) and dataflow.is_product(o)]
         after = [o for o in products if any(v in below for v in dataflow.data(o))]
+        after = [o for o in after if not _is_added(checked, after, o)]
         names = [
             (o, n) for o in after for n in dataflow.weights(o) if n not in claimed and checked.parameters[n].ndim >= 2
         ]
         alike = [(o, n) for o, n in names if re.sub(r"\d+", "*", n) in likes]
         if len(alike) >= 2:
             yield _holder([o for o, _ in alike]), "feed-forward"
+
+
+def _is_added(checked: CheckedModel, products: list[Operation], operation: Operation) -> bool:
+    """Whether what a product, or one that follows it, makes is added to another activation, as a step of a box."""
+    dataflow, trace = checked.dataflow, checked.trace
+    below = trace.below(operation.makes)
+    roots = {o.makes[0] for o in products if o.makes[0] in below}
+    for total in (o for o in trace.operations if bare(o) in SUMS and len(dataflow.data(o)) > 1):
+        terms = {dataflow.root(v) for v in dataflow.data(total)}
+        if terms & roots and terms - below:
+            return True
+    return False
 
 
 def _holder(products: list[Operation]) -> str:
@@ -106,11 +120,11 @@ def _holder(products: list[Operation]) -> str:
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""
     for stack in checked.anatomy.stacks:
-        bare = [s for s in stack.sublayers if "post" not in s.norms and not s.skip.learned and not _declared(checked)]
-        doubled = [s for s in bare if abs(s.skip.value - 2) < EXACT or _again(checked, stack, s)]
-        scaled = [s for s in bare if s.skip.even and abs(s.skip.value - 1) > EXACT and s not in doubled]
+        plain = [s for s in stack.sublayers if "post" not in s.norms and not s.skip.learned and not _declared(checked)]
+        doubled = [s for s in plain if abs(s.skip.value - 2) < EXACT or _again(checked, stack, s)]
+        scaled = [s for s in plain if s.skip.even and abs(s.skip.value - 1) > EXACT and s not in doubled]
         scaled = [s for s in scaled if not _balanced(s)]
-        large = [s for s in bare if s.scale.even and s.scale.value > MOST and not s.scale.learned]
+        large = [s for s in plain if s.scale.even and s.scale.value > MOST and not s.scale.learned]
         if doubled:
             yield _doubled(doubled)
         if scaled:
@@ -215,7 +229,8 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
         unlike = {"mix", "cross"}  # positions by a convolution, and their norm; slots that read a normalized picture
         crossing = [(s, after) for s, after in crossing if unlike.isdisjoint((s.kind, after.kind))]
         found = [after for s, after in crossing if _belongs_to(s.norms["post"][0], after, s)]
-        found += [after for s, after in pairs if s.placement == "pre+post" and after.placement == "none"]
+        found += [after for s, after in crossing if s.placement == "pre+post" and after.placement == "none"
+                  and not _belongs_to(s.norms["post"][0], s, after)]  # fmt: skip
         found = list({id(s): s for s in found}.values())
         if found:
             yield Finding(

@@ -14,6 +14,7 @@ from isograd.trace.dataflow import LAYOUT, SCALING, bare
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
+OF_SHAPE = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones")  # whatever a value holds
 UNEVEN = 1.4  # times the size of the other heads' parts
 SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
@@ -54,9 +55,9 @@ def _gates(checked: CheckedModel, name: str) -> bool:
     for value in todo:
         for operation in trace.read_by(value):
             alone = len(dataflow.data(operation)) == 1
-            if bare(operation) in SCALING | LAYOUT and (alone or bare(operation) == "add"):
+            if bare(operation) in SCALING | LAYOUT | {"stack", "cat"} and (alone or bare(operation) != "sub"):
                 todo += operation.makes
-            else:
+            elif bare(operation) not in OF_SHAPE:
                 gate = bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh")
                 ends.append(gate or operation.name.startswith("grid_sampl"))
     return bool(ends) and all(ends)

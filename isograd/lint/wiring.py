@@ -123,7 +123,7 @@ def head_scale(checked: CheckedModel) -> Iterator[Finding]:
 def swapped(checked: CheckedModel) -> Iterator[Finding]:
     """A Post-LN sum with a constant skip below its scale: DeepNorm's alpha is above 1, its beta below."""
     constant = [s for s in checked.anatomy.sublayers if not s.skip.learned and not s.scale.learned and s.scale.value]
-    posts = [(s, s.weight_ratio) for s in constant if "post" in s.norms and s.skip.even]
+    posts = [(s, s.weight_ratio) for s in constant if "post" in s.norms and s.skip.even and s.scale.even]
     found = [(sublayer, ratio) for sublayer, ratio in posts if ratio < 1 - 1e-3]
     if found:
         sublayer, ratio = found[0]
@@ -226,8 +226,26 @@ def _bare(checked: CheckedModel, value: int) -> bool:
 
 def _scale_is_lost(checked: CheckedModel, value: int) -> bool:
     """Whether the outputs stay the same where a sum is scaled: a norm comes after the next product."""
+    if _is_normed(checked, value):  # as by a BatchNorm, which in evaluation keeps the scale
+        return True
     outputs = [v for v in checked.trace.outputs.values() if value in checked.dataflow.above(v) and v != value]
     return bool(outputs) and all(checked.dataflow.unchanged(value, v) for v in outputs)
+
+
+def _is_normed(checked: CheckedModel, value: int) -> bool:
+    """Whether every way from a value to an output goes through a norm, if after the next product."""
+    every = set(checked.trace.outputs.values())
+    outputs = {v for v in every if checked.dataflow.root(v) != checked.dataflow.root(value)}  # offered beside
+    if outputs.isdisjoint(checked.trace.below([value])):
+        return False
+    todo, seen = [value], {value}
+    for at in todo:
+        if at in outputs:
+            return False
+        new = [m for o in checked.trace.read_by(at) for m in o.makes if m not in checked.dataflow.norms]
+        todo += [m for m in new if m not in seen]
+        seen.update(new)
+    return True
 
 
 def _is_output(checked: CheckedModel, value: int) -> bool:

@@ -78,9 +78,9 @@ def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int,
     query, key = dataflow.data(scores)[-2:]  # of baddbmm after what it adds
     weights = trace.below([attention.makes[0]])
     for operation in trace.operations:
-        data = dataflow.data(operation)
-        if bare(operation) in ("matmul", "bmm", "einsum") and len(data) == 2 and not weights.isdisjoint(data):
-            return query, key, next((v for v in data if v not in weights), data[1])
+        pair = [v for v in operation.reads if v in dataflow.live or trace[v].ndim >= 3]  # values may be learned
+        if bare(operation) in ("matmul", "bmm", "einsum") and len(pair) == 2 and not weights.isdisjoint(pair):
+            return query, key, next((v for v in pair if v not in weights), pair[1])
     return None
 
 

@@ -31,8 +31,8 @@ SCALING = frozenset(("mul", "div", "add", "sub", "rsub", "neg", "addcmul", "true
 SUMS = frozenset(("add", "addcmul", "sub", "lerp", "rsub"))
 REJOINS = SUMS | {"cat", "stack"}
 PRODUCTS = frozenset((
-    "linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "convolution", "tensordot",
-    "_grouped_mm", "_scaled_mm",
+    "linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "convolution",
+    "tensordot", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_grouped_mm", "_scaled_mm",
 ))  # fmt: skip
 DEFAULT_EPS = {"layer_norm": 1e-5}  # of torch.nn.functional, where the caller gave none
 LEAST = 5  # numbers in a row that a norm is taken of: fewer are copies of a stream, or experts

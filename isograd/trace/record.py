@@ -276,7 +276,8 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def answer(output: Any) -> Tensor | None:
     """The logits of an output, else the first tensor of numbers in it that is no loss."""
     logits = field_of(output, "logits")
-    return next((t for _, t in tensors(output) if t.is_floating_point() and t.ndim), None) if logits is None else logits
+    others = (t for at, t in tensors(output) if at != "loss" and t.is_floating_point() and t.ndim)
+    return next(others, None) if logits is None else logits
 
 
 def field_of(output: Any, name: str) -> Tensor | None:

@@ -18,6 +18,7 @@ from isograd.trace.streams import Copies, copies_of, dominators, gathers, mixed_
 
 Slot = Literal["pre", "mid", "out", "post", "query", "key", "value"]
 SublayerKind = Literal["attn", "cross", "ffn", "mix"]
+LEAST = 1e-6  # RMS of a branch that a sum shows as it is
 _WRAPPERS = ("dropout", "to", "alias")  # of a term of a sum
 _MIXERS = ("fft", "avg_pool", "adaptive_avg_pool")  # in the names of what mixes positions without weights
 
@@ -171,8 +172,10 @@ class _Finder:
             self.missed.append(told)
 
     def _sum(self, operation: Operation) -> None:
-        total, terms = operation.makes[0], summands(self.dataflow, operation)
-        if len(terms) < 2 or _is_inner(self.dataflow, operation):
+        if _is_inner(self.dataflow, operation):
+            return
+        total, terms = operation.makes[0], self._terms(operation)
+        if len(terms) < 2:
             return
         copies = copies_of(self.dataflow, operation, terms)
         if copies is not None:
@@ -181,6 +184,8 @@ class _Finder:
         made: list[TracedSublayer] = []
         for skip, branch in self._pairs(terms):
             root = self.dataflow.root(branch)
+            if self._is_taken_off(operation, skip):
+                continue
             if self._is_stream(root, self.dataflow.root(skip)):  # two values of streams, no branch
                 self.dataflow.join(total, branch)
             elif root not in self.found:
@@ -189,6 +194,27 @@ class _Finder:
                 self.found[root].also = total
         for sublayer in self._merged(made, operation):
             self.found[sublayer.branch] = sublayer
+
+    def _terms(self, operation: Operation) -> list[int]:
+        """The summands, but x and u + g(u) of a branch u of x that ends in a shortcut of its own, as a short
+        convolution's.
+        """
+        whole = self.dataflow.data(operation)
+        for value in whole if len(whole) == 2 else ():
+            inner = self.trace.made_by(_unwrapped(self.dataflow, value))
+            others = [self.dataflow.root(v) for v in whole if v != value]
+            if inner is None or not _is_inner(self.dataflow, inner):
+                continue
+            starts = [self.dataflow.root(skip) for skip, _ in self._pairs(summands(self.dataflow, inner))]
+            if any(set(others) <= self.dataflow.above(v) - {v} and self._has_weights(others[0], v) for v in starts):
+                return whole
+        return summands(self.dataflow, operation)
+
+    def _is_taken_off(self, operation: Operation, skip: int) -> bool:
+        """Whether a sum is f(x) - x, no shortcut: what pooling leaves out of x."""
+        reads = operation.reads if bare(operation) == "sub" else operation.reads[::-1]
+        taken = bare(operation) in ("sub", "rsub") and len(reads) == 2
+        return taken and self.dataflow.root(reads[1]) == self.dataflow.root(skip)
 
     def _is_stream(self, value: int, start: int) -> bool:
         """Whether a value is the sum of several sublayers, or of one on top of `start`: no branch, though a branch may
@@ -393,8 +419,10 @@ class _Finder:
         """d s / d (root of the term), measured by doubling the root while the other terms stay."""
         trace = self.trace
         pinned = {self.dataflow.root(other): trace[self.dataflow.root(other)] for other in others}
-        base = trace[root] if trace[root].any() else torch.ones_like(trace[root])  # W_O may begin at zero
-        base = in_double(base)
+        base = in_double(trace[root])
+        size = base.square().mean().sqrt()
+        if size < LEAST:  # W_O may begin at zero: the sum must show what is doubled
+            base = base / size if size else torch.ones_like(base)
         pinned = {at: in_double(value) for at, value in pinned.items()}
         grown = trace.replay({root: 2 * base} | pinned, [total], double=True)[0]
         alone = trace.replay({root: base} | pinned, [total], double=True)[0]

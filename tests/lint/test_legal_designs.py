@@ -10,7 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import isograd
-from tests.lint.faults.plain import HEADS, WIDTH, Attention, Decoder, PreLayer, causal, join, pre, split, started
+from tests.lint.faults.plain import (
+    HEADS,
+    POSITIONS,
+    WIDTH,
+    Attention,
+    Decoder,
+    PreLayer,
+    causal,
+    join,
+    pre,
+    split,
+    started,
+)
 
 
 class Scored(Attention):
@@ -38,6 +50,14 @@ class MuP(Scored):
 
     def scored(self, scores: Tensor) -> Tensor:
         return scores / (WIDTH // HEADS)
+
+
+class Lowered(Scored):
+    """The largest score taken off by hand, as before an exponential."""
+
+    def scored(self, scores: Tensor) -> Tensor:
+        scores = super().scored(scores)
+        return scores - scores.amax(-1, keepdim=True)
 
 
 class Biased(Scored):
@@ -309,6 +329,115 @@ class ShortNorm(LengthNorm):
         return F.normalize(x, dim=-1) * self.weight
 
 
+class ShortConvolution(nn.Module):
+    """u + conv(u) over u and the two before it, one filter for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(0.02 * torch.randn(WIDTH, 1, 3))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return u + F.conv1d(F.pad(u.transpose(1, 2), (2, 0)), self.filters, groups=WIDTH).transpose(1, 2)
+
+
+class Convolved(Attention):
+    """A branch that ends in a shortcut of its own."""
+
+    def __init__(self, visible: Any = causal) -> None:
+        super().__init__(visible)
+        self.convolution = ShortConvolution()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(super().forward(x))
+
+
+class PoolLess(nn.Module):
+    """pool(x) - x, PoolFormer's: what is taken off is no shortcut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool1d(F.pad(x.transpose(1, 2), (2, 0)), 3, stride=1).transpose(1, 2) - x
+
+
+class PoolLayer(PreLayer):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.attn = PoolLess()  # type: ignore[assignment]
+
+
+class Sampled(nn.Module):
+    """Deformable attention: each place reads one entry, at an offset that a matrix of zeros begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset, self.step, self.out = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = self.offset(x) * self.step(x).sigmoid() + torch.linspace(-1, 1, x.shape[1])[:, None]
+        grid = torch.stack([at, torch.zeros_like(at)], -1)
+        return self.out(F.grid_sample(x.transpose(1, 2)[:, :, None], grid, align_corners=True)[..., 0].transpose(1, 2))
+
+
+class SamplingLayer(PreLayer):
+    """Reads both ways, and then as attention does."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, visible=lambda time: torch.ones(time, time, dtype=torch.bool))
+        self.sampled_norm, self.sampled = nn.LayerNorm(WIDTH), Sampled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.sampled(self.sampled_norm(x)))
+
+
+def sampling() -> Decoder:
+    model = pre(layer=SamplingLayer)
+    layer: Any
+    for layer in model.layers:
+        nn.init.zeros_(layer.sampled.offset.weight)
+    return model
+
+
+class Priced(Decoder):
+    """Its loss, a number for each sequence with a mean over the batch in it, stands before what it returns."""
+
+    def forward(self, input_ids: Tensor) -> Any:
+        logits = super().forward(input_ids)
+        return {"loss": logits.square().mean((1, 2)) + logits.square().mean(), "scores": logits}
+
+
+class BatchNormed(nn.Module):
+    """Features of each position by a BatchNorm, after one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x).transpose(1, 2)).transpose(1, 2))
+
+
+def headed(head: nn.Module, *, final: nn.Module | None = None) -> Decoder:
+    """A Pre-LN stack with another head than that of tokens."""
+    model = started(Decoder([PreLayer() for _ in range(4)], final))
+    model.head = head  # type: ignore[assignment]
+    return started(model)
+
+
+class OfKind(Decoder):
+    """One vector for the kind of all inputs, of a table whose name is about frequency."""
+
+    def __init__(self, layers: list[nn.Module], final: nn.Module | None) -> None:
+        super().__init__(layers, final)
+        del self.positions
+        self.freq_emb = nn.Embedding(3, WIDTH)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids) + self.freq_emb(torch.zeros(1, 2, dtype=torch.long)).mean(1)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.final_norm(x))
+        return logits
+
+
 LEGAL: dict[str, Callable[[], nn.Module]] = {
     "logit-cap": lambda: pre(layer=CappedLayer),
     "mup-scale": lambda: pre(layer=MuPLayer),
@@ -331,6 +460,14 @@ LEGAL: dict[str, Callable[[], nn.Module]] = {
     "keys-from-zero": lambda: attending(Tempered),
     "pooled-norm": lambda: started(Pooled([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
     "length-norm": lambda: pre(norm=LengthNorm),
+    "largest-off": lambda: attending(Lowered),
+    "short-convolution": lambda: attending(Convolved),
+    "pool-less": lambda: pre(layer=PoolLayer),
+    "offsets-from-zero": sampling,
+    "loss-first": lambda: started(Priced([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
+    "one-class": lambda: headed(nn.Linear(WIDTH, 1), final=nn.LayerNorm(WIDTH)),
+    "batch-norm-head": lambda: headed(BatchNormed()),
+    "of-one-kind": lambda: started(OfKind([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
     "dropout-in-training": lambda: nn.Sequential(*[nn.Sequential(pre(2), nn.Dropout(0.1))]),
 }
 
@@ -361,6 +498,59 @@ def test_a_norm_to_length_one_is_reported() -> None:
     """The negative control of a factor that follows the norm."""
     torch.manual_seed(0)
     assert {"norm-scale", "norm-weights"} & isograd.check(pre(norm=ShortNorm)).codes
+
+
+class OnePosition(Decoder):
+    """A table of sines of which every position gets the first row."""
+
+    rows = 1
+
+    def __init__(self, layers: list[nn.Module], final: nn.Module | None) -> None:
+        super().__init__(layers, final)
+        del self.positions
+        self.register_buffer("pe", torch.sin(torch.arange(POSITIONS)[:, None] / torch.arange(1, WIDTH + 1)))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids) + self.get_buffer("pe")[: self.rows or input_ids.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.final_norm(x))
+        return logits
+
+
+class EveryPosition(OnePosition):
+    rows = 0
+
+
+class StandingStill(Attention):
+    """Rotary positions that are all 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(project(x)) for project in (self.query, self.key, self.value))
+        angles = torch.zeros(x.shape[1])[:, None] * 100.0 ** -(torch.arange(q.shape[-1]) / q.shape[-1])
+        turns = angles.cos()
+        heads = F.scaled_dot_product_attention(q * turns, k * turns, v, attn_mask=self.visible(x.shape[1]))
+        return self.out(join(heads))
+
+
+class StillLayer(WithAttention):
+    attention = StandingStill
+
+
+@pytest.mark.parametrize(
+    ("model", "codes"),
+    [
+        (lambda: started(OnePosition([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))), {"positions-missing"}),
+        (lambda: started(EveryPosition([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))), set()),
+        (lambda: started(Unplaced([StillLayer() for _ in range(4)], nn.LayerNorm(WIDTH))), {"positions-missing"}),
+    ],
+)
+def test_one_row_for_all_positions_is_reported(model: Callable[[], nn.Module], codes: set[str]) -> None:
+    """Though a causal model can do without positions: this one has them."""
+    torch.manual_seed(0)
+    findings = isograd.check(model())
+    assert findings.codes == codes
+    assert all("gets the same row" in f.message for f in findings)
 
 
 def test_what_only_chooses_is_a_warning() -> None:

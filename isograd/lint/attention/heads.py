@@ -10,6 +10,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.trace.dataflow import bare
 
+STEP = 1e-2  # of scores, to see what the softmax reads of them
 NEAR = 0.05  # relative: two scales that are the same
 
 
@@ -56,13 +57,23 @@ def _joins_wrongly(attention: MeasuredAttention) -> bool:
     """Whether what all heads mixed at one position comes to stand at several positions of the branch."""
     if attention.mixture is None or (places := attention.places(attention.mixture)) is None:
         return False
-    result = attention.trace[attention.sublayer.branch]
+    end = _joined(attention, attention.mixture)
+    result = attention.trace[end]
     time = attention.trace[attention.mixture].shape[places]
     axes = [d for d in (1, 0) if result.ndim >= 3 and result.shape[d] == time]
-    moved = attention.moved(attention.mixture, attention.sublayer.branch, places) if axes and time > 2 else None
+    moved = attention.moved(attention.mixture, end, places) if axes and time > 2 else None
     if moved is None:
         return False
     return min(int(moved.transpose(0, d).flatten(1).any(-1).sum()) for d in axes) > 1
+
+
+def _joined(attention: MeasuredAttention, mixture: int) -> int:
+    """What the first product makes of the joined heads; the branch, where none follows: after it a convolution may mix
+    positions.
+    """
+    branch, dataflow = attention.sublayer.branch, attention.dataflow
+    products = (o for o in dataflow.between(mixture, branch) if dataflow.is_product(o))
+    return next((o.makes[0] for o in products if attention.trace[o.makes[0]].ndim >= 3), branch)
 
 
 def groups(checked: CheckedModel) -> Iterator[Finding]:
@@ -189,13 +200,18 @@ def _slope(attention: MeasuredAttention, scores: int) -> float | None:
         attention.dataflow.weights(o) and bare(o) in ("mul", "div") for o in attention.dataflow.between(scores, end)
     ):
         return None
-    step, x = 1e-2, torch.zeros_like(trace[scores])
-    low, high = (trace.replay({scores: y}, [end])[0].double() for y in (x, x + step))
+    x = torch.zeros_like(trace[scores])
+    even = torch.arange(x.shape[-1]) % 2 == 0
+    low, high, half = (trace.replay({scores: y}, [end])[0].double() for y in (x, x + STEP, x + STEP * even))
     seen = (low > -9e3) & (high > -9e3)
-    slopes = (high - low)[seen] / step
+    slopes = (high - low)[seen] / STEP
     if not slopes.numel():
         return None
     middle = slopes.median().item()
+    if not slopes.any():  # the largest score is taken off, which a softmax does not see
+        moved, sides = (half - low) / STEP, (seen & even, seen & ~even) if low.shape == x.shape else ()
+        medians = [moved[side].median().item() for side in sides if side.any()]
+        return medians[0] - medians[1] if len(medians) == 2 else None
     return middle if (slopes - middle).abs().median() <= 0.02 * abs(middle) else None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isograd.lint.attention.masks import seen_by
+from isograd.lint.attention.masks import SHORTEST, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
@@ -17,7 +17,8 @@ from isograd.trace.record import Operation
 BLIND = 1e-3  # of what the attention adds: less is another order of sums
 CHANGED = 1e-4  # relative: a difference that rounding does not make
 SPEAKS = re.compile(
-    r"(^|[._])(w?pe|pos(?!t)\w*|rope\w*|rotary\w*|freqs?\w*|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)", re.I
+    r"(^|[._])(w?pe|pos(?!t)\w*|rope\w*|rotary\w*|freqs\w*|freq_(cis|cos|sin)|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)",
+    re.I,
 )
 
 
@@ -33,15 +34,15 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     unused = _unused(checked)
     if unused is None and (not _can_vary(checked) or all(view == "left" for view in views)):
         return  # a causal model can do without positions
-    if not checked.takes_ids and unused not in checked.parameters:
+    if not checked.takes_ids and (unused is None or unused[0] not in checked.parameters):
         return
     yield Finding(
         code="positions-missing",
         severity="error",
-        address=unused or "",
+        address=unused[0] if unused else "",
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
-        " equal tokens have equal vectors" + (f"; {unused} is not applied" if unused else ""),
+        " equal tokens have equal vectors" + (f"; {unused[1]}" if unused else ""),
         remedy="x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
     )
 
@@ -71,26 +72,60 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
     return bool(gap <= BLIND * (result - x)[:, -1].abs().max())
 
 
-def _unused(checked: CheckedModel) -> str | None:
-    """A parameter or buffer about positions whose value reaches no output."""
+def _unused(checked: CheckedModel) -> tuple[str, str] | None:
+    """A parameter or buffer about positions whose value reaches no output, or of which all positions get one row; and
+    which of both, in words.
+    """
+    names = [*checked.parameters, *(n for n, _ in checked.model.named_buffers())]
+    named = [n for n in names if SPEAKS.search(n)]
     reached = {checked.trace.names[v] for v in checked.reaching if v in checked.trace.names}
     idle = tuple(f"{address}." for address in checked.anatomy.idle if not SPEAKS.search(address))  # a vision encoder
-    for name in checked.parameters:
-        if SPEAKS.search(name) and name not in reached and not name.startswith(idle):
-            return name
-    for operation in checked.trace.operations:  # all positions look up the same row
+    for name in named:
+        if name in checked.parameters and name not in reached and not name.startswith(idle):
+            return name, f"{name} is not applied"
+    if (one := _looked_up_once(checked) or _one_row(checked, named)) is not None:
+        return one, f"every position gets the same row of {one}"
+    acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
+    for name in named:
+        owner = name.rpartition(".")[0]  # it may have made another table as it ran, or have one for each kind of layer
+        waits = name in checked.parameters or "position_ids" in name or name.startswith(idle)
+        if not waits and (not owner or owner not in acting):
+            return name, f"{name} is not applied"
+    dead = (o for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.reaching.isdisjoint(o.makes))
+    return next(((o.module or "cos", f"{o.module or 'cos'} is not applied") for o in dead), None)
+
+
+def _looked_up_once(checked: CheckedModel) -> str | None:
+    """A table of positions of which all look up the same row."""
+    for operation in checked.trace.operations:
         if operation.name == "embedding" and not checked.dataflow.data(operation):
             indices = checked.trace[operation.reads[1]]
             if indices.numel() > 1 and bool((indices == indices.flatten()[0]).all()) and _of_places(checked, operation):
                 return checked.dataflow.parameter(operation.reads[0])
-    acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
-    for name, _ in checked.model.named_buffers():
-        owner = name.rpartition(".")[0]  # it may have made another table as it ran, or have one for each kind of layer
-        waits = "position_ids" in name or name.startswith(idle)
-        if SPEAKS.search(name) and not waits and (not owner or owner not in acting):
-            return name
-    dead = (o for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.reaching.isdisjoint(o.makes))
-    return next((o.module or "cos" for o in dead), None)
+    return None
+
+
+def _one_row(checked: CheckedModel, named: list[str]) -> str | None:
+    """A table of positions, or the angles of each, of which one row is cut out for all; or angles that are alike."""
+    trace, dataflow = checked.trace, checked.dataflow
+    time = min((x.shape[1] for t in checked.looked_up if (x := trace[t]).ndim == 3), default=0)
+    tables = {n: x for n, x in (*checked.parameters.items(), *checked.model.named_buffers()) if n in named}
+    for operation in trace.operations if time >= SHORTEST else ():
+        if checked.reaching.isdisjoint(operation.makes):
+            continue
+        made = trace[operation.makes[0]]
+        if bare(operation) in ("cos", "sin") and made.ndim >= 2 and made.shape[-2] == time:
+            if made.shape[-1] > 1 and torch.equal(made, made[..., :1, :].expand_as(made)):
+                return operation.module or bare(operation)
+        elif bare(operation) in ("slice", "select", "narrow") and operation.reads[0] not in dataflow.live:
+            whole, longest = trace[operation.reads[0]], max(trace[operation.reads[0]].shape, default=0)
+            if longest < time or whole.numel() != made.numel() * longest:
+                continue
+            origin = trace.made_by(dataflow.root(operation.reads[0]))
+            table = next((n for n, x in tables.items() if x.shape == whole.shape and torch.equal(x, whole)), None)
+            if table or (origin is not None and bare(origin) in ("cos", "sin")):
+                return table or operation.module or "cos"
+    return None
 
 
 def _of_places(checked: CheckedModel, operation: Operation) -> bool:

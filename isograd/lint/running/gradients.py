@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
-from isograd.trace.dataflow import bare
+from isograd.trace.dataflow import bare, different
 from isograd.trace.record import answer, arguments, fitted, undisturbed
 
 ROUNDS = 3
 STEP = 1e-2
+CHANGED = 1e-5  # relative: more than rounding does
 WRONG = 0.2  # relative: a directional derivative that is not the one that autograd gives
 ROUNDED = ("round", "sign", "floor", "ceil", "argmax", "topk", "argmin", "bucketize")  # with gradients of their own
 
@@ -65,7 +66,8 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
             continue
         for rows in (grad, grad.T):
             still = (rows == 0).all(1)
-            if int(still.sum()) * 8 >= len(still) and not (checked.parameters[name] == 0).any():
+            part = int(still.sum()) * 8 >= len(still) and not (checked.parameters[name] == 0).any()
+            if part and not _are_read(checked, name, still):
                 first = int(still.nonzero()[0])
                 yield Finding(
                     code="parameter-unread",
@@ -77,6 +79,22 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
                     remedy="q, k, v = qkv.chunk(3, dim=-1), and use each once",
                 )
                 return
+
+
+def _are_read(checked: CheckedModel, name: str, rows: Tensor) -> bool:
+    """Whether an output moves with these outputs of a matrix where what it makes is of size 1: a gradient that rounding
+    takes away, as of scores far below 1, is none of 0.
+    """
+    trace = checked.trace
+    products = (o for o in trace.operations if checked.dataflow.is_product(o))
+    made = next(o.makes[0] for o in products if name in checked.dataflow.weights(o))
+    if trace[made].shape[-1] != len(rows):
+        return False
+    draw = torch.Generator().manual_seed(0)
+    one, noise = (torch.randn(trace[made].shape, generator=draw).to(trace[made]) for _ in range(2))
+    outputs = [v for v in trace.outputs.values() if trace[v].is_floating_point()]
+    before, after = (trace.replay({made: x}, outputs) for x in (one, torch.where(rows, noise, one)))
+    return any(different(a, b) > CHANGED for a, b in zip(after, before, strict=True))
 
 
 def frozen(checked: CheckedModel) -> Iterator[Finding]:
@@ -140,12 +158,13 @@ def _heard(checked: CheckedModel) -> set[int]:
     todo = list(found)
     while todo:
         made = trace.made_by(todo.pop())
-        if made is None or not checked.constant_weights.isdisjoint(made.makes):
+        if made is None:
             continue
+        reads = made.reads if checked.constant_weights.isdisjoint(made.makes) else made.reads[2:3]  # its values
         masks = [trace[v] for v in made.reads if v in of_ids and trace[v].dtype == torch.bool]
         if masks and any(not mask.any() or mask.all() for mask in masks):
             continue
-        new = [v for v in made.reads if v not in found and trace[v].numel()]
+        new = [v for v in reads if v not in found and trace[v].numel()]
         found.update(new)
         todo += new
     return found
@@ -217,7 +236,7 @@ def _loss(checked: CheckedModel) -> Tensor | None:
     for part in tree_leaves(parts):
         if not isinstance(part, Tensor) or not part.is_floating_point() or not part.numel():
             continue
-        if part is main and checked.logits is not None and part.ndim >= 2:
+        if part is main and checked.logits is not None and part.ndim >= 2 and part.shape[-1] > 1:
             rows = part.flatten(0, -2)
             terms.append(F.cross_entropy(rows, torch.randint(rows.shape[-1], rows.shape[:1], generator=draw)))
         else:
