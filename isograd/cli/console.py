@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -175,6 +176,16 @@ class Bar:
             self.line(said)
 
 
+def _in_words(seconds: float) -> str:
+    """
+    >>> _in_words(41.3), _in_words(200), _in_words(9000)
+    ('41 s', '3 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 class RunProgress:
     """A bar per run, fed with steps and ends; where there is no terminal, lines.
 
@@ -197,6 +208,7 @@ class RunProgress:
         self.tasks = [self.bars.add_task(escape(one.ljust(width)), total=steps, start=False, loss="") for one in labels]
         self.labels, self.folders = labels, folders
         self.begun: set[int] = set()
+        self.seen: dict[int, tuple[float, int]] = {}  # when a run was first heard of, and at which step
         self.warned: Counter[int] = Counter()
 
     def __enter__(self) -> "RunProgress":
@@ -218,8 +230,12 @@ class RunProgress:
             self.bars.update(task, total=read_run(self.folders[index]).resolved.get("steps"))
         self.bars.update(task, completed=step, loss=f"loss {loss:.3f}")
         total = int(self.bars.tasks[index].total or 0)
-        if not self.console.is_terminal and step % max(EVERY, total // 20) == 0 and step != total:
-            self.line(f"{self.labels[index]}: step {step:,} of {total:,}, loss {loss:.3f}")
+        first = index not in self.seen and len(self.labels) == 1  # of many runs the first lines would be many
+        began, since = self.seen.setdefault(index, (time.perf_counter(), step))
+        if not self.console.is_terminal and (first or step % max(EVERY, total // 20) == 0) and step != total:
+            each = (time.perf_counter() - began) / max(1, step - since)
+            left = "" if step == since else f", {_in_words((total - step) * each)} left"
+            self.line(f"{self.labels[index]}: step {step:,} of {total:,}, loss {loss:.3f}{left}")
         for row in read_rows(self.folders[index] / "warnings.jsonl")[self.warned[index] :]:
             self.warned[index] += 1
             label = f"{self.labels[index]}: " if len(self.labels) > 1 else ""

@@ -1,6 +1,7 @@
 """`isograd report FOLDER...`: tables and figures from the files of runs, a study or a search."""
 
 import json as json_
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -86,6 +87,50 @@ def report(
         for arms, page, name in written:
             print_arms(arms, page, name)
     return 0
+
+
+def open_page(folder: Folder, *, json: bool = False) -> int:
+    """Show the page of a run, a study or a search in the browser.
+
+    examples:
+      isograd open runs/my-run
+      isograd open runs/compare
+
+    It is made where it is not there yet, or older than its run. Without a display its path is printed.
+
+    Args:
+        folder: as 'isograd report' takes it, or an HTML file
+        json: the path as one JSON object on stdout
+    """
+    page = folder if folder.suffix == ".html" and folder.is_file() else _page_of(folder)
+    shown = False
+    if not json and _has_display():
+        import webbrowser
+
+        shown = webbrowser.open(page.resolve().as_uri())
+    if json:
+        print_json({"page": str(page)})
+    else:
+        print(f"opened {page}" if shown else page)
+    return 0
+
+
+def _page_of(folder: Path) -> Path:
+    """The page that lies in a folder; where there is none of its newest run, it is made."""
+    found = [path for path in (folder / "report" / "report.html", folder / "report.html") if path.is_file()]
+    runs = [path.stat().st_mtime_ns for path in (*folder.glob("outcome.json"), *folder.glob("*/outcome.json"))]
+    if found and found[0].stat().st_mtime_ns >= max(runs, default=0):
+        return found[0]
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    with redirect_stdout(StringIO()):
+        report(folder)
+    return folder / "report" / "report.html"
+
+
+def _has_display() -> bool:
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _is_watched(folder: Path) -> bool:

@@ -1,13 +1,14 @@
 """`isograd train RECIPE key=value ...`: one run, or with --dry-run what it will need."""
 
+import shlex
 import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isograd.cli.console import RunProgress, loading, output, print_json
-from isograd.cli.parser import Count, Folder, Words
+from isograd.cli.console import RunProgress, loading, must_be_writable, output, print_json, progress
+from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,6 +64,42 @@ def train(
     return _train(run, out, json)
 
 
+def init_recipe(*text: str, out: File | None = None, json: bool = False) -> int:
+    """Write a first recipe for your own text, with a reason beside each setting.
+
+    examples:
+      isograd init-recipe my.txt
+      isograd train my.yaml
+      isograd init-recipe wikipedia/train.txt.xz --out wiki.yaml
+
+    Nothing is asked: level, length, depth and batch follow from the text, so that a first run takes about a minute.
+
+    Args:
+        text: files (.txt, .jsonl, .parquet, plain or .gz or .xz), or a data set's name (default: the embedded text)
+        out: the recipe (default: NAME.yaml here, NAME from the first text); never one that exists
+        json: the file and its settings as one JSON object on stdout
+    """
+    sources = list(text) or ["embedded"]
+    path = out or Path(f"{Path(sources[0]).name.partition('.')[0] or 'text'}.yaml")
+    if path.exists():
+        raise UserError(f"{path} exists; name another by --out FILE")
+    must_be_writable(path)
+    from isograd.files import write_text
+    from isograd.train.recipe import load_run
+    from isograd.train.suggest import look, recipe_for
+
+    with progress().status("reading the text"):
+        facts = look(sources)
+    write_text(path, recipe_for(sources, facts, path))
+    run = load_run(path)
+    if json:
+        print_json({"recipe": str(path), **run.as_dict()})
+    else:
+        print(f"{path}: {facts.characters:,} characters, {run.layers} layers, {run.training.steps:,} steps")
+        print(f"isograd train {shlex.quote(str(path))}")
+    return 0
+
+
 def _train(run: "Run", out: Path | None, json: bool) -> int:
     with loading():
         import torch
@@ -72,17 +109,25 @@ def _train(run: "Run", out: Path | None, json: bool) -> int:
 
     state = PartialState(cpu=not torch.cuda.is_available())
     folder = out or Path("runs") / (run.name or run.folder_name())
-    with RunProgress([run.model.placement], run.training.steps, [folder]) as progress:
-        progress.console.quiet |= not state.is_main_process  # one voice of several
-        outcome = train_run(run, folder, partial(progress.step, 0), progress.validated)
-        progress.end(0, outcome)
+    before = _written(folder / "outcome.json")
+    with RunProgress([run.model.placement], run.training.steps, [folder]) as bar:
+        bar.console.quiet |= not state.is_main_process  # one voice of several
+        outcome = train_run(run, folder, partial(bar.step, 0), bar.validated)
+        bar.end(0, outcome)
     if state.is_main_process:
         _write_card(folder)
         if json:
             print_json(outcome | {"folder": str(folder)})
         else:
             _print(outcome, folder)
+            if before == _written(folder / "outcome.json"):
+                print("it had ended before, and nothing was trained again; --out FOLDER starts another run")
     return {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
+
+
+def _written(path: Path) -> int | None:
+    """When a file was written; None where it is not there."""
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _write_card(folder: Path) -> None:

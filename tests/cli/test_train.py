@@ -48,6 +48,7 @@ def test_a_training(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         f"undecided, final loss {told['final_loss']:.4f}, validation loss {told['validation_loss']:.4f}",
         f"undecided: {told['reason']}",
         "folder: runs/mine",
+        "it had ended before, and nothing was trained again; --out FOLDER starts another run",
     ]
 
 
