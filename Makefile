@@ -1,13 +1,14 @@
-# Commands on a fresh machine: `make compare`, `make test`, `make accept`. Each builds .venv once, from constraints.txt.
+# Commands on a fresh machine: `make compare`, `make test`, `make accept`, `make docs`. Each builds .venv once, from constraints.txt.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS := $(VENV)/.docs
 ARGS ?=
 export PYTHONDONTWRITEBYTECODE =  # else every process that a test starts compiles isograd anew
 
-.PHONY: compare accept accept-full test test-slow check format clean
+.PHONY: compare accept accept-full test test-slow check format docs clean
 
 compare: $(INSTALLED)  ## the main job; options by ARGS="--seeds 0 1 2"
 	$(BIN)/isograd compare $(ARGS)
@@ -34,6 +35,16 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Nothing is fetched; a warning is an error, such as a link without a target or a page that no menu shows.
+docs: $(DOCS)  ## the site, in docs/_build/html/index.html; tutorials are executed, unchanged ones come from a cache
+	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+		$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet $(ARGS) docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+$(DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
 # torch first and alone: asked for by another package, pip would take the newest build instead of the pinned one.
 $(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isograd needs Python 3.11 or newer; set PYTHON=")'
@@ -43,4 +54,4 @@ $(INSTALLED): constraints.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache docs/_build docs/generated

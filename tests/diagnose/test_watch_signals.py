@@ -1,5 +1,6 @@
 """Loops that are broken, as people break them: each signal comes, of itself, and not beside the same loop unbroken."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -340,18 +341,13 @@ def test_the_module_that_overflows() -> None:
     assert found is not None and found[0] == "layers.1.norm1.weight"
 
 
-def test_the_loop_of_the_docs_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/watch.md").read_text(encoding="utf-8")
-    block = page.partition("```python\n")[2].partition("```")[0]
+def test_the_script_of_the_docs_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pasted from either page it collapses, and the watch says so."""
+    docs = Path(__file__).parents[2] / "docs"
+    pages = [(docs / name).read_text(encoding="utf-8") for name in ("watch.md", "start.md")]
+    block, same = (page.partition("```python\n")[2].partition("```")[0] for page in pages)
+    assert block == same
     monkeypatch.chdir(tmp_path)
-    model = Small()
-    before = model.head.weight.detach().clone()
-    rows = torch.randint(VOCABULARY, (5, 4, TIME + 1))
-    names = {
-        "model": model,
-        "loader": [(x[:, :-1], x[:, 1:]) for x in rows],
-        "optimizer": torch.optim.Adam(model.parameters()),
-    }
-    exec(block, names)
-    assert not torch.equal(before, model.head.weight)
-    assert len((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()) == 5
+    exec(compile(block, "watch.md", "exec"), {"__name__": "page"})
+    (row,) = map(json.loads, (tmp_path / "runs/mine/warnings.jsonl").read_text().splitlines())
+    assert row["signal"] == "gradients", row["message"]

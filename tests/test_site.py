@@ -1,0 +1,81 @@
+"""Sources of the site: each page in a menu, each link leads somewhere, each verb has a guide. `make docs` builds it."""
+
+import doctest
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from isograd.cli import VERBS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+_BUILT = ("_build", "generated")
+PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in _BUILT)
+_TOCTREE = re.compile(r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def extension(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    return import_module("site_pages")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(DOCS).with_suffix(""))
+
+
+def below(page: Path, hung: dict[str, str]) -> set[str]:
+    """The pages that a page's menus list, those that are hung below it included."""
+    entries = [line for found in _TOCTREE.findall(page.read_text(encoding="utf-8")) for line in found.split()]
+    patterns = [str(page.parent.relative_to(DOCS) / entry) for entry in entries]
+    patterns += [hung[name(page)]] if name(page) in hung else []
+    return {name(one) for pattern in patterns for one in DOCS.glob(f"{pattern}.md")} - {name(page)}
+
+
+def test_every_page_is_in_a_menu(extension: ModuleType) -> None:
+    listed = [one for page in PAGES for one in below(page, extension.UNDER)]
+    assert {name(page) for page in PAGES} - set(listed) == {"index"}
+    assert len([one for one in listed if not one.startswith("generated/")]) == len(PAGES) - 1, "a page is in two menus"
+
+
+def test_a_page_that_no_menu_lists_is_found(extension: ModuleType, tmp_path: Path) -> None:
+    """The negative control."""
+    page = DOCS / "index.md"
+    assert "compare" in below(page, extension.UNDER)
+    assert "check/rate-high" not in below(page, extension.UNDER)
+    assert "check/rate-high" in below(DOCS / "check.md", extension.UNDER)
+    assert "check/rate-high" not in below(DOCS / "check.md", {})
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path = target.partition("#")[0]
+        if path and "://" not in path and not path.startswith("mailto:"):
+            assert (page.parent / path).exists(), target
+
+
+def test_every_verb_has_a_guide(extension: ModuleType) -> None:
+    how_to = (DOCS / "how-to.md").read_text(encoding="utf-8")
+    assert set(extension.GUIDES) == set(VERBS)
+    for verb, guide in extension.GUIDES.items():
+        assert (DOCS / f"{guide}.md").exists()
+        assert f"`{verb}`" in how_to or f"`{verb.split()[0]}`" in how_to, verb
+
+
+@pytest.mark.parametrize("module", ["site_pages", "docstrings"])
+def test_examples_of_the_extensions(module: str, extension: ModuleType) -> None:
+    result = doctest.testmod(import_module(module))
+    assert result.attempted and not result.failed
+
+
+def test_a_card_has_its_formula(extension: ModuleType) -> None:
+    cards = {path: text for path, text in extension.pages() if path.startswith("placements/")}
+    assert r"x \leftarrow \mathrm{LN}(\mathrm{skip}\cdot x + \mathrm{Attn}(x))" in cards["placements/admin.md"]
+    assert all("$$" in text and "isograd compare" in text for text in cards.values())
