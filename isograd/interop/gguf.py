@@ -29,7 +29,7 @@ from isograd.errors import InteropError, needed
 from isograd.files import new_folder
 from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, special
-from isograd.interop.hf.family import later, rows
+from isograd.interop.hf.family import later
 from isograd.interop.parity import ParityReport, hashes, measure
 from isograd.interop.pretrained import Fit, built, fit
 from isograd.interop.sample import Sample
@@ -198,7 +198,7 @@ def _add_shape(writer: Any, done: Fit, library: Any, half: bool) -> None:
 
 def _positions(done: Fit) -> int:
     config = done.model.config
-    return config.max_position_embeddings if done.family.name == "llama" else rows(config)
+    return config.max_position_embeddings if done.family.name == "llama" else done.family.rows(config)
 
 
 def _add_vocabulary(writer: Any, tokenizer: Any, text: Mapping[str, Any], config: Any) -> None:

@@ -33,13 +33,14 @@ from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
 from isograd.interop.fold import FoldError, fold
 from isograd.interop.hf import FAMILIES
-from isograd.interop.hf.family import Family, has_coefficients, has_inner_norms, norms_at, rows
+from isograd.interop.hf.family import Family, has_coefficients, has_inner_norms, norms_at
 from isograd.interop.hf.refused import reason
 from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
 from isograd.interop.parity import ParityReport, Side, hashes, measure
 from isograd.interop.sample import Sample
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.trace.load import load_model
+from isograd.transformer.positions import ADDED
 
 _ELSEWHERE = "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model"
 _NOT_SETTINGS = ("_from_model_config", "transformers_version")
@@ -257,7 +258,8 @@ def _stored(before: IsogradConfig, config: IsogradConfig, family: Family) -> lis
     notes = []
     if family.positions == "table" and before.position_embedding_type != "learned":
         notes.append(
-            f"Its positions ({before.position_embedding_type}) are a table of {rows(config)} rows: no longer sequences."
+            f"Its positions ({before.position_embedding_type}) are a table of {family.rows(config)} rows: no longer"
+            " sequences."
         )
     tied = config.tie_word_embeddings and not family.unties(config)
     if (before.tie_word_embeddings and not tied) or (
@@ -295,7 +297,7 @@ def _positions(stack: IsogradModel, family: Family) -> Tensor:
     A pad token reads the row before the first one.
     """
     config: IsogradConfig = stack.config
-    longest, width, tokens = rows(config), config.hidden_size, stack.embedding.tokens.weight
+    longest, width, tokens = family.rows(config), config.hidden_size, stack.embedding.tokens.weight
     first, ours = family.first_row(config), config.position_offset
     table = torch.zeros(first + longest, width, dtype=tokens.dtype)
     module = stack.embedding.positions
@@ -375,7 +377,7 @@ def _fit_tokenizer(source: Source, folder: Path, fit: Fit) -> list[str]:
     if fit.kind in (CAUSAL, PAIR):
         options["model_input_names"] = ["input_ids", "attention_mask"]
     if fit.family.positions == "table":
-        options["model_max_length"] = rows(fit.model.config)
+        options["model_max_length"] = fit.family.rows(fit.model.config)
     for path in (folder / "tokenizer_config.json", folder / "target_tokenizer" / "tokenizer_config.json"):
         if path.is_file():
             content = read_json(path) | options
@@ -401,13 +403,42 @@ def from_transformers(theirs: PreTrainedModel, *, shared: bool = False) -> Isogr
 
     With `shared` both have the same tensors where one matrix is one matrix: nothing large is held twice.
 
-    Marian's sinusoids become a table that is not trained (a saved model does not keep that).
+    Sinusoids that the class computes are computed here, too; a table of others in their place becomes a learned one
+    that is not trained (a saved model does not keep that).
 
     Raises:
         InteropError: a class that isograd has no counterpart for, an option or weights that it has no place for.
     """
     family, kind = _counterpart(theirs)
     options = family.from_options(theirs.config)
+    state, rest = _renamed(theirs.state_dict(), family, kind, options)
+    offset = rest.pop("final_logits_bias", None)
+    if offset is not None and offset.any():
+        state["lm_head.bias"] = offset[0]
+    refuse(f"{type(theirs).__name__}: unexpected keys", set(rest) - set(_COPIES))
+    options = family.read_positions(state, options)
+    if options.get("position_embedding_type") in ADDED:
+        state = {name: value for name, value in state.items() if not name.endswith("embedding.positions.weight")}
+    with torch.device("meta"):
+        model = kind.cls(_config(theirs, family, kind, options, state))
+    fill(model, {name: _own(value, theirs.dtype, shared=shared) for name, value in state.items()})
+    family.imported(model)
+    return model.eval()
+
+
+def under_our_names(theirs: PreTrainedModel, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What stands beside weights of theirs, by their names (gradients, an optimizer's moments), by ours.
+
+    Raises:
+        InteropError: as `from_transformers`.
+    """
+    family, kind = _counterpart(theirs)
+    return _renamed(values, family, kind, family.from_options(theirs.config))[0]
+
+
+def _renamed(
+    values: Mapping[str, Tensor], family: Family, kind: ModelKind, options: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     layers = (
         {"encoder": options["encoder_layers"], "decoder": options["num_hidden_layers"]}
         if kind == PAIR
@@ -415,16 +446,7 @@ def from_transformers(theirs: PreTrainedModel, *, shared: bool = False) -> Isogr
     )
     norms = "post" if options["placement"] == "post-ln" else "pre"
     table = family.names.modules(layers, dict.fromkeys(layers, norms), classifier=kind == CLASSIFIER)
-    state, rest = from_theirs(theirs.state_dict(), table, family.names, options["num_attention_heads"])
-    offset = rest.pop("final_logits_bias", None)
-    if offset is not None and offset.any():
-        state["lm_head.bias"] = offset[0]
-    refuse(f"{type(theirs).__name__}: unexpected keys", set(rest) - set(_COPIES))
-    with torch.device("meta"):
-        model = kind.cls(_config(theirs, kind, options, state))
-    fill(model, {name: _own(value, theirs.dtype, shared=shared) for name, value in state.items()})
-    family.imported(model)
-    return model.eval()
+    return from_theirs(values, table, family.names, options["num_attention_heads"])
 
 
 def _own(value: Tensor, dtype: torch.dtype, *, shared: bool) -> Tensor:
@@ -459,7 +481,8 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         family, _ = _counterpart(theirs)
-        before: Side = {"fp64": family.in_fp64(theirs), "fp32": theirs, "bf16": theirs}
+        whole = family.comparable(theirs)
+        before: Side = {"fp64": family.in_fp64(theirs), "fp32": whole, "bf16": whole}
         report = measure(
             before,
             type(model).from_pretrained(part),
@@ -484,7 +507,7 @@ def _counterpart(theirs: PreTrainedModel) -> tuple[Family, ModelKind]:
 
 
 def _config(
-    theirs: PreTrainedModel, kind: ModelKind, options: dict[str, Any], state: Mapping[str, Tensor]
+    theirs: PreTrainedModel, family: Family, kind: ModelKind, options: dict[str, Any], state: Mapping[str, Tensor]
 ) -> IsogradConfig:
     config: Any = theirs.config
     options = {"scale_embedding": False} | options | {name: getattr(config, name, None) for name in _IDS}
@@ -493,7 +516,7 @@ def _config(
         source, table = theirs.get_encoder().embed_tokens.weight, theirs.get_decoder().embed_tokens.weight
         own = None if len(source) == len(table) else len(source)
         options |= {"encoder_vocab_size": own, "share_encoder_embeddings": source is table}
-    head: Any = theirs.get_output_embeddings()
+    head = family.head(theirs)
     tied = isinstance(head, nn.Module) and head.weight is table
     if kind == PAIR and not tied:
         options["share_encoder_embeddings"] = False  # one table for all three, or each its own

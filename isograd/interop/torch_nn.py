@@ -170,7 +170,7 @@ def _position_table(state: Mapping[str, Tensor], positions: str) -> Tensor | Non
     """The table of that name, (positions, width), also where it was kept with a dimension for the batch; None where
     positions are a formula or there are none.
     """
-    if positions in ("none", "sinusoidal", "sinusoidal_interleaved"):
+    if positions in ("none", *ADDED):
         return None
     table = _need(state, positions)
     return table.squeeze(1 if table.shape[1] == 1 else 0) if table.ndim == 3 else table

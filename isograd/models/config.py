@@ -94,8 +94,8 @@ class IsogradConfig(PretrainedConfig):
         bias_roles: the roles whose projections have one, where they are not all alike: some of "query", "key", "value",
             "attn_out", "ffn_in", "ffn_out", and of a masked head "dense" and "head". None: as `bias` says, and the
             masked head has both.
-        position_embedding_type: "learned", "sinusoidal" (fairseq), "sinusoidal_interleaved" (the original), "rotary",
-            "none".
+        position_embedding_type: "learned", "sinusoidal" (fairseq), "sinusoidal_interleaved" (the original),
+            "sinusoidal_sines_first" (the original's numbers in Marian's order), "rotary", "none".
         position_offset: id of the first position (fairseq and BART: 2).
         max_position_embeddings: positions of the learned table, and the longest sequence.
         rope_theta: base of the rotary frequencies.

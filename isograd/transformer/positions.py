@@ -1,4 +1,4 @@
-"""Positions: learned, two sinusoidal conventions, rotary with transformers' rules of scaling.
+"""Positions: learned, three sinusoidal conventions, rotary with transformers' rules of scaling.
 
 Computed where used, so there is no buffer to lose.
 """
@@ -38,9 +38,18 @@ def sinusoidal_interleaved(position: Tensor, width: int) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :width]
 
 
+def sinusoidal_sines_first(position: Tensor, width: int) -> Tensor:
+    """The same numbers with all sines before all cosines, in Marian's and Pegasus's precision: angles in float64."""
+    wide = torch.float32 if position.device.type == "mps" else torch.float64
+    exponent = torch.arange(0, width, 2, dtype=wide, device=position.device) / width
+    angle = position[..., None].to(wide) / 10000.0**exponent
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[..., :width].float()
+
+
 ADDED: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sinusoidal": sinusoidal,
     "sinusoidal_interleaved": sinusoidal_interleaved,
+    "sinusoidal_sines_first": sinusoidal_sines_first,
 }
 POSITIONS = ("learned", *ADDED, "rotary", "none")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isograd.interop.parity import Promoted
+from isograd.interop.pretrained import under_our_names
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 41,
@@ -22,6 +23,28 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 1,
     "bos_token_id": 0,
     "eos_token_id": 2,
+}
+PAIR: dict[str, Any] = {
+    "vocab_size": 41,
+    "d_model": 16,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 12,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+FSMT = {name: value for name, value in PAIR.items() if name != "vocab_size"} | {
+    "langs": ["a", "b"],
+    "src_vocab_size": 45,
+    "tgt_vocab_size": 41,
+    "tie_word_embeddings": False,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -38,25 +61,31 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 
 @dataclass(frozen=True)
 class Native:
-    """A class of transformers with options beside `SHAPE`."""
+    """A class of transformers with options beside those of a shape."""
 
     cls: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=lambda: SHAPE)
 
     def __str__(self) -> str:
         return f"{self.cls} {' '.join(f'{k}={v}' for k, v in self.options.items())}"[:90]
 
     def build(self, seed: int = 5) -> Any:
         cls = getattr(transformers, self.cls)
-        made = cls(cls.config_class(**{**SHAPE, **self.options}))
+        made = cls(cls.config_class(**{**self.shape, **self.options}))
         return randomised(made, seed).double().eval()
 
 
 def randomised(network: Any, seed: int) -> Any:
-    """Every weight drawn anew, those of norms and coefficients away from 0 and 1, biases from 0."""
+    """Every weight drawn anew, those of norms and coefficients away from 0 and 1, biases from 0; sinusoids stay."""
     draw = torch.Generator().manual_seed(seed)
+    fixed = {id(p) for m in network.modules() if "Sinusoidal" in type(m).__name__ for p in m.parameters()}
     with torch.no_grad():
+        if hasattr(network, "final_logits_bias"):
+            network.final_logits_bias.normal_(generator=draw)
         for name, p in network.named_parameters():
+            if id(p) in fixed:
+                continue
             if p.ndim == 1 and name.endswith("weight"):
                 p.copy_(torch.rand(p.shape, generator=draw) + 0.5)
             else:
@@ -75,10 +104,53 @@ def padded(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def logits(network: Any, given: Tensor, mask: Tensor, *, exact: bool = True) -> Tensor:
     """At the places that count, in eager mode, whose casts to float32 are promoted."""
-    network.set_attn_implementation("eager")
-    with Promoted() if exact else nullcontext():
-        found: Tensor = network(input_ids=given, attention_mask=mask).logits
+    if hasattr(network, "set_attn_implementation"):
+        network.set_attn_implementation("eager")
+    feed = {"input_ids": given, "attention_mask": mask}
+    if getattr(network.config, "is_encoder_decoder", False):
+        ids, mask = (both[: len(given), :12] for both in padded(1))
+        ids[:, 0] = 2
+        feed |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+    with promoted(network) if exact else nullcontext():
+        out = network(**feed)
+    found: Tensor = out.prediction_logits if hasattr(out, "prediction_logits") else out.logits
     return found[mask.bool()] if found.ndim == 3 else found
+
+
+def promoted(network: Any) -> Any:
+    """Casts to float32 go to float64, but those of sinusoids, which encoder-decoders add and round."""
+    return nullcontext() if getattr(network.config, "is_encoder_decoder", False) else Promoted()
+
+
+def gradients(theirs: Any, ours: Any, reads: Any = None) -> float:
+    """The largest difference of a gradient of any parameter, over the largest of its own, in float64.
+
+    Of a random sum of the logits of one sequence without padding; theirs go through the importer's own table of names.
+    A gradient that is zero in theory (of a key's bias) is measured over a millionth of the largest of all. The row of
+    pad is left out: torch's embeddings give it none, and a decoder that begins with it reads it.
+
+    Args:
+        reads: what computes theirs in float64, where that is a module around it or a copy.
+    """
+    given = padded()[0][:1]
+    reads = theirs if reads is None else reads
+    theirs = getattr(reads, "model", theirs) if not hasattr(reads, "config_class") else reads
+    for network in (reads, ours):
+        network.zero_grad()
+        out = logits(network, given, torch.ones_like(given))
+        (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=out.dtype)).sum().backward()
+    every = dict(theirs.named_parameters(remove_duplicate=False))
+    expected = under_our_names(theirs, {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in every.items()})
+    largest = max(float(value.abs().max()) for value in expected.values())
+    worst, pad = 0.0, ours.config.pad_token_id
+    for name, p in ours.named_parameters():
+        if name == "lm_head.bias" and name not in expected:  # a buffer there
+            continue
+        wanted, found = expected[name], torch.zeros_like(p) if p.grad is None else p.grad
+        if pad is not None and name.endswith("tokens.weight"):
+            wanted, found = (torch.cat([g[:pad], g[pad + 1 :]]) for g in (wanted, found))
+        worst = max(worst, float((found - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-6 * largest))
+    return worst
 
 
 FAMILIES = [
@@ -160,6 +232,16 @@ FAMILIES = [
     Native("ElectraForMaskedLM", {"embedding_size": 16}),
     Native("XLMRobertaForMaskedLM", {}),
     Native("XLMRobertaForSequenceClassification", {"num_labels": 3}),
+    Native("FSMTForConditionalGeneration", {}, FSMT),
+    Native("FSMTForConditionalGeneration", {"src_vocab_size": 41, "tie_word_embeddings": True}, FSMT),
+    Native("M2M100ForConditionalGeneration", {}, PAIR),
+    Native("M2M100ForConditionalGeneration", {"scale_embedding": False, "activation_function": "gelu"}, PAIR),
+    Native("PegasusForConditionalGeneration", {"decoder_start_token_id": 1, "scale_embedding": True}, PAIR),
+    Native("PegasusForConditionalGeneration", {"activation_function": "relu"}, PAIR),
+    Native("MarianMTModel", {"decoder_start_token_id": 1}, PAIR),
+    Native("MarianMTModel", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 43}, PAIR),
+    Native("BlenderbotForConditionalGeneration", {"scale_embedding": True}, PAIR),
+    Native("MBartForConditionalGeneration", {"activation_function": "relu"}, PAIR),
 ]
 
 ROPES = st.one_of(

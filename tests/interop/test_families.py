@@ -10,10 +10,9 @@ from hypothesis import given, settings
 
 from isograd.errors import InteropError
 from isograd.interop.hf import FAMILIES as HERE
-from isograd.interop.parity import Promoted
-from isograd.interop.pretrained import from_transformers, to_transformers
+from isograd.interop.pretrained import from_transformers, import_pretrained, to_transformers
 from tests.build import close
-from tests.interop.families import FAMILIES, SHAPE, Native, drawn, logits, padded
+from tests.interop.families import FAMILIES, PAIR, SHAPE, Native, drawn, gradients, logits, padded, promoted
 
 
 def name_of(native: Any) -> str:
@@ -61,36 +60,44 @@ def test_in_float32_unpatched(native: Native) -> None:
     theirs = native.build().float()
     ours = from_transformers(theirs)
     given, mask = padded()
-    found, expected = (network(input_ids=given, attention_mask=mask).logits for network in (ours, theirs))
-    counted = mask.bool() if found.ndim == 3 else slice(None)
-    error = (found[counted] - expected[counted]).abs().max() / expected[counted].abs().max()
+    whole = HERE[name_of(theirs)].comparable(theirs)
+    found, expected = (logits(network, given, mask, exact=False) for network in (ours, whole))
+    error = (found - expected).abs().max() / expected.abs().max()
     assert error <= 1e-5
 
 
 CAUSAL = [native for native in FAMILIES if native.cls.endswith("CausalLM")]
-FIRST = [next(native for native in CAUSAL if native.cls == cls) for cls in dict.fromkeys(n.cls for n in CAUSAL)]
+WRITERS = [*CAUSAL, *(native for native in FAMILIES if native.shape is not SHAPE)]
+FIRST = [next(native for native in FAMILIES if native.cls == cls) for cls in dict.fromkeys(n.cls for n in FAMILIES)]
 
 
-@pytest.mark.parametrize(
-    "native", [pytest.param(n, marks=[] if n in FIRST else pytest.mark.slow, id=str(n)) for n in CAUSAL]
-)
-def test_gradients_and_texts(native: Native) -> None:
+def often(natives: list[Native]) -> list[Any]:
+    """Each class once; its further options are slow."""
+    return [pytest.param(n, marks=[] if n in FIRST else pytest.mark.slow, id=str(n)) for n in natives]
+
+
+@pytest.mark.parametrize("native", often(FAMILIES))
+def test_gradients_of_all_parameters(native: Native) -> None:
+    theirs = native.build()
+    ours = from_transformers(theirs)
+    assert gradients(theirs, ours, exact(theirs)) <= 1e-8
+    with torch.no_grad():  # the negative control: one weight of one norm
+        next(p for name, p in ours.named_parameters() if p.ndim == 1 and name.endswith("weight"))[0] += 1e-3
+    assert gradients(theirs, ours, exact(theirs)) > 1e-6
+
+
+@pytest.mark.parametrize("native", often(WRITERS))
+def test_texts(native: Native) -> None:
     theirs = native.build()
     ours = from_transformers(theirs)
     given, _ = padded()
     network: Any
-    grads, texts = [], []
-    for network in (exact(theirs), ours):
+    texts = []
+    for network in (theirs, ours):
         network.set_attn_implementation("eager")
-        with Promoted():
-            rows = network(input_ids=given[:1], **({} if network is not ours else {"output_logits": True})).logits
-            loss = torch.nn.functional.cross_entropy(rows[0, :-1], given[0, 1:])
-            loss.backward()
+        with promoted(network):
             texts.append(network.generate(given[:1], max_new_tokens=9, do_sample=False, num_beams=2))
-        grads.append((loss, network.get_input_embeddings().weight.grad))
-    close(grads[1][0], grads[0][0], 1e-9)
-    close(grads[1][1], grads[0][1], 1e-9)
-    assert torch.equal(texts[0], texts[1]) and texts[0].shape[1] > given.shape[1]
+    assert torch.equal(texts[0], texts[1]) and texts[0].shape[1] > (given.shape[1] if native.shape is SHAPE else 1)
 
 
 @pytest.mark.parametrize("native", [CAUSAL[0], CAUSAL[4], CAUSAL[14]], ids=str)
@@ -107,6 +114,30 @@ def test_the_negative_control(native: Native) -> None:
         wrong = type(ours)(ours.config).double().eval()
         wrong.load_state_dict(ours.state_dict())
         assert (logits(wrong, given, mask) - expected).abs().max() > 1e-6, change
+
+
+PAIRS = [native for native in FAMILIES if native.shape is not SHAPE]
+
+
+@pytest.mark.parametrize("native", [PAIRS[0], PAIRS[4], PAIRS[6]], ids=str)
+def test_sinusoids_are_computed_and_another_table_is_kept(native: Native, tmp_path: Path) -> None:
+    theirs = native.build()
+    tables = [stack.embed_positions.weight for stack in (theirs.get_encoder(), theirs.get_decoder())]
+    assert "sinusoidal" in from_transformers(theirs).config.position_embedding_type
+    with torch.no_grad():
+        tables[1][4, 3] += 1e-4
+    ours = from_transformers(theirs)
+    assert ours.config.position_embedding_type == "learned"
+    assert not ours.decoder.embedding.positions.weight.requires_grad  # type: ignore[union-attr]
+    given, mask = padded()
+    close(logits(ours, given, mask), logits(exact(theirs), given, mask), 1e-12)
+
+
+@pytest.mark.parametrize("native", PAIRS[::4], ids=str)
+def test_a_folder_of_a_translator(native: Native, tmp_path: Path) -> None:
+    native.build().float().save_pretrained(tmp_path / "theirs")
+    report = import_pretrained(tmp_path / "theirs", tmp_path / "ours")
+    assert report.passed and all(row.equal == row.prompts for row in report.generated if row.judged)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +157,8 @@ def test_the_negative_control(native: Native) -> None:
         ("LlamaForCausalLM", {"hidden_act": "tanh"}, "activation 'tanh': expected one of silu"),
         ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("ModernBertForMaskedLM", {"classifier_activation": "relu"}, "classifier_activation='relu'"),
+        ("NllbMoeForConditionalGeneration", {"num_experts": 2}, "mixtures of experts"),
+        ("M2M100ForConditionalGeneration", PAIR | {"decoder_start_token_id": 1}, "1 is the pad token: the class gives"),
         ("MambaForCausalLM", {}, "not attention"),
         ("DistilBertForMaskedLM", {}, "no counterpart here; expected one of"),
     ],

@@ -1,7 +1,8 @@
-"""BART, mBART, Blenderbot and M2M100: fairseq's translators in transformers."""
+"""BART, mBART, Blenderbot and M2M100 (also NLLB's class): fairseq's translators in transformers."""
 
 from typing import Any
 
+from isograd.errors import InteropError
 from isograd.interop.checkpoints.weights import Names
 from isograd.interop.hf.family import Family
 from isograd.interop.kinds import CAUSAL, PAIR, ModelKind
@@ -56,6 +57,11 @@ class Bart(Family):
         }
 
     def from_options(self, theirs: Any) -> dict[str, Any]:
+        if self.first == "pad" and theirs.decoder_start_token_id == theirs.pad_token_id:
+            raise InteropError(
+                f"decoder_start_token_id={theirs.decoder_start_token_id} is the pad token: the class gives it no"
+                " position, and isograd the first"
+            )
         options = super().from_options(theirs) | {"embedding_dropout": theirs.dropout}
         encoder = {ours: getattr(theirs, name) for ours, name in _OF_THE_ENCODER.items()}
         differing = {name: value for name, value in encoder.items() if value != options[name]}
@@ -69,7 +75,7 @@ def names(stack: dict[str, str], head: str = "lm_head") -> Names:
 
 
 _NORM = {"embedding.norm": "layernorm_embedding"}
-_FINAL = {"norm": "layer_norm"}
+FINAL = {"norm": "layer_norm"}
 _BART: dict[str, Any] = {
     "options": OPTIONS,
     "imports": (PAIR,),
@@ -92,28 +98,31 @@ FAMILIES = (
         name="mbart",
         classes={PAIR: "MBartForConditionalGeneration", CAUSAL: "MBartForCausalLM"},
         norms=("pre",),
-        names=names(_NORM | _FINAL),
+        names=names(_NORM | FINAL),
         **_BART,
     ),
     Bart(
         name="m2m100",
         classes={PAIR: "M2M100ForConditionalGeneration"},
+        imports=(PAIR,),
         options=OPTIONS,
         norms=("pre",),
         eps=1e-5,
         positions="fixed",
+        computes="sinusoidal",
         first="pad",
         scales=True,
-        names=names(_FINAL),
+        names=names(FINAL),
     ),
     Bart(
         name="blenderbot",
         classes={PAIR: "BlenderbotForConditionalGeneration"},
+        imports=(PAIR,),
         options=OPTIONS,
         norms=("pre",),
         eps=1e-5,
         scales=True,
         head_bias=True,
-        names=names(_FINAL),
+        names=names(FINAL),
     ),
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,10 +15,14 @@ from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, sites
 from isograd.placement.formula import SLOTS, Learned
 from isograd.placement.streams import Plain
-from isograd.transformer.stack import embedding_scale
+from isograd.transformer.parameters import Embedding
+from isograd.transformer.positions import ADDED
+from isograd.transformer.stack import InputEmbedding, embedding_scale
 
 LEAST = 1024  # positions of a table that is written out
+_TABLE = "embedding.positions.weight"
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_PERMUTED = ("sinusoidal_interleaved", "sinusoidal_sines_first")  # the same numbers in another order
 _SLOTS = {"out": "on what the branch wrote", "mid": "inside the branch"}
 _THEIR_ACTS = {  # the same functions under further names
     "gelu_new": "gelu_tanh",
@@ -42,8 +47,9 @@ class Family:
         rms: its norms are RMSNorm, else LayerNorm.
         eps: of its norms; None where its configuration sets it.
         embedding_norm: whether it has a norm on the embedding.
-        positions: "table" holds any position that is added, "fixed" computes fairseq's sinusoids, "permuted" the
-            original's with all sines first, "rotary".
+        positions: "table" holds any position that is added, "fixed" keeps no table and computes it, "permuted" has one
+            of the original's sinusoids with all sines first, which it may compute anew, "rotary".
+        computes: the kind of positions whose rows are the class's own computation, in a table or without one.
         first: the row of the first position; "pad" is the one after the pad token's id, and positions are then
             counted over the ids that are not pad.
         scales: it can multiply token vectors by sqrt(d).
@@ -69,6 +75,7 @@ class Family:
     eps: float | None = None
     embedding_norm: bool = False
     positions: Literal["table", "fixed", "permuted", "rotary"] = "table"
+    computes: str | None = None
     first: int | Literal["pad"] = 0
     scales: bool = False
     acts: Mapping[str, str] = field(
@@ -115,6 +122,12 @@ class Family:
         """The row of its position table that the first token reads."""
         return (config.pad_token_id or 0) + 1 if self.first == "pad" else int(self.first)
 
+    def rows(self, config: IsogradConfig) -> int:
+        """Rows of its position table, but for those in front; a function of the position is written out far enough."""
+        longest, kind = int(config.max_position_embeddings), config.position_embedding_type
+        own = kind == self.computes and config.position_offset == self.first_row(config)
+        return longest if own or kind == "learned" else max(longest, LEAST)
+
     def multiplied(self, config: IsogradConfig) -> bool:
         """Whether the factor on token vectors goes into the token table."""
         return self.table_factor(config) != 1.0
@@ -137,8 +150,7 @@ class Family:
         options["tie_word_embeddings"] = config.tie_word_embeddings and not self.unties(config)
         options["use_cache"] = True
         if self.positions != "rotary":
-            counted = self.first_row(config) if self.first == "pad" and kind != PAIR else 0  # RoBERTa counts these too
-            options[names["max_position_embeddings"]] = rows(config) + counted
+            options[names["max_position_embeddings"]] = self.rows(config) + self._counted(self.first_row(config))
         if kind == PAIR:
             options["decoder_start_token_id"] = config.decoder_start_token_id
         if kind == CLASSIFIER:
@@ -166,8 +178,12 @@ class Family:
         options["position_offset"] = self.first
         if self.first == "pad":
             options["position_offset"] = theirs.pad_token_id + 1
-            options["max_position_embeddings"] -= options["position_offset"]
+            options["max_position_embeddings"] -= self._counted(options["position_offset"])
         return options
+
+    def _counted(self, first: int) -> int:
+        """Rows in front that its longest sequence counts, too: RoBERTa's does."""
+        return first if self.first == "pad" and PAIR not in self.classes else 0
 
     def check_demands(self, theirs: Any) -> None:
         """Raise InteropError where an option says another network."""
@@ -199,17 +215,36 @@ class Family:
         """After its weights are loaded."""
 
     def imported(self, model: IsogradPreTrainedModel) -> None:
-        """After its weights came into ours."""
+        """After its weights came into ours: a table that the class would compute is not trained."""
+        for module in model.modules():
+            if self.computes and isinstance(module, InputEmbedding) and isinstance(module.positions, Embedding):
+                module.positions.weight.requires_grad_(False)
+
+    def read_positions(self, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+        """`options`, with the positions that the class computes where its tables hold nothing else."""
+        tables = [value for name, value in state.items() if name.endswith(_TABLE)]
+        kind = self.computes
+        if kind is None or not all(_holds(table, kind, options["position_offset"]) for table in tables):
+            return dict(options)
+        return {**options, "position_embedding_type": kind}
+
+    def head(self, theirs: Any) -> Any:
+        """The module that writes logits."""
+        return theirs.get_output_embeddings()
+
+    def comparable(self, native: PreTrainedModel) -> nn.Module:
+        """What reads a whole sequence, in any precision."""
+        return native
 
     def in_fp64(self, native: PreTrainedModel) -> nn.Module:
         """What computes the same in fp64."""
         return native
 
 
-def rows(config: IsogradConfig) -> int:
-    """Rows of the position table, but for those in front; a function of the position is written out far enough."""
-    longest = int(config.max_position_embeddings)
-    return longest if config.position_embedding_type == "learned" else max(longest, LEAST)
+def _holds(table: Tensor, kind: str, first: int) -> bool:
+    """Whether the rows from the first position on are the sinusoids of this kind, in the table's precision."""
+    position = torch.arange(first, len(table), device=table.device)
+    return not table.is_meta and torch.equal(ADDED[kind](position, table.shape[1]).to(table.dtype), table[first:])
 
 
 def residuals(config: IsogradConfig) -> list[Residual]:
@@ -329,8 +364,11 @@ def _embedding(family: Family, config: IsogradConfig) -> Iterator[str]:
 
 
 def _positions(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
-    for ours in {config.of(stack).position_embedding_type for stack in config.stacks()}:
+    kinds = {config.of(stack).position_embedding_type for stack in config.stacks()}
+    for ours in sorted(kinds):
         yield from _position_kind(family, ours, config)
+    if family.positions == "permuted" and len(kinds) > 1:
+        yield f"its stacks have one kind of positions, this model's have {' and '.join(sorted(kinds))}"
     if family.first == "pad" and config.pad_token_id is None:
         yield "it counts positions by the pad token, and this model's config has no pad_token_id"
     elif family.first == "pad" and kind == PAIR and config.decoder_start_token_id == config.pad_token_id:
@@ -350,9 +388,9 @@ def _position_kind(family: Family, ours: str, config: IsogradConfig) -> Iterator
         yield f"its positions are fairseq's sinusoids, this model's are {ours}"
     elif family.positions == "fixed" and offset != first:
         yield f"its sinusoids begin at {first}, after the pad id, this model's at {offset}"
-    elif family.positions == "permuted" and (ours != "sinusoidal_interleaved" or offset):
+    elif family.positions == "permuted" and (ours not in _PERMUTED or offset):
         yield (
-            "it keeps no table, its sinusoids are sinusoidal_interleaved from 0 on, this model's positions"
+            f"it keeps no table, its sinusoids are {' or '.join(_PERMUTED)} from 0 on, this model's positions"
             f" {ours} from {offset} on"
         )
 

@@ -29,8 +29,23 @@ class _Fsmt(Bart):
             "tgt_vocab_size": config.vocab_size,
         }
 
+    def head(self, theirs: Any) -> Any:
+        """Not its `get_output_embeddings`, which is the decoder's table, tied or not."""
+        return theirs.model.decoder.output_projection
+
+    def complete(self, native: Any) -> None:
+        """Rows before pad are never read, and what the class computes there."""
+        for stack in (native.model.encoder, native.model.decoder):
+            table = stack.embed_positions
+            own = table.get_embedding(*table.weight.shape, table.padding_idx)
+            with torch.no_grad():
+                table.weight[: table.padding_idx] = own[: table.padding_idx].to(table.weight)
+
     def in_fp64(self, native: PreTrainedModel) -> nn.Module:
         """Its causal mask overflows in fp64."""
+        return Stepwise(native)
+
+    def comparable(self, native: PreTrainedModel) -> nn.Module:
         return Stepwise(native)
 
 
@@ -69,6 +84,8 @@ FAMILIES = (
     _Fsmt(
         name="fsmt",
         classes={PAIR: "FSMTForConditionalGeneration"},
+        imports=(PAIR,),
+        computes="sinusoidal",
         options=OPTIONS,
         norms=("post",),
         eps=1e-5,

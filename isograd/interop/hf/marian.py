@@ -1,7 +1,6 @@
-"""Marian: it keeps no table of positions; its sinusoids are the original's with all sines first.
+"""Marian and Pegasus: their sinusoids are the original's with all sines first; Marian keeps no table of them.
 
-On the way out the features of the whole stream are permuted accordingly; on the way in its table becomes a learned one
-that is not trained.
+A model whose sinusoids are interleaved goes out with the features of the whole stream permuted accordingly.
 """
 
 from typing import Any
@@ -10,14 +9,24 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from isograd.interop.hf.bart import OPTIONS, Bart, names
+from isograd.interop.hf.bart import FINAL, OPTIONS, Bart, names
 from isograd.interop.kinds import PAIR, ModelKind
-from isograd.models import IsogradConfig, IsogradPreTrainedModel
+from isograd.models import IsogradConfig
 
 _READS = ("query", "key", "value", "into", "gate")  # projections whose columns are the stream, of an attention's own
 
 
-class _Marian(Bart):
+class _SinesFirst(Bart):
+    def arranged(self, state: dict[str, Tensor], config: IsogradConfig) -> dict[str, Tensor]:
+        """The same function with those features first that begin with a sine."""
+        if config.position_embedding_type != "sinusoidal_interleaved":
+            return state
+        width = config.hidden_size
+        order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+        return {name: _reordered(name, value, order) for name, value in state.items()}
+
+
+class _Marian(_SinesFirst):
     def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         own = {"share_encoder_decoder_embeddings": config.share_encoder_embeddings}
         return super().to_options(config, kind) | own
@@ -25,19 +34,9 @@ class _Marian(Bart):
     def vocabularies(self, config: IsogradConfig) -> dict[str, int]:
         return {"vocab_size": config.encoder_vocab_size or config.vocab_size, "decoder_vocab_size": config.vocab_size}
 
-    def arranged(self, state: dict[str, Tensor], config: IsogradConfig) -> dict[str, Tensor]:
-        """The same function with those features first that begin with a sine."""
-        width = config.hidden_size
-        order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-        return {name: _reordered(name, value, order) for name, value in state.items()}
-
     def complete(self, native: PreTrainedModel) -> None:
         """It would leave out the table when it is saved, and compute another one, in other steps."""
         native._keys_to_ignore_on_save = None
-
-    def imported(self, model: IsogradPreTrainedModel) -> None:
-        for stack in (model.encoder, model.decoder):
-            stack.embedding.positions.weight.requires_grad_(False)
 
 
 def _reordered(name: str, value: Tensor, order: Tensor) -> Tensor:
@@ -49,19 +48,30 @@ def _reordered(name: str, value: Tensor, order: Tensor) -> Tensor:
     return value[..., order] if value.shape[-1] == len(order) else value  # tables, heads, norms
 
 
+_BOTH: dict[str, Any] = {
+    "imports": (PAIR,),
+    "options": OPTIONS,
+    "eps": 1e-5,
+    "positions": "permuted",
+    "computes": "sinusoidal_sines_first",
+    "scales": True,
+    "head_bias": True,
+}
 FAMILIES = (
     _Marian(
         name="marian",
         classes={PAIR: "MarianMTModel"},
-        imports=(PAIR,),
-        options=OPTIONS,
         norms=("post",),
-        eps=1e-5,
-        positions="permuted",
-        scales=True,
-        head_bias=True,
         two_tables=True,
         own_tables=True,
         names=names({}),
+        **_BOTH,
+    ),
+    _SinesFirst(
+        name="pegasus",
+        classes={PAIR: "PegasusForConditionalGeneration"},
+        norms=("pre",),
+        names=names(FINAL),
+        **_BOTH,
     ),
 )
