@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from isograd.cli.console import loading, output, print_json, print_table
 from isograd.cli.parser import EACH
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
+from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,6 +108,8 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
         raise UserError(f"--lr {asked.lr:g}: expected a number above 0")
     if asked.warmup is not None and asked.warmup < 0:
         raise UserError(f"--warmup {asked.warmup}: expected a number of steps, 0 or more")
+    for named in filter(None, (None if asked.optimizer else asked.model, asked.against)):
+        must_be_a_model(named, callables=True)
     with loading():
         from isograd.lint import check
         from isograd.lint.check import known_codes

@@ -218,6 +218,11 @@ class RunProgress:
     def __exit__(self, *error: object) -> None:
         self.bars.stop()
 
+    def ready(self, left: int, at_once: int) -> None:
+        """Data are read, and runs begin: a line where no bars are seen."""
+        if not self.console.is_terminal:
+            self.line(f"{left} runs, {min(left, at_once)} at once")
+
     def step(self, index: int, step: int, loss: float) -> None:
         """Run `index` has taken `step` steps."""
         from isograd.files import read_rows

@@ -12,6 +12,7 @@ from rich.markup import escape
 from isograd.cli.console import loading, output, print_json, print_lines, print_path, print_table, warn
 from isograd.cli.parser import File, Folder
 from isograd.errors import DataError, InputsError, IsogradError, UserError, one_line
+from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,6 +57,7 @@ def diagnose(
     folder = out or Path("runs/diagnose") / (re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder}: not a folder")
+    must_be_a_model(model, callables=True)
     begun = time.perf_counter()
     with loading() as shown:
         from isograd.report.pages.profile import plain, write_profile

@@ -11,6 +11,7 @@ from rich.markup import escape
 from isograd.cli.console import loading, output, print_json, print_lines, print_path, print_table
 from isograd.cli.parser import Folder
 from isograd.errors import InputsError, IsogradError, UserError, one_line
+from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,6 +52,8 @@ def explain(
     is_run = (folder / "run.json").is_file()
     if is_run and (batch or lr is not None or warmup is not None):
         raise UserError("--batch, --lr and --warmup are for a model; a run has its own")
+    if not is_run:
+        must_be_a_model(model, callables=True)
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
     with loading() as shown:
         content = _of_run(folder, shown) if is_run else _of_model(model, batch, lr, warmup, shown)

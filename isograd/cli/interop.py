@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from isograd.cli.console import loading, print_json, warn
 from isograd.cli.parser import EACH, Folder
+from isograd.data.text import must_be_a_file
 from isograd.errors import IsogradError, UserError, refusing
 from isograd.files import refuse_existing
+from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from isograd.interop.parity import ParityReport
@@ -49,6 +51,7 @@ def import_fairseq(
         option: set an option that is missing or wrong; can be repeated
         json: the parity report as one JSON object on stdout
     """
+    must_be_a_file(Path(checkpoint))
     changes = _changes(option or [])
 
     def make() -> "ParityReport":
@@ -72,6 +75,8 @@ def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
         out: a new folder, or an empty one
         json: the parity report as one JSON object on stdout
     """
+    refuse_existing(out)
+    must_be_a_model(folder)
 
     def make() -> "ParityReport":
         from isograd.interop.pretrained import import_pretrained
@@ -127,6 +132,7 @@ def import_torch(
         json: the parity report as one JSON object on stdout
     """
     given = locals()
+    must_be_a_file(Path(state))
 
     def make() -> "ParityReport":
         from isograd.interop.torch_nn import Layout, import_torch
@@ -155,6 +161,8 @@ def fold(model: str, *, out: Folder, untie: bool = False, text: Text | None = No
         text: real text for the parity report (default: random ids)
         json: the parity report as one JSON object on stdout
     """
+    refuse_existing(out)
+    must_be_a_model(model, owned=True)
 
     def make() -> "ParityReport":
         from isograd.interop.fold import fold_folder
@@ -202,6 +210,7 @@ def export(
         json: what was written, with its parity report, as one JSON object on stdout
     """
     refuse_existing(out)  # before anything is loaded
+    must_be_a_model(model, owned=True)
     with loading("exporting"):
         from isograd.interop.export import export_folder
         from isograd.interop.parity import ParityError

@@ -11,6 +11,7 @@ from isograd.cli.console import loading, print_json, print_lines, print_path, pr
 from isograd.cli.parser import EACH, Count, File, Folder, Number
 from isograd.errors import InputsError, ModelError, RecipeError, UserError, hint, one_line, refusing
 from isograd.files import read_json, refuse_existing
+from isograd.hub import must_be_a_model
 from isograd.placement.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def graft(
         json: steps and parity report as one JSON object on stdout
     """
     refuse_existing(out)  # before anything is loaded
+    must_be_a_model(model, callables=True)
     with loading("grafting") as show:
         from safetensors import SafetensorError
 
@@ -129,6 +131,7 @@ def init(
     if scheme not in SCHEMES:
         raise RecipeError(f"--scheme {scheme}: {hint(scheme, SCHEMES)}")
     refuse_existing(out)  # before a model is loaded
+    must_be_a_model(model, callables=True)
     with loading():
         from isograd.interop.initialize import rows_of
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from isograd.cli.console import RunProgress, loading, must_be_writable, output, print_json, progress
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
+from isograd.placement import get
 
 if TYPE_CHECKING:
     from isograd.train.forecast.forecast import Forecast
@@ -57,6 +58,7 @@ def train(
 
         print(yaml.safe_dump(run.as_dict(everything=True), sort_keys=False), end="")
         return 0
+    get(run.model.placement)  # refused before torch is loaded
     if dry_run:
         return _forecast(run, world_size or 1, json)
     if world_size is not None:
@@ -101,6 +103,9 @@ def init_recipe(*text: str, out: File | None = None, json: bool = False) -> int:
 
 
 def _train(run: "Run", out: Path | None, json: bool) -> int:
+    folder = out or Path("runs") / (run.name or run.folder_name())
+    if not (folder / "run.json").exists():
+        run.must_find_its_data()
     with loading():
         import torch
         from accelerate import PartialState
@@ -108,7 +113,6 @@ def _train(run: "Run", out: Path | None, json: bool) -> int:
         from isograd.train.train import train as train_run
 
     state = PartialState(cpu=not torch.cuda.is_available())
-    folder = out or Path("runs") / (run.name or run.folder_name())
     before = _written(folder / "outcome.json")
     with RunProgress([run.model.placement], run.training.steps, [folder]) as bar:
         bar.console.quiet |= not state.is_main_process  # one voice of several

@@ -20,6 +20,7 @@ from isograd.cli import end_if_asked
 from isograd.cli.console import loading, must_be_writable, output, print_json, print_table, progress, warn
 from isograd.cli.parser import Count, File, Number
 from isograd.errors import UserError, needed, refusing
+from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from isograd.evaluate.scores import Scores
@@ -99,6 +100,7 @@ def _search(beam: int | None, length_penalty: float | None, tokens: int) -> dict
 
 
 def _load(model: str, precision: Precision, threads: int | None, search: dict[str, Any]) -> "Translator":
+    must_be_a_model(model, owned=True)
     with loading("loading the model", threads), refusing(ValueError):  # an option, or what lies beside the model
         from isograd.evaluate.translation import Translator
 
@@ -243,6 +245,8 @@ def evaluate(
     given = {"model": model, "src": src, "ref": ref, "pairs": pairs, "out": out}
     _check({name for name, value in given.items() if value}, hyp, tokenized, language)
     must_be_writable(out)
+    if model:
+        must_be_a_model(model, owned=True)
     needed("mt", "sacrebleu", "sacremoses")  # what is missing is said before anything is loaded
     if hyp and ref:
         return _score_file(hyp, ref, tokenized, language or "en", json)

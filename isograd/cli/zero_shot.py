@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from isograd.cli.console import Bar, loading, must_be_writable, output, print_json, print_table, warn
 from isograd.cli.parser import Count, File, Folder
 from isograd.errors import UserError, refusing
+from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from isograd.evaluate.zero_shot import Score, ZeroShot
@@ -58,6 +59,7 @@ def zero_shot(
     """
     if seed is not None and limit is None:
         raise UserError("--seed draws the documents of --limit N, and there is no --limit")
+    must_be_a_model(model)
     must_be_writable(out)
     with refusing(ImportError, ValueError):  # of the data, and of the model
         found = _evaluated(model, tasks, data, precision, threads, limit=limit, seed=seed, batch=batch)

@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from isograd.data.text import OPEN, datasets_library, file_text, first_line
+from isograd.data.text import OPEN, datasets_library, file_text, first_line, must_have_datasets
 from isograd.errors import DataError
+from isograd.hub import absent
 
 HELD_OUT = 10  # one row in ten, where there is no dev part; of MRPC's 4,076 that is as many as GLUE's own dev part has
 HUB = "nyu-mll/glue"
@@ -193,8 +194,7 @@ def load_glue(task: str, source: str | Path = HUB) -> GlueData:
     if task not in TASKS:
         raise DataError(f"{task!r} is no task of GLUE that is known here; known are {', '.join(TASKS)}")
     kind, place = TASKS[task], Path(source)
-    if not place.is_dir() and (place.exists() or place.is_absolute() or str(source).startswith((".", "~"))):
-        raise DataError(f"{source}: {'is a file; name a folder' if place.exists() else 'no such folder'}")
+    must_be_there(str(source))
     folder = _folder(place, task, kind) if place.is_dir() else None
     parts = _files(folder, kind) if folder else _hub(str(source), kind)
     return _data(task, kind, parts, str(folder or f"{source} ({kind.config})"))
@@ -399,6 +399,22 @@ def _of_hub(data: Any, part: str, source: str, kind: GlueTask) -> Iterator[Row]:
         if part == "test" and cells.get("label") == -1:
             cells["label"] = None
         yield _row(cells, kind, f"{where}, row {number}")
+
+
+def must_be_there(source: str) -> None:
+    """Refuse what can be neither a folder nor a data set's name, before anything is read.
+
+    Raises:
+        DataError: in one line what is wrong.
+    """
+    place = Path(source)
+    if not place.is_dir() and (place.exists() or place.is_absolute() or source.startswith((".", "~"))):
+        raise DataError(f"{source}: {'is a file; name a folder' if place.exists() else 'no such folder'}")
+    if place.is_dir():
+        return
+    must_have_datasets(source)
+    if why := absent(source, "dataset"):
+        raise DataError(f"{source}: no such folder here, and as a data set on the hub it cannot be loaded: {why}")
 
 
 def _loaded(source: str, kind: GlueTask) -> Any:

@@ -20,10 +20,13 @@ from isograd.data.text import (
     file_text,
     first_line,
     json_rows,
+    must_be_a_file,
+    must_have_datasets,
     no_surrogates,
     parquet_file,
 )
 from isograd.errors import DataError
+from isograd.hub import absent
 
 NUMBERS = "numbers"
 _HUB = re.compile(r"\w[\w.-]*(/[\w.-]+){0,2}")
@@ -78,6 +81,7 @@ def find_pairs(name: str, source: str, target: str, role: str = "train") -> Pair
     Raises:
         DataError: nothing is there; with what was looked for.
     """
+    must_be_there(name, source, target)
     path = Path(name)
     base, _, part = name.partition(":")
     if base == NUMBERS:
@@ -88,12 +92,32 @@ def find_pairs(name: str, source: str, target: str, role: str = "train") -> Pair
         return _file(path, _json, source, target)
     if file_kind(path) == ".parquet":
         return _file(path, _parquet, source, target)
-    there = [_first_file(name, language) for language in (source, target)]
-    if any(there):
-        return _two_files(name, [there[i] or _absent(name, (source, target)[i]) for i in (0, 1)])
-    if _is_data_set(base):
-        return _data_set(name, base, part or _PARTS[role], source, target)
-    return _absent(name, source)
+    there = [file for language in (source, target) if (file := _first_file(name, language))]
+    return _two_files(name, there) if there else _data_set(name, base, part or _PARTS[role], source, target)
+
+
+def must_be_there(name: str, source: str, target: str) -> None:
+    """Refuse what `find_pairs` cannot find, before anything is read.
+
+    Raises:
+        DataError: with what was looked for.
+    """
+    path, base = Path(name), name.partition(":")[0]
+    if base == NUMBERS:
+        return
+    if "," in name or file_kind(path) in (*JSON_LINES, ".parquet"):
+        for one in _halves(name) if "," in name else [path]:
+            must_be_a_file(one)
+        return
+    missing = [language for language in (source, target) if not _first_file(name, language)]
+    if len(missing) == 1 or (missing and not _is_data_set(base)):
+        raise DataError(f"{name}: no parallel text; looked for {_looked_for(name, missing[0])}")
+    names = [one for one, _ in _ways(base)] if missing else []
+    if names:
+        must_have_datasets(name)
+    why = [] if any(Path(one).is_dir() for one in names) else [absent(one, "dataset") for one in names]
+    if why and all(why):
+        raise _no_data_set(name, base, source, why[0])
 
 
 def _number_words(part: str, source: str, target: str) -> PairsFound:
@@ -122,9 +146,12 @@ def _candidates(prefix: str, language: str) -> list[Path]:
     return [Path(f"{prefix}.{language}{packed}") for packed in ("", *OPEN)]
 
 
-def _absent(prefix: str, language: str) -> Any:
-    looked_for = ", ".join(map(str, _candidates(prefix, language)))
-    raise DataError(f"{prefix}: no parallel text; looked for {looked_for}")
+def _looked_for(prefix: str, language: str) -> str:
+    return ", ".join(map(str, _candidates(prefix, language)))
+
+
+def _no_data_set(name: str, base: str, language: str, why: str) -> DataError:
+    return DataError(f"{name}: no {_looked_for(base, language)} here, and as a data set it cannot be loaded: {why}")
 
 
 def _two_files(name: str, files: list[Path]) -> PairsFound:
@@ -230,10 +257,7 @@ def _load(name: str, base: str, part: str, source: str) -> Any:
             if not isinstance(error, OSError):  # it is there, but not so
                 break
     worst = errors[0] if isinstance(errors[-1], OSError) else errors[-1]
-    looked_for = ", ".join(map(str, _candidates(base, source)))
-    raise DataError(
-        f"{name}: no {looked_for} here, and as a data set it cannot be loaded: {first_line(worst.__cause__ or worst)}"
-    ) from worst
+    raise _no_data_set(name, base, source, first_line(worst.__cause__ or worst)) from worst
 
 
 def _ways(base: str) -> list[tuple[str, str | None]]:

@@ -13,10 +13,12 @@ import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from isograd.errors import DataError
+from isograd.hub import absent
 
 Document = tuple[str, str]
 Ends = Literal["file", "blank-line"]
@@ -49,6 +51,19 @@ def read(
         return _hub(source, field, split)
     found = _file(Path(source), field)
     return found if documents == "file" else [part for document in found for part in _parted(*document)]
+
+
+def must_be_there(source: str | Sequence[str]) -> None:
+    """Refuse what `read` cannot find, before anything is read.
+
+    Raises:
+        DataError: no such file, or a data set that neither the cache nor a hub within reach has.
+    """
+    for one in [source] if isinstance(source, str) else source:
+        if one != EMBEDDED and is_file(one):
+            must_be_a_file(Path(one))
+        elif one != EMBEDDED:
+            _must_be_within_reach(one)
 
 
 def is_file(source: str) -> bool:
@@ -189,6 +204,7 @@ def parquet_file(path: Path) -> Iterator[Any]:
 
 
 def _hub(name: str, field: str, split: str) -> list[Document]:
+    _must_be_within_reach(name)
     datasets = datasets_library(name)
     try:
         rows = datasets.load_dataset(name, split=split)
@@ -199,16 +215,31 @@ def _hub(name: str, field: str, split: str) -> list[Document]:
     return _column(rows.column_names, lambda: rows[field], name, field)
 
 
+def _must_be_within_reach(name: str) -> None:
+    must_have_datasets(name)
+    if why := absent(name, "dataset"):
+        raise DataError(f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {why}")
+
+
+def must_have_datasets(name: str) -> None:
+    """Refuse the name of a data set where the library that loads it is missing."""
+    try:
+        there = find_spec("datasets") is not None
+    except ValueError:  # what stands in for a module has no spec
+        there = False
+    if not there:
+        raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'")
+
+
 def datasets_library(name: str) -> Any:
     """The library that loads the data set of this name.
 
     Raises:
         DataError: it is missing.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'") from error
+    must_have_datasets(name)
+    import datasets
+
     return datasets
 
 

@@ -1,6 +1,5 @@
 """What a run left, or a name on the hub -> a model and its tokenizer: one that translates, or a causal one."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +19,10 @@ from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
 from isograd.errors import DataError, UnknownPlacement
 from isograd.files import read_json
+from isograd.hub import model_place
 from isograd.models import IsogradForSeq2SeqLM
 
 T = TypeVar("T")
-
-_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def load_causal_model(name: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -36,7 +34,7 @@ def load_causal_model(name: str | Path, dtype: torch.dtype = torch.float32) -> t
     Raises:
         DataError: no model there, none that reads from left to right, or one whose tokenizer is another's.
     """
-    place = _place(name)
+    place = str(model_place(str(name)) or name)
     config = _loaded(name, lambda: AutoConfig.from_pretrained(place))
     _must_read_left_to_right(name, config)
     tokenizer = _loaded(name, lambda: AutoTokenizer.from_pretrained(place), "the tokenizer")
@@ -56,15 +54,6 @@ def empty_context(config: Any, tokenizer: Any) -> int | None:
     The harness takes <s> where there is one. isograd's runs put </s> between documents and never show <s>.
     """
     return tokenizer.eos_token_id if config.model_type == "isograd" else None
-
-
-def _place(name: str | Path) -> str:
-    path = Path(name)
-    if not path.exists():
-        if _HUB_NAME.fullmatch(str(name)):
-            return str(name)
-        raise DataError(f"{name}: no such folder")
-    return str(_with_config(path))
 
 
 def _loaded(name: str | Path, load: Callable[[], T], what: str = "the model") -> T:
@@ -96,7 +85,6 @@ def _check_vocabulary(name: str | Path, config: Any, tokenizer: Any, rows: int) 
         raise DataError(f"{name}: the tokenizer has no start or end token, which stands for an empty context")
 
 
-_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["*.json", "*.safetensors"]
 
 
@@ -122,23 +110,10 @@ def model_folder(name: str | Path) -> Path:
     Raises:
         DataError: no model there.
     """
-    path = Path(name)
-    if not path.exists():
-        return _download(str(name))
-    return _with_config(path)
-
-
-def _with_config(path: Path) -> Path:
-    """The folder of a model, or that in the folder of a run."""
-    for folder in (path, path / "model"):
-        if (folder / "config.json").is_file():
-            return folder
-    raise DataError(f"{path}: no config.json here or in model/; name the folder of a model, or of a run that has ended")
+    return model_place(str(name), owned=True) or _download(str(name))
 
 
 def _download(name: str) -> Path:
-    if not _NAME.fullmatch(name) or name.startswith("."):
-        raise DataError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,7 +1,7 @@
 """The main job: one recipe, placements side by side. Planning, and refusing, loads no torch."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -21,6 +21,7 @@ from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
 if TYPE_CHECKING:
     from isograd.study.engine.jobs import OnEnd, OnStep
 
+OnReady = Callable[[int, int], None]
 DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
     ("post-ln", False),
     ("post-ln", True),
@@ -128,7 +129,12 @@ def seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]
 
 
 def compare(
-    arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", jobs: int | None = None, fresh: bool = False
+    arms: Sequence[Arm],
+    on_step: "OnStep",
+    on_end: "OnEnd",
+    jobs: int | None = None,
+    fresh: bool = False,
+    on_ready: OnReady = lambda left, at_once: None,
 ) -> list[dict[str, Any]]:
     """Train every arm that has not ended yet, and give their results in the order of the arms.
 
@@ -138,6 +144,7 @@ def compare(
         jobs: runs at once, each in a process with its share of the cores; None takes one per core, or one in all
             where there is a GPU. With 1, or a single arm, the training runs here, without another process.
         fresh: remove what the arms' folders hold, and train anew.
+        on_ready: called with (runs to train, runs at once) when the data are read, if there are any.
 
     Raises:
         DataError: the data cannot be used.
@@ -158,11 +165,13 @@ def compare(
             _remove(arms)
         for arm, task in zip(arms, tasks, strict=True):
             check_text(arm.folder, task)
-        outcomes = _compare(arms, on_step, on_end, at_once)
+        outcomes = _compare(arms, on_step, on_end, at_once, on_ready)
     return [result_of(arm, outcomes[i]) for i, arm in enumerate(arms)]
 
 
-def _compare(arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", at_once: int) -> dict[int, dict[str, Any]]:
+def _compare(
+    arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", at_once: int, on_ready: OnReady
+) -> dict[int, dict[str, Any]]:
     from isograd.study.engine.workers import in_processes
     from isograd.train.train import ended, train
 
@@ -173,6 +182,8 @@ def _compare(arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", at_once: i
         on_end(index, result_of(arms[index], outcome))
 
     before = {i: ended(arm.run, arm.folder) for i, arm in enumerate(arms)}
+    if left := sum(outcome is None for outcome in before.values()):
+        on_ready(left, at_once)
     for i, outcome in before.items():
         if outcome is not None:
             keep(i, outcome)

@@ -4,7 +4,6 @@ import difflib
 import importlib
 import inspect
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ from transformers import AutoConfig, PretrainedConfig
 import isograd.models
 from isograd.data.text import first_line
 from isograd.errors import ModelError
+from isograd.hub import model_place
 
-_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _AUTO = (  # in the order in which they are tried
     "AutoModelForCausalLM",
@@ -42,13 +41,13 @@ def load_model(text: str) -> nn.Module:
     Raises:
         ModelError: there is no such model, or it cannot be built.
     """
-    if Path(text).exists():
-        return _of_folder(Path(text))
-    if ":" in text:
+    if not Path(text).exists() and ":" in text:
         return _of_callable(text)
-    if not _HUB.fullmatch(text) or text.startswith("."):
-        raise ModelError(f"{text}: no such folder")
-    return _built(text, True, f"{text}: no such folder here, and on the hub it cannot be loaded")
+    folder = model_place(text, ModelError)
+    if folder is None:
+        return _built(text, True, f"{text}: no such folder here, and on the hub it cannot be loaded")
+    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    return _built(str(folder), has_weights, f"{text}: the model cannot be loaded")
 
 
 def load_callable(text: str) -> Callable[[], Any]:
@@ -86,16 +85,6 @@ def _of_callable(text: str) -> nn.Module:
         kind = type(made).__name__
         raise ModelError(f"{text} gives {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}; expected an nn.Module")
     return made
-
-
-def _of_folder(path: Path) -> nn.Module:
-    for folder in (path, path / "model"):  # a checkpoint, or the folder of a run of isograd
-        if (folder / "config.json").is_file():
-            has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
-            return _built(str(folder), has_weights, f"{path}: the model cannot be loaded")
-    raise ModelError(
-        f"{path}: no config.json here or in model/; name the folder of a model, or of a run that has ended"
-    )
 
 
 def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:

@@ -227,6 +227,13 @@ class Run:
         """
         raise NotImplementedError
 
+    def must_find_its_data(self) -> None:
+        """Refuse files that are not there, and names out of reach, before anything is loaded.
+
+        Raises:
+            DataError: with what was looked for.
+        """
+
     def folder_name(self) -> str:
         """A folder's name that people can read and that no other run has."""
         t, encoder = self.training, "" if self.encoder_layers is None else f"{self.encoder_layers}l-"

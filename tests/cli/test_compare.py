@@ -77,7 +77,8 @@ def told(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
     process = started(compare_command(text, out, "--json", "--jobs", "2", "--seeds", "0", "1", "0"))
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
-    assert len(stderr.splitlines()) == 12 and all(": undecided " in line for line in stderr.splitlines()), stderr
+    first, *ends = stderr.splitlines()
+    assert first == "12 runs, 2 at once" and len(ends) == 12 and all(": undecided " in line for line in ends), stderr
     return out, json.loads(stdout)
 
 
@@ -186,7 +187,7 @@ def test_an_interrupt_is_one_line(name: str, text: Path, tmp_path: Path) -> None
         process.send_signal(getattr(signal, name))
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stdout) == (130, "")
-    assert stderr == "interrupted; start the same command again to go on\n"
+    assert stderr == "3 runs, 2 at once\ninterrupted; start the same command again to go on\n"
     assert gone(process.pid)
     assert len(runs(tmp_path / "out")) == 2  # the third had not begun
 

@@ -141,7 +141,7 @@ def test_a_task_that_fails_does_not_stop_the_others(model: Path, data: Path) -> 
         (["M", "--data", "data", "--limit", "0"], "--limit: expected a whole number of at least 1"),
         (["M", "--data", "data", "--out", "nosuch/x"], "--out nosuch/x: not a file in a folder that exists"),
         (["nosuch/deep/folder", "--data", "data"], "nosuch/deep/folder: no such folder"),
-        (["nosuch", "--data", "data"], "nosuch: no such folder here, and on the hub the model cannot be loaded"),
+        (["nosuch", "--data", "data"], "nosuch: no such folder here, and on the hub it cannot be loaded"),
         (["data", "--data", "data"], "data: no config.json here or in model/"),
     ],
 )

@@ -212,7 +212,7 @@ def test_what_a_data_set_lacks(hub: Callable[..., None]) -> None:
     hub("mrpc", validation={"sentence1": FIRST, "sentence2": SECOND, "label": LABELS})
     says("mrpc", "hub", "no part 'train'; found validation")
     says("sst-2", "hub", r"^hub \(sst2\): as a data set it cannot be loaded: ")
-    says("mrpc", "nobody/has-this", r"^nobody/has-this \(mrpc\): no such folder here, and as a data set on the hub it")
+    says("mrpc", "nobody/has-this", "^nobody/has-this: no such folder here, and as a data set on the hub it")
 
 
 def test_without_the_datasets_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# errors <- files, statistics, outcome, recipes <- placement <- transformer <- residual, models <- data <- trace
+# errors <- files, statistics, outcome, recipes, hub <- placement <- transformer <- residual, models <- data <- trace
 # <- diagnose, lint <- evaluate, theory <- train <- interop <- study <- report <- cli, pytest_plugin
 LEVELS = [
     {"errors"},
-    {"files", "statistics", "outcome", "recipes"},
+    {"files", "statistics", "outcome", "recipes", "hub"},
     {"placement"},
     {"transformer"},
     {"models", "residual"},

@@ -20,6 +20,7 @@ from isograd.cli.console import (
 )
 from isograd.cli.parser import File, Folder, Name, Words
 from isograd.errors import IsogradError, UserError
+from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from isograd.study.compare import Arm
@@ -178,15 +179,15 @@ def classification(
         if option := _OPTIONS.get(override.partition("=")[0]):
             raise UserError(f"{override!r}: write {option} here")
 
-    with loading():
-        from isograd.study.compare import PAPER, PAPER_SEEDS, Grid, base_run, plan_grid
-        from isograd.train.recipe import with_overrides
-        from isograd.train.tasks.classification import ClassificationRun
+    from isograd.study.compare import PAPER, PAPER_SEEDS, Grid, base_run, plan_grid
+    from isograd.train.recipe import with_overrides
+    from isograd.train.tasks.classification import ClassificationRun
 
-        points = Grid(**{**(vars(PAPER) if grid else given), "scratch": with_scratch})
-        base = with_overrides(base_run(_absolute(model), task, _absolute(data), points), overrides)
-        assert isinstance(base, ClassificationRun)
-        arms = plan_grid(out or Path("runs") / f"{task}-{_short(model)}", base, points, seeds or list(PAPER_SEEDS))
+    must_be_a_model(_absolute(model), owned=True)
+    points = Grid(**{**(vars(PAPER) if grid else given), "scratch": with_scratch})
+    base = with_overrides(base_run(_absolute(model), task, _absolute(data), points), overrides)
+    assert isinstance(base, ClassificationRun)
+    arms = plan_grid(out or Path("runs") / f"{task}-{_short(model)}", base, points, seeds or list(PAPER_SEEDS))
     return _report(arms, _train(arms, jobs, fresh), json, title=f"Fine-tuning on {task}")
 
 
@@ -206,13 +207,15 @@ def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, A
     from isograd.study.compare import compare as compare_arms
     from isograd.train.tasks import task_of
 
+    for run in {one.run.corpus_key: one.run for one in arms if not (one.folder / "run.json").exists()}.values():
+        run.must_find_its_data()
     with loading():
         import isograd.study.engine.workers  # noqa: F401  (what takes long)
     several = len({arm.run.seed for arm in arms}) > 1 or task_of(arms[0].run).scored
     labels = [arm.label + (f", seed {arm.run.seed}" if several else "") for arm in arms]
     try:
-        with RunProgress(labels, arms[0].run.training.steps, [arm.folder for arm in arms]) as progress:
-            return compare_arms(arms, progress.step, progress.end, jobs=jobs, fresh=fresh)
+        with RunProgress(labels, arms[0].run.training.steps, [arm.folder for arm in arms]) as bars:
+            return compare_arms(arms, bars.step, bars.end, jobs=jobs, fresh=fresh, on_ready=bars.ready)
     except FileExistsError as error:
         raise UserError(f"{error} (--fresh does)") from error
 

@@ -73,6 +73,8 @@ def headroom(
         precision=precision,
     )
     folder = out or Path("runs") / f"headroom-{plan.name}"
+    if not (folder / "headroom.json").exists():
+        plan.base.must_find_its_data()
     with loading():
         from isograd.study.engine.workers import local
         from isograd.study.headroom import headroom as search

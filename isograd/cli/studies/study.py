@@ -73,6 +73,9 @@ def study(
 
     planned = load_study(recipe, overrides)
     folder = out or Path("runs") / planned.name
+    if not (folder / "study.json").exists():
+        for run in {cell.run.corpus_key: cell.run for cell in planned.cells}.values():
+            run.must_find_its_data()
     with loading():
         from isograd.study.engine.jobs import check_jobs
         from isograd.study.engine.runner import jobs_of

@@ -100,6 +100,13 @@ class ClassificationRun(RowRun):
         glue = self.glue
         return self.task, glue.task, glue.source, glue.model, glue.length
 
+    def must_find_its_data(self) -> None:
+        from isograd.data.glue import must_be_there
+        from isograd.hub import model_place
+
+        model_place(str(self.glue.model), owned=True)
+        must_be_there(self.glue.source)
+
     def config(self) -> "IsogradConfig":
         from isograd.train.pretrained import config_here
 

@@ -92,6 +92,11 @@ class TextRun(RowRun):
     def vocabulary(self) -> str:
         return self.data.level
 
+    def must_find_its_data(self) -> None:
+        from isograd.data.text import must_be_there
+
+        must_be_there(self.data.source)
+
     def config(self) -> "IsogradConfig":
         from isograd.data.tokenizers import smallest_bpe
 

@@ -126,6 +126,12 @@ class TranslationRun(Run):
     def encoder_layers(self) -> int:
         return self.model.layers if self.model.encoder_layers is None else self.model.encoder_layers
 
+    def must_find_its_data(self) -> None:
+        from isograd.data.pairs import must_be_there
+
+        for name in (*self.pairs.train, *self.pairs.valid):
+            must_be_there(name, self.pairs.source, self.pairs.target)
+
     def folder_name(self) -> str:
         encoder = self.model.encoder_placement
         return f"{encoder}+{super().folder_name()}" if encoder else super().folder_name()

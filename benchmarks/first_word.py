@@ -1,0 +1,205 @@
+"""Time to the first word: help, lists, and refusals that need only what was typed and the recipe.
+
+    python benchmarks/first_word.py                 every verb, n = 5: some four minutes
+    python benchmarks/first_word.py -n 11 --write   and the table into docs/performance.md
+    python benchmarks/first_word.py --only study    one verb
+
+Each command is a process of its own, `python -m isograd ...` in an empty folder, in turn over n rounds; wall seconds
+from its start to its end and CPU seconds (user and system) of it, medians with smallest and largest value. Hub names
+are looked up with a proxy that refuses connections, as where there is no network. `compare` is not refused: its
+time is that to its first line on stderr. tests/cli/test_first_word.py takes the same commands, and asks only whether
+torch was imported.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from isograd.cli import VERBS
+
+PAGE = Path(__file__).parents[1] / "docs/performance.md"
+MARKS = ("<!-- first word -->", "<!-- /first word -->")
+FILES = {
+    "damaged.yaml": "name: x\nmodel: {layers: [\n",
+    "unknown.yaml": "name: x\nmodel: {layerz: 3}\n",
+    "good.yaml": "name: x\nmodel: {layers: 2}\n",
+    "axes.yaml": "name: x\naxes: {model.placement: [pre-ln, prenormx]}\n",
+}
+RECIPE, PLACEMENT, FILE, HUB = "recipe", "placement", "file", "hub name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What is typed, and what about it is refused ("" for what is answered)."""
+
+    verb: str
+    words: tuple[str, ...]
+    wrong: str = ""
+
+    @property
+    def line(self) -> str:
+        return " ".join((*self.verb.split(), *self.words))
+
+
+_OUT = ("--out", "out")
+_TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
+    "list": {"": [()]},
+    "show": {"": [("pre-ln",)], PLACEMENT: [("prenormx",)]},
+    "recipes": {"": [()]},
+    "compare": {
+        RECIPE: [("--recipe", "damaged.yaml"), ("--recipe", "unknown.yaml")],
+        PLACEMENT: [("--placements", "prenormx")],
+        FILE: [("--recipe", "missing.yaml"), ("--data", "missing.txt")],
+        HUB: [("--data", "a/b")],
+    },
+    "study": {
+        RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
+        PLACEMENT: [("axes.yaml",)],
+        FILE: [("missing.yaml",), ("studies/warmup", "data.source=missing.txt")],
+        HUB: [("studies/warmup", "data.source=a/b")],
+    },
+    "headroom": {
+        RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
+        PLACEMENT: [("good.yaml", "--placements", "prenormx")],
+        FILE: [("missing.yaml",), ("good.yaml", "data.source=missing.txt")],
+    },
+    "transfer": {
+        RECIPE: [("damaged.yaml", "--depth", "2:4"), ("unknown.yaml", "--depth", "2:4")],
+        FILE: [("missing.yaml", "--depth", "2:4")],
+    },
+    "reproduce": {"": [("--list",)], FILE: [("xiong2020/warmup-fig2", "--data", "missing")]},
+    "train": {
+        RECIPE: [("damaged.yaml",), ("unknown.yaml", "--dry-run"), ("task=nonsense",)],
+        PLACEMENT: [("model.placement=prenormx",)],
+        FILE: [("missing.yaml",), ("data.source=missing.txt",), ("task=translation", "pairs.train=[missing]")],
+        HUB: [("data.source=a/b",)],
+    },
+    "init-recipe": {FILE: [("missing.txt",)], HUB: [("a/b",)]},
+    "translate": {FILE: [("./missing",)], HUB: [("a/b",)]},
+    "evaluate translation": {FILE: [("./missing", "--pairs", "numbers")], HUB: [("a/b", "--pairs", "numbers")]},
+    "evaluate classification": {FILE: [("./missing", "--task", "mrpc")], HUB: [("a/b", "--task", "mrpc")]},
+    "evaluate zero-shot": {FILE: [("./missing",)], HUB: [("a/b",)]},
+    "fold": {FILE: [("./missing", *_OUT)], HUB: [("a/b", *_OUT)]},
+    "graft": {FILE: [("./missing", "--change", "layers=3", *_OUT)], HUB: [("a/b", "--change", "layers=3", *_OUT)]},
+    "import fairseq": {FILE: [("missing.pt", *_OUT)]},
+    "import hf": {FILE: [("./missing", *_OUT)], HUB: [("a/b", *_OUT)]},
+    "import torch": {FILE: [("missing.pt", "--heads", "2", *_OUT)]},
+    "export": {FILE: [("./missing", *_OUT)], HUB: [("a/b", *_OUT)]},
+    "init": {FILE: [("./missing", "--scheme", "gpt2", *_OUT)], HUB: [("a/b", "--scheme", "gpt2", *_OUT)]},
+    "check": {FILE: [("./missing",), ("missing:build",)], HUB: [("a/b",)]},
+    "conform": {PLACEMENT: [("prenormx",)]},
+    "diagnose": {FILE: [("./missing",)], HUB: [("a/b",)]},
+    "explain": {FILE: [("./missing",)], HUB: [("a/b",)]},
+    "replay": {FILE: [("missing",)]},
+    "report": {FILE: [("missing",)]},
+    "open": {FILE: [("missing",)]},
+    "theory": {},
+}
+
+
+def commands() -> Iterator[Command]:
+    """Every verb's help, and all of the table."""
+    for verb in VERBS:
+        yield Command(verb=verb, words=("--help",))
+        for wrong, typed in _TYPED[verb].items():
+            for words in typed:
+                yield Command(verb=verb, words=words, wrong=wrong)
+
+
+def write_files(folder: Path) -> None:
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+
+
+def offline() -> dict[str, str]:
+    """An environment in which no hub can be reached."""
+    out = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    return out | {"HTTPS_PROXY": "http://127.0.0.1:9", "HF_HOME": "hf", "OMP_NUM_THREADS": "1"}
+
+
+def timed(words: Iterable[str], folder: Path, *, first_line: bool = False) -> tuple[float, float]:
+    """Wall seconds and CPU seconds of a command, to its end or to its first line on stderr."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "isograd", *words],
+        cwd=folder,
+        env=offline(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if first_line else subprocess.DEVNULL,
+    )
+    if first_line:
+        assert process.stderr is not None
+        process.stderr.readline()
+        wall = time.perf_counter() - began
+        process.terminate()
+        process.communicate()
+        return wall, float("nan")
+    _, _, used = os.wait4(process.pid, 0)
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime
+
+
+def measured(chosen: list[Command], rounds: int) -> dict[Command, list[tuple[float, float]]]:
+    found: dict[Command, list[tuple[float, float]]] = {command: [] for command in chosen}
+    with tempfile.TemporaryDirectory() as name:
+        write_files(Path(name))
+        for _ in range(rounds):
+            for command, times in found.items():
+                times.append(timed((*command.verb.split(), *command.words), Path(name)))
+    return found
+
+
+def table(found: dict[Command, list[tuple[float, float]]], first: list[float]) -> str:
+    """A row per verb and kind of refusal: of several commands the slowest."""
+    rows: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}
+    for command, times in found.items():
+        kind = command.wrong or ("help" if command.words == ("--help",) else "answer")
+        rows.setdefault((command.verb, kind), []).append(times)
+    kinds = ("help", "answer", RECIPE, PLACEMENT, FILE, HUB)
+    lines = [f"| verb | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    for verb in dict.fromkeys(verb for verb, _ in rows):
+        cells = [_cell(rows.get((verb, kind), [])) for kind in kinds]
+        lines.append(f"| {verb} | {' | '.join(cells)} |")
+    if first:
+        said = f"{statistics.median(first):.1f} ({min(first):.1f}..{max(first):.1f}) s of wall time, n = {len(first)}"
+        lines += ["", f"First line of `compare` on stderr, when torch is loaded and the data are read: {said}."]
+    return "\n".join(lines)
+
+
+def _cell(commands: list[list[tuple[float, float]]]) -> str:
+    if not commands:
+        return ""
+    worst = max(commands, key=lambda times: statistics.median(cpu for _, cpu in times))
+    walls, cpus = ([one[i] for one in worst] for i in (0, 1))
+    return f"{statistics.median(cpus):.2f}; {statistics.median(walls):.2f} ({min(walls):.2f}..{max(walls):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", type=int, default=5, help="rounds (default 5)")
+    parser.add_argument("--only", nargs="+", metavar="VERB")
+    parser.add_argument("--write", action="store_true", help="the table into docs/performance.md")
+    options = parser.parse_args()
+    chosen = [command for command in commands() if not options.only or command.verb in options.only]
+    found = measured(chosen, options.n)
+    first = []
+    if not options.only or "compare" in options.only:
+        with tempfile.TemporaryDirectory() as name:
+            first = [timed(("compare", "--steps", "300"), Path(name), first_line=True)[0] for _ in range(options.n)]
+    text = f"n = {options.n} rounds, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n\n{table(found, first)}"
+    print(text)
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        made = re.sub(f"({MARKS[0]}\n).*?({MARKS[1]})", lambda m: f"{m[1]}{text}\n{m[2]}", page, flags=re.DOTALL)
+        PAGE.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
