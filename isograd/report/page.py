@@ -102,6 +102,7 @@ def write_page(page: Page, path: Path, output: Output | None = None, main_figure
     text = _TEMPLATES.get_template("page.html.j2").render(
         page=page,
         parts=parts,
+        charts=any('class="chart"' in (part["svg"] or "") for part in parts),
         figures=[section.name for section, _ in written],
         formats=output.formats,
         tables=not main_figure_only,

@@ -5,6 +5,7 @@ white. Text stays text in SVG and PDF. The colours are safe for colour-blind rea
 """
 
 import io
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -229,18 +230,79 @@ def entropy_line(axes: Axes, entropy: float) -> None:
 
 
 def svg(drawn: Drawing, salt: str) -> str:
-    """For a page: clear ground, the page's ink and font.
+    """For a page: clear ground, the page's ink and font; and what its script reads of it.
 
     Args:
         salt: sets the ids of this figure apart from those of the others on the page.
     """
     _legend(drawn)
     drawn.figure.patch.set_alpha(0)
+    chart = _Chart(drawn)
     text = _saved(drawn.figure, "svg", salt).decode()
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # 0.01 pt
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", text)  # ids are one per page, not one per figure
-    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor")
+    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor") + chart.script(salt)
+
+
+class _Chart:
+    """Lines and legend of a figure, named before it is saved, so that a script finds them; where they are, after it."""
+
+    def __init__(self, drawn: Drawing) -> None:
+        self.figure = drawn.figure
+        self._panels = [(axes, self._lines(i, axes)) for i, axes in enumerate(drawn.panels)]
+        self._entries = [entry for legend in drawn.figure.legends for entry in self._entries_of(legend)]
+
+    def _lines(self, place: int, axes: Axes) -> list[dict[str, Any]]:
+        """A level across the panel is no curve. A band belongs to the line of its colour."""
+        lines = [line for line in axes.lines if len(np.asarray(line.get_xdata())) > 2]
+        for i, one in enumerate([*lines, *axes.collections]):
+            one.set_gid(f"chart-{place}-{i}")
+        bands = {
+            one.get_gid(): to_hex(np.asarray(one.get_facecolor())[0])
+            for one in axes.collections
+            if len(np.asarray(one.get_facecolor()))
+        }
+        return [
+            {
+                "id": line.get_gid(),
+                "label": "" if (name := str(line.get_label())).startswith("_") else name,
+                "also": [gid for gid, colour in bands.items() if colour == to_hex(line.get_color())],
+            }
+            for line in lines
+        ]
+
+    def _entries_of(self, legend: Any) -> list[dict[str, Any]]:
+        found, known = [], {line["label"] for _, lines in self._panels for line in lines}
+        for i, (text, handle) in enumerate(zip(legend.get_texts(), legend.legend_handles, strict=True)):
+            name = text.get_text().replace(r"\$", "$")
+            if name in known:
+                text.set_gid(f"entry-{i}"), handle.set_gid(f"entry-{i}-line")
+                found.append({"label": name, "ids": [text.get_gid(), handle.get_gid()]})
+        return found
+
+    def script(self, salt: str) -> str:
+        """Data of the chart, "" where there is no line; boxes in the units of the SVG, points from above."""
+        width, height = self.figure.get_size_inches() * 72
+        panels = []
+        for axes, lines in self._panels:
+            place = axes.get_position()
+            box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
+            scale = {name: [*map(float, limits), kind == "log"] for name, limits, kind in _scales(axes)}
+            named = [
+                {**line, "id": f"{salt}-{line['id']}", "also": [f"{salt}-{one}" for one in line["also"]]}
+                for line in lines
+            ]
+            panels.append({"box": [round(x, 2) for x in box], **scale, "xlabel": axes.get_xlabel(), "lines": named})
+        if not any(panel["lines"] for panel in panels):
+            return ""
+        legend = [{**one, "ids": [f"{salt}-{i}" for i in one["ids"]]} for one in self._entries]
+        content = json.dumps({"panels": panels, "legend": legend}).replace("<", "\\u003c")
+        return f'<script type="application/json" class="chart">{content}</script>'
+
+
+def _scales(axes: Axes) -> list[tuple[str, Any, str]]:
+    return [("x", axes.get_xlim(), axes.get_xscale()), ("y", axes.get_ylim(), axes.get_yscale())]
 
 
 def save(drawn: Drawing, path: Path, formats: Sequence[str]) -> None:
