@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -141,6 +143,47 @@ def max_layer(run: Run) -> int:
 @pytest.mark.parametrize("name", ["pre-ln", "normformer"])
 def test_activations_of_every_feedforward(name: str, act: str) -> None:
     assert ratio(shaped(name, act=act)) == pytest.approx(1.0, abs=0.002)
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """As on a GPU: what was read, the weight and a number per row are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, rstd)
+        return x * rstd if weight is None else x * rstd * weight
+
+
+class AsOnAGPU(TorchFunctionMode):
+    """CUDA's autocast lets `layer_norm` and `rms_norm` read float32 (AT_FORALL_FP32 in ATen/autocast_mode.h)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in (functional.layer_norm, functional.rms_norm):
+            return func(*args, **kwargs)
+        if torch.is_autocast_enabled("cpu"):
+            args = [x.float() if isinstance(x, Tensor) else x for x in args]
+            kwargs = {name: x.float() if isinstance(x, Tensor) else x for name, x in kwargs.items()}
+        with torch.autocast("cpu", enabled=False):
+            if func is functional.layer_norm:
+                return func(*args, **kwargs)
+            x, _, weight, eps = [*args, *[None] * (4 - len(args))]
+            found: Tensor = FusedRMSNorm.apply(x, kwargs.get("weight", weight), kwargs.get("eps", eps))
+            return found
+
+
+INNER = ["normformer-resscale-qkv", "sub-ln-bitnet", "variance-gate", "qk-norm-heads", "qk-norm-free", "olmo2"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in INNER else pytest.mark.slow) for name in CATALOGUE if name != "ngpt"],
+)
+def test_activations_as_on_a_gpu(name: str) -> None:
+    """Norms inside a branch too; nGPT's divisions by a length keep more than is counted, on any device."""
+    with AsOnAGPU():
+        assert 0.98 < ratio(shaped(name, precision="bf16")) < 1.01
 
 
 @pytest.mark.parametrize("name", WITH_LAYERNORM)

@@ -266,8 +266,8 @@ def _sublayer(training: Training, config: IsogradConfig, residual: Residual, sit
     shared = narrow == FLOAT or (residual.pre is not None and stream == FLOAT)  # x is kept anyway, to be read or normed
     if isinstance(residual.skip, Learned) and not shared:
         kept += width * stream
-    if isinstance(residual.scale, Learned):
-        kept += width * narrow
+    if isinstance(residual.scale, Learned):  # what a LayerNorm wrote is float32, as it read
+        kept += width * (FLOAT if _is_fused(config, residual.out, "layernorm") else narrow)
     return kept
 
 
@@ -303,21 +303,33 @@ def _feedforward(training: Training, config: IsogradConfig, residual: Residual) 
 def _normed(
     config: IsogradConfig, norm: Norm | None, features: int, reads: int, rows: int = 1, fused: bool = True
 ) -> int:
-    """A norm keeps what it read, and the statistics of its rows; autocast lets a LayerNorm read float32.
+    """A norm keeps what it read, and the statistics of its rows; under a GPU's autocast it reads float32.
 
     A weight apart from the norm's own operation keeps what was normalized, too; a curve in place of a norm what it
     read, its result, and erf its argument.
     """
     if norm is None:
         return 0
-    kind = config.norm if norm.kind == "model" else norm.kind
+    kind = _kind(config, norm)
     if kind in ("dyt", "derf"):
         return features * reads * (2 if kind == "dyt" else 3)
     if kind == "none":
         return features * reads * norm.affine
-    fused = fused and kind != "l2" and not norm.centered and (norm.scale, norm.init) == (1.0, 1.0)
+    fused = fused and _is_fused(config, norm, kind)
+    reads = FLOAT if kind in ("layernorm", "rmsnorm") else reads
     weighed = features * reads * (norm.affine and not fused)
-    return features * (FLOAT if kind == "layernorm" else reads) + weighed + rows * FLOAT * (1 + (kind == "layernorm"))
+    return features * reads + weighed + rows * FLOAT * (1 + (kind == "layernorm"))
+
+
+def _kind(config: IsogradConfig, norm: Norm) -> str:
+    return config.norm if norm.kind == "model" else norm.kind
+
+
+def _is_fused(config: IsogradConfig, norm: Norm | None, kind: str) -> bool:
+    """Whether it is torch's operation of that kind, weight included."""
+    if norm is None or _kind(config, norm) != kind or kind == "l2" or norm.centered:
+        return False
+    return (norm.scale, norm.init) == (1.0, 1.0)
 
 
 def _copies(run: Run, config: IsogradConfig) -> int:
