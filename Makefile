@@ -8,7 +8,7 @@ DOCS := $(VENV)/.docs
 ARGS ?=
 export PYTHONDONTWRITEBYTECODE =  # else every process that a test starts compiles isograd anew
 
-.PHONY: compare accept accept-full test test-slow check format docs clean
+.PHONY: compare accept accept-full test test-slow check format docs clean package lower newest
 
 compare: $(INSTALLED)  ## the main job; options by ARGS="--seeds 0 1 2"
 	$(BIN)/isograd compare $(ARGS)
@@ -52,6 +52,12 @@ $(INSTALLED): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+package:  ## dist/: sdist and wheel of what is committed, the wheel tried in a bare environment
+	.ci/package.sh
+
+lower newest:  ## the default suite with the least versions that pyproject.toml names, or with the newest transformers
+	.ci/versions.sh $@ $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache docs/_build docs/generated

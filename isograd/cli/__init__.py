@@ -140,9 +140,39 @@ def _top(words: Sequence[str]) -> int:
     if words and words[0] == "--version":
         from isograd import __version__
 
-        print(f"isograd {__version__}")
+        known = _commit()
+        print(f"isograd {__version__}{f' ({known})' if known else ''}")
         return 0
     return _refuse("isograd", f"unrecognized argument {words[0]}" if words else "expected a verb")
+
+
+def _commit() -> str:
+    """What was built or installed: written down by `git archive`, else told by git or by pip; "" where none knows."""
+    root = Path(__file__).parents[1]
+    written = (root / "commit.txt").read_text(encoding="utf-8").strip()
+    if not written.startswith("$"):
+        return written
+    if (root.parent / ".git").exists():
+        from subprocess import DEVNULL, SubprocessError, check_output
+
+        command = ["git", "-C", str(root.parent), "describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"]
+        try:
+            return check_output(command, stderr=DEVNULL, text=True).strip()
+        except (OSError, SubprocessError):
+            return ""
+    return _installed_from()
+
+
+def _installed_from() -> str:
+    """The commit that `pip install git+URL` has noted (PEP 610)."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        noted = distribution("isograd").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return ""
+    return str(json.loads(noted or "{}").get("vcs_info", {}).get("commit_id", ""))[:7]
 
 
 def _group(words: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -199,7 +200,11 @@ def test_wrong_use(command: list[str], said: str) -> None:
 
 
 def test_help_and_version() -> None:
-    assert called("--version")[:2] == (0, f"isograd {isograd.__version__}\n")
+    code, out, _ = called("--version")
+    assert code == 0 and re.fullmatch(
+        rf"isograd {re.escape(isograd.__version__)}( \([0-9a-f]{{7,}}(-dirty)?\))?\n", out
+    )
+    assert (" (" in out) == (Path(isograd.__file__).parents[1] / ".git").exists()
     code, out, err = called("--help")
     assert (code, err) == (0, "") and all(f"\n  {verb} " in out for verb in VERBS)
     for verb in VERBS:
