@@ -16,7 +16,7 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from isograd.diagnose.watch.recover import Recovery
-from isograd.diagnose.watch.writers import WARNINGS
+from isograd.diagnose.watch.writers import WARNINGS, judge
 from isograd.errors import RecipeError
 from isograd.files import append_rows, finite, keep_until, locked, read_object, read_rows, write_json
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
@@ -95,6 +95,8 @@ def _trained(
     outcome["seconds"] = time.perf_counter() - began
     outcome["cpu_seconds"] = time.process_time() - worked  # what it takes on a machine that is busy with other things
     written = _write_outcome(folder, outcome, state)
+    for tracker in task.run.training.track if state.is_main_process else ():
+        judge(tracker, ": ".join(filter(None, [written["outcome"], written.get("reason") or written.get("error")])))
     if outcome["outcome"] in ENDED and state.is_main_process:
         tidy(folder)
     return written

@@ -9,7 +9,9 @@ import pytest
 
 import isograd
 from isograd.files import read_rows
+from isograd.train.train import train as run_recipe
 from tests.diagnose.test_watch import batches, train
+from tests.train.recipes import small
 from tests.train.test_watching import Breaking, gpt2, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the trackers
@@ -67,8 +69,10 @@ def wandb_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 BLOCK, HEADER, ENDS = 1 << 15, 7, (1, 4)  # of LevelDB's log format, in which W&B keeps what it will upload
 
 
-def stored(folder: Path) -> list[Any]:
-    """The records of an offline run of W&B."""
+def stored(folder: Path, wandb: Any) -> list[Any]:
+    """The records of an offline run of W&B, whose process has ended."""
+    wandb.finish()
+    wandb.teardown()
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[import-not-found]
 
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
@@ -89,8 +93,7 @@ def stored(folder: Path) -> list[Any]:
 def test_weights_and_biases(tmp_path: Path, wandb_: Any) -> None:
     watched(tmp_path, "wandb", Breaking(gpt2().config))
     verdict = wandb_.run.summary["isograd/verdict"]
-    wandb_.finish()
-    records = stored(tmp_path)
+    records = stored(tmp_path, wandb_)
     keys = {"/".join(item.nested_key) or item.key for r in records for item in r.history.item}
     assert ours(keys) == NAMES
     (alert,) = [r.alert for r in records if r.HasField("alert")]
@@ -100,8 +103,15 @@ def test_weights_and_biases(tmp_path: Path, wandb_: Any) -> None:
 def test_a_healthy_run_has_its_verdict_and_no_alert(tmp_path: Path, wandb_: Any) -> None:
     watched(tmp_path, "wandb", gpt2())
     assert wandb_.run.summary["isograd/verdict"] == "nothing reported"
-    wandb_.finish()
-    assert not [r for r in stored(tmp_path) if r.HasField("alert")]
+    assert not [r for r in stored(tmp_path, wandb_) if r.HasField("alert")]
+
+
+def test_a_recipe_has_its_outcome_as_the_verdict(tmp_path: Path, wandb_: Any) -> None:
+    told = run_recipe(small(training={"track": ["wandb"], "steps": 12}), tmp_path / "run")
+    assert told["outcome"] == "undecided"
+    assert wandb_.run.summary["isograd/verdict"] == f"undecided: {told['reason']}"
+    keys = {"/".join(item.nested_key) or item.key for r in stored(tmp_path, wandb_) for item in r.history.item}
+    assert "train/loss" in keys
 
 
 def test_a_bare_loop_that_logs_to_weights_and_biases(tmp_path: Path, wandb_: Any) -> None:
@@ -110,8 +120,7 @@ def test_a_bare_loop_that_logs_to_weights_and_biases(tmp_path: Path, wandb_: Any
     with isograd.watch(model, log=run.log) as watch:
         train(model.train(), watch, batches(3))
     assert run.summary["isograd/verdict"].startswith("step 3: the loss is not finite")
-    wandb_.finish()
-    assert len([r for r in stored(tmp_path) if r.HasField("alert")]) == 1
+    assert len([r for r in stored(tmp_path, wandb_) if r.HasField("alert")]) == 1
 
 
 def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.recover import MOST, Recover, Recovery
-from isograd.diagnose.watch.writers import WARNED, Row, alert, begin, flat
+from isograd.diagnose.watch.writers import WARNED, Row, alert, flat, judge
 
 REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
 ALERTING = {INTEGRATION_TO_CALLBACK[name]: name for name in ("wandb", "trackio")}
@@ -81,7 +81,7 @@ class WatchCallback(TrainerCallback):
         self._recovers(state.global_step)
         self._sent = 0
         for reporter in reporters_of(self.trainer):
-            begin(ALERTING.get(type(reporter), ""))
+            judge(ALERTING.get(type(reporter), ""))
         self._observe(self.trainer, "training_step", after=self._keep)
         if accelerator.scaler is None:
             for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping

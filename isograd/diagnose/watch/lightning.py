@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isograd.diagnose.watch import Watch, watch
-from isograd.diagnose.watch.writers import WARNED, alert, begin, flat
+from isograd.diagnose.watch.writers import WARNED, alert, flat, judge
 from isograd.errors import needed
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -71,7 +71,7 @@ class LightningWatch(_Callback):
         self._sent = 0
         self._forget()
         for logger in trainer.loggers if trainer.is_global_zero else ():
-            begin(_ALERTING.get(type(logger).__name__, ""))
+            judge(_ALERTING.get(type(logger).__name__, ""))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._batches.append(batch)

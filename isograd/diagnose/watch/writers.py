@@ -144,10 +144,10 @@ def alert(tracker: str, row: Row) -> None:
         trackio.alert(title=title, text=text, level=trackio.AlertLevel.WARN)
 
 
-def begin(tracker: str) -> None:
-    """The verdict of a run that has just begun, where the tracker has a summary."""
-    if tracker == "wandb" and (run := sys.modules["wandb"].run) is not None:
-        run.summary[VERDICT] = CLEAN
+def judge(tracker: str, verdict: str = CLEAN) -> None:
+    """The verdict on a run, where the tracker has a summary; at first that nothing was reported."""
+    if tracker == "wandb" and "wandb" in sys.modules and (run := sys.modules["wandb"].run) is not None:
+        run.summary[VERDICT] = verdict
 
 
 def alarm(step: int, signal: str, layer: str | None, symptom: str, cause: str, remedy: str, **numbers: Any) -> Row:
