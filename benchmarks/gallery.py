@@ -48,6 +48,8 @@ NOTES = {  # alarms that are true of what transformers ships, and what they are 
     ("grounding-dino", "shortcut-after-norm"): "its fusion of text and image starts after its norms, as in its release",
     ("mm-grounding-dino", "shortcut-after-norm"): "the same",
     ("hunyuan_vl_vision", "parameter-unread"): "image_sep is made and initialized, and no code reads it",
+    ("lightglue", "gradient-cut"): "it detaches what its keypoint detector gives, on purpose",
+    ("xclip", "init-large"): "its prompt generator is drawn with initializer_factor, 1, as standard deviation",
     ("mra", "gradient-cut"): "without its CUDA kernel its attention returns zeros",
     ("mra", "gradient-zero"): "the same",
     ("pp_doclayout_v3", "gradient-zero"): "of each layer's reading order only the last one's is returned",

@@ -36,12 +36,13 @@ def check(
     """Find wiring and initialization bugs in a Transformer.
 
     MODEL is a folder with a checkpoint (or with a config.json only: a model at initialization), a hub id, or
-    package.module:callable, a function without arguments that returns an nn.Module (found from the working directory
-    too).
+    package.module:callable or file.py:callable, a function without arguments that returns an nn.Module (found from the
+    working directory too).
 
     examples:
       isograd check gpt2
       isograd check runs/my-run/model
+      isograd check model.py:build
       isograd check my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
       isograd check my_model:build --optimizer my_training:setup
       isograd check my_model:build --against gpt2
@@ -52,7 +53,7 @@ def check(
     Exit code 1 with a finding of severity error, 2 on bad input.
 
     Args:
-        model: a folder, a hub id, or package.module:callable
+        model: a folder, a hub id, package.module:callable, or file.py:callable
         batch: returns what forward takes, where it cannot be guessed
         optimizer: returns (model, optimizer); that model is checked, and what the optimizer holds, its rates, its decay
         against: a second model, named as MODEL is; what begins or computes otherwise is reported

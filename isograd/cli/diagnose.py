@@ -44,7 +44,7 @@ def diagnose(
     Writes a page, the numbers and the figures. Exit code 1 where no sublayers are found, 2 on bad input.
 
     Args:
-        model: a folder, a hub id, or package.module:callable
+        model: a folder, a hub id, package.module:callable, or file.py:callable
         batch: returns what forward takes; may hold labels
         text: real text for a batch, read with the model's own tokenizer
         seed: of random labels and of the perturbation (default 0)

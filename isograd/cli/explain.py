@@ -41,7 +41,7 @@ def explain(
     of this depth has. Exit code 1 where a run diverged or collapsed, or a check finds an error.
 
     Args:
-        model: the folder of a run; or a folder with a checkpoint, a hub id, package.module:callable
+        model: the folder of a run; or a folder with a checkpoint, a hub id, package.module:callable, file.py:callable
         batch: for a model: returns what forward takes, where it cannot be guessed
         lr: for a model: the peak learning rate you plan to use
         warmup: for a model: the warm-up steps you plan to use
@@ -104,7 +104,7 @@ def _of_model(
     name: str, batch: str | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
 ) -> dict[str, Any]:
     from isograd.diagnose import profile
-    from isograd.report.pages.profile import plain, verdict
+    from isograd.report.pages.profile import USUAL, plain, verdict
     from isograd.trace.load import load_callable, load_model
 
     shown(f"checking {name}")
@@ -119,6 +119,8 @@ def _of_model(
     reported = [one for one in found if one["severity"] != "info"]
     known = next((one for one in found if one["code"] == "collapse-predicted"), None)
     seen = verdict(plain(measured.as_dict()), judged=known is not None) if measured else f"No depth profile: {said}."
+    if reported and seen == USUAL:
+        seen = "The gradients of all layers are of one size at initialization, so a profile does not show it."
     head = reported[0] if reported else known
     first = f"{head['message'][:1].upper()}{head['message'][1:]} ({head['address'] or 'the model'})." if head else ""
     first = first if reported or not first else f"No fault found, but whether it trains depends on the rate: {first}"

@@ -121,7 +121,7 @@ def init(
       isograd init my_model:build --out fresh --scheme gpt2 --seed 1
 
     Args:
-        model: a folder, a hub id, or package.module:callable
+        model: a folder, a hub id, package.module:callable, or file.py:callable
         out: a new folder: a checkpoint of the same class; of package.module:callable the weights, model.safetensors
         scheme: such as gpt2; 'isograd check' names it afterwards
         seed: the same weights each time, default 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from isograd.errors import hint
@@ -170,7 +171,11 @@ def _scheme(checked: CheckedModel) -> str:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether matrices are stored in whole numbers: by torch.ao, torchao, bitsandbytes or transformers."""
+    """Whether matrices are stored in whole numbers: by modules of torch.ao, bitsandbytes or transformers, or as tensors
+    that hold others, as torchao's do.
+    """
+    if any(is_traceable_wrapper_subclass(p) for p in model.parameters()):
+        return True
     homes = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto", "transformers.integrations")
     whole = any(type(m).__module__.startswith(homes) and "quant" in type(m).__module__ for m in model.modules())
     return whole or bool(getattr(model, "is_quantized", False))

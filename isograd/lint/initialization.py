@@ -152,7 +152,9 @@ def sizes(checked: CheckedModel) -> Iterator[Finding]:
         grows = {n: checked.std(n) * math.sqrt(_fan_in(checked.parameters[n])) for n in names}
         large = [n for n, g in grows.items() if g > LARGEST]
         writes = any(part in ("attn_out", "ffn_out") for part in role.split("+"))
-        tiny = [n for n, g in grows.items() if 0 < checked.std(n) < SMALLEST and not writes]
+        tiny = [
+            n for n, g in grows.items() if 0 < checked.std(n) < SMALLEST and not (writes or _begins_at_bias(checked, n))
+        ]
         for found, what in ((large, "large"), (tiny, "small")):
             if found:
                 yield Finding(
@@ -165,6 +167,14 @@ def sizes(checked: CheckedModel) -> Iterator[Finding]:
                     f" ({len(found)} of {len(names)} matrices)",
                     remedy="nn.init.normal_(weight, std=0.02) or xavier_uniform_",
                 )
+
+
+def _begins_at_bias(checked: CheckedModel, name: str) -> bool:
+    """Whether a matrix hardly adds to a bias near 1: a gate that begins open, as gMLP's."""
+    products = [o for o in checked.trace.operations if checked.dataflow.is_product(o)]
+    beside = [n for o in products if name in (names := checked.dataflow.weights(o)) for n in names if n != name]
+    biases = [b for n in beside if (b := checked.parameters[n]).ndim == 1]
+    return any(abs(bias.float().mean().item()) > 0.5 for bias in biases)
 
 
 def _fan_in(weight: Tensor) -> int:

@@ -166,7 +166,8 @@ def padding(checked: CheckedModel) -> Iterator[Finding]:
             else f"outputs at real positions change by {gap:.2g} of the largest with what stands in the padding",
             remedy='scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")): 1 is a real token'
             if turned
-            else f"let the attention read {mask_name}: scores of padded keys must be masked before the softmax",
+            else f'scores.masked_fill({mask_name}[:, None, None, :] == 0, float("-inf")) before the softmax of every'
+            " attention: the mask belongs to the keys, the last axis",
         )
 
 

@@ -30,13 +30,16 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     found = [*_attentions_outside(checked), *_replaced(checked)]
     if found:
         address, what = found[0]
+        posts = sum("post" in s.norms for s in checked.anatomy.sublayers)
         yield Finding(
             code="shortcut-missing",
             severity="error",
             address=address,
             measured=float(len(found)),
             message=f"the {what} replaces the stream: no shortcut goes around it ({many(len(found), 'sublayer')})",
-            remedy="x = x + f(norm(x)), not x = f(norm(x))",
+            remedy="x = norm(x + f(x)), not x = norm(f(x))"
+            if 2 * posts > len(checked.anatomy.sublayers)
+            else "x = x + f(norm(x)), not x = f(norm(x))",
         )
 
 
@@ -53,8 +56,24 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         attended = query_key_value(dataflow, operation)
         begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
         begun &= attended is not None and attended[2] not in trace.below(operation.makes)  # powers of the weights
-        if begun and square and scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching:
+        begun &= scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching
+        if begun and square and not _is_beside(checked, operation):
             yield operation.module, "attention"
+
+
+def _is_beside(checked: CheckedModel, attention: Operation) -> bool:
+    """Whether what its last matrix makes is added to what was not computed of it: x that a matrix of its own has made
+    wider, where a stage begins.
+    """
+    dataflow, start = checked.dataflow, attention.makes[0]
+    below = checked.trace.below([start])
+    for total in (o for o in checked.trace.operations if bare(o) in SUMS and len(dataflow.data(o)) == 2):
+        mine, others = ([v for v in dataflow.data(total) if (v in below) == own] for own in (True, False))
+        if mine and others and checked.trace[mine[0]].shape == checked.trace[others[0]].shape:
+            products = [o for o in dataflow.between(start, mine[0]) if dataflow.is_product(o)]
+            if len(products) == 1:
+                return True
+    return False
 
 
 def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:

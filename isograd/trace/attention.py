@@ -24,7 +24,7 @@ def is_attention(dataflow: Dataflow, operation: Operation) -> bool:
     if not operation.makes or not operation.reads or operation.reads[0] not in dataflow.live:
         return False
     if is_softmax(operation):
-        return _product_of_two(dataflow, operation.reads[0]) is not None
+        return product_of_two(dataflow, operation.reads[0]) is not None
     return bare(operation) in _LAST_OF_WEIGHTS and _are_weights(dataflow, operation)
 
 
@@ -49,7 +49,7 @@ def _are_weights(dataflow: Dataflow, operation: Operation) -> bool:
         for made in _laid_out(dataflow, value)
         for o in trace.read_by(made)
     )
-    return mixes and _product_of_two(dataflow, operation.reads[0]) is not None
+    return mixes and product_of_two(dataflow, operation.reads[0]) is not None
 
 
 def _laid_out(dataflow: Dataflow, value: int) -> list[int]:
@@ -71,7 +71,7 @@ def query_key_value(dataflow: Dataflow, attention: Operation) -> tuple[int, int,
     if FUSED in attention.name:
         q, k, v = attention.reads[:3] if len(set(attention.reads[:3])) == 3 else (*attention.reads[:1] * 3,)
         return q, k, v
-    product = _product_of_two(dataflow, attention.reads[0])
+    product = product_of_two(dataflow, attention.reads[0])
     scores = None if product is None else trace.made_by(product)
     if scores is None:
         return None
@@ -89,7 +89,7 @@ def is_softmax(operation: Operation) -> bool:
     return bare(operation) in ("softmax", "_softmax")
 
 
-def _product_of_two(dataflow: Dataflow, value: int) -> int | None:
+def product_of_two(dataflow: Dataflow, value: int) -> int | None:
     """The product of queries and keys that scores or weights were computed from; None where there is none near."""
     found = scores_below(dataflow, value)
     steps = 0

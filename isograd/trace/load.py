@@ -1,13 +1,15 @@
-"""What a user types as MODEL -> an `nn.Module`: a folder, a name on the hub, or `package.module:callable`."""
+"""What a user types as MODEL -> an `nn.Module`: a folder, a name on the hub, `package.module:callable`, or a file's."""
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import transformers
@@ -35,8 +37,8 @@ def load_model(text: str) -> nn.Module:
 
     Args:
         text: the folder of a Hugging Face checkpoint or of an isograd run (a configuration without weights gives the
-            model at initialization); a name on the hub; or `package.module:name`, a model or a callable without
-            arguments that returns one, found from the working directory too.
+            model at initialization); a name on the hub; or `package.module:name` or `folder/file.py:name`, a model or a
+            callable without arguments that returns one, found from the working directory too.
 
     Raises:
         ModelError: there is no such model, or it cannot be built.
@@ -132,11 +134,14 @@ def _working_directory() -> Iterator[None]:
 
 def _named(text: str) -> Any:
     """What `package.module:name` names, where name may have dots."""
-    module_name, colon, name = text.partition(":")
-    if not (colon and module_name and name) or "/" in module_name or module_name.endswith(".py"):
-        raise ModelError(f"{text}: expected package.module:callable, such as my_models.deep:build")
+    module_name, colon, name = text.rpartition(":")
+    in_file = module_name.endswith(".py")
+    if not (colon and module_name and name) or ("/" in module_name and not in_file):
+        raise ModelError(f"{text}: expected package.module:callable or file.py:callable, such as my_models.deep:build")
+    if in_file and not Path(module_name).is_file():
+        raise ModelError(f"{module_name}: no such file")
     try:
-        thing: Any = importlib.import_module(module_name)
+        thing: Any = _of_file(Path(module_name)) if in_file else importlib.import_module(module_name)
     except Exception as error:  # the module's own code runs
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent and f"{module_name}.".startswith(f"{absent}."):
@@ -149,6 +154,28 @@ def _named(text: str) -> Any:
             raise ModelError(f"{text}: {module_name} has no {name!r}{hint}")
         thing = getattr(thing, part)
     return thing
+
+
+def _of_file(path: Path) -> ModuleType:
+    """The module in a file, which sees what lies beside it; the same one when it is asked for again."""
+    known = sys.modules.get(path.stem)
+    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
+        return known
+    name = path.stem if known is None else f"{path.stem} of {path.parent.resolve()}"  # a module of this name is there
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path[:] = before
+    return module
 
 
 def _check_arguments(text: str, thing: Callable[..., Any]) -> None:

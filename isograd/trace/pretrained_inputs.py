@@ -20,7 +20,7 @@ _MAINS = (  # what a forward may begin with, in the order of trying
 _MELS = ("num_mel_bins", "feature_size", "n_mels", "input_feat_per_channel", "feat_dim", "input_dim", "hidden_size")
 _TIMES = (64, 100, 128, 256, 1024, 3000)  # frames of a spectrogram
 _SAMPLES = (4000, 16000, 24000)
-_TRIES = 24
+_TRIES = 30
 
 Inputs = dict[str, Any]
 
@@ -86,7 +86,8 @@ def _texts(config: PretrainedConfig, names: Iterable[str]) -> Iterator[Inputs]:
                 inputs["decoder_input_ids"] = _ids(_text(config, decoder=True), batch, target, seed=1, end=end)
             yield inputs
             if "pixel_values" in names and hasattr(config, "vision_config"):  # two stacks side by side, as CLIP has
-                yield inputs | {"pixel_values": next(_pictures(config))[:batch]}
+                for pictures in islice(_pictures(config), 2 if length == _lengths(config)[0] else 1):
+                    yield inputs | {"pixel_values": pictures[:batch]}
             for other, make in (("input_features", _spectrograms), ("input_values", _sounds)):
                 if other in names and hasattr(config, "audio_config") and length == _lengths(config)[0]:
                     yield inputs | {other: next(make(config))[:batch]}
@@ -181,6 +182,7 @@ def _pictures(config: PretrainedConfig) -> Iterator[Tensor]:
     for height, width in sides:
         yield floats(BATCH, channels, height, width)
         yield floats(BATCH, frames, channels, height, width)
+        yield floats(BATCH, 2, channels, height, width)
         yield floats(BATCH, channels, frames, height, width)
     for times in dict.fromkeys((_first(vision, ("temporal_patch_size",)) or 1, 1, 2)):
         yield floats(16, channels * times * patch * patch)

@@ -60,6 +60,14 @@ class Lowered(Scored):
         return scores - scores.amax(-1, keepdim=True)
 
 
+class Sparse(Scored):
+    """Each query sees its eight largest scores: a mask that is made of the scores."""
+
+    def scored(self, scores: Tensor) -> Tensor:
+        scores = super().scored(scores).masked_fill(~causal(scores.shape[-1]), -1e9)
+        return scores.masked_fill(scores < scores.topk(8, -1).values[..., -1:], -torch.finfo(scores.dtype).max)
+
+
 class Biased(Scored):
     """ALiBi: less for what is further back, by head."""
 
@@ -313,6 +321,25 @@ class CrossLayer(PreLayer):
         return super().forward(x)
 
 
+class WideningLayer(PreLayer):
+    """A stage of Hiera begins: the shortcut of its attention is a matrix of its own on the norm."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.wider = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attn_norm(x)
+        x = self.wider(y) + self.attn(y)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Replaced(PreLayer):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attn(self.attn_norm(x))
+        return x + self.ffn(self.ffn_norm(x))
+
+
 class LengthNorm(nn.Module):
     """sqrt(d) g x / |x|, as x-transformers writes RMSNorm."""
 
@@ -356,6 +383,27 @@ class PoolLess(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.avg_pool1d(F.pad(x.transpose(1, 2), (2, 0)), 3, stride=1).transpose(1, 2) - x
+
+
+class OpenGate(nn.Module):
+    """A gate that begins open, as gMLP's: its matrix near 0 and its bias 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.mix = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)) * self.mix(x))
+
+
+def gated() -> Decoder:
+    model = pre()
+    layer: Any
+    for layer in model.layers:
+        layer.ffn = started(OpenGate())
+        nn.init.normal_(layer.ffn.mix.weight, std=1e-6)
+        nn.init.ones_(layer.ffn.mix.bias)
+    return model
 
 
 class PoolLayer(PreLayer):
@@ -460,8 +508,11 @@ LEGAL: dict[str, Callable[[], nn.Module]] = {
     "keys-from-zero": lambda: attending(Tempered),
     "pooled-norm": lambda: started(Pooled([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
     "length-norm": lambda: pre(norm=LengthNorm),
+    "widening": lambda: started(Decoder([PreLayer(), WideningLayer(), PreLayer(), PreLayer()], nn.LayerNorm(WIDTH))),
+    "largest-scores": lambda: attending(Sparse),
     "largest-off": lambda: attending(Lowered),
     "short-convolution": lambda: attending(Convolved),
+    "open-gate": gated,
     "pool-less": lambda: pre(layer=PoolLayer),
     "offsets-from-zero": sampling,
     "loss-first": lambda: started(Priced([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
@@ -551,6 +602,13 @@ def test_one_row_for_all_positions_is_reported(model: Callable[[], nn.Module], c
     findings = isograd.check(model())
     assert findings.codes == codes
     assert all("gets the same row" in f.message for f in findings)
+
+
+def test_an_attention_without_any_shortcut_is_reported() -> None:
+    """The negative control of a shortcut that is a matrix."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [PreLayer(), Replaced(), PreLayer(), PreLayer()]
+    assert "shortcut-missing" in isograd.check(started(Decoder(layers, nn.LayerNorm(WIDTH)))).codes
 
 
 def test_what_only_chooses_is_a_warning() -> None:

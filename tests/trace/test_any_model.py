@@ -180,6 +180,20 @@ def test_quantized_matrices_are_one_line(name: str) -> None:
     assert len(found.missed) == 1 and "quantized" in found.missed[0]
 
 
+def test_matrices_that_hold_other_tensors_are_one_line() -> None:
+    """As torchao's are, and torch's own example of such a tensor."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = FAMILIES["llama"].build()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            half = module.weight.detach() / 2
+            module.weight = nn.Parameter(TwoTensor(half, half), requires_grad=False)  # type: ignore[no-untyped-call]
+    found = isograd.check(model, {"input_ids": IDS})
+    assert found.codes == set()
+    assert len(found.missed) == 1 and "quantized" in found.missed[0]
+
+
 class Adapted(nn.Module):
     """W h + B A h, as a low-rank adapter does it."""
 

@@ -203,12 +203,26 @@ def test_a_class_without_arguments(here: Path) -> None:
         ("mine:width", "gives an int; expected an nn.Module"),
         ("mine:", "expected package.module:callable"),
         (":build", "expected package.module:callable"),
-        ("mine.py:build", "expected package.module:callable"),
+        ("nowhere.py:build", "nowhere.py: no such file"),
+        ("mine.py:biuld", "did you mean 'build'?"),
+        ("bad_run.py:build", "ZeroDivisionError"),
         ("./mine:build", "expected package.module:callable"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text: str, words: str, here: Path) -> None:
     assert words in refused(text)
+
+
+def test_a_callable_of_a_file(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Here or in another folder, whose modules it sees, and though a module of its name is there already."""
+    path, other = list(sys.path), tmp_path_factory.mktemp("other")
+    made = load_model("mine.py:build")
+    assert isinstance(made, nn.Linear) and (made.in_features, made.out_features) == (4, 5)
+    (other / "sizes.py").write_text("width = 6\n")
+    (other / "mine.py").write_text("import sizes\nfrom torch import nn\nbuild = nn.Linear(sizes.width, 2)\n")
+    beside = load_model(f"{other}/mine.py:build")
+    assert isinstance(beside, nn.Linear) and (beside.in_features, beside.out_features) == (6, 2)
+    assert sys.path == path
 
 
 def test_the_callable_of_a_batch(here: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isograd.trace.anatomy import Anatomy
-from isograd.trace.attention import FUSED, is_softmax, logits_of, query_key_value, scores_below
+from isograd.trace.attention import FUSED, is_softmax, logits_of, product_of_two, query_key_value, scores_below
 from isograd.trace.dataflow import SUMS, Dataflow, bare
 from isograd.trace.record import Operation, Trace
 from isograd.trace.sublayers import TracedSublayer
@@ -66,7 +66,11 @@ class MeasuredAttention:
     @cached_property
     def scores(self) -> int | None:
         """The product of queries and keys; None within a fused attention."""
-        return None if self.fused else scores_below(self.dataflow, self.operation.reads[0])
+        read = self.operation.reads[0]
+        product = (
+            None if self.fused else product_of_two(self.dataflow, read)
+        )  # below a mask that was made of scores, too
+        return product if self.fused or product is not None else scores_below(self.dataflow, read)
 
     @property
     def width(self) -> int:

@@ -163,6 +163,9 @@ def summary(profile: Row) -> str:
     return f"{profile['model']}, {millions} parameters. {stacks[:1].upper()}{stacks[1:]}."
 
 
+USUAL = "Nothing unusual: gradients of all layers are of one size, and the loss is as expected."
+
+
 def verdict(profile: Row, judged: bool = False) -> str:
     """What the numbers say, the worst first; of the rest that they are as usual.
 
@@ -173,7 +176,7 @@ def verdict(profile: Row, judged: bool = False) -> str:
     said = [*_gradients_of(profile), *_loss_of(profile), *stream, *_attention_of(profile)]
     if judged or said:
         return " ".join(said)
-    return "Nothing unusual: gradients of all layers are of one size, and the loss is as expected."
+    return USUAL
 
 
 def _gradients_of(profile: Row) -> Iterator[str]:
