@@ -47,6 +47,17 @@ def _ignored(config: pytest.Config) -> list[str]:
     return [*config.getini("isograd_ignore"), *config.getoption("--isograd-ignore")]
 
 
+def _refuse_unknown(ignored: Iterable[str]) -> None:
+    from isograd.diagnose.watch import SIGNALS
+    from isograd.errors import hint
+    from isograd.lint.check import CODES
+
+    for code in ignored:
+        if code not in CODES | SIGNALS:
+            what = "neither a code of isograd check nor a signal of isograd.watch"
+            raise pytest.UsageError(f"isograd_ignore: {code!r} is {what}; {hint(code, sorted(CODES | SIGNALS))}")
+
+
 @pytest.fixture
 def isograd_check(request: pytest.FixtureRequest) -> "Callable[..., Findings]":
     """Checks a model: `isograd_check(model, batch, level="warning", ignore=["norm-eps"])`.
@@ -65,6 +76,7 @@ def isograd_check(request: pytest.FixtureRequest) -> "Callable[..., Findings]":
         wanted = level or usual
         if wanted not in LEVELS:
             raise ValueError(f"level={wanted!r}; expected one of {', '.join(LEVELS)}")
+        _refuse_unknown(ignored)
         codes = [*(code for code in ignored if code in CODES), *ignore]  # a signal of the watch is none
         findings = isograd.check(model, batch, ignore=codes, **more)
         failing = [one for one in findings if one.severity in LEVELS[: LEVELS.index(wanted) + 1]]
@@ -82,15 +94,16 @@ def isograd_check(request: pytest.FixtureRequest) -> "Callable[..., Findings]":
 def isograd_watch(request: pytest.FixtureRequest) -> "Iterator[Callable[..., Watch]]":
     """Watches a run: `isograd_watch(model, optimizer=..)` as `isograd.watch`; its warnings fail the test at its end."""
     watches: list[Watch] = []
+    ignored = _ignored(request.config)
 
     def watch(model: "nn.Module", **settings: Any) -> "Watch":
         import isograd
 
+        _refuse_unknown(ignored)
         watches.append(isograd.watch(model, **settings))
         return watches[-1]
 
     yield watch
-    ignored = _ignored(request.config)
     for one in watches:
         one.close()
     warned = [row for one in watches for row in one.warnings if row["signal"] not in ignored]

@@ -94,6 +94,14 @@ def test_level_and_codes_by_option_and_by_ini(project: pytest.Pytester) -> None:
     done.assert_outcomes(passed=5)
 
 
+def test_a_code_that_does_not_exist(project: pytest.Pytester) -> None:
+    done = run(project, "-k", "bare", "--isograd-ignore", "final-norm-mising")
+    done.assert_outcomes(failed=1)
+    done.stdout.re_match_lines_random(
+        [r"E .*isograd_ignore: 'final-norm-mising' is .*did you mean 'final-norm-missing'"]
+    )
+
+
 def test_a_level_that_does_not_exist(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\nisograd_level = loud")
     done = run(project, "-k", "bare")

@@ -54,6 +54,7 @@ _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "rise": ("zero-grad", "nonfinite", "loss-sum", "decay"),
     "nonfinite": ("loss-sum",),
 }
+SIGNALS = frozenset(_FOLLOWS_FROM) | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
 
