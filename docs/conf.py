@@ -1,5 +1,6 @@
 """Sphinx: `make docs` builds the site of these pages into docs/_build/html. Nothing is fetched, warnings are errors."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -40,9 +41,14 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
 
+# What tutorials start prints for a page, not for a terminal: no bars, no colours, wide enough for its tables.
+os.environ |= {"TQDM_DISABLE": "1", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100", "HF_HUB_OFFLINE": "1"}
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+nb_execution_in_temp = True
+nb_execution_show_tb = True
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
