@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =  # else every process that a test starts compil
 compare: $(INSTALLED)  ## the main job; options by ARGS="--seeds 0 1 2"
 	$(BIN)/isograd compare $(ARGS)
 
-accept: $(INSTALLED)  ## every sentence of README with a number that needs no other files, measured again; goes on if killed
+accept: $(INSTALLED)  ## every sentence of README and docs/measured.md that needs no other files, measured again; goes on if killed
 	$(BIN)/python -m benchmarks.accept $(ARGS)
 
 accept-full: $(INSTALLED)  ## the whole table, hours; ARGS="--data FOLDER" for what needs other text (docs/accept.md)

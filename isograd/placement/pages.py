@@ -1,4 +1,4 @@
-"""docs/catalogue.md and the table of README, from the catalogue: `python -m isograd.placement.pages` writes both."""
+"""docs/catalogue.md and the table of docs/placements.md: `python -m isograd.placement.pages` writes both."""
 
 import re
 from itertools import groupby
@@ -31,9 +31,9 @@ def table() -> str:
     return "\n".join([*lines, "", "\\* equation unconfirmed", ""])
 
 
-def with_table(readme: str) -> str:
+def with_table(text: str) -> str:
     """The text with the table between its two marks."""
-    return TABLE.sub(lambda found: found[1] + table() + found[2], readme)
+    return TABLE.sub(lambda found: found[1] + table() + found[2], text)
 
 
 def _entry(name: str, placement: Placement) -> list[str]:
@@ -79,5 +79,5 @@ _NOT_LISTED = """\
 if __name__ == "__main__":
     root = Path(__file__).parents[2]
     (root / "docs" / "catalogue.md").write_text(page(), encoding="utf-8")
-    readme = root / "README.md"
-    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    listed = root / "docs" / "placements.md"
+    listed.write_text(with_table(listed.read_text(encoding="utf-8")), encoding="utf-8")

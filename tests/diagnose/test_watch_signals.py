@@ -344,9 +344,9 @@ def test_the_module_that_overflows() -> None:
 def test_the_script_of_the_docs_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pasted from either page it collapses, and the watch says so."""
     docs = Path(__file__).parents[2] / "docs"
-    pages = [(docs / name).read_text(encoding="utf-8") for name in ("watch.md", "start.md")]
-    block, same = (page.partition("```python\n")[2].partition("```")[0] for page in pages)
-    assert block == same
+    pages = [(docs / name).read_text(encoding="utf-8") for name in ("watch.md", "start.md", "ko.md")]
+    block, *same = (page.partition("```python\n")[2].partition("```")[0] for page in pages)
+    assert same == [block, block]
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "watch.md", "exec"), {"__name__": "page"})
     (row,) = map(json.loads, (tmp_path / "runs/mine/warnings.jsonl").read_text().splitlines())

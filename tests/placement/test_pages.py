@@ -12,8 +12,8 @@ ROOT = Path(isograd.__file__).parents[1]
 def test_the_pages_are_in_step() -> None:
     """Else run `python -m isograd.placement.pages`."""
     assert (ROOT / "docs/catalogue.md").read_text(encoding="utf-8") == page()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert with_table(readme) == readme and table() in readme
+    listed = (ROOT / "docs/placements.md").read_text(encoding="utf-8")
+    assert with_table(listed) == listed and table() in listed
 
 
 def test_every_entry_is_on_both() -> None:
