@@ -20,7 +20,7 @@ from isograd.data.text import first_line
 from isograd.errors import DataError, UnknownPlacement
 from isograd.files import read_json
 from isograd.hub import model_place
-from isograd.models import IsogradForSeq2SeqLM
+from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 
 T = TypeVar("T")
 
@@ -113,6 +113,20 @@ def model_folder(name: str | Path) -> Path:
     return model_place(str(name), owned=True) or _download(str(name))
 
 
+def own_config(path: Path) -> dict[str, Any]:
+    """What a config.json of isograd's says.
+
+    Raises:
+        OSError: it cannot be read; ValueError: it is not JSON, or of another library's model.
+    """
+    content = read_json(path)
+    kind = content.get("model_type") if isinstance(content, dict) else None
+    if kind != IsogradConfig.model_type:
+        raise ValueError(f"model_type is {kind!r}, expected {IsogradConfig.model_type!r}")
+    own: dict[str, Any] = content
+    return own
+
+
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -135,10 +149,7 @@ def _tokenizer(folder: Path) -> PairTokenizer:
 
 def _model(folder: Path, dtype: torch.dtype) -> IsogradForSeq2SeqLM:
     try:
-        content = read_json(folder / "config.json")
-        kind = content.get("model_type") if isinstance(content, dict) else None
-        if kind != "isograd":
-            raise ValueError(f"model_type is {kind!r}, expected 'isograd'")
+        own_config(folder / "config.json")
         model, info = IsogradForSeq2SeqLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError, UnknownPlacement) as error:
         raise DataError(f"{folder}: the model cannot be loaded ({first_line(error)})") from error

@@ -320,16 +320,16 @@ def _runner(part: Any, precision: Precision, *, promoted: bool) -> Runner:
         return part
     if not isinstance(part, nn.Module):
         return Runner(logits=part)
-    copied = not is_large(part) or {p.dtype for p in part.parameters()} != {DTYPES[precision]}
-    return runner_of(part, precision, copied=copied, promoted=promoted)
+    return runner_of(part, precision, promoted=promoted)
 
 
-def runner_of(part: nn.Module, precision: Precision, *, copied: bool = True, promoted: bool = False) -> Runner:
-    """A model in a precision: a copy of it, or where there is no room for one the model itself, as it is.
+def runner_of(part: nn.Module, precision: Precision, *, promoted: bool = False) -> Runner:
+    """A model in a precision: a copy of it, or of a large one that is in this precision already the model itself.
 
     Args:
         promoted: casts to float32 inside the model go to float64.
     """
+    copied = not is_large(part) or {p.dtype for p in part.parameters()} != {DTYPES[precision]}
     model: Any = copy.deepcopy(part).to(DTYPES[precision]).eval() if copied else part
     mode: Callable[[], Any] = Promoted if promoted else nullcontext
 
@@ -346,6 +346,33 @@ def runner_of(part: nn.Module, precision: Precision, *, copied: bool = True, pro
 
     generates = hasattr(part, "can_generate") and model.can_generate()
     return Runner(logits=logits, generate=generate if generates else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """What a large model said in float32, so that it need not be held beside another.
+
+    It answers for the batches and prompts of its own sample alone.
+    """
+
+    sample: Sample
+    runner: Runner
+
+    @classmethod
+    def of(cls, model: nn.Module, sample: Sample | None = None) -> "Remembered":
+        sample, live = (sample or random_sample(model)).first(), runner_of(model.eval(), "fp32")
+        logits = {id(batch): live.logits(batch).clone() for batch in sample.batches}
+        generate = live.generate
+        if generate is None:
+            return cls(sample=sample, runner=Runner(logits=lambda batch: logits[id(batch)]))
+        texts = {id(prompt): generate(prompt, 1, sample.new_tokens) for prompt in sample.prompts}
+        known = Runner(logits=lambda batch: logits[id(batch)], generate=lambda prompt, beams, new: texts[id(prompt)])
+        return cls(sample=sample, runner=known)
+
+    @property
+    def side(self) -> Mapping[Precision, Part]:
+        """As `measure` takes it."""
+        return {"fp32": self.runner}
 
 
 class Promoted(TorchFunctionMode):

@@ -36,8 +36,8 @@ from isograd.interop.hf import FAMILIES
 from isograd.interop.hf.family import Family, has_coefficients, has_inner_norms, norms_at
 from isograd.interop.hf.refused import reason
 from isograd.interop.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
-from isograd.interop.parity import ParityReport, Side, hashes, measure
-from isograd.interop.sample import Sample
+from isograd.interop.parity import ParityReport, Remembered, Side, hashes, is_large, measure
+from isograd.interop.sample import Sample, random_sample
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.trace.load import load_model
 from isograd.transformer.positions import ADDED
@@ -129,15 +129,24 @@ def _says_coefficients(config: IsogradConfig, kind: ModelKind, to: str) -> bool:
     return any(family.says_coefficients and not family.reasons(config, kind) for family in asked)
 
 
-def built(fit: Fit, *, shared: bool = False) -> PreTrainedModel:
-    """The class with the weights in it, with `shared` the model's own tensors where they are the same."""
-    model, family = fit.model, fit.family
+def built(fit: Fit, *, shared: bool = False, emptied: bool = False) -> PreTrainedModel:
+    """The class with the weights in it.
+
+    Args:
+        shared: the model's own tensors, where they are the same.
+        emptied: the model loses its weights, so that it is nowhere held twice.
+    """
+    model, family, dtype = fit.model, fit.family, fit.model.dtype
     cls = getattr(transformers, fit.class_name)
     config = cls.config_class(**family.to_options(model.config, fit.kind))
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in cls(copy.deepcopy(config)).state_dict().items()}
     native, info = cls.from_pretrained(
-        None, config=config, state_dict=_state(fit, shapes, shared=shared), dtype=model.dtype, output_loading_info=True
+        None,
+        config=config,
+        state_dict=_state(fit, shapes, shared=shared, emptied=emptied),
+        dtype=dtype,
+        output_loading_info=True,
     )
     assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]), info
     if fit.kind in (CAUSAL, PAIR):
@@ -149,7 +158,13 @@ def built(fit: Fit, *, shared: bool = False) -> PreTrainedModel:
 
 
 def measure_native(
-    model: IsogradPreTrainedModel, fit: Fit, native: PreTrainedModel, sample: Sample | None = None, **facts: Any
+    model: IsogradPreTrainedModel,
+    fit: Fit,
+    native: PreTrainedModel,
+    sample: Sample | None = None,
+    *,
+    before: Remembered | None = None,
+    **facts: Any,
 ) -> ParityReport:
     """The model beside its native class.
 
@@ -159,25 +174,31 @@ def measure_native(
     Args:
         fit: what `fit` gave for the model.
         native: `built(fit)`, or what was loaded of it.
+        before: what the model said, where it has lost its weights.
         facts: of `measure`.
     """
     exact, notes = native, [*fit.notes]
-    if not fit.exact:
+    if not (fit.exact or is_large(model)):
         exact = _in_double(model, fit, native)
         notes.append("Its fp64 row is of the fp64 copy, before weights are rounded to what is stored.")
     after: Side = {"fp64": fit.family.in_fp64(exact), "fp32": native, "bf16": native}
     about = f"{type(model).__name__} ({model.config.placement}) and {fit.class_name}"
+    if before is not None:
+        return measure(before.side, after, before.sample, about=about, notes=notes, **facts)
     return measure(model, after, sample, about=about, notes=notes, **facts)
 
 
 def write_native(source: Source, folder: Path, to: str) -> Written:
     """A folder with what transformers' Auto classes need to load model and tokenizer."""
     done = fit(source.model, to)
-    built(done, shared=True).save_pretrained(folder)
+    kept = Remembered.of(source.model, source.sample) if done.exact and is_large(source.model) else None
+    built(done, shared=True, emptied=kept is not None).save_pretrained(folder)
     copy_companions(source.folder, folder)
     notes = (*done.notes, *_fit_tokenizer(source, folder, done))
     loaded = getattr(transformers, done.class_name).from_pretrained(folder)
-    report = measure_native(source.model, done, loaded, source.sample, files=hashes(folder), **source.facts)
+    report = measure_native(
+        source.model, done, loaded, source.sample, before=kept, files=hashes(folder), **source.facts
+    )
     auto = "AutoModelForPreTraining" if done.class_name.endswith("ForPreTraining") else done.kind.auto
     use = lines_of_use(source, auto)
     return Written(
@@ -189,9 +210,9 @@ def write_isograd(source: Source, folder: Path) -> Written:
     """isograd's own class, whatever the placement; `import isograd.models` registers it with the Auto classes."""
     source.model.save_pretrained(folder)
     copy_companions(source.folder, folder)
-    name = type(source.model).__name__
+    name, before = type(source.model).__name__, _before(source)
     report = measure(
-        source.model,
+        before,
         type(source.model).from_pretrained(folder),
         source.sample,
         about=f"{name} ({source.model.config.placement}), saved and loaded",
@@ -201,6 +222,15 @@ def write_isograd(source: Source, folder: Path) -> Written:
     use = "import isograd.models  # registers the class\n" + lines_of_use(source, source.kind.auto)
     note = "Its class is isograd's: install isograd to load it (`pip install isograd`)."
     return Written(to="isograd", form=name, library="transformers", use=use, report=report, notes=(note,))
+
+
+def _before(source: Source) -> Side:
+    """The model to compare with; of a large one what it says, and it loses its weights."""
+    if not is_large(source.model):
+        return source.model
+    kept = Remembered.of(source.model, source.sample)
+    source.model.to("meta")
+    return kept.side
 
 
 def lines_of_use(source: Source, auto: str) -> str:
@@ -269,7 +299,7 @@ def _stored(before: IsogradConfig, config: IsogradConfig, family: Family) -> lis
     return notes
 
 
-def _state(fit: Fit, shapes: Mapping[str, torch.Size], *, shared: bool) -> dict[str, Tensor]:
+def _state(fit: Fit, shapes: Mapping[str, torch.Size], *, shared: bool, emptied: bool) -> dict[str, Tensor]:
     """The state dict of the class, in the dtype of the model; `shapes`: of everything that the class wants."""
     model, family, config = fit.model, fit.family, fit.model.config
     state = {name: value.detach() for name, value in model.state_dict().items()}
@@ -283,9 +313,11 @@ def _state(fit: Fit, shapes: Mapping[str, torch.Size], *, shared: bool) -> dict[
             state[f"{stack}.embedding.positions.weight"] = _positions(module, family)
     state = family.arranged(state, config)
     offset = state.pop("lm_head.bias", None) if fit.kind == PAIR else None
+    if emptied:
+        model.to("meta")
     norms = dict.fromkeys(depths(config), norms_at(config) or "pre")
     table = family.names.modules(depths(config), norms, classifier=fit.kind == CLASSIFIER)
-    theirs = to_theirs(state, table, family.names, config.num_attention_heads)
+    theirs = to_theirs(state, table, family.names, config.num_attention_heads, emptied=True)
     if offset is not None:
         theirs["final_logits_bias"] = offset[None]
     return _completed(theirs, family, shapes, shared=shared)
@@ -409,6 +441,20 @@ def from_transformers(theirs: PreTrainedModel, *, shared: bool = False) -> Isogr
     Raises:
         InteropError: a class that isograd has no counterpart for, an option or weights that it has no place for.
     """
+    return _made(_read(theirs), theirs.dtype, shared=shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What becomes of a model of transformers, its weights still where they were."""
+
+    family: Family
+    kind: ModelKind
+    config: IsogradConfig
+    state: dict[str, Tensor]
+
+
+def _read(theirs: PreTrainedModel) -> _Read:
     family, kind = _counterpart(theirs)
     options = family.from_options(theirs.config)
     state, rest = _renamed(theirs.state_dict(), family, kind, options)
@@ -419,10 +465,15 @@ def from_transformers(theirs: PreTrainedModel, *, shared: bool = False) -> Isogr
     options = family.read_positions(state, options)
     if options.get("position_embedding_type") in ADDED:
         state = {name: value for name, value in state.items() if not name.endswith("embedding.positions.weight")}
+    return _Read(family=family, kind=kind, config=_config(theirs, family, kind, options, state), state=state)
+
+
+def _made(read: _Read, dtype: torch.dtype, *, shared: bool) -> IsogradPreTrainedModel:
+    """The model; what was read is emptied tensor by tensor, so that a matrix that is split is not held twice."""
     with torch.device("meta"):
-        model = kind.cls(_config(theirs, family, kind, options, state))
-    fill(model, {name: _own(value, theirs.dtype, shared=shared) for name, value in state.items()})
-    family.imported(model)
+        model = read.kind.cls(read.config)
+    fill(model, {name: _own(read.state.pop(name), dtype, shared=shared) for name in [*read.state]})
+    read.family.imported(model)
     return model.eval()
 
 
@@ -469,7 +520,10 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
     theirs = load_model(str(name)).eval()
     if isinstance(theirs, IsogradPreTrainedModel) or not isinstance(theirs, PreTrainedModel):
         raise InteropError(f"{name}: a {type(theirs).__name__}, expected a model of transformers' own")
-    model = from_transformers(theirs, shared=True)
+    read, about = _read(theirs), type(theirs).__name__
+    dtype: Any = theirs.dtype
+    before = _original(theirs, read.family)
+    model = _made(read, dtype, shared=True)
     tokenizer = load_tokenizer(name)
     if tokenizer is not None:  # what begins and ends a text, where the configuration does not say
         model.config.bos_token_id = _first(model.config.bos_token_id, tokenizer.bos_token_id, tokenizer.cls_token_id)
@@ -480,19 +534,29 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
         model.save_pretrained(part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
-        family, _ = _counterpart(theirs)
-        whole = family.comparable(theirs)
-        before: Side = {"fp64": family.in_fp64(theirs), "fp32": whole, "bf16": whole}
+        cls, placement = type(model), model.config.placement
+        del model  # of a large one nothing is left: it is read again
         report = measure(
-            before,
-            type(model).from_pretrained(part),
-            about=f"{type(theirs).__name__} imported as {model.config.placement}",
+            before.side if isinstance(before, Remembered) else before,
+            cls.from_pretrained(part),
+            before.sample if isinstance(before, Remembered) else None,
+            about=f"{about} imported as {placement}",
             files=hashes(part),
             source=hashes(name) if Path(name).is_dir() else {},
             date=date,
         )
         report.write(part)
     return report
+
+
+def _original(theirs: PreTrainedModel, family: Family) -> Side | Remembered:
+    """To compare with; of a large model what it says, and it loses its weights."""
+    whole = family.comparable(theirs)
+    if not is_large(theirs):
+        return {"fp64": family.in_fp64(theirs), "fp32": whole, "bf16": whole}
+    kept = Remembered.of(whole, random_sample(theirs))
+    theirs.to("meta")
+    return kept
 
 
 def _counterpart(theirs: PreTrainedModel) -> tuple[Family, ModelKind]:

@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,8 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from isograd.data.text import file_sha256, first_line
 from isograd.data.tokenizers import reads_text
 from isograd.errors import DataError, RecipeError, UnknownPlacement
-from isograd.evaluate.loading import model_folder
-from isograd.files import read_json
+from isograd.evaluate.loading import model_folder, own_config
 from isograd.models import IsogradConfig, IsogradModel
 
 _HEADS = ("head.", "lm_head.", "next_sentence.", "dense.", "classifier.")  # of our models; none is taken over
@@ -120,10 +118,7 @@ def config_here(name: str) -> IsogradConfig:
     for path in (Path(name) / "config.json", Path(name) / "model" / "config.json"):
         if path.is_file():
             try:
-                content = read_json(path)
-                if content["model_type"] != "isograd":
-                    raise ValueError(f"model_type is {content['model_type']!r}, expected 'isograd'")
-                return IsogradConfig.from_dict(content)
+                return IsogradConfig.from_dict(own_config(path))
             except (ValueError, TypeError, KeyError, UnknownPlacement) as error:
                 raise RecipeError(f"glue.model={name}: {path} is no configuration of ours ({error})") from error
     raise RecipeError(f"glue.model={name}: no config.json here or in model/, so the shape is not known before training")
@@ -131,10 +126,7 @@ def config_here(name: str) -> IsogradConfig:
 
 def _config(name: str, folder: Path) -> IsogradConfig:
     try:
-        content: Any = read_json(folder / "config.json")
-        kind = content.get("model_type") if isinstance(content, dict) else None
-        if kind != "isograd":
-            raise ValueError(f"model_type is {kind!r}, expected 'isograd'")
+        own_config(folder / "config.json")
         config: IsogradConfig = IsogradConfig.from_pretrained(folder)
     except (OSError, ValueError, UnknownPlacement) as error:
         raise DataError(f"{name}: its config.json cannot be read ({first_line(error)})") from error

@@ -196,6 +196,9 @@ FAMILIES = [
     Native("GPTNeoXForCausalLM", {"use_parallel_residual": False, "attention_bias": False}),
     Native("GemmaForCausalLM", {"num_key_value_heads": 1, "head_dim": 6, "tie_word_embeddings": True}),
     Native(
+        "GemmaForCausalLM", {"num_key_value_heads": 2, "head_dim": 6, "hidden_size": 24}
+    ),  # whose root is no number of float32
+    Native(
         "Gemma2ForCausalLM",
         {
             "num_key_value_heads": 2,

@@ -80,17 +80,23 @@ def depths(config: IsogradConfig) -> dict[str, int]:
     return {"encoder": config.encoder_layers, "decoder": config.num_hidden_layers}
 
 
-def to_theirs(state: Mapping[str, Tensor], table: Mapping[str, str], names: Names, heads: int = 1) -> dict[str, Tensor]:
+def to_theirs(
+    state: Mapping[str, Tensor], table: Mapping[str, str], names: Names, heads: int = 1, *, emptied: bool = False
+) -> dict[str, Tensor]:
     """Our state dict under their names.
+
+    Args:
+        emptied: the state is emptied meanwhile, so that of joined weights the parts need not stay.
 
     Raises:
         InteropError: parameters that the table has no place for.
     """
     refuse("no place there for", (name for name in state if name.rpartition(".")[0] not in table))
     out: dict[str, Tensor] = {}
+    left = state if emptied and isinstance(state, dict) else dict(state)
     for theirs, ours in _inverted(table).items():
         for leaf in ("weight", "bias"):
-            if parts := [state[name] for module in ours if (name := f"{module}.{leaf}") in state]:
+            if parts := [left.pop(name) for module in ours if (name := f"{module}.{leaf}") in left]:
                 whole = _joined(parts, heads if names.by_head else None) if len(ours) > 1 else parts[0]
                 out[f"{theirs}.{leaf}"] = whole.t() if leaf == "weight" and _is_transposed(theirs, names) else whole
     return out

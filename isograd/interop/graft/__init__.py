@@ -27,10 +27,10 @@ from isograd.interop.graft.found import Subject
 from isograd.interop.graft.heads import kv_heads, vocabulary
 from isograd.interop.graft.layers import layers
 from isograd.interop.graft.moves import How, Moved
-from isograd.interop.graft.proof import Remembered, proven
+from isograd.interop.graft.proof import proven, proven_of, token_rows
 from isograd.interop.graft.residuals import norm, scale, streams
 from isograd.interop.graft.text import Text, healed, loss_on, text_of
-from isograd.interop.parity import ParityError, ParityReport, hashes, is_large
+from isograd.interop.parity import ParityError, ParityReport, Remembered, hashes, is_large
 from isograd.trace.load import load_model
 
 NAME = "graft.json"
@@ -199,14 +199,17 @@ def graft_folder(
         _keep_tokenizer(name, part)
         (part / NAME).write_text(json.dumps(made.as_dict(), indent=2) + "\n", encoding="utf-8")
         dtype, exact = made.model.dtype, made.exact
-        kept = Remembered.of(first) if is_large(first) else None
+        kept, rows = Remembered.of(first) if is_large(first) else None, token_rows(first)
         doubles = (_doubled(model), wide) if made.exact else None
         if kept is not None:  # one at a time
             del model, made, first
         progress("comparing what was written")
         written = kind.from_pretrained(part, dtype=dtype)
         facts["files"] = hashes(part)
-        report = proven(first, written, wide=doubles, **facts) if kept is None else kept.proven(written, **facts)
+        if kept is None:
+            report = proven(first, written, wide=doubles, **facts)
+        else:
+            report = proven_of(kept, rows, written, **facts)
         if not report.passed:
             raise ParityError(report)
         if exact:

@@ -5,44 +5,22 @@ here these casts go to float64, so that what differs is the change and not its r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from isograd.interop.parity import ParityReport, Precision, Runner, is_large, measure, runner_of
-from isograd.interop.sample import Sample, random_sample
+from isograd.interop.parity import ParityReport, Precision, Remembered, Runner, is_large, measure, runner_of
+from isograd.interop.sample import random_sample
 
 LIMITS: Mapping[Precision, float | None] = {"fp64": 1e-10, "fp32": 1e-5, "bf16": None}
 _OTHER_CLASS = {**LIMITS, "fp64": 1e-7}  # classes of transformers keep constants, as Gemma's sqrt(d), in float32
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remembered:
-    """What a large model said, so that it need not be held beside another: its rows of tokens, and a runner.
-
-    It answers for the batches of its own sample alone.
-    """
-
-    rows: int
-    sample: Sample
-    runner: Runner
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> "Remembered":
-        sample, live = random_sample(model, batches=1), runner_of(model.eval(), "fp32", copied=False)
-        logits = {id(batch): live.logits(batch).clone() for batch in sample.batches}
-        generate = live.generate
-        if generate is None:
-            return cls(rows=_rows(model), sample=sample, runner=Runner(logits=lambda batch: logits[id(batch)]))
-        texts = {id(prompt): generate(prompt, 1, sample.new_tokens) for prompt in sample.prompts}
-        known = Runner(logits=lambda batch: logits[id(batch)], generate=lambda prompt, beams, new: texts[id(prompt)])
-        return cls(rows=_rows(model), sample=sample, runner=known)
-
-    def proven(self, after: PreTrainedModel, *, about: str, **facts: Any) -> ParityReport:
-        """As `proven`, in float32 alone."""
-        own: dict[Precision, Runner] = {"fp32": _cut(runner_of(after.eval(), "fp32", copied=False), self.rows)}
-        return measure({"fp32": self.runner}, own, self.sample, about=about, limits=LIMITS, beams=(1,), **facts)
+def proven_of(kept: Remembered, rows: int, after: PreTrainedModel, *, about: str, **facts: Any) -> ParityReport:
+    """As `proven`, in float32 alone, of a model that is no longer there and had so many rows of tokens."""
+    own: dict[Precision, Runner] = {"fp32": _cut(runner_of(after.eval(), "fp32"), rows)}
+    return measure(kept.side, own, kept.sample, about=about, limits=LIMITS, beams=(1,), **facts)
 
 
 def proven(
@@ -61,10 +39,10 @@ def proven(
         wide: both in float64, changed there: what the rounding of new weights does is then in the float32 row alone.
             None takes copies of `before` and `after`.
     """
-    rows = _rows(before)
+    rows = token_rows(before)
     doubles = wide if wide and wide[0] is not None and wide[1] is not None else (before, after)
     first, second = (_sides(model, double, rows) for model, double in zip((before, after), doubles, strict=True))
-    wider = _rows(after) > rows
+    wider = token_rows(after) > rows
     beams = (1,) if wider or is_large(before) else (1, 5)  # a beam adds up probabilities, which new tokens share
     sample, limits = random_sample(before, batches=1), LIMITS if type(before) is type(after) else _OTHER_CLASS
     return measure(first, second, sample, about=about, limits=limits, beams=beams, **facts)
@@ -72,12 +50,12 @@ def proven(
 
 def _sides(model: PreTrainedModel, double: PreTrainedModel, rows: int) -> dict[Precision, Runner]:
     if is_large(model):
-        return {"fp32": _cut(runner_of(model.eval(), "fp32", copied=False), rows)}
+        return {"fp32": _cut(runner_of(model.eval(), "fp32"), rows)}
     of: dict[Precision, PreTrainedModel] = {"fp64": double, "fp32": model, "bf16": model}
     return {p: _cut(runner_of(one, p, promoted=p == "fp64"), rows) for p, one in of.items()}
 
 
-def _rows(model: PreTrainedModel) -> int:
+def token_rows(model: PreTrainedModel) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 

@@ -1,11 +1,17 @@
 """Gemma 1 to 3: norms stored around 1, from Gemma 2 on also on what branches wrote; token vectors times sqrt(d)."""
 
+import copy
 from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from isograd.interop.hf.llama import ATTENTION_NAMES, GATED_NAMES, QK_NORMS, decoder
 from isograd.interop.hf.stated import (
     ATTENTION,
     Part,
+    Stated,
     attention_cap,
     biases,
     heads,
@@ -50,6 +56,16 @@ def _third(theirs: Any) -> Placement:
     return Placement(each=ByKind(attn=attention, ffn=Residual(pre=_N, out=_N)), final=_N)
 
 
+class _Gemma(Stated):
+    def in_fp64(self, native: PreTrainedModel) -> nn.Module:
+        """It keeps sqrt(d) as a float32 tensor, which is exact for few widths."""
+        made: Any = copy.deepcopy(native)
+        table = made.get_input_embeddings()
+        table.embed_scale = torch.tensor(table.scalar_embed_scale, dtype=torch.float64)
+        assert isinstance(made, nn.Module)
+        return made
+
+
 def _gemma(name: str, cls: str, parts: tuple[Part, ...], **more: Any) -> Any:
     return decoder(
         name,
@@ -59,6 +75,7 @@ def _gemma(name: str, cls: str, parts: tuple[Part, ...], **more: Any) -> Any:
         scale=lambda config: float(config.hidden_size**0.5),
         demands={"use_bidirectional_attention": False},
         rank=1,
+        made=_Gemma,
         **more,
     )
 

@@ -61,10 +61,11 @@ def decoder(
     layer: Mapping[str, str] = ATTENTION_NAMES | GATED_NAMES | NORMS,
     always: Mapping[str, Any] = RMS,
     options: Mapping[str, str] | None = None,
+    made: type[Stated] = Stated,
     **more: Any,
 ) -> Stated:
     """A row: a family whose modules have LLaMA's names, but for those of its layers."""
-    return Stated(
+    return made(
         name=name,
         classes={CAUSAL: cls},
         imports=(CAUSAL,),
