@@ -62,6 +62,8 @@ TERMS = {  # of a recipe -> of the configuration, where they differ
     "width": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "rope": "rope_parameters",
     "ffn": "intermediate_size",
     "act": "hidden_act",
     "positions": "position_embedding_type",

@@ -24,6 +24,18 @@ Select = Kept | Literal["auto"]
 MOST_LAYERS = 4096  # of a stack; four times the deepest ones published
 # keys that were added later: at these values a run is the one that it was without them
 LATER = {"stop_at": 0, "recover": None, "recoveries": 3}
+MODEL_LATER = (  # and of the model: at their defaults they are neither written down nor handed on
+    "kv_heads",
+    "head_dim",
+    "rope",
+    "rope_interleaved",
+    "sliding_window",
+    "layer_types",
+    "attention_multiplier",
+    "logits_scale",
+    "logits_cap",
+    "norm_bias",
+)
 MOST = 2**31 - 1  # of whatever is counted, in one update or altogether
 
 
@@ -60,11 +72,34 @@ class Model(Placed):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     embedding_dropout: float = 0.0
+    kv_heads: int | None = None  # heads of keys and values; None: as many as `heads`
+    head_dim: int | None = None  # None: width / heads
+    rope: dict[str, Any] | None = None  # transformers' rules of rotary scaling, with `positions: rotary`
+    rope_interleaved: bool = False
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    attention_multiplier: float | None = None
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
+    norm_bias: bool = True
+
+    def options(self) -> dict[str, Any]:
+        options = {name: value for name, value in super().options().items() if not _as_before(name, value)}
+        if "rope" in options and self.positions != "rotary":
+            raise RecipeError(f"model.rope needs model.positions=rotary, and here they are {self.positions}")
+        if "layer_types" in options:
+            options["layer_types"] = list(options["layer_types"])
+        return options
 
     def __post_init__(self) -> None:
         for key in ("norm_eps", "initializer_range"):
             if not 0 < getattr(self, key) < math.inf:
                 raise RecipeError(f"model.{key}={getattr(self, key)} must be finite and above 0")
+
+
+def _as_before(name: str, value: Any) -> bool:
+    """Whether it is a key that was added later, at its default."""
+    return name in MODEL_LATER and bool(value == getattr(Model, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +290,11 @@ class Run:
         """Plain nested data, as it is written to run.json; the training comes last.
 
         Args:
-            everything: also the keys of `LATER` that are at their defaults.
+            everything: also the keys of `LATER` and `MODEL_LATER` that are at their defaults.
         """
         content = json.loads(json.dumps(asdict(self)))
+        model = content["model"].items()
+        content["model"] = {key: value for key, value in model if everything or not _as_before(key, value)}
         training = content.pop("training")
         training = {key: value for key, value in training.items() if everything or LATER.get(key, ...) != value}
         return content | {"training": training}

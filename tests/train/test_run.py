@@ -150,6 +150,10 @@ OTHER: dict[str, Any] = {
     "model.positions": "learned", "model.scale_embedding": False, "model.embedding_norm": True,
     "model.tie_embeddings": False, "model.init": "normal", "model.initializer_range": 0.5, "model.dropout": 0.1,
     "model.attention_dropout": 0.1, "model.activation_dropout": 0.1, "model.embedding_dropout": 0.1,
+    "model.kv_heads": 1, "model.head_dim": 4, "model.rope": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+    "model.rope_interleaved": True, "model.sliding_window": 3,
+    "model.layer_types": ["full_attention", "sliding_attention"], "model.attention_multiplier": 0.5,
+    "model.logits_scale": 0.5, "model.logits_cap": 2.0, "model.norm_bias": False,
     "data.source": "other.txt", "data.valid": "other.txt", "data.field": "body", "data.level": "bpe",
     "data.vocab_size": 300, "data.length": 4, "data.seed": 9,
     "training.steps": 7, "training.batch": 8, "training.accumulation": 2, "training.lr": 0.5, "training.warmup": 2,
@@ -188,6 +192,9 @@ VALUES = OTHER | OF_A_MASKED | OF_A_CLASSIFICATION | OF_A_TRANSLATION
 OWN = [key for key in VALUES if key not in READ_BY_BOTH | DEFAULT_THERE | set(OTHER)]
 NEEDS: dict[str, dict[str, dict[str, Any]]] = {  # what else must be set for a key to be read
     "model.share_embeddings": {"training": {"steps": 3}},
+    "model.rope": {"model": {"positions": "rotary"}},
+    "model.rope_interleaved": {"model": {"positions": "rotary"}},
+    "model.layer_types": {"model": {"sliding_window": 3}},
     "pairs.vocab_size": {"pairs": {"vocabulary": "bpe"}},
     "pairs.joint": {"model": {"share_embeddings": False}},
     "pairs.codes": {"pairs": {"vocabulary": "subword-nmt", "codes": "some.codes"}},

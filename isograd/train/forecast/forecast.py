@@ -98,7 +98,7 @@ def flops_per_token(run: Run, config: IsogradConfig) -> float:
     for stack in config.stacks():
         layers, other = config.depths(stack)
         attentions = 2 if stack == "decoder" and other else 1
-        total += layers * attentions * 12 * config.hidden_size * run.places
+        total += layers * attentions * 12 * config.num_attention_heads * config.head_size * run.places
     return total + 6 * run.predicted * config.vocab_size * config.hidden_size
 
 

@@ -36,6 +36,7 @@ from isograd.train.forecast.streams import Kept, stream_kept
 from isograd.train.run import Run, Training, sharded_by
 from isograd.train.tasks import TASKS
 from isograd.train.zero import Zero, zero_of
+from isograd.transformer.feedforward import GATED
 from isograd.transformer.parameters import roles
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -134,7 +135,8 @@ def _calibration(config: IsogradConfig, count: int, tokens: int) -> int:
     A decoder's attention over an encoder reads that one's stream, which stays.
     """
     width, inner = config.hidden_size, config.intermediate_size
-    inside = max((3 if config.hidden_act == "swiglu" else 2) * inner, 4 * width)
+    queries, groups = _attention_widths(config)
+    inside = max((3 if config.hidden_act in GATED else 2) * inner, 2 * queries + 2 * groups)
     memory = width * (len(config.stacks()) - 1)
     return FLOAT * (count + tokens * (3 * width + inside + memory))
 
@@ -271,30 +273,39 @@ def _sublayer(training: Training, config: IsogradConfig, residual: Residual, sit
     return kept
 
 
+def _attention_widths(config: IsogradConfig) -> tuple[int, int]:
+    """Features of all queries, and of all keys."""
+    return config.num_attention_heads * config.head_size, config.key_value_heads * config.head_size
+
+
 def _attention(training: Training, config: IsogradConfig, residual: Residual) -> int:
     width, narrow = config.hidden_size, product_bytes(training)
+    queries, groups = _attention_widths(config)
     reads = FLOAT if narrow == FLOAT else (4 if residual.gate else 3) * narrow  # autocast casts once for each matrix
-    kept = width * (reads + 4 * narrow) + FLOAT * config.num_attention_heads  # q, k, v, the result; its normaliser
+    kept = width * reads + 2 * (queries + groups) * narrow  # q and the result, k and v
+    kept += FLOAT * config.num_attention_heads  # its normaliser
     if residual.mid or residual.head_scale or residual.gate:
-        kept += width * narrow  # what W_O reads is no longer the result itself
+        kept += queries * narrow  # what W_O reads is no longer the result itself
     if residual.mid and narrow == FLOAT and not residual.head_scale:
-        kept -= width * narrow  # what the norm reads is
+        kept -= queries * narrow  # what the norm reads is
     if residual.gate:  # its sigmoid, a number for each feature or each head
-        kept += narrow * (width if residual.gate.per == "element" else config.num_attention_heads)
+        kept += narrow * (queries if residual.gate.per == "element" else config.num_attention_heads)
     if residual.projections:
         over = residual.projections.over
         rows = 1 if over == "width" else config.num_attention_heads
-        normed = _normed(config, residual.projections.norm, width, narrow, rows, fused=over != "heads")
-        kept += len(residual.projections.of) * normed
-    return kept + _normed(config, residual.mid, width, narrow)
+        for role in residual.projections.of:
+            features = queries if role == "query" else groups
+            kept += _normed(config, residual.projections.norm, features, narrow, rows, fused=over != "heads")
+    return kept + _normed(config, residual.mid, queries, narrow)
 
 
 def _feedforward(training: Training, config: IsogradConfig, residual: Residual) -> int:
     width, inner, narrow = config.hidden_size, config.intermediate_size, product_bytes(training)
-    into = 2 if config.hidden_act == "swiglu" and narrow < FLOAT else 1
+    into = 2 if config.hidden_act in GATED and narrow < FLOAT else 1
     kept = width * narrow * into + inner * narrow  # what W_1 and W_2 read
     apart = residual.mid is not None and narrow < FLOAT  # of relu only its result is kept, which W_2 may read
-    inside = {"swiglu": 3, "relu": int(apart or config.activation_dropout > 0)}.get(config.hidden_act, 1)
+    plain = int(apart or config.activation_dropout > 0) if config.hidden_act == "relu" else 1
+    inside = 3 if config.hidden_act in GATED else plain
     kept += inner * narrow * inside + (inner if config.activation_dropout else 0)
     norms = (residual.projections.norm if residual.projections else None, residual.mid)
     return kept + sum(_normed(config, norm, inner, narrow) for norm in norms)
