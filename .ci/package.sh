@@ -2,11 +2,11 @@
 # The sdist and the wheel of what is committed, and what the wheel does in an environment that has nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD python=${PYTHON:-python3} out=${1:-$PWD/dist}
+python=${PYTHON:-python3} out=${1:-$PWD/dist} commit=$(git rev-parse --short HEAD)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out" "$work/source"
-git archive HEAD | tar -x -C "$work/source" # so that the commit is written down, and nothing else comes along
+git archive "$commit" | tar -x -C "$work/source" # so that the commit is written down, and nothing else comes along
 
 "$python" -m venv "$work/build"
 "$work/build/bin/python" -m pip install --quiet --disable-pip-version-check build
@@ -19,7 +19,8 @@ install "$(grep '^torch==' constraints.txt)" # alone: a CPU build is taken where
 install -c constraints.txt "$work"/dist/*.whl
 cd "$work"
 export PATH="$work/bare/bin:$PATH" HF_HUB_OFFLINE=1 XDG_CACHE_HOME="$work/cache"
-isograd --version | grep "$(git -C "$root" rev-parse --short HEAD)"
+isograd --version
+isograd --version | grep -qF "$commit" || { echo "package.sh: the wheel does not name commit $commit"; exit 1; }
 isograd list > /dev/null
 isograd recipes number-words > /dev/null
 isograd init-recipe
