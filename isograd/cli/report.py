@@ -3,6 +3,8 @@
 import json as json_
 import os
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -116,17 +118,22 @@ def open_page(folder: Folder, *, json: bool = False) -> int:
 
 
 def _page_of(folder: Path) -> Path:
-    """The page that lies in a folder; where there is none of its newest run, it is made."""
-    found = [path for path in (folder / "report" / "report.html", folder / "report.html") if path.is_file()]
+    """The newest page that lies in a folder; where there is none, or runs have ended since, it is made."""
     runs = [path.stat().st_mtime_ns for path in (*folder.glob("outcome.json"), *folder.glob("*/outcome.json"))]
-    if found and found[0].stat().st_mtime_ns >= max(runs, default=0):
-        return found[0]
-    from contextlib import redirect_stdout
-    from io import StringIO
+    found = _newest(folder)
+    if found is None or found.stat().st_mtime_ns < max(runs, default=0):
+        with redirect_stdout(StringIO()):
+            report(folder)
+        found = _newest(folder)
+    assert found is not None  # what report has just written
+    return found
 
-    with redirect_stdout(StringIO()):
-        report(folder)
-    return folder / "report" / "report.html"
+
+def _newest(folder: Path) -> Path | None:
+    """Of reports; where there are none, of other pages, such as explain.html."""
+    places = ("report.html", "report/report.html", "report/*/report.html")
+    pages = [page for place in places for page in folder.glob(place)] or list(folder.glob("*.html"))
+    return max(pages, key=lambda page: page.stat().st_mtime_ns, default=None)
 
 
 def _has_display() -> bool:

@@ -45,6 +45,9 @@ def test_from_a_text_to_a_page(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert page.stat().st_mtime_ns == before  # it was new enough
     assert (here / "opened").read_text().strip() == page.resolve().as_uri()
     assert json.loads(called("open", str(page), "--json")[1]) == {"page": str(page)}
+    (here / "other").mkdir()
+    (here / "other" / "explain.html").write_text("a page of another verb")
+    assert called("open", "other")[1] == "opened other/explain.html\n"
     os.utime("runs/my text/outcome.json")
     called("open", "runs/my text", "--json")
     assert page.stat().st_mtime_ns > before
