@@ -18,5 +18,5 @@ test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
 install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 install "$(grep '^torch==' "$constraints")"
 install --upgrade -c "$constraints" transformers
-install -c "$constraints" -e . pytest hypothesis pytest-xdist # extras are left out: what needs them is skipped
+install -c "$constraints" -e ".[dev]"
 "$venv/bin/python" -m pytest "$@"
