@@ -121,6 +121,7 @@ def legend(placement: Placement, layers: int = 12) -> list[str]:
     lines.extend(dict.fromkeys(_gate_line(r.gate) for r in every if r.gate))
     lines.extend(dict.fromkeys(f"scores s of the attention: {r.cap:g} tanh(s / {r.cap:g})" for r in every if r.cap))
     lines.extend(dict.fromkeys(line for r in every for slot in SLOTS for line in _norm_lines(getattr(r, slot))))
+    lines.extend(dict.fromkeys(line for r in every for slot in SLOTS for line in _weight_lines(slot, getattr(r, slot))))
     lines.extend(f"init of {', '.join(of)}: times {_law(g)}" for g, of in _by_law(placement.init.gain).items())
     for what, of in (
         ("learning rate", placement.rates.lr),
@@ -162,6 +163,12 @@ def _norm_lines(norm: Norm | None) -> list[str]:
     return lines + (
         [f"slope: a trainable number, initialized to {_law(norm.slope)}"] if norm.kind in ("dyt", "derf") else []
     )
+
+
+def _weight_lines(slot: str, norm: Norm | None) -> list[str]:
+    """Where a norm's weight begins elsewhere than at 1."""
+    begins = norm is not None and norm.affine and norm.init != 1.0
+    return [f"weight of the norm {slot}: initialized to {_law(norm.init)}"] if norm is not None and begins else []
 
 
 def _constraint_line(constraint: Constraint) -> str:
@@ -259,6 +266,8 @@ def _row(placement: Placement, site: Site) -> dict[str, object]:
         norm = getattr(placement.of(site), slot)
         if norm is not None and callable(norm.scale):
             values[f"{slot}.scale"] = norm.scale(site)
+        if norm is not None and callable(norm.init):
+            values[f"{slot}.init"] = norm.init(site)
     for f in fields(placement.stream):
         if callable(law := getattr(placement.stream, f.name)):
             values[f"stream.{f.name}"] = float(law(site))

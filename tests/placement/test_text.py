@@ -2,7 +2,7 @@
 
 import pytest
 
-from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, Residual, get, text
+from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, Residual, Site, get, text
 
 FORMULAS = {
     "post-ln": ("x <- LN(x + Attn(x))", "x <- LN(x + Cross(x))", "x <- LN(x + FFN(x))"),
@@ -106,3 +106,16 @@ def test_legend_sees_the_cross_attention() -> None:
     only = Placement(each=ByKind(attn=plain, ffn=plain, cross=Residual(pre=Norm(), scale=Learned(init=0.0))))
     assert "scale * " in text.formulas(only, cross=True)["cross"]
     assert any(line.startswith("scale:") for line in text.legend(only))
+
+
+def test_where_a_norms_weight_begins() -> None:
+    """A law of the site, as in depth-scaled sandwich norms; nothing where it is 1."""
+
+    def shrunk(site: Site) -> float:
+        """0.5 / sqrt(L)."""
+        return float(0.5 * site.layers**-0.5)
+
+    placement = Placement(each=Residual(pre=Norm(), out=Norm(init=shrunk)), final=Norm())
+    assert "weight of the norm out: initialized to 0.5 / sqrt(L)" in text.legend(placement)
+    assert [row["out.init"] for row in text.numbers(placement, 4)] == [0.25] * 8
+    assert not any("weight of the norm" in line for line in text.legend(get("sandwich")))
