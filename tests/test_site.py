@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks.accept import blocks
 from isograd.cli import VERBS
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +73,26 @@ def test_every_verb_has_a_guide(extension: ModuleType) -> None:
 @pytest.mark.parametrize("module", ["site_pages", "docstrings"])
 def test_examples_of_the_extensions(module: str, extension: ModuleType) -> None:
     result = doctest.testmod(import_module(module))
+    assert result.attempted and not result.failed
+
+
+def test_documented_commands_are_ones_that_their_verbs_take() -> None:
+    commands = [*blocks.commands()]
+    refused = [(one.page, one.line, said) for one in commands if (said := blocks.read_command(one.code))]
+    assert not refused and len(commands) > 100
+    assert {one.page for one in commands} >= {"docs/start.md", "docs/ko.md", "docs/how-to.md"}
+
+
+def test_documented_python_compiles() -> None:
+    """`make accept-full` runs what stands by itself."""
+    for one in blocks.python_blocks():
+        compile(one.code, f"{one.page}:{one.line}", "exec")
+    alone = {one.page for one in blocks.python_blocks() if not blocks.missing(one.code)}
+    assert alone >= {"docs/watch.md", "docs/placements.md"} and "docs/integrations.md" not in alone
+
+
+def test_examples_of_the_blocks() -> None:
+    result = doctest.testmod(blocks)
     assert result.attempted and not result.failed
 
 

@@ -46,6 +46,8 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
     "study-depth": ("isograd study depth --jobs 1 --out {out}", 68),
     "headroom": (f"isograd headroom studies/headroom {_ONE}", 53),
     "initial-gradients": ("python examples/initial_gradients.py", 3),
+    "blocks": ("python -m benchmarks.accept.blocks --out {out}", 8),
+    "site": ("python -m sphinx --fail-on-warning --keep-going --quiet docs {out}/html", 4),
 }
 _ELSEWHERE = {  # what needs other text: command, minutes of one core, files below --data
     "captions-12": (f"isograd compare --data {_ENGLISH} --seeds 0 1 2 {_ONE}", 6, "multi30k-de-en/train.en.gz"),

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -159,6 +160,32 @@ def factors(
         found = {name: formula(rates) for name, (formula, _, _) in expected.items()}
         holds = all(low <= found[name] <= high for name, (_, low, high) in expected.items())
         return Measured(said="; ".join(f"{name}: {x:.2g}" for name, x in found.items()), holds=holds)
+
+    return rule
+
+
+def blocks(job: str) -> Rule:
+    """Of the code in the docs nothing failed, and what stands by itself has run."""
+
+    def rule(folders: Folders) -> Measured:
+        rows = json.loads((folders[job] / "blocks.json").read_text(encoding="utf-8"))
+        found = Counter(f"{row['kind']} {row['verdict']}" for row in rows)
+        lost = [f"{row['page']}:{row['line']} {row['reason']}" for row in rows if row["verdict"] == "failed"]
+        said = "; ".join([*(f"{number} {what}" for what, number in sorted(found.items())), *lost])
+        return Measured(said=said, holds=not lost and found["python ran"] >= 10 and found["command parsed"] >= 100)
+
+    return rule
+
+
+def site(job: str, least: int) -> Rule:
+    """The site was built, its tutorials with what they printed."""
+
+    def rule(folders: Folders) -> Measured:
+        html = folders[job] / "html"
+        found = len([*html.rglob("*.html")])
+        printed = (html / "tutorials/fix-post-ln.html").read_text(encoding="utf-8").count("cell_output")
+        said = f"{found} pages, the first tutorial with {printed} outputs"
+        return Measured(said=said, holds=found >= least and printed >= 5)
 
     return rule
 

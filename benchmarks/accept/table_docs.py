@@ -54,6 +54,27 @@ _GRADIENTS = {
 }
 
 DOCS = [
+    Row(
+        name="docs-blocks",
+        page="docs/accept.md",
+        sentence="Every block of Python in README and docs that stands by itself runs, and every `isograd` command is"
+        " one that its verb takes.",
+        rule="nothing fails; what names something of the reader's is compiled, and listed with the names",
+        n="all blocks",
+        measure=rules.blocks("blocks"),
+        jobs=("blocks",),
+        tier="full",
+    ),
+    Row(
+        name="docs-site",
+        page="docs/accept.md",
+        sentence="The site builds without a warning, and every tutorial runs.",
+        rule="as `make docs` builds it, with all pages and the outputs of the tutorials",
+        n="all pages",
+        measure=rules.site("site", 200),
+        jobs=("site",),
+        tier="full",
+    ),
     *(
         Row(
             name=f"{job}-{line.split()[1]}-{i}",
