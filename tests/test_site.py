@@ -96,6 +96,17 @@ def test_examples_of_the_blocks() -> None:
     assert result.attempted and not result.failed
 
 
+def test_formulas_can_be_typeset(extension: ModuleType) -> None:
+    """What the page's TeX is made of is known to the converter, which knows a part of LaTeX."""
+    tex2mathml = import_module("docutils.utils.math.latex2mathml").tex2mathml
+    found = 0
+    for page in [*PAGES, *(DOCS / "generated").rglob("*.md")]:
+        for formula in re.findall(r"^\$\$\n(.*?)\n\$\$$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            assert "<math" in tex2mathml(formula, as_block=True), (page, formula)
+            found += 1
+    assert found > 8
+
+
 def test_a_card_has_its_formula(extension: ModuleType) -> None:
     cards = {path: text for path, text in extension.pages() if path.startswith("placements/")}
     assert r"x \leftarrow \mathrm{LN}(\mathrm{skip}\cdot x + \mathrm{Attn}(x))" in cards["placements/admin.md"]
