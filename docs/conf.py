@@ -25,6 +25,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext", "_static", "images"]
 highlight_language = "text"
+suppress_warnings = ["misc.highlighting_failure"]  # IPython's lexer knows no shell command of several lines
 
 html_theme = "furo"
 html_title = "isograd"
