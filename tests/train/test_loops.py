@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -23,7 +24,9 @@ def first_step(steps: int = 2) -> tuple[float, float]:
 
 
 def test_accelerate_with_accumulation(tmp_path: Path) -> None:
+    AcceleratorState._reset_state()  # a Trainer of another test may have left bf16 there
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    assert accelerator.mixed_precision == "no"
     model = gpt2()
     data = DataLoader(torch.stack(batches(4)), batch_size=None)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2), data)
