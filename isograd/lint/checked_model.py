@@ -80,6 +80,12 @@ class CheckedModel:
         return {name for name in names if self.parameters[name].squeeze().ndim <= 1} - self.norm_weights
 
     @cached_property
+    def routed(self) -> bool:
+        """Whether scores choose what is run: experts that no token was sent to are read another time."""
+        chosen = (o for o in self.trace.operations if bare(o) in ("topk", "argmax") and o.reads)
+        return any(self.trace[o.reads[0]].is_floating_point() for o in chosen)
+
+    @cached_property
     def at_init(self) -> bool:
         """Whether norm weights are even: training leaves none of them so. Weights that are NaN were trained."""
         if "not-finite" in self.reported:

@@ -280,8 +280,7 @@ def _shared(one: str, other: str) -> int:
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
     dataflow = checked.dataflow
-    routed = any(o.name == "topk" for o in checked.trace.operations)
-    open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not routed]
+    open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not checked.routed]
     what = "reads x itself, where others of its branch read the norm of it"
     found = [(name, what) for s in open_ for name in _bare(checked, s)]
     live = {n.address for n in dataflow.norms.values() if n.result in checked.reaching}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
-from isograd.lint.wiring import waits
+from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import LAYOUT, SCALING, bare
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
@@ -255,7 +255,7 @@ def unregistered(checked: CheckedModel) -> Iterator[Finding]:
 def unread(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of layers that no operation reads: a projection that is not called, a layer that is left out."""
     trace = checked.trace
-    if any(bare(o) == "topk" for o in trace.operations):  # experts that no token was sent to
+    if checked.routed:
         return
     waiting_part = waits(checked)
     values = {n: v for v, n in trace.names.items()}
@@ -269,6 +269,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
         and not (waiting_part and n.rpartition(".")[0] not in trace.ran)
         and trace[v].ndim >= 2
         and n.endswith("weight")
+        and not waits_for(checked, n)
     ]
     homes = {n.rpartition(".")[0].rpartition(".")[0] for n in inside}
     left = [n for n in waiting if re.sub(r"\d+", "*", n) in likes]

@@ -177,14 +177,13 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     themselves: such a module waits for another call.
     """
     trace = checked.trace
-    routed = any(o.name == "topk" for o in trace.operations)  # experts that no token was sent to are read another time
     alike: dict[str, list[str]] = {}
     for value, name in trace.names.items():
         tensor = trace[value]
         idle = any(name.startswith(f"{address}.") for address in checked.anatomy.idle)
         idle |= _beside_idle(checked, name) or waits(checked)
         unused = idle or any(word in name for word in ("token", "mask")) or _in_unread_module(checked, name)
-        if trace.readers.get(value) or not tensor.numel() or unused or (routed and _has_twins(checked, name)):
+        if trace.readers.get(value) or not tensor.numel() or unused or (checked.routed and _has_twins(checked, name)):
             continue
         if tensor.squeeze().ndim <= 1:
             alike.setdefault(re.sub(r"\d+", "*", name), []).append(name)
@@ -276,6 +275,17 @@ def waits(checked: CheckedModel) -> bool:
     taken = inspect.signature(checked.model.forward).parameters
     given = {at.partition(".")[0] for at in checked.trace.inputs}
     return any(OTHER_KIND.search(name) and name not in given for name in taken)
+
+
+def waits_for(checked: CheckedModel, name: str) -> bool:
+    """Whether a parameter's module is called after an input that forward takes and was not given, as query_global after
+    global_attention_mask.
+    """
+    common = {"attention", "mask", "masks", "query", "key", "value", "input", "ids", "embeds", "out", "proj", "output"}
+    own = set(name.split(".")[-2].split("_")) - common if "." in name else set()
+    given = {at.partition(".")[0] for at in checked.trace.inputs}
+    optional = [n for n in inspect.signature(checked.model.forward).parameters if n not in given]
+    return any(own & set(n.split("_")) for n in optional if n.endswith(("mask", "ids", "embeds")))
 
 
 def _has_twins(checked: CheckedModel, name: str) -> bool:

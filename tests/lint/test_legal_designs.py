@@ -436,6 +436,45 @@ class SamplingLayer(PreLayer):
         return super().forward(x + self.sampled(self.sampled_norm(x)))
 
 
+class Experts(nn.Module):
+    """Each token goes to the expert that its router likes best; here none goes to the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 3)
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = (self.router(x) - torch.tensor([0.0, 0.0, 9.0])).softmax(-1)
+        best = shares.argmax(-1)
+        y = torch.zeros_like(x)
+        for i in best.unique().tolist():
+            y = torch.where((best == i)[..., None], shares[..., i : i + 1] * self.experts[i](x), y)
+        return y
+
+
+class GlobalAttention(Attention):
+    """Longformer's: queries of their own for tokens that a mask calls global."""
+
+    def __init__(self, visible: Any = causal) -> None:
+        super().__init__(visible)
+        self.query_global = nn.Linear(WIDTH, WIDTH)
+
+
+class Global(Decoder):
+    def forward(self, input_ids: Tensor, global_attention_mask: Tensor | None = None) -> Tensor:
+        assert global_attention_mask is None
+        return super().forward(input_ids)
+
+
+def routed() -> Decoder:
+    model = pre()
+    layer: Any
+    for layer in model.layers:
+        layer.ffn = started(Experts())
+    return model
+
+
 def sampling() -> Decoder:
     model = pre(layer=SamplingLayer)
     layer: Any
@@ -529,6 +568,22 @@ def test_nothing_is_said_of_an_unusual_design(name: str) -> None:
     findings = isograd.check(LEGAL[name]())
     assert [str(f) for f in findings if f.severity != "info"] == []
     assert findings.missed == ()
+
+
+WAITING = type("WaitingLayer", (WithAttention,), {"attention": GlobalAttention})
+
+
+@pytest.mark.parametrize(("decoder", "codes"), [(Global, set()), (Decoder, {"parameter-unread"})])
+def test_a_matrix_may_wait_for_the_input_that_it_is_called_after(decoder: type[Decoder], codes: set[str]) -> None:
+    torch.manual_seed(0)
+    findings = isograd.check(started(decoder([WAITING() for _ in range(4)], nn.LayerNorm(WIDTH))))
+    assert findings.codes == codes
+
+
+def test_experts_that_no_token_was_sent_to_wait() -> None:
+    torch.manual_seed(0)
+    findings = isograd.check(routed())
+    assert [str(f) for f in findings if f.severity == "error"] == []
 
 
 def test_values_that_stay_turned_are_reported() -> None:
