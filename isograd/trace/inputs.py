@@ -179,7 +179,7 @@ def _of_layers(model: nn.Module) -> Iterator[Inputs]:
     for width in widths:
         yield _filled(needed, [floats(BATCH, _LENGTHS[0], width, seed=i) for i in range(len(needed))])
         yield _filled(needed, [floats(BATCH, width, seed=i) for i in range(len(needed))])
-    for channels in images or ([3, 1] if widths else []):  # patches may be cut by hand
+    for channels in dict.fromkeys([*images, *([3, 1] if widths else [])]):  # patches may be cut by hand
         for side in _SIDES:
             yield _filled(needed, [floats(BATCH, channels, side, side, seed=i) for i in range(len(needed))])
 
