@@ -56,7 +56,7 @@ def _gates(checked: CheckedModel, name: str) -> bool:
         for operation in trace.read_by(value):
             alone = len(dataflow.data(operation)) == 1
             if bare(operation) in SCALING | LAYOUT | {"stack", "cat"} and (alone or bare(operation) != "sub"):
-                todo += operation.makes
+                todo += [made for made in operation.makes if made not in todo]
             elif bare(operation) not in OF_SHAPE:
                 gate = bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh")
                 ends.append(gate or operation.name.startswith("grid_sampl"))

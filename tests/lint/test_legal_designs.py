@@ -633,14 +633,34 @@ class StandingStill(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (split(project(x)) for project in (self.query, self.key, self.value))
-        angles = torch.zeros(x.shape[1])[:, None] * 100.0 ** -(torch.arange(q.shape[-1]) / q.shape[-1])
-        turns = angles.cos()
+        angles = self.at(x.shape[1])[:, None] * 100.0 ** -(torch.arange(q.shape[-1]) / q.shape[-1])
+        turns = self.shown(angles.cos() * 1.0)
         heads = F.scaled_dot_product_attention(q * turns, k * turns, v, attn_mask=self.visible(x.shape[1]))
         return self.out(join(heads))
+
+    def at(self, time: int) -> Tensor:
+        return torch.zeros(time)
+
+    def shown(self, rows: Tensor) -> Tensor:
+        return rows
+
+
+class FirstRow(StandingStill):
+    """Rotary positions of which all get the first one's angles."""
+
+    def at(self, time: int) -> Tensor:
+        return torch.arange(time)
+
+    def shown(self, rows: Tensor) -> Tensor:
+        return rows[:1]
 
 
 class StillLayer(WithAttention):
     attention = StandingStill
+
+
+class FirstRowLayer(WithAttention):
+    attention = FirstRow
 
 
 @pytest.mark.parametrize(
@@ -649,6 +669,7 @@ class StillLayer(WithAttention):
         (lambda: started(OnePosition([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))), {"positions-missing"}),
         (lambda: started(EveryPosition([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))), set()),
         (lambda: started(Unplaced([StillLayer() for _ in range(4)], nn.LayerNorm(WIDTH))), {"positions-missing"}),
+        (lambda: started(Unplaced([FirstRowLayer() for _ in range(4)], nn.LayerNorm(WIDTH))), {"positions-missing"}),
     ],
 )
 def test_one_row_for_all_positions_is_reported(model: Callable[[], nn.Module], codes: set[str]) -> None:

@@ -11,7 +11,7 @@ from isograd.lint.attention.masks import SHORTEST, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
-from isograd.trace.dataflow import bare
+from isograd.trace.dataflow import LAYOUT, SCALING, bare
 from isograd.trace.record import Operation
 
 BLIND = 1e-3  # of what the attention adds: less is another order of sums
@@ -29,7 +29,9 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     attentions = [a for a in attentions if stacks is None or a.sublayer.stack in stacks]
     views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
     mixing = [s for s in checked.token_stacks for t in s.sublayers if t.kind == "mix"]  # recurrences tell the order
-    if not views or mixing or checked.places_vary is not None or not all(_blind(checked, a) for a in attentions):
+    if not attentions or mixing or checked.places_vary is not None:
+        return
+    if not all(_blind(checked, a) for a in attentions):
         return
     unused = _unused(checked)
     if unused is None and (not _can_vary(checked) or all(view == "left" for view in views)):
@@ -121,11 +123,18 @@ def _one_row(checked: CheckedModel, named: list[str]) -> str | None:
             whole, longest = trace[operation.reads[0]], max(trace[operation.reads[0]].shape, default=0)
             if longest < time or whole.numel() != made.numel() * longest:
                 continue
-            origin = trace.made_by(dataflow.root(operation.reads[0]))
             table = next((n for n, x in tables.items() if x.shape == whole.shape and torch.equal(x, whole)), None)
-            if table or (origin is not None and bare(origin) in ("cos", "sin")):
+            if table or _is_angle(checked, operation.reads[0]):
                 return table or operation.module or "cos"
     return None
+
+
+def _is_angle(checked: CheckedModel, value: int) -> bool:
+    """Whether a value is a cosine or a sine, through scale and layout."""
+    made = checked.trace.made_by(value)
+    while made is not None and bare(made) in SCALING | LAYOUT and made.reads:
+        made = checked.trace.made_by(made.reads[0])
+    return made is not None and bare(made) in ("cos", "sin")
 
 
 def _of_places(checked: CheckedModel, operation: Operation) -> bool:
