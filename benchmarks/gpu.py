@@ -109,7 +109,7 @@ def page(chosen: Sequence[Job], there: Mapping[str, Row], facts: Mapping[str, An
     for part in dict.fromkeys(job.part for job in chosen):
         jobs = [job for job in chosen if job.part == part]
         rows = [there.get(key_of(job, facts), {}) for job in jobs]
-        columns = list(dict.fromkeys(name for row in rows for name in row.get("result", {})))
+        columns = list(dict.fromkeys(name for row in rows for name in row.get("result", {}))) or ["result"]
         lines += ["", f"## {part}", "", f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
         for job, row in zip(jobs, rows, strict=True):
             result = row.get("result")
