@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from isograd.errors import GraftError
 from isograd.interop.graft.found import Subject, changed, options, rebuilt, shapes
 from isograd.interop.graft.moves import How, Moved, whole
+from isograd.models import IsogradConfig
 
 
 def kv_heads(subject: Subject, value: str, how: How) -> Moved:
@@ -80,7 +81,10 @@ def _matrices(subject: Subject) -> tuple[list[str], list[str]]:
 def _option(subject: Subject, keys: list[str], queries: list[str]) -> tuple[str, int]:
     """The option that counts key/value heads, and its value: all keys and values follow it, and no query."""
     rows = subject.state[keys[0]].shape[0]
-    for option, now in options(subject.config, int):
+    found, config = list(options(subject.config, int)), subject.config
+    if isinstance(config, IsogradConfig) and config.key_value_heads == config.num_attention_heads:
+        found = [("num_key_value_heads", config.num_attention_heads)]  # which it need not say
+    for option, now in found:
         if now > 0 and rows % now == 0:
             trial = 1 if now > 1 else 2
             sizes = _grown(subject, option, trial)

@@ -37,6 +37,15 @@ def test_merged_heads_are_means() -> None:
     assert losses == pytest.approx(step.losses)
 
 
+def test_heads_of_ours_that_its_configuration_need_not_count() -> None:
+    """Merged, and repeated again, of a model whose keys have as many heads as its queries."""
+    ours = our_model(position_embedding_type="rotary", vocab_size=61)
+    made = graft(ours, "kv-heads=2", text=TEXT)
+    assert made.model.config.num_key_value_heads == 2 and made.steps[0].losses is not None
+    again = graft(made.model, "kv-heads=4")
+    assert again.exact and torch.allclose(logits(again.model), logits(made.model), atol=1e-5)
+
+
 def test_heads_that_are_alike_are_merged_without_a_loss() -> None:
     """The negative control of the measure: repeated heads and their means are the same function."""
     model = family("llama")
