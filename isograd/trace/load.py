@@ -5,14 +5,16 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import transformers
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
@@ -21,6 +23,7 @@ from isograd.data.text import first_line
 from isograd.errors import ModelError
 from isograd.hub import model_place
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _AUTO = (  # in the order in which they are tried
     "AutoModelForCausalLM",
@@ -100,11 +103,34 @@ def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
         model, info = kind.from_pretrained(name, output_loading_info=True)
         if info["missing_keys"]:
             raise ValueError(f"weights are missing, such as {min(info['missing_keys'])}")
+        if surplus := _beyond_the_depth(info["unexpected_keys"], model):
+            raise ValueError(f"the weights have more layers than config.json says, such as {min(surplus)}")
+        if integers := _stored_as_integers(Path(name), model):
+            raise ValueError(f"weights are stored as integers without a quantization_config, such as {min(integers)}")
         return model
     except json.JSONDecodeError as error:
         raise ModelError(f"{refusal}: its config.json is no JSON ({first_line(error)})") from error
     except Exception as error:
         raise ModelError(f"{refusal}: {first_line(error)}") from error
+
+
+def _beyond_the_depth(unexpected: Iterable[str], model: nn.Module) -> set[str]:
+    """Names of weights that the model has too, but of another layer: `layers.7.norm.weight` where layers end with 5."""
+    known = {_NUMBER.sub("N", name) for name in model.state_dict()}
+    return {name for name in unexpected if _NUMBER.search(name) and _NUMBER.sub("N", name) in known}
+
+
+def _stored_as_integers(folder: Path, model: nn.Module) -> set[str]:
+    """Parameters that safetensors in a folder hold as whole numbers, which loading would take as they are."""
+    if hasattr(model.config, "quantization_config"):
+        return set()
+    own = {name for name, value in model.named_parameters() if value.is_floating_point()}
+    found = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            stored = {name: file.get_slice(name).get_dtype() for name in file.keys() if name in own}  # noqa: SIM118
+        found |= {name for name, dtype in stored.items() if dtype.startswith(("I", "U"))}
+    return found
 
 
 def _class(config: PretrainedConfig) -> Any:

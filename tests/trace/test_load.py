@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
@@ -146,6 +147,23 @@ def test_weights_that_are_missing_or_damaged(tmp_path: Path) -> None:
     assert "weights are missing, such as model.layers.1.ffn.branch.out" in refused(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     assert "cannot be loaded" in refused(str(tmp_path))
+
+
+def test_weights_of_layers_that_the_configuration_leaves_out(tmp_path: Path) -> None:
+    model = build.model(num_hidden_layers=3)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    assert "more layers than config.json says, such as model.layers.2." in refused(str(tmp_path))
+
+
+def test_whole_numbers_without_a_quantization_config(tmp_path: Path) -> None:
+    model = build.model()
+    model.save_pretrained(tmp_path)
+    name = "model.layers.1.ffn.branch.out.weight"
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {name: (weights[name] * 100).to(torch.int8)}, tmp_path / "model.safetensors", {"format": "pt"})
+    assert f"stored as integers without a quantization_config, such as {name}" in refused(str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------------------ the hub
