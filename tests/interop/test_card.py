@@ -49,6 +49,14 @@ def test_a_card_of_a_run(tmp_path: Path) -> None:
     text = card(tmp_path / "model")
     assert text == card(tmp_path)
     front = yaml.safe_load(text.split("---\n")[1])
+    (index,) = front.pop("model-index")
+    (result,) = index["results"]
+    assert index["name"] == "my-run" and result["dataset"] == {
+        "name": "train.de",
+        "type": "train.de",
+        "split": "validation",
+    }
+    assert [(metric["type"], metric["value"]) for metric in result["metrics"]] == [("bleu", 35.5)]
     assert front == {
         "library_name": "transformers",
         "pipeline_tag": "translation",
