@@ -11,6 +11,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import LAYOUT, SCALING, bare
+from isograd.trace.parts import parts
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
@@ -24,9 +25,9 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     if not checked.at_init:
         return
     found: list[tuple[str, str]] = []
-    idle = checked.idle_writers
+    excused = checked.adapters | checked.idle_writers | _from_a_bottleneck(checked)
     for role, names in checked.by_role.items():
-        empty = [n for n in names if not checked.parameters[n].any() and n not in checked.adapters | idle]
+        empty = [n for n in names if not checked.parameters[n].any() and n not in excused]
         empty = [n for n in empty if not _gates(checked, n)]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
@@ -43,6 +44,12 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
             remedy="initialize it, as nn.init.normal_(weight, std=0.02) does; only last projections (W_O, W_2), gates"
             " and the head may begin at 0",
         )
+
+
+def _from_a_bottleneck(checked: CheckedModel) -> set[str]:
+    """Last matrices of branches narrower than half the stream: adapters and low-rank maps beside it begin at 0."""
+    every = parts(checked.anatomy)
+    return {part.name for part in every if part.role in MAY_BE_ZERO and 2 * part.fan_in <= part.fan_out}
 
 
 def _gates(checked: CheckedModel, name: str) -> bool:

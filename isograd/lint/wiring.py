@@ -15,6 +15,7 @@ POST = frozenset(("post-ln", "admin", "deepnorm"))
 OTHER_KIND = re.compile(
     r"^(pixel|image|video|audio|speech|protein|vision|visual|cross_attention_states|input_features|input_values|high_res)"
 )
+_NUMBERS = re.compile(r"\d+")
 PROFILED = 12  # sublayers from which on a good profile's skips have grown
 
 
@@ -74,8 +75,9 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
             peers = [s for s in stack.sublayers if s.kind == kind]
             counts = Counter(s.placement for s in peers)
             usual = counts.most_common(1)[0][0]
+            names = {_NUMBERS.sub("N", s.address) for s in peers if s.placement == usual}
             odd = [s for s in peers if s.placement != usual]
-            if odd:
+            if any(_NUMBERS.sub("N", s.address) in names for s in odd):  # else every layer has both, under two names
                 others = ", ".join(sorted({s.placement for s in odd}))
                 yield Finding(
                     code="placement-mixed",

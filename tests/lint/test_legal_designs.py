@@ -295,6 +295,27 @@ def adapted(attention: type[Attention] = Attention) -> Decoder:
     return model
 
 
+class LaurelLayer(PreLayer):
+    """LAuReL-LR: each sum has a map of rank 4 of the stream beside it, that begins at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.ModuleList(nn.Linear(WIDTH, 4, bias=False) for _ in range(2))
+        self.widen = nn.ModuleList(nn.Linear(4, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.attn_norm(x)) + self.widen[0](self.narrow[0](x))
+        return x + self.ffn(self.ffn_norm(x)) + self.widen[1](self.narrow[1](x))
+
+
+def laurel() -> Decoder:
+    model = started(Decoder([LaurelLayer() for _ in range(4)], nn.LayerNorm(WIDTH)))
+    for name, weight in model.named_parameters():
+        if ".widen." in name:
+            nn.init.zeros_(weight)
+    return model
+
+
 class Pooled(Decoder):
     """A norm of the first token, for a head that is not used here."""
 
@@ -537,6 +558,7 @@ LEGAL: dict[str, Callable[[], nn.Module]] = {
     "looped": lambda: started(Looped([PreLayer()], nn.LayerNorm(WIDTH))),
     "no-positions": lambda: started(Unplaced([PreLayer() for _ in range(4)], nn.LayerNorm(WIDTH))),
     "zero-branches": lambda: zeroed("out.weight", "down.weight"),
+    "zero-low-rank": laurel,
     "zero-queries": lambda: zeroed("query.weight"),
     "padding-row": padded,
     "depth-scaled": depth_scaled,
