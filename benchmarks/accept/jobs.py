@@ -42,6 +42,7 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
         "python -m pytest -p no:cacheprovider tests/lint/test_families.py tests/lint/test_faults.py",
         1.5,
     ),
+    "faults-held-out": ("python -m benchmarks.faults check --held-out --out {out}", 8),
     "study-warmup": ("isograd study warmup --jobs 1 --out {out}", 44),
     "study-depth": ("isograd study depth --jobs 1 --out {out}", 68),
     "headroom": (f"isograd headroom studies/headroom {_ONE}", 53),
