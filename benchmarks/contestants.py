@@ -26,6 +26,7 @@ CASES = {
     "masked": Shape(causal=False, time=128, batch=16),
     "deep": Shape(width=128, layers=48, vocabulary=4096, time=128),
     "narrow": Shape(width=128),
+    "study": Shape(width=64, layers=12, heads=4, vocabulary=100, time=32, batch=16),
 }
 
 
