@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.pop("COLUMNS", None)  # xdist gives its workers those of its own terminal
 
 import pytest
 import torch
@@ -13,6 +12,12 @@ import torch
 from isograd.placement import CATALOGUE
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before the fixtures of any scope: xdist and other libraries give their own terminal its width."""
+    os.environ.pop("COLUMNS", None)
 
 
 def pytest_collection_finish() -> None:
