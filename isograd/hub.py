@@ -74,7 +74,7 @@ def model_place(
 def absent(name: str, kind: Kind = "model") -> str:
     """Why a name cannot be loaded: no hub within reach, nor a copy in the cache; empty where there is a chance.
 
-    Where the cache has it and the hub is out of reach, huggingface_hub is told to stay offline.
+    Where the cache has it and the hub is out of reach, huggingface_hub is switched to offline.
     """
     host = _host()
     if _stays_offline():
