@@ -25,7 +25,7 @@ from collapse_grid import apart, learned, rows_in
 from scipy.optimize import minimize
 
 from isograd.diagnose.watch.collapse import CollapseWatch
-from isograd.lint.collapse import COLLAPSES, RATE, WARMUP, CollapseRule
+from isograd.lint.initial.collapse import COLLAPSES, RATE, WARMUP, CollapseRule
 from isograd.outcome import VANISHED, judge
 from isograd.statistics import wilson
 from isograd.trace.anatomy import Function
@@ -145,7 +145,7 @@ def print_tables(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def features(row: dict[str, Any]) -> list[float]:
-    """Of the rule in `isograd.lint.collapse`: intercept, slopes of depth and width by function; of rate and warm-up."""
+    """Of the rule in `isograd.lint.initial.collapse`: intercept, depth and width by function, rate, warm-up."""
     mine = [float(row["placement"] == name) for name in FUNCTIONS]
     depth, width = math.log(row["layers"] / 12), math.log(row["width"] / 64)
     sizes = [one * depth for one in mine] + [one * width for one in mine]

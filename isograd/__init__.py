@@ -10,9 +10,9 @@ from isograd.placement import Placement, get, register
 
 if TYPE_CHECKING:
     from isograd.diagnose.watch import watch
-    from isograd.diagnose.watch.callback import WatchCallback
-    from isograd.diagnose.watch.lightning import LightningWatch
-    from isograd.diagnose.watch.replay import OwnLoop
+    from isograd.diagnose.watch.loops.callback import WatchCallback
+    from isograd.diagnose.watch.loops.lightning import LightningWatch
+    from isograd.diagnose.watch.loops.replay import OwnLoop
     from isograd.interop.graft import graft
     from isograd.lint import check
     from isograd.lint.conform import conform
@@ -33,9 +33,9 @@ _ROOMS = {
     "IsogradForMaskedLM": "isograd.models",
     "IsogradForSeq2SeqLM": "isograd.models",
     "IsogradForSequenceClassification": "isograd.models",
-    "LightningWatch": "isograd.diagnose.watch.lightning",
-    "OwnLoop": "isograd.diagnose.watch.replay",
-    "WatchCallback": "isograd.diagnose.watch.callback",
+    "LightningWatch": "isograd.diagnose.watch.loops.lightning",
+    "OwnLoop": "isograd.diagnose.watch.loops.replay",
+    "WatchCallback": "isograd.diagnose.watch.loops.callback",
     "calibrate": "isograd.train.calibrate",
     "check": "isograd.lint",
     "conform": "isograd.lint.conform",

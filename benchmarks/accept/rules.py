@@ -466,7 +466,7 @@ def collapses(table: Callable[[Folders], Path], held_out: bool, exact: tuple[int
         held_out: count only depths and widths on which the rules were not fitted.
         exact: runs, collapses, predictions, all of which must be right, as must all warnings; else 9 of 10 must be.
     """
-    from isograd.lint.collapse import COLLAPSES, INTERCEPT, CollapseRule
+    from isograd.lint.initial.collapse import COLLAPSES, INTERCEPT, CollapseRule
 
     def predicted(row: Mapping[str, str]) -> bool:
         if row["placement"] not in INTERCEPT:

@@ -147,7 +147,7 @@ def _top(words: Sequence[str]) -> int:
 
 
 def _commit() -> str:
-    """What was built or installed: `git archive` writes it into the source, else git or pip knows it; "" where none does."""
+    """What was built or installed: `git archive` writes it down, else git or pip knows it; "" where none does."""
     root = Path(__file__).parents[1]
     written = (root / "commit.txt").read_text(encoding="utf-8").strip()
     if not written.startswith("$"):

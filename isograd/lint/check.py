@@ -15,12 +15,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from isograd.errors import hint
-from isograd.lint import against as comparison
-from isograd.lint import branches, collapse, initialization, leaks, norms, options, shortcuts, weights, wiring
+from isograd.lint import branches, leaks, norms, options, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.causes import explained
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Findings, by_harm
+from isograd.lint.initial import against as comparison
+from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.running import finite, gradients, randomness
 from isograd.lint.running import optimizer as optimizers
 from isograd.trace.anatomy import Anatomy, find_anatomy

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
-from isograd.diagnose.watch.callback import announce
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.layers import by_layer, find_layers
-from isograd.diagnose.watch.recover import Recovery
+from isograd.diagnose.watch.loops.callback import announce
+from isograd.diagnose.watch.loops.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS
 from isograd.files import append_rows, keep_until, read_json, read_rows, write_json, write_rows
 from isograd.outcome import Onset

@@ -15,7 +15,7 @@ import torch
 from accelerate import PartialState
 from transformers import set_seed
 
-from isograd.diagnose.watch.recover import Recovery
+from isograd.diagnose.watch.loops.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS, judge
 from isograd.errors import RecipeError
 from isograd.files import append_rows, finite, keep_until, locked, read_object, read_rows, write_json

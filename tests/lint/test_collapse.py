@@ -10,8 +10,8 @@ import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 import isograd
-from isograd.lint.collapse import COLLAPSES, CollapseRule
 from isograd.lint.findings import Finding
+from isograd.lint.initial.collapse import COLLAPSES, CollapseRule
 from tests.lint.faults.plain import post, xavier
 
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "collapse-grid.csv"

@@ -27,9 +27,9 @@ from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import CollapseWatch, TokenCounts, labels_of
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
+from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
 from isograd.diagnose.watch.losses import Losses
 from isograd.diagnose.watch.overflow import culprit
-from isograd.diagnose.watch.replay import OwnLoop, Replays
 from isograd.diagnose.watch.steps import Moved, Steps, TrainedBy
 from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from isograd.diagnose.watch import Watch, watch
-from isograd.diagnose.watch.recover import MOST, Recover, Recovery
+from isograd.diagnose.watch.loops.recover import MOST, Recover, Recovery
 from isograd.diagnose.watch.writers import WARNED, Row, alert, flat, judge
 
 REPORTERS: Any = tuple(INTEGRATION_TO_CALLBACK.values())
