@@ -33,7 +33,7 @@ FILES = {
     "good.yaml": "name: x\nmodel: {layers: 2}\n",
     "axes.yaml": "name: x\naxes: {model.placement: [pre-ln, prenormx]}\n",
 }
-RECIPE, PLACEMENT, FILE, HUB = "recipe", "placement", "file", "hub name"
+RECIPE, NAME, FILE, HUB = "recipe", "name", "file", "hub name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +52,23 @@ class Command:
 _OUT = ("--out", "out")
 _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "list": {"": [()]},
-    "show": {"": [("pre-ln",)], PLACEMENT: [("prenormx",)]},
+    "show": {"": [("pre-ln",)], NAME: [("prenormx",)]},
     "recipes": {"": [()]},
     "compare": {
         RECIPE: [("--recipe", "damaged.yaml"), ("--recipe", "unknown.yaml")],
-        PLACEMENT: [("--placements", "prenormx")],
+        NAME: [("--placements", "prenormx")],
         FILE: [("--recipe", "missing.yaml"), ("--data", "missing.txt")],
         HUB: [("--data", "a/b")],
     },
     "study": {
         RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
-        PLACEMENT: [("axes.yaml",)],
+        NAME: [("axes.yaml",)],
         FILE: [("missing.yaml",), ("studies/warmup", "data.source=missing.txt")],
         HUB: [("studies/warmup", "data.source=a/b")],
     },
     "headroom": {
         RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
-        PLACEMENT: [("good.yaml", "--placements", "prenormx")],
+        NAME: [("good.yaml", "--placements", "prenormx")],
         FILE: [("missing.yaml",), ("good.yaml", "data.source=missing.txt")],
     },
     "transfer": {
@@ -78,7 +78,7 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "reproduce": {"": [("--list",)], FILE: [("xiong2020/warmup-fig2", "--data", "missing")]},
     "train": {
         RECIPE: [("damaged.yaml",), ("unknown.yaml", "--dry-run"), ("task=nonsense",)],
-        PLACEMENT: [("model.placement=prenormx",)],
+        NAME: [("model.placement=prenormx",)],
         FILE: [("missing.yaml",), ("data.source=missing.txt",), ("task=translation", "pairs.train=[missing]")],
         HUB: [("data.source=a/b",)],
     },
@@ -95,13 +95,13 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "export": {FILE: [("./missing", *_OUT)], HUB: [("a/b", *_OUT)]},
     "init": {FILE: [("./missing", "--scheme", "gpt2", *_OUT)], HUB: [("a/b", "--scheme", "gpt2", *_OUT)]},
     "check": {FILE: [("./missing",), ("missing:build",)], HUB: [("a/b",)]},
-    "conform": {PLACEMENT: [("prenormx",)]},
+    "conform": {NAME: [("prenormx",)]},
     "diagnose": {FILE: [("./missing",)], HUB: [("a/b",)]},
     "explain": {FILE: [("./missing",)], HUB: [("a/b",)]},
     "replay": {FILE: [("missing",)]},
     "report": {FILE: [("missing",)]},
     "open": {FILE: [("missing",)]},
-    "theory": {},
+    "theory": {"": [("--list",)], NAME: [("lema-1",)]},
 }
 
 
@@ -162,7 +162,7 @@ def table(found: dict[Command, list[tuple[float, float]]], first: list[float]) -
     for command, times in found.items():
         kind = command.wrong or ("help" if command.words == ("--help",) else "answer")
         rows.setdefault((command.verb, kind), []).append(times)
-    kinds = ("help", "answer", RECIPE, PLACEMENT, FILE, HUB)
+    kinds = ("help", "answer", RECIPE, NAME, FILE, HUB)
     lines = [f"| verb | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
     for verb in dict.fromkeys(verb for verb, _ in rows):
         cells = [_cell(rows.get((verb, kind), [])) for kind in kinds]

@@ -47,12 +47,14 @@ def theory(
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: not a folder")
-    with loading():
-        from isograd.theory import chosen
+    from isograd.theory import chosen
+
     found = chosen(claims)
     if list:
         _list(found, json)
         return 0
+    with loading():
+        import isograd.theory.measures  # noqa: F401  (what is measured below)
     out.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
     return _measure(found, negative_controls, seeds, out, json)
 

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from isograd.models import IsogradForCausalLM
 from isograd.theory.claim import Curve, Measured
+from isograd.theory.claims import AMPLIFIED
 from isograd.theory.curves import exponent, over_interval, over_seeds, r_squared
 from isograd.theory.networks import (
     changes_of,
@@ -24,7 +25,7 @@ from isograd.theory.networks import (
     tokens,
 )
 
-DEPTHS = (3, 6, 12, 18, 24, 36, 48)
+DEPTHS = AMPLIFIED
 SUBLAYERS = tuple(2 * layers for layers in DEPTHS)
 STEP = 1e-5  # of the perturbation
 FROM = 20  # the sublayer from which ADMIN's exponent is fitted: the first ones still show the embedding's variance

@@ -103,7 +103,6 @@ class Claim:
         number: what the measured number is.
         how: the setting in which it is measured.
         cases: one per placement.
-        measure: from a subject and a number of seeds to the number.
         seeds: how many by default.
         axes: of the figure.
         theory: the lines that the figure draws beside the curve of a case.
@@ -116,10 +115,16 @@ class Claim:
     number: str
     how: str
     cases: tuple[Case, ...]
-    measure: Measure
     seeds: int
     axes: Axes
     theory: Theory = field(default=lambda case, curve: ())
+
+    @property
+    def measure(self) -> Measure:
+        """From a subject and a number of seeds to the number. Loads torch."""
+        from isograd.theory.measures import MEASURES
+
+        return MEASURES[self.name]
 
     def verdict(self, case: Case, seeds: int | None = None) -> "Verdict":
         """Measure one case."""

@@ -1,11 +1,10 @@
-"""All claims, in the order of the papers: a row each; and how they are judged."""
+"""All claims, in the order of the papers: a row each; and how they are judged. No torch: see `measures.py`."""
 
 import difflib
 import math
 from collections.abc import Iterator, Sequence
 
 from isograd.errors import UnknownClaim
-from isograd.theory import amplification, gradients, lemmas
 from isograd.theory.claim import Axes, Case, Claim, Verdict
 from isograd.theory.curves import exponent, factor, fixed, from_first, power
 from isograd.theory.residual_claims import RESIDUAL_CLAIMS
@@ -21,8 +20,11 @@ _OWN = "decoder-only, width 128, 4 heads, feed-forward 512, ReLU, each placement
 _SMALL = "decoder-only, width 64, 4 heads, feed-forward 256, ReLU, each placement's own init, float64"
 _STACKS = "encoder-decoder of 6 + 6, 12 + 12 and 24 + 24 layers, width 256, 4 heads, random tokens"
 
+PRE_LN_GROWTH = (0.5, 1.5)  # of |x_l|^2 / d per layer: Lemma 2 for Pre-LN
+POST_LN_LEVEL = (1.40, 1.62)  # of |x_l|^2 / d: Lemma 2 for Post-LN, 3/2 with what finite widths and seeds leave
+AMPLIFIED = (3, 6, 12, 18, 24, 36, 48)  # layers, of the claims about a change of the output
 # what O(ln N) sublayers would show as a power of L over these depths: 0.33
-LOGARITHM = round(exponent(amplification.DEPTHS, [math.log(2 * layers) for layers in amplification.DEPTHS]), 2)
+LOGARITHM = round(exponent(AMPLIFIED, [math.log(2 * layers) for layers in AMPLIFIED]), 2)
 
 _ROWS = (
     Claim(
@@ -33,7 +35,6 @@ _ROWS = (
         number="E|ReLU(X)|^2 over s^2 d / 2, the worst of five widths",
         how="a million numbers per width and seed",
         cases=(Case(placement="any", subject="relu", predicted=1.0, low=0.99, high=1.01, control="gelu"),),
-        measure=lemmas.lemma_1,
         seeds=2,
         axes=Axes(x="width d", y="E|ReLU(X)|² / s²", log_x=True, log_y=True),
         theory=fixed("d / 2", lambda d: d / 2),
@@ -49,12 +50,11 @@ _ROWS = (
             Case(
                 placement="post-ln",
                 predicted=1.5,
-                low=lemmas.POST_LN_LEVEL[0],
-                high=lemmas.POST_LN_LEVEL[1],
+                low=POST_LN_LEVEL[0],
+                high=POST_LN_LEVEL[1],
                 control="post-ln, W_2 x 1.2",
             ),
         ),
-        measure=lemmas.lemma_2_level,
         seeds=24,
         axes=Axes(x="layer l", y="|x_l|² / d"),
         theory=fixed("3/2", lambda _: 1.5),
@@ -69,13 +69,12 @@ _ROWS = (
         cases=(
             Case(
                 placement="pre-ln",
-                predicted=lemmas.PRE_LN_GROWTH,
-                low=lemmas.PRE_LN_GROWTH[0],
-                high=lemmas.PRE_LN_GROWTH[1],
+                predicted=PRE_LN_GROWTH,
+                low=PRE_LN_GROWTH[0],
+                high=PRE_LN_GROWTH[1],
                 control="pre-ln, W_2 x 0.5",
             ),
         ),
-        measure=lemmas.lemma_2_growth,
         seeds=24,
         axes=Axes(x="layer l", y="|x_l|² / d", log_x=True, log_y=True),
         theory=fixed("between 1 + l/2 and 1 + 3l/2", lambda x: 1 + x / 2, lambda x: 1 + 1.5 * x),
@@ -88,7 +87,6 @@ _ROWS = (
         number="|J|_2 std(x) - 1, of the worst input",
         how="by autograd in float64, 64 features, five scales per seed, inputs whose mean is not 0",
         cases=(Case(placement="any", subject="layernorm", predicted=0.0, low=-1e-10, high=1e-10, control="rmsnorm"),),
-        measure=lemmas.lemma_3,
         seeds=4,
         axes=Axes(x="std(x)", y="spectral norm of the Jacobian", log_x=True, log_y=True),
         theory=fixed("1 / std(x)", lambda x: 1 / x),
@@ -106,7 +104,6 @@ _ROWS = (
             Case(placement="post-ln", predicted=0.0, low=-0.05, high=0.05, control="post-ln, W_1 as l^-0.5"),
             Case(placement="pre-ln", predicted=-0.5, low=-0.68, high=-0.42, control="pre-ln, outputs as l^-0.5"),
         ),
-        measure=gradients.theory_exponent,
         seeds=24,
         axes=Axes(x="layers L", y="|gradient of W₂|, last layer", log_x=True, log_y=True),
         theory=power("L"),
@@ -122,7 +119,6 @@ _ROWS = (
             Case(placement="post-ln", predicted=0.0, low=-0.05, high=0.05, control="post-ln, W_1 as l^-0.5"),
             Case(placement="pre-ln", predicted=-0.5, low=-0.65, high=-0.42, control="pre-ln, outputs as l^-0.5"),
         ),
-        measure=gradients.attention_exponent,
         seeds=8,
         axes=Axes(x="layers L", y="|gradient of W₂|, last layer", log_x=True, log_y=True),
         theory=power("L"),
@@ -143,7 +139,6 @@ _ROWS = (
             Case(placement="deepnorm", predicted=-0.5, low=-0.56, high=-0.42, control="deepnorm, plain init"),
             Case(placement="gpt2", predicted=0.0, low=-0.05, high=0.05, control="gpt2, W_1 as l^-0.5"),
         ),
-        measure=gradients.attention_exponent,
         seeds=8,
         axes=Axes(x="layers L", y="|gradient of W₂|, last layer", log_x=True, log_y=True),
         theory=power("L"),
@@ -162,7 +157,6 @@ _ROWS = (
             Case(placement="pre-ln", predicted=1.0, low=0.8, high=1.2, control="pre-ln, outputs as l^-0.5"),
             Case(placement="normformer", predicted=1.0, low=0.8, high=1.2, control="normformer, outputs as l^-0.5"),
         ),
-        measure=gradients.stream_exponent,
         seeds=4,
         axes=Axes(x="layer l", y="mean square of the last sum", log_x=True, log_y=True),
         theory=power("l"),
@@ -185,7 +179,6 @@ _ROWS = (
                 control="post-ln, cross x 0.5",
             ),
         ),
-        measure=gradients.per_layer("decoder"),
         seeds=4,
         axes=Axes(x="layers below the last", y="|gradient of W₂| / last layer's", log_y=True),
         theory=factor,
@@ -208,7 +201,6 @@ _ROWS = (
                 control="post-ln, xavier-normal, cross x 0.5",
             ),
         ),
-        measure=gradients.per_layer("decoder"),
         seeds=4,
         axes=Axes(x="layers below the last", y="|gradient of W₂| / last layer's", log_y=True),
         theory=factor,
@@ -221,7 +213,6 @@ _ROWS = (
         number="factor per layer, going down",
         how=f"{_STACKS}; Xavier uniform, W_Q, W_K, W_V as one matrix",
         cases=(Case(placement="post-ln", predicted=1.0, low=0.95, high=1.01, control="pre-ln"),),
-        measure=gradients.per_layer("encoder"),
         seeds=4,
         axes=Axes(x="layers below the last", y="|gradient of W₂| / last layer's", log_y=True),
         theory=factor,
@@ -239,7 +230,6 @@ _ROWS = (
             Case(placement="normformer", predicted=3.8, low=2.8, high=4.6, control="normformer, outputs as l^-0.5"),
             Case(placement="deepnorm", predicted=1.0, low=0.85, high=1.2, control="deepnorm, W_1 as l^-0.5"),
         ),
-        measure=gradients.first_over_last(12),
         seeds=8,
         axes=Axes(x="layer", y="|gradient of W₂| / last layer's", log_y=True),
     ),
@@ -254,7 +244,6 @@ _ROWS = (
             Case(placement="pre-ln", predicted=4.5, low=3.5, high=5.8, control="pre-ln, outputs as l^-0.5"),
             Case(placement="deepnorm", predicted=1.0, low=0.85, high=1.2, control="deepnorm, W_1 as l^-0.5"),
         ),
-        measure=gradients.first_over_last(48),
         seeds=8,
         axes=Axes(x="layer", y="|gradient of W₂| / last layer's", log_y=True),
     ),
@@ -266,7 +255,6 @@ _ROWS = (
         number="p of skip_i ~ i^p, from sublayer 20 on",
         how=f"{ATTENTION}; 48 layers",
         cases=(Case(placement="admin", predicted=0.5, low=0.45, high=0.56, control="admin, outputs as l^-0.5"),),
-        measure=amplification.skip_exponent,
         seeds=8,
         axes=Axes(x="sublayer i", y="skip", log_x=True, log_y=True),
         theory=power("i"),
@@ -284,7 +272,6 @@ _ROWS = (
             Case(placement=placement, predicted=1.0, low=0.75, high=1.25, control=f"{placement}, outputs as l^-0.5")
             for placement in ("post-ln", "pre-ln", "qk-norm", "admin", "admin-closed")
         ),
-        measure=amplification.dependency,
         seeds=16,
         axes=Axes(x="sum of βᵢᵢ²", y="mean square of the output's change / e²", log_x=True, log_y=True),
         theory=power("sum"),
@@ -311,7 +298,6 @@ _ROWS = (
             ),
             Case(placement="deepnorm", predicted=0.0, low=-0.05, high=0.05, control="deepnorm, plain init"),
         ),
-        measure=amplification.amplification,
         seeds=16,
         axes=Axes(x="layers L", y="mean square of the output's change / e²", log_x=True, log_y=True),
         theory=from_first(
@@ -328,7 +314,6 @@ _ROWS = (
         number="R^2 of a + b N, of the mean over seeds",
         how=f"{_SMALL}; N = 6 to 96, e = 1e-5",
         cases=(Case(placement="post-ln", predicted=0.99, low=0.97, control="normformer"),),
-        measure=amplification.explained(float),
         seeds=16,
         axes=Axes(x="sublayers N", y="mean square of the output's change / e²", log_x=True, log_y=True),
     ),
@@ -343,7 +328,6 @@ _ROWS = (
             Case(placement=placement, predicted=0.99, low=0.97, control=f"{placement}, outputs as l^-0.5")
             for placement in ("pre-ln", "admin")
         ),
-        measure=amplification.explained(math.log),
         seeds=16,
         axes=Axes(x="sublayers N", y="mean square of the output's change / e²", log_x=True, log_y=True),
     ),
@@ -359,7 +343,6 @@ _ROWS = (
             Case(placement=placement, predicted=0.0, low=-0.08, high=0.08, control="gpt2")
             for placement in ("pre-ln", "admin")
         ),
-        measure=amplification.log_over_root,
         seeds=16,
         axes=Axes(x="sublayers N", y="mean square of the output's change / e²", log_x=True, log_y=True),
     ),

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isograd.theory.claim import Measured
+from isograd.theory.claims import POST_LN_LEVEL, PRE_LN_GROWTH
 from isograd.theory.curves import farthest, over_seeds
 from isograd.theory.networks import scaling
 
@@ -101,8 +102,6 @@ def _normal(draw: torch.Generator, *shape: int) -> Tensor:
 
 WIDTHS = (64, 128, 256, 512, 1024)
 SAMPLES = 1_000_000
-PRE_LN_GROWTH = (0.5, 1.5)  # of |x_l|^2 / d per layer: Lemma 2 for Pre-LN
-POST_LN_LEVEL = (1.40, 1.62)  # of |x_l|^2 / d: Lemma 2 for Post-LN, 3/2 with what finite widths and seeds leave
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}
 

@@ -3,7 +3,6 @@
 Statements are those of the papers, or follow from their equations. What is false here is kept as a case that says why.
 """
 
-from isograd.theory import amplification, gradients, lemmas, residuals
 from isograd.theory.claim import Axes, Case, Claim
 from isograd.theory.curves import fixed, power
 
@@ -26,7 +25,6 @@ RESIDUAL_CLAIMS = (
             Case(placement="keel", predicted=0.0104, high=0.0105, control="keel, outputs x 4"),
             Case(placement="post-ln", predicted=24.0, low=20.0, control="post-ln, outputs as l^-0.5"),
         ),
-        measure=residuals.shares_of_branches,
         seeds=4,
         axes=Axes(x="layers L", y="sum of βᵢᵢ²", log_y=True),
     ),
@@ -38,7 +36,6 @@ RESIDUAL_CLAIMS = (
         number="|dL/dW_2| of the first layer over that of the last",
         how=f"{WIDER}; 48 layers",
         cases=(Case(placement="keel", predicted=1.0, low=0.9, high=1.1, control="keel, W_1 as l^-0.5"),),
-        measure=gradients.first_over_last(48),
         seeds=4,
         axes=Axes(x=_LAYER, y="|gradient of W₂| / last layer's", log_y=True),
     ),
@@ -51,7 +48,6 @@ RESIDUAL_CLAIMS = (
         number="p of |F(x, W + e sign z) - F(x, W)|^2 / e^2 ~ L^p",
         how=f"{SMALL}; depths 3 to 48, e = 1e-5",
         cases=(Case(placement="keel", predicted=-1.0, high=-0.5, control="keel, skips x 0.01"),),
-        measure=amplification.amplification,
         seeds=4,
         axes=Axes(x="layers L", y="mean square of the output's change / e²", log_x=True, log_y=True),
         theory=power("L"),
@@ -69,7 +65,6 @@ RESIDUAL_CLAIMS = (
             Case(placement=placement, predicted=0.0, high=1e-3, control=f"{placement}, eps x 100000")
             for placement in ("sandwich", "peri-ln")
         ),
-        measure=residuals.worst(12, residuals.outputs_enlarged),
         seeds=2,
         axes=Axes(x="", y="largest change of a logit", log_y=True),
     ),
@@ -86,7 +81,6 @@ RESIDUAL_CLAIMS = (
             Case(placement=placement, predicted=1.0, low=0.85, high=1.15, control=f"{placement}, outputs as l^-0.5")
             for placement in ("peri-ln", "sandwich", "olmo2")
         ),
-        measure=residuals.worst_mean(12, residuals.growth, 1, 1),
         seeds=8,
         axes=Axes(x=_SUBLAYER, y="(E xₙ² - E x₀²) / n"),
         theory=fixed("1", lambda _: 1.0),
@@ -105,7 +99,6 @@ RESIDUAL_CLAIMS = (
             ),
             Case(placement="pre-ln", predicted=49.0, low=40.0, control="pre-ln, outputs as l^-0.5"),
         ),
-        measure=lemmas.last_level,
         seeds=4,
         axes=Axes(x="layer l", y="|x_l|² / d", log_x=True, log_y=True),
     ),
@@ -137,7 +130,6 @@ RESIDUAL_CLAIMS = (
                 refuted="with scales of 1 the stream grows, and its final norm divides the change by that",
             ),
         ),
-        measure=residuals.layerscale_square,
         seeds=8,
         axes=Axes(x="larger scale / 1e-4", y="change at 1e-4 / change, times the ratio squared"),
     ),
@@ -164,7 +156,6 @@ RESIDUAL_CLAIMS = (
                 refuted="its branches begin small, not at 0",
             ),
         ),
-        measure=residuals.worst(12, residuals.deeper),
         seeds=2,
         axes=Axes(x="", y="largest difference of a logit"),
     ),
@@ -197,7 +188,6 @@ RESIDUAL_CLAIMS = (
                 refuted="token vectors of std 0.02 have a variance of 0.05, and the gate draws the stream to 1",
             ),
         ),
-        measure=residuals.worst_mean(12, residuals.drift, 0, 0, position_embedding_type="none", hidden_size=128),
         seeds=8,
         axes=Axes(x=_SUBLAYER, y="E xₙ² / E x₀² - 1"),
     ),
@@ -209,7 +199,6 @@ RESIDUAL_CLAIMS = (
         number="|dL/dW_2| of the first layer over that of Pre-LN, at the depth where it is least",
         how=f"{WIDER}; 6, 12 and 24 layers",
         cases=(Case(placement="residual", predicted=1.0, low=1.0, control="residual, outputs x 10"),),
-        measure=residuals.first_of_one_stack,
         seeds=4,
         axes=Axes(x="layers L", y="|gradient of W₂| / Pre-LN's, first layer", log_x=True),
     ),
@@ -231,7 +220,6 @@ RESIDUAL_CLAIMS = (
                 refuted="the branches read the Post-LN stream, whose share of the gradient vanishes",
             ),
         ),
-        measure=residuals.first_of_decoder,
         seeds=3,
         axes=Axes(x="layers of each stack", y="|gradient of W₂| / Pre-LN's, first layer"),
     ),
@@ -253,7 +241,6 @@ RESIDUAL_CLAIMS = (
             )
             for stream in ("P", "Q")
         ),
-        measure=residuals.one_of_two_streams,
         seeds=2,
         axes=Axes(x="", y="largest difference of a logit"),
     ),
@@ -266,7 +253,6 @@ RESIDUAL_CLAIMS = (
         number="1 - cos(x_n, x_0), of the position that has turned farthest",
         how=f"{SMALL}; 12 layers",
         cases=(Case(placement="x0-scalars", predicted=0.0, high=1e-6, control="x0-scalars, outputs noise 0.01"),),
-        measure=residuals.worst(12, residuals.turned),
         seeds=2,
         axes=Axes(x=_SUBLAYER, y="1 - cos(xₙ, x₀)"),
     ),
@@ -285,7 +271,6 @@ RESIDUAL_CLAIMS = (
                 for placement in ("hyper-connections-static", "hyper-connections")
             ),
         ),
-        measure=residuals.as_pre_ln(residuals.COPIES),
         seeds=2,
         axes=Axes(x="copies n", y="largest difference of a logit", log_x=True),
     ),
@@ -305,7 +290,6 @@ RESIDUAL_CLAIMS = (
                 control="affine-shortcut, scales noise 0.1",
             ),
         ),
-        measure=residuals.as_pre_ln(),
         seeds=2,
         axes=Axes(x="", y="largest difference of a logit"),
     ),
@@ -339,7 +323,6 @@ RESIDUAL_CLAIMS = (
                 refuted="near a permutation 20 steps of Sinkhorn and Knopp are too few",
             ),
         ),
-        measure=residuals.worst(12, residuals.sums_of_mixes, 1, 1),
         seeds=4,
         axes=Axes(x="connection", y="sum of the farthest row or column"),
     ),
@@ -370,7 +353,6 @@ RESIDUAL_CLAIMS = (
                 refuted="near a permutation 20 steps of Sinkhorn and Knopp are too few",
             ),
         ),
-        measure=residuals.worst(48, residuals.sums_of_product, 1, 1),
         seeds=4,
         axes=Axes(x="connections", y="sum of the farthest row or column"),
     ),
@@ -402,7 +384,6 @@ RESIDUAL_CLAIMS = (
                 refuted="the gate halves what branches read, so that each adds a quarter of the variance",
             ),
         ),
-        measure=residuals.level_exponent(48),
         seeds=4,
         axes=Axes(x="layer l", y="mean square of the copies", log_x=True, log_y=True),
         theory=power("l"),
@@ -420,7 +401,6 @@ RESIDUAL_CLAIMS = (
             Case(placement=placement, predicted=0.0, high=1e-12, control=f"{placement}, queries noise 0.1")
             for placement in ("attention-residuals", "attention-residuals-inkling")
         ),
-        measure=residuals.worst(6, residuals.unequal_sources),
         seeds=2,
         axes=Axes(x=_SUBLAYER, y="difference to the mean"),
     ),
@@ -442,7 +422,6 @@ RESIDUAL_CLAIMS = (
             )
             for placement in ("qk-norm", "qk-norm-heads", "qk-norm-free")
         ),
-        measure=residuals.worst(6, residuals.logits_over_bound),
         seeds=4,
         axes=Axes(x=_LAYER, y="largest |logit| / bound", log_y=True),
     ),
@@ -475,7 +454,6 @@ RESIDUAL_CLAIMS = (
                 refuted="Xavier's W_g gives the sigmoid's argument a std of 1, and E sigmoid^2 is 0.29",
             ),
         ),
-        measure=residuals.mean(6, residuals.gate_shares),
         seeds=8,
         axes=Axes(x=_LAYER, y="variance with the gate / without"),
     ),
@@ -496,7 +474,6 @@ RESIDUAL_CLAIMS = (
                 control="pre-ln, W_Q x 1000",
             ),
         ),
-        measure=residuals.worst(1, residuals.clipped, 0, 1),
         seeds=4,
         axes=Axes(x=_LAYER, y="largest logit / threshold"),
     ),
@@ -519,7 +496,6 @@ RESIDUAL_CLAIMS = (
                 refuted="a clipped layer changes what the layers after it read",
             ),
         ),
-        measure=residuals.worst(6, residuals.clipped, 0, 1),
         seeds=4,
         axes=Axes(x=_LAYER, y="largest logit / threshold"),
     ),
@@ -531,7 +507,6 @@ RESIDUAL_CLAIMS = (
         number="largest change of a weight",
         how=f"{SMALL}; 6 layers",
         cases=(Case(placement="qk-clip", predicted=0.0, low=0.0, high=0.0, control="qk-clip, W_Q x 1000"),),
-        measure=residuals.worst(6, residuals.touched),
         seeds=4,
         axes=Axes(x=_LAYER, y="largest change of a weight"),
     ),
@@ -543,7 +518,6 @@ RESIDUAL_CLAIMS = (
         number="| |h| - 1 | of the vector that is farthest from it",
         how=f"{SMALL}; 6 layers",
         cases=(Case(placement="ngpt", predicted=0.0, high=1e-6, control="ngpt, lengths x 1.01"),),
-        measure=residuals.worst(6, residuals.lengths),
         seeds=2,
         axes=Axes(x=_SUBLAYER, y="||h| - 1|"),
     ),
@@ -557,7 +531,6 @@ RESIDUAL_CLAIMS = (
         number="mean angle between the stream before and after a sublayer, of the one farthest from 3",
         how=f"{SMALL}; 6 layers",
         cases=(Case(placement="ngpt", predicted=3.01, low=2.7, high=3.3, control="ngpt, scales x 2"),),
-        measure=residuals.worst_mean(6, residuals.angles, 3, 3),
         seeds=4,
         axes=Axes(x=_SUBLAYER, y="angle in degrees"),
         theory=fixed("atan(0.05 / 0.95)", lambda _: 3.0128),

@@ -15,6 +15,7 @@ from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, amplification, 
 from isograd.theory.claims import LOGARITHM
 from isograd.theory.curves import exponent, farthest, geometric_mean, over_interval, over_seeds, r_squared
 from isograd.theory.lemmas import _rms_norm
+from isograd.theory.measures import MEASURES
 from isograd.theory.residual_claims import RESIDUAL_CLAIMS
 
 CASES = [(claim, case) for claim in CLAIMS.values() for case in claim.cases]
@@ -239,6 +240,10 @@ def test_of_all_layers_the_one_that_lies_farthest_out() -> None:
 def test_a_curve_over_seeds() -> None:
     curve = over_seeds([1, 2], [[1, 5], [3, 4]])
     assert (curve.y, curve.low, curve.high) == ((2, 4.5), (1, 4), (3, 5))
+
+
+def test_every_claim_has_its_measure() -> None:
+    assert list(MEASURES) == list(CLAIMS)
 
 
 def test_chosen_by_name() -> None:

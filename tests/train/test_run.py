@@ -1,6 +1,7 @@
 """Recipes: what is read, what is refused and with which words, and that every key changes what is built."""
 
 import dataclasses
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from isograd.errors import RecipeError
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import known_keys, load_run, run_from_dict
-from isograd.train.run import Run
+from isograd.train.run import Model, Run
 from isograd.train.tasks import TASKS
 from isograd.train.tasks.language import LanguageModelling, LanguageRun
 from isograd.train.train import load_task
@@ -133,6 +134,27 @@ def test_recipes_from_files(tmp_path: Path) -> None:
     assert run.training.track == ("tensorboard",)
     recipe.write_text("")
     assert load_run(recipe) == LanguageRun()
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"), [("model.bias", True, 1), ("training.lr", 1, True), ("seed", 2, 2.5)]
+)
+def test_a_value_is_read_as_its_own_whatever_was_read_before(key: str, right: Any, wrong: Any) -> None:
+    """What reads as equal in Python is not the same in a recipe, in either order."""
+    for _ in range(2):
+        load_run(None, [f"{key}={json.dumps(right)}"])
+        refused(key, overrides=(f"{key}={json.dumps(wrong)}",))
+    rates = [load_run(None, [f"training.lr={text}"]).training.lr for text in ("1e-3", "0.001", "1")]
+    assert rates == [1e-3, 1e-3, 1.0] and all(type(rate) is float for rate in rates)
+
+
+def test_a_mapping_stays_its_owners() -> None:
+    content = {"model": {"positions": "rotary", "rope": {"rope_type": "linear", "factor": 2.0}}}
+    first = run_from_dict(content)
+    content["model"]["rope"]["factor"] = 4.0  # type: ignore[index]
+    again = run_from_dict(content)
+    assert isinstance(first.model, Model) and isinstance(again.model, Model)
+    assert first.model.rope == {"rope_type": "linear", "factor": 2.0} and again.model.rope["factor"] == 4.0  # type: ignore[index]
 
 
 @pytest.mark.parametrize("text", ["model: [1", "- a\n- b\n", "just text", "model:\n", "\tmodel: 3", "1: 2\n"])
