@@ -17,15 +17,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "sphinx_design",
     "mathml",
     "docstrings",
     "site_pages",
+    "tables",
     "links",
 ]
 exclude_patterns = ["_build", "_ext", "_static", "images"]
 highlight_language = "text"
-suppress_warnings = ["misc.highlighting_failure"]  # IPython's lexer knows no shell command of several lines
 
 html_theme = "furo"
 html_title = "isograd"

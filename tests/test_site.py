@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 _BUILT = ("_build", "generated")
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in _BUILT)
-_TOCTREE = re.compile(r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -30,27 +29,31 @@ def name(page: Path) -> str:
     return str(page.relative_to(DOCS).with_suffix(""))
 
 
-def below(page: Path, hung: dict[str, str]) -> set[str]:
-    """The pages that a page's menus list, those that are hung below it included."""
-    entries = [line for found in _TOCTREE.findall(page.read_text(encoding="utf-8")) for line in found.split()]
-    patterns = [str(page.parent.relative_to(DOCS) / entry) for entry in entries]
-    patterns += [hung[name(page)]] if name(page) in hung else []
-    return {name(one) for pattern in patterns for one in DOCS.glob(f"{pattern}.md")} - {name(page)}
+def listed(page: Path, extension: ModuleType) -> list[str]:
+    """The pages that a page's menus list."""
+    return [one for pages in extension.menus(name(page)).values() for one in pages]
 
 
-def test_every_page_is_in_a_menu(extension: ModuleType) -> None:
-    listed = [one for page in PAGES for one in below(page, extension.UNDER)]
-    assert {name(page) for page in PAGES} - set(listed) == {"index"}
-    assert len([one for one in listed if not one.startswith("generated/")]) == len(PAGES) - 1, "a page is in two menus"
+def test_every_page_is_in_one_menu(extension: ModuleType) -> None:
+    found = [one for page in PAGES for one in listed(page, extension) if not one.startswith("generated/")]
+    assert {name(page) for page in PAGES} - set(found) == {"index"}
+    assert len(found) == len(PAGES) - 1, "a page is in two menus"
 
 
-def test_a_page_that_no_menu_lists_is_found(extension: ModuleType, tmp_path: Path) -> None:
+def test_a_page_that_no_menu_lists_is_found(extension: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    page = DOCS / "index.md"
-    assert "compare" in below(page, extension.UNDER)
-    assert "check/rate-high" not in below(page, extension.UNDER)
-    assert "check/rate-high" in below(DOCS / "check.md", extension.UNDER)
-    assert "check/rate-high" not in below(DOCS / "check.md", {})
+    assert "compare" in listed(DOCS / "index.md", extension)
+    assert "check/rate-high" not in listed(DOCS / "index.md", extension)
+    assert "check/rate-high" in listed(DOCS / "check.md", extension)
+    monkeypatch.delitem(extension.UNDER, "check")
+    assert not listed(DOCS / "check.md", extension)
+
+
+def test_sources_have_no_marks_that_github_shows() -> None:
+    """But for the pages of the API, which are made of docstrings, and the tutorials' cells."""
+    mark = re.compile(r"^(```|:::+)\{(?!code-cell)", re.MULTILINE)
+    marked = {page for page in PAGES if mark.search(page.read_text(encoding="utf-8"))}
+    assert {page.parent.name for page in marked} == {"api"}
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
@@ -70,7 +73,7 @@ def test_every_verb_has_a_guide(extension: ModuleType) -> None:
         assert f"`{verb}`" in how_to or f"`{verb.split()[0]}`" in how_to, verb
 
 
-@pytest.mark.parametrize("module", ["site_pages", "docstrings"])
+@pytest.mark.parametrize("module", ["site_pages", "docstrings", "tables"])
 def test_examples_of_the_extensions(module: str, extension: ModuleType) -> None:
     result = doctest.testmod(import_module(module))
     assert result.attempted and not result.failed

@@ -1,6 +1,7 @@
 """Pages that are written when the site is built: a card per placement and the options of each verb, in docs/generated.
 
-Also menus that pages do not show themselves: pages of findings and results hang under the page that lists them.
+Also the menus, which no page shows itself: those of the first page; pages of findings and results, under the page that
+lists them.
 """
 
 import contextlib
@@ -18,12 +19,66 @@ from isograd.placement.text import final_formula, first_formula, formulas, legen
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs" / "generated"
+MENUS = {  # caption -> pages, with a shorter name than their title where that would take two lines
+    "Start": {"start": "", "tutorials/README": "", "how-to": "How-to: every verb", "ko": "", "glossary": ""},
+    "Find what is wrong": {
+        "check": "Check: a linter",
+        "diagnose": "Diagnose: the depth profile",
+        "watch": "Watch a run",
+        "replay": "Replay a failed run",
+        "integrations": "",
+    },
+    "Train and compare": {
+        "compare": "Compare",
+        "training": "",
+        "study": "Study: a fair comparison",
+        "headroom": "Maximum stable rate",
+        "transfer": "Transfer over depth, width",
+        "reproduce": "Reproduce the papers",
+        "report": "",
+        "statistics": "Statistics of a study",
+    },
+    "Build and ship": {
+        "residual": "Residuals for your model",
+        "conform": "Conform: test your port",
+        "graft": "Graft: more layers",
+        "export": "Export",
+        "import": "Import",
+    },
+    "Tasks": {
+        "data": "",
+        "pretraining": "",
+        "translation": "",
+        "finetuning": "",
+        "zero-shot": "",
+        "large": "",
+        "sharded": "Sharded training",
+        "cluster": "Several machines",
+        "performance": "Performance",
+    },
+    "Reference": {
+        "placements": "",
+        "catalogue": "",
+        "gallery": "Gallery of model types",
+        "theory": "",
+        "measured": "",
+        "results/README": "",
+        "results/reproduce/README": "",
+        "accept": "Acceptance",
+        "api/README": "",
+    },
+    "The project": {"house": "", "generated/contributing": "", "generated/changelog": ""},
+}
 UNDER = {  # page -> the pages under it
     "check": "check/*",
     "catalogue": "generated/placements/*",
     "results/README": "results/*",
     "results/reproduce/README": "results/reproduce/*",
     "how-to": "generated/verbs/*",
+}
+ORDERED = {  # the same, in an order of its own
+    "tutorials/README": ("fix-post-ln", "compare", "ctranslate2", "own-placement", "graft"),
+    "api/README": ("library", "placement", "residual", "transfer", "diagnose", "data", "interop", "study", "errors"),
 }
 GUIDES = {  # verb -> the page that explains it
     "compare": "compare",
@@ -159,10 +214,51 @@ def write(app: Sphinx) -> None:
             file.unlink()
 
 
+def menu(pages: dict[str, str], caption: str = "") -> str:
+    """A toctree that the page does not show.
+
+    >>> print(menu({"compare": "Compare", "data": ""}, "Tasks"))
+    <BLANKLINE>
+    ```{toctree}
+    :hidden:
+    :caption: Tasks
+    <BLANKLINE>
+    Compare </compare>
+    /data
+    ```
+    <BLANKLINE>
+    """
+    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    lines = [f"{name} </{page}>" if name else f"/{page}" for page, name in pages.items()]
+    return "\n".join(["", "```{toctree}", *options, "", *lines, "```", ""])
+
+
+def under(pattern: str) -> dict[str, str]:
+    """The pages of a folder. A title "name: what it says" is its name in a menu."""
+    files = sorted((ROOT / "docs").glob(f"{pattern}.md"))
+    pages = {str(file.relative_to(ROOT / "docs").with_suffix("")): file for file in files if file.stem != "README"}
+    return {page: _short(file.read_text(encoding="utf-8")) for page, file in pages.items()}
+
+
+def _short(text: str) -> str:
+    title = next(line[2:] for line in text.splitlines() if line.startswith("# "))
+    return title.partition(": ")[0] if "/" in title.partition(": ")[0] else ""
+
+
+def menus(docname: str) -> dict[str, dict[str, str]]:
+    """The menus of a page, by their captions: page -> its name there, "" for its title."""
+    if docname == "index":
+        return MENUS
+    if docname in ORDERED:
+        return {"": {f"{Path(docname).parent}/{name}": "" for name in ORDERED[docname]}}
+    return {"": under(UNDER[docname])} if docname in UNDER else {}
+
+
 def contents(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Hang the pages of `UNDER` below theirs, without a mark in the source, which GitHub shows too."""
-    if docname in UNDER:
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n/{UNDER[docname]}\n```\n"
+    """Menus, and links to cards, that the sources, which GitHub shows too, do not have."""
+    if docname == "catalogue":
+        source[0] = re.sub(r"(?m)^### (\S+)$", r"### [\1](generated/placements/\1.md)", source[0])
+    source[0] += "".join(menu(pages, caption) for caption, pages in menus(docname).items())
 
 
 _UNCONFIRMED = ":::{warning}\nThe equation is unconfirmed: one source gives it, and no code by its authors.\n:::"
