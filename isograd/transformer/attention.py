@@ -21,7 +21,7 @@ from isograd.placement.laws import Site
 from isograd.transformer.kernels import beyond_gradients
 from isograd.transformer.kernels import dropout as drop
 from isograd.transformer.norms import make_norm
-from isograd.transformer.parameters import Coefficient, Linear
+from isograd.transformer.parameters import Coefficient, Linear, project
 from isograd.transformer.positions import make_rotation
 
 SHORT = 256  # places up to which a CPU is faster in float32: 0.25 of bfloat16's time at 25, 0.45 at 128, 0.8 at 256
@@ -97,11 +97,14 @@ class Attention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The branch's output (batch, time, width), and the attention weights where the back-end returns them."""
-        query = self._split(self.query(x), self.query_norm)  # (batch, heads, time, width/heads)
         if self.is_cross:
+            query = self._split(self.query(x), self.query_norm)  # (batch, heads, time, width/heads)
             key, value = self._memory(memory, cache)
         else:
-            key, value = self._split(self.key(x), self.key_norm), self.values(x) if value is None else value
+            own = (self.query, self.key) if value is not None else (self.query, self.key, self.value)
+            query, key, *rest = project(x, *own)
+            query, key = self._split(query, self.query_norm), self._split(key, self.key_norm)
+            value = self._split(rest[0], self.value_norm) if rest else value
             if rotary is not None:
                 query, key = self.rotate(query, *rotary), self.rotate(key, *rotary)
             if self.norm_after_rotary:
@@ -149,7 +152,8 @@ class Attention(nn.Module):
         return self._split(self.value(x), self.value_norm)
 
     def _key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._split(self.key(x), self.key_norm), self.values(x)
+        key, value = project(x, self.key, self.value)
+        return self._split(key, self.key_norm), self._split(value, self.value_norm)
 
     def _split(self, x: Tensor, norm: nn.Module) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_size)

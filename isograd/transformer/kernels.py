@@ -20,6 +20,7 @@ Kernels of our own (here, in `loss` and in `attention`) serve plain eager autogr
 more of them than values and first gradients, torch's own operations do the work: slower, the same numbers.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 PLAIN = {Tensor, Parameter, type(None)}
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 WORTHWHILE = 2**20  # multiplications from which on oneDNN's higher cost per call is repaid, measured
+ROWS_TO_JOIN = 512  # from which on one product of stacked matrices is no slower than one after another, measured
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,6 +40,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if large_float32_on_cpu(x, weight, bias):
         return _OneDNNLinear.apply(x, weight, bias) if torch.is_grad_enabled() else _onednn(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
+    """Every x W^T + b by one product of the stacked matrices; None where one after another is as fast or wanted.
+
+    Saves calls and sums of gradients where the products are small: 0.82 of an attention's time at width 64 and 512
+    rows, 0.92 at width 128, 0.96 to 1.02 at 256 and 512. With fewer rows the copy of the matrices costs more.
+    """
+    first, rows = weights[0], x.numel() // max(1, x.shape[-1])
+    known = [bias for bias in biases if bias is not None]
+    if rows < ROWS_TO_JOIN or not large_float32_on_cpu(x, first, biases[0]) or counted():
+        return None
+    like = all(plain(one) and _is_float32_on_cpu(one) for one in (*weights[1:], *known))
+    if not like or len(known) not in (0, len(biases)):
+        return None
+    y = linear(x, torch.cat(list(weights)), torch.cat(known) if known else None)
+    return y.split([len(weight) for weight in weights], dim=-1)
 
 
 def add_gradient(total: Tensor, grad: Tensor, x: Tensor) -> None:
@@ -47,11 +67,11 @@ def add_gradient(total: Tensor, grad: Tensor, x: Tensor) -> None:
         total.addmm_(grad.t(), x)
 
 
-def _gradient(grad: Tensor, x: Tensor) -> Tensor:
+def _gradient(grad: Tensor, x: Tensor, product: Product = linear) -> Tensor:
     """grad^T x. oneDNN copies its first operand when it is transposed: let that be the narrower one."""
     if grad.shape[1] <= x.shape[1]:
-        return linear(grad.t(), x.t())
-    return linear(x.t(), grad.t()).t()
+        return product(grad.t(), x.t(), None)
+    return product(x.t(), grad.t(), None).t()
 
 
 def large_float32_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -88,9 +108,11 @@ class _OneDNNLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
         rows = grads[0].flatten(0, -2)  # (rows, fan_out)
+        # both products have as many multiplications as the forward one: no need to ask again
+        product = linear if torch.is_grad_enabled() or not plain(rows) else _onednn
         return (
-            linear(grads[0], weight.t()) if need_x else None,
-            _gradient(rows, x.flatten(0, -2)) if need_weight else None,
+            product(grads[0], weight.t(), None) if need_x else None,
+            _gradient(rows, x.flatten(0, -2), product) if need_weight else None,
             rows.sum(dim=0) if need_bias else None,
         )
 

@@ -1,17 +1,18 @@
 """Products by oneDNN: the same numbers as torch's own in float64, at every shape and through two derivatives."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from isograd.transformer import kernels
-from isograd.transformer.parameters import Linear
+from isograd.transformer.parameters import Linear, project
 
 
 def gradients(x: Tensor, weight: Tensor, bias: Tensor, linear: Callable[..., Tensor]) -> list[Tensor]:
@@ -194,3 +195,58 @@ def test_accumulates(rows: int) -> None:
     expected = total.double() + grad.double().t() @ x.double()
     kernels.add_gradient(total, grad, x)
     assert (total - expected).abs().max() <= 3e-6 * expected.abs().max()
+
+
+def layers_of(*sizes: int, bias: bool = True, width: int = 64) -> list[Linear]:
+    """Projections of one x: query, key, value, of these widths."""
+    torch.manual_seed(0)
+    return [Linear(width, size, role="query", bias=bias) for size in sizes]
+
+
+@pytest.mark.parametrize("sizes", [(64, 64, 64), (64, 16, 16), (64, 16)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_projections_of_one_x_are_one_product(sizes: tuple[int, ...], bias: bool) -> None:
+    """Forward to the last bit, gradients as float64 has them, twice."""
+    layers = layers_of(*sizes, bias=bias)
+    x = torch.randn(4, 512, 64, requires_grad=True)
+    parameters = [p for layer in layers for p in layer.parameters()]
+
+    def found(x: Tensor, outputs: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:
+        loss = sum((y * (n + 1)).sin().sum() for n, y in enumerate(outputs))
+        first = torch.autograd.grad(loss, (x, *leaves), create_graph=True)
+        return [*outputs, *first, *torch.autograd.grad(first[0].square().sum(), (x, *leaves[:1]))]
+
+    together = project(x, *layers)
+    assert len({y.untyped_storage().data_ptr() for y in together}) == 1
+    assert all(torch.equal(a, b) for a, b in zip(together, (layer(x) for layer in layers), strict=True))
+    exact = [copy.deepcopy(layer).double() for layer in layers]
+    leaves = [p for layer in exact for p in layer.parameters()]
+    y = x.detach().double().requires_grad_()
+    agree(found(x, list(project(x, *layers)), parameters), found(y, [layer(y) for layer in exact], leaves))
+
+
+def test_a_projection_that_does_more_is_called_itself() -> None:
+    """A hook, an adapter in place of it, other dtypes, few rows: no product of stacked matrices."""
+    x = torch.randn(1024, 64)
+
+    def joined(x: Tensor, layers: Sequence[nn.Module]) -> bool:
+        return len({y.untyped_storage().data_ptr() for y in project(x, *layers)}) == 1
+
+    layers = layers_of(64, 64)
+    assert joined(x, layers) and not joined(x[:256], layers) and not joined(x.double(), [m.double() for m in layers])
+    layers = layers_of(64, 64)
+    seen: list[Tensor] = []
+    handle = layers[1].register_forward_hook(lambda module, args, y: seen.append(y))
+    assert not joined(x, layers) and len(seen) == 1
+    handle.remove()
+    assert joined(x, layers) and not joined(x, [layers[0], nn.Sequential(layers[1])])
+    layers[0].bias = None
+    assert not joined(x, layers)
+    layers = layers_of(64, 64)
+    layers[0].forward = lambda x: x  # type: ignore[method-assign]  # as accelerate wraps a module
+    assert project(x, *layers)[0] is x
+    layers = layers_of(64, 64)
+    torch.nn.utils.parametrizations.weight_norm(layers[0])
+    assert not joined(x, layers)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not joined(x, layers_of(64, 64))
