@@ -8,7 +8,10 @@ DOCS := $(VENV)/.docs
 ARGS ?=
 export PYTHONDONTWRITEBYTECODE =  # else every process that a test starts compiles isograd anew
 
-.PHONY: compare accept accept-full test test-slow check format docs clean package lower newest
+.PHONY: install compare accept accept-full test test-slow check format docs clean package lower newest
+
+install: $(INSTALLED)  ## .venv with the command and the library, from this clone; the others build it when they need it
+	@echo "isograd is installed. For this shell: . $(BIN)/activate"
 
 compare: $(INSTALLED)  ## the main job; options by ARGS="--seeds 0 1 2"
 	$(BIN)/isograd compare $(ARGS)
