@@ -52,7 +52,9 @@ nb_execution_timeout = 300
 nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_merge_streams = True
-ConnectionFileMixin.transport.default_value = "ipc"  # a tutorial's kernel is on this machine: no port, no warning of one
+ConnectionFileMixin.transport.default_value = (
+    "ipc"  # a tutorial's kernel is on this machine: no port, no warning of one
+)
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
