@@ -102,6 +102,7 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "report": {FILE: [("missing",)]},
     "open": {FILE: [("missing",)]},
     "theory": {"": [("--list",)], NAME: [("lema-1",)]},
+    "doctor": {},
 }
 
 

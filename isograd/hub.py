@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,8 +94,7 @@ def copies(name: str, kind: Kind) -> list[Path]:
     """Where copies of a model or a data set would lie."""
     found = [_cache() / f"{kind}s--{name.replace('/', '--')}"]
     if kind == "dataset":
-        own = os.environ.get("HF_DATASETS_CACHE")
-        found.append((Path(own) if own else _home() / "datasets") / name.replace("/", "___"))
+        found.append(_datasets() / name.replace("/", "___"))
     return found
 
 
@@ -119,6 +119,33 @@ def reachable(host: str, seconds: float = SECONDS) -> bool:
     return bool(opened)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What is known of the hub from here.
+
+    Attributes:
+        offline: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set.
+        reachable: a connection opens; None where none was tried.
+        folders: of models and of data sets in the cache.
+    """
+
+    host: str
+    offline: bool
+    reachable: bool | None
+    folders: tuple[Path, Path]
+
+
+def standing() -> Standing:
+    """Asks the network for at most some three seconds, unless it is switched off."""
+    offline = _stays_offline()
+    return Standing(
+        host=_host(),
+        offline=offline,
+        reachable=None if offline else reachable(_host()),
+        folders=(_cache(), _datasets()),
+    )
+
+
 def _host() -> str:
     return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
 
@@ -130,6 +157,11 @@ def _home() -> Path:
 
 def _cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE", _home() / "hub")).expanduser()
+
+
+def _datasets() -> Path:
+    own = os.environ.get("HF_DATASETS_CACHE")
+    return Path(own) if own else _home() / "datasets"
 
 
 def _stays_offline() -> bool:

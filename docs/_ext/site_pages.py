@@ -107,6 +107,7 @@ GUIDES = {  # verb -> the page that explains it
     "report": "report",
     "open": "report",
     "theory": "theory",
+    "doctor": "performance",
     "list": "catalogue",
     "show": "placements",
     "recipes": "training",

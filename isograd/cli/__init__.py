@@ -46,6 +46,7 @@ VERBS = {  # what is typed -> the file and the function, whose docstring is the 
     "report": "report.report",
     "open": "report.open_page",
     "theory": "theory.theory",
+    "doctor": "doctor.doctor",
     "list": "catalogue.list_placements",
     "show": "catalogue.show",
     "recipes": "catalogue.list_recipes",
@@ -140,13 +141,13 @@ def _top(words: Sequence[str]) -> int:
     if words and words[0] == "--version":
         from isograd import __version__
 
-        known = _commit()
+        known = commit()
         print(f"isograd {__version__}{f' ({known})' if known else ''}")
         return 0
     return _refuse("isograd", f"unrecognized argument {words[0]}" if words else "expected a verb")
 
 
-def _commit() -> str:
+def commit() -> str:
     """What was built or installed: `git archive` writes it down, else git or pip knows it; "" where none does."""
     root = Path(__file__).parents[1]
     written = (root / "commit.txt").read_text(encoding="utf-8").strip()

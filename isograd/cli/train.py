@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isograd.cli.console import RunProgress, loading, must_be_writable, output, print_json, progress
+from isograd.cli.console import RunProgress, choose_products, loading, must_be_writable, output, print_json, progress
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 from isograd.placement import get
@@ -113,6 +113,8 @@ def _train(run: "Run", out: Path | None, json: bool) -> int:
         from isograd.train.train import train as train_run
 
     state = PartialState(cpu=not torch.cuda.is_available())
+    if state.is_main_process:
+        choose_products("train", like=folder / "resolved.json")
     before = _written(folder / "outcome.json")
     with RunProgress([run.model.placement], run.training.steps, [folder]) as bar:
         bar.console.quiet |= not state.is_main_process  # one voice of several

@@ -7,7 +7,6 @@ maps two arrays.
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from isograd.data.text import EMBEDDED, Document, Ends, file_sha256, first_line,
 from isograd.data.tokenizers import SPECIAL, Level, reads_text, smallest_bpe, train_tokenizer
 from isograd.errors import DataError
 from isograd.files import read_json
+from isograd.machine import cache_folder
 
 _FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
@@ -143,11 +143,6 @@ def _known_as(
     each = [[Path(name).name, file_sha256(Path(name))] for name in files]
     content = json.dumps([each, bool(valid), field, documents, how.as_list()])
     return cache / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.digest"
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/isograd, or ~/.cache/isograd."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isograd"
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:

@@ -16,12 +16,13 @@ import numpy as np
 
 from isograd.data.batches import Ragged
 from isograd.data.cache import MARK, write_entry
-from isograd.data.corpus import cache_folder, unigram_entropy
+from isograd.data.corpus import unigram_entropy
 from isograd.data.pairs import NUMBERS, Pairs, PairsFound, find_pairs
 from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
 from isograd.data.text import file_sha256
 from isograd.errors import DataError
 from isograd.files import read_json
+from isograd.machine import cache_folder
 
 Pair = tuple[str, str]
 

@@ -1,13 +1,14 @@
 """Which versions, on which machine."""
 
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
 import isograd
+from isograd.machine import processor
+from isograd.transformer.products import in_use
 
 
 def provenance() -> dict[str, Any]:
@@ -19,13 +20,6 @@ def provenance() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "device": gpu or f"{processor()}, {torch.get_num_threads()} threads",
+        "products": str(in_use()),
         "system": platform.system(),
     }
-
-
-def processor() -> str:
-    """The processor's own name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -8,11 +8,13 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
 from isograd.diagnose.watch.loops.recover import Recovery
@@ -42,13 +44,14 @@ from isograd.train.run import Run, sharded_by
 from isograd.train.tasks import Task, task_of
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
+from isograd.transformer.products import Products, available, in_use, recorded, rule, used
 
 
 def train(run: Run, folder: Path, progress: Progress | None = None, report: Report | None = None) -> dict[str, Any]:
     """Train `run` in `folder` and return its outcome; a run that has ended already is not trained again.
 
-    A killed or interrupted run goes on from its last checkpoint, to the same numbers. An error during training is
-    the outcome "failed"; started again, the run goes on.
+    A killed or interrupted run goes on from its last checkpoint, to the same numbers, with the products that it began
+    with. An error during training is the outcome "failed"; started again, the run goes on.
 
     Args:
         progress: called with (step, loss) as the log is written.
@@ -76,7 +79,16 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
         if state.is_main_process:
             _claim(run, folder)
         state.wait_for_everyone()
-        return _trained(task, folder, state, progress, report)
+        with used(_products(folder)):
+            return _trained(task, folder, state, progress, report)
+
+
+def _products(folder: Path) -> Products:
+    """What a run has begun with; in a new one what this process uses, on every process what the first one does."""
+    agreed = [recorded(folder / "resolved.json") or (in_use() if available() else rule())]
+    if PartialState().num_processes > 1:
+        broadcast_object_list(agreed)
+    return agreed[0]
 
 
 def _trained(
@@ -195,6 +207,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     run = task.run
     checkpoint = last_checkpoint(folder / CHECKPOINTS)
     model, said = _model(task, checkpoint)
+    said += _products_missing()
     if not checkpoint and run.training.checkpoint_every and PartialState().is_main_process:
         model.save_pretrained(folder / CHECKPOINTS / INITIAL)
     if run.training.gradient_checkpointing:
@@ -222,7 +235,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
             if (folder / name).exists():
                 keep_until(folder / name, begun if checkpoint else -1)
         if said:
-            append_rows(folder / WARNINGS, [_said_of_calibration(message) for message in said])
+            append_rows(folder / WARNINGS, [_said_at_first(*one) for one in said])
     count = sum(p.numel() for p in model.parameters())  # ZeRO 3 leaves none of them in their places
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder, warning.collapse.apart)
@@ -303,7 +316,7 @@ def initial_model(run: Run) -> tuple[Task, Any]:
     return task, _model(task, None)[0].cpu()
 
 
-def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[str]]:
+def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[tuple[str, str]]]:
     """A fresh model, calibrated on the first micro-batch, or an empty one of the checkpoint's configuration.
 
     Beside it what the calibration has to say. It runs where the run will, but on the host, with the whole model,
@@ -321,11 +334,20 @@ def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CalibrationWarning)
         calibrate(model, batch, distributed=state.num_processes > 1, dropout=task.run.training.profile_dropout)
-    return model, [str(w.message) for w in caught if issubclass(w.category, CalibrationWarning)]
+    said = [str(w.message) for w in caught if issubclass(w.category, CalibrationWarning)]
+    return model, [("calibration", message) for message in said]
 
 
-def _said_of_calibration(message: str) -> dict[str, Any]:
-    return {"step": 0, "signal": "calibration", "layer": None, "message": message}
+def _products_missing() -> list[tuple[str, str]]:
+    """Where a run that began with oneDNN goes on without."""
+    if in_use().onednn_from is None or available():
+        return []
+    has = "switched off here" if torch.backends.mkldnn.is_available() else "not in this build of torch"
+    return [("products", f"the run began with {in_use()}, {has}: from here on its numbers differ by rounding")]
+
+
+def _said_at_first(signal: str, message: str) -> dict[str, Any]:
+    return {"step": 0, "signal": signal, "layer": None, "message": message}
 
 
 def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
@@ -348,6 +370,7 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "calibration": config.calibration,
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": task.run.training.steps,
+        "products": asdict(in_use()),
         "data": task.facts(),
     }
 

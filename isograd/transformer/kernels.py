@@ -31,7 +31,8 @@ from torch.nn import functional as F
 
 PLAIN = {Tensor, Parameter, type(None)}
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-WORTHWHILE = 2**20  # multiplications from which on oneDNN's higher cost per call is repaid, measured
+RULE = 2**20  # multiplications from which on oneDNN's higher cost per call is repaid, measured on AMD processors
+WORTHWHILE: float = RULE  # what this process does: `products.use` sets it
 ROWS_TO_JOIN = 512  # from which on one product of stacked matrices is no slower than one after another, measured
 
 
@@ -62,12 +63,12 @@ def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 def add_gradient(total: Tensor, grad: Tensor, x: Tensor) -> None:
     """total += grad^T x, the gradient of W; a sum of many such products is kept in the dtype of `total`."""
     if total.dtype != grad.dtype or large_float32_on_cpu(grad.t(), x.t()) or counted():  # addmm_ is not counted
-        total += _gradient(grad, x)
+        total += gradient_of_weight(grad, x)
     else:
         total.addmm_(grad.t(), x)
 
 
-def _gradient(grad: Tensor, x: Tensor, product: Product = linear) -> Tensor:
+def gradient_of_weight(grad: Tensor, x: Tensor, product: Product = linear) -> Tensor:
     """grad^T x. oneDNN copies its first operand when it is transposed: let that be the narrower one."""
     if grad.shape[1] <= x.shape[1]:
         return product(grad.t(), x.t(), None)
@@ -112,7 +113,7 @@ class _OneDNNLinear(torch.autograd.Function):
         product = linear if torch.is_grad_enabled() or not plain(rows) else _onednn
         return (
             product(grads[0], weight.t(), None) if need_x else None,
-            _gradient(rows, x.flatten(0, -2), product) if need_weight else None,
+            gradient_of_weight(rows, x.flatten(0, -2), product) if need_weight else None,
             rows.sum(dim=0) if need_bias else None,
         )
 

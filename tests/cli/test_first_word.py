@@ -60,7 +60,8 @@ def test_first_words_load_nothing(tmp_path: Path) -> None:
 
 def test_every_verb_is_asked() -> None:
     assert {one.verb for one in commands() if one.words == ("--help",)} == set(VERBS)
-    assert {one.verb for one in commands() if one.words != ("--help",)} == set(VERBS)
+    asked = {one.verb for one in commands() if one.words != ("--help",)}
+    assert set(VERBS) - asked == {"doctor"}  # which loads what it gives the versions of
 
 
 def test_what_is_loaded_is_seen(tmp_path: Path) -> None:

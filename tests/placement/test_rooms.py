@@ -11,11 +11,11 @@ import isograd
 
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
-# errors <- files, statistics, outcome, recipes, hub <- placement <- transformer <- residual, models <- data <- trace
-# <- diagnose, lint <- evaluate, theory <- train <- interop <- study <- report <- cli, pytest_plugin
+# errors <- files, statistics, outcome, recipes, hub, machine <- placement <- transformer <- residual, models <- data
+# <- trace <- diagnose, lint <- evaluate, theory <- train <- interop <- study <- report <- cli, pytest_plugin
 LEVELS = [
     {"errors"},
-    {"files", "statistics", "outcome", "recipes", "hub"},
+    {"files", "statistics", "outcome", "recipes", "hub", "machine"},
     {"placement"},
     {"transformer"},
     {"models", "residual"},

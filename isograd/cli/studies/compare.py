@@ -11,6 +11,7 @@ from rich.markup import escape
 from isograd.cli.console import (
     COLOURS,
     RunProgress,
+    choose_products,
     loading,
     output,
     print_json,
@@ -210,7 +211,8 @@ def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, A
     for run in {one.run.corpus_key: one.run for one in arms if not (one.folder / "run.json").exists()}.values():
         run.must_find_its_data()
     with loading():
-        import isograd.study.engine.workers  # noqa: F401  (what takes long)
+        from isograd.study.engine.workers import threads_of
+    choose_products("compare", threads_of(jobs, len(arms)))
     several = len({arm.run.seed for arm in arms}) > 1 or task_of(arms[0].run).scored
     labels = [arm.label + (f", seed {arm.run.seed}" if several else "") for arm in arms]
     try:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import loading, output, print_json, print_lines, print_path, print_table, progress
+from isograd.cli.console import (
+    choose_products,
+    loading,
+    output,
+    print_json,
+    print_lines,
+    print_path,
+    print_table,
+    progress,
+)
 from isograd.cli.parser import Count, Folder
 from isograd.errors import IsogradError, UserError, one_line
 
@@ -179,6 +188,7 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
         from isograd.study.engine.workers import local
 
         check_jobs(jobs_of(cells, asked.out))
+    choose_products("reproduce", threads=1)
     with StudyProgress(cells, [ARM]) as shown:
         return run_cells(
             cells,

@@ -8,6 +8,7 @@ STUDY/
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from isograd.outcome import ENDED
 from isograd.study.faults import fault
 from isograd.study.plan import Cell, Study
 from isograd.train.checkpoints import last_checkpoint
+from isograd.transformer.products import in_use
 
 Row = dict[str, Any]
 State = Literal["new", "begun", "failed", "broken", "ended"]
@@ -67,6 +69,7 @@ def write_study(study: Study, folder: Path, threads: int) -> None:
         "seeds": study.seeds,
         "budget": budget,
         "threads": threads,
+        "products": asdict(in_use()),
         "base": study.base.as_dict(),
         "cells": [{"cell": cell.name, "values": cell.values, "seed": cell.run.seed} for cell in study.cells],
     }

@@ -23,19 +23,27 @@ from typing import Any
 
 import torch
 
+from isograd.machine import cores
 from isograd.placement import Placement, get
 from isograd.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, trained, write_failed
 from isograd.train.callbacks import Progress
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from isograd.transformer.products import Products, in_use, use
 
 
 def default_jobs() -> int:
     """One per core; one in all where runs share a GPU."""
     return 1 if torch.cuda.is_available() else cores()
+
+
+def threads_of(jobs: int | None, runs: int) -> int:
+    """Threads of each of so many runs, where `jobs` are trained at once; a single one has what torch has here."""
+    at_once = min(default_jobs() if jobs is None else jobs, runs)
+    return torch.get_num_threads() if at_once <= 1 else share(at_once)
+
+
+def share(at_once: int) -> int:
+    """Of the cores, where so many processes share them."""
+    return max(1, cores() // at_once)
 
 
 def local(workers: int | None = None, threads: int = 1, retries: int = 2) -> Engine:
@@ -99,7 +107,7 @@ def in_processes(
     waiting = deque(jobs.items())
     deaths: Counter[int] = Counter()  # of each job since it last came further than ever
     farthest: Counter[int] = Counter()
-    each = threads or max(1, cores() // at_once)
+    each = threads or share(at_once)
     shares = _shares(at_once, each) if pinned and not gpus else None
     workers = [
         _Worker(each, shares[i] if shares else None, gpus[i % len(gpus)] if gpus else None, strict)
@@ -148,7 +156,7 @@ class _Worker:
     """This process' side of a worker: its process, its end of the pipe, the job it is at."""
 
     def __init__(self, threads: int, share: set[int] | None, gpu: str | None, strict: bool) -> None:
-        self.life = (threads, share, strict)
+        self.life = (threads, share, strict, in_use())
         self.gpu = gpu
         self.job: Job | None = None
         self._start()
@@ -247,13 +255,21 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _work(pipe: Connection, environ: dict[str, str], threads: int, share: set[int] | None, strict: bool) -> None:
+def _work(
+    pipe: Connection,
+    environ: dict[str, str],
+    threads: int,
+    share: set[int] | None,
+    strict: bool,
+    products: Products,
+) -> None:
     """A worker's life: job after job, until the other side has gone."""
     os.environ.clear()  # a server's is that of its first worker
     os.environ.update(environ)
     if share is not None:
         os.sched_setaffinity(0, share)
     prepare(threads)
+    use(products)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
