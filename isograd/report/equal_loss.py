@@ -111,12 +111,13 @@ def speed_table(found: Sequence[EqualLoss]) -> Table | None:
 def spread(ratios: Mapping[int, float]) -> str:
     """ "0.76 (0.71 to 0.79)": the median over seeds, and the lowest to the highest.
 
-    >>> spread({0: 0.8, 1: 0.7, 2: math.inf}), spread({0: 0.5})
-    ('0.80 (0.70 to not reached)', '0.50')
+    >>> spread({0: 0.8, 1: 0.7, 2: math.inf}), spread({0: 0.5}), spread({0: math.inf, 1: math.inf})
+    ('0.80 (0.70 to not reached)', '0.50', 'not reached')
     """
     values = [*ratios.values()]
     middle = _shown(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} ({_shown(min(values))} to {_shown(max(values))})"
+    ends = f" ({_shown(min(values))} to {_shown(max(values))})"
+    return middle if len(values) == 1 or not any(map(math.isfinite, values)) else middle + ends
 
 
 def _shown(ratio: float) -> str:

@@ -8,9 +8,9 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
 from isograd.files import write_bytes
 from isograd.placement import CATALOGUE
@@ -129,10 +129,16 @@ def shade(part: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure and the panels whose lines its legend names."""
+    """A figure and the panels whose lines its legend names.
+
+    Attributes:
+        squares: of a panel that is a map, by its place among the panels: what the square at (x, y) says under the
+            pointer, a row per y. Squares are one unit wide, and the first stands at (0, 0).
+    """
 
     figure: Figure
     panels: list[Axes]
+    squares: Mapping[int, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
 def drawing(panels: int, height: float, sharey: bool = False, beside: int = 2, rows: bool = False) -> Drawing:
@@ -205,6 +211,11 @@ class _Plain(LogFormatterSciNotation):
         return f"{x:g}" if written and low > 9e-4 and high < 1e4 else written
 
 
+def steps(axes: Axes) -> None:
+    """Whole numbers along x: there is no step 2.5."""
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+
+
 def widen(axes: Axes, least: float) -> None:
     """Show at least this span, so that noise around 1 does not look like a finding."""
     low, high = axes.get_ylim()
@@ -249,7 +260,7 @@ class _Chart:
     """Lines and legend of a figure, named before it is saved, so that a script finds them; where they are, after it."""
 
     def __init__(self, drawn: Drawing) -> None:
-        self.figure = drawn.figure
+        self.figure, self._squares = drawn.figure, drawn.squares
         self._panels = [(axes, self._lines(i, axes)) for i, axes in enumerate(drawn.panels)]
         self._entries = [entry for legend in drawn.figure.legends for entry in self._entries_of(legend)]
 
@@ -266,7 +277,7 @@ class _Chart:
         return [
             {
                 "id": line.get_gid(),
-                "label": "" if (name := str(line.get_label())).startswith("_") else name,
+                "label": _named(str(line.get_label())),
                 "also": [gid for gid, colour in bands.items() if colour == to_hex(line.get_color())],
             }
             for line in lines
@@ -282,10 +293,10 @@ class _Chart:
         return found
 
     def script(self, salt: str) -> str:
-        """Data of the chart, "" where there is no line; boxes in the units of the SVG, points from above."""
+        """Data of the chart, "" where there is nothing to show; boxes in the units of the SVG, points from above."""
         width, height = self.figure.get_size_inches() * 72
         panels = []
-        for axes, lines in self._panels:
+        for i, (axes, lines) in enumerate(self._panels):
             place = axes.get_position()
             box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
             scale = {name: [*map(float, limits), kind == "log"] for name, limits, kind in _scales(axes)}
@@ -293,12 +304,24 @@ class _Chart:
                 {**line, "id": f"{salt}-{line['id']}", "also": [f"{salt}-{one}" for one in line["also"]]}
                 for line in lines
             ]
-            panels.append({"box": [round(x, 2) for x in box], **scale, "xlabel": axes.get_xlabel(), "lines": named})
-        if not any(panel["lines"] for panel in panels):
+            panel = {"box": [round(x, 2) for x in box], **scale, "xlabel": axes.get_xlabel(), "lines": named}
+            panels.append(panel | {"squares": self._squares.get(i, [])})
+        if not any(panel["lines"] or panel["squares"] for panel in panels):
             return ""
         legend = [{**one, "ids": [f"{salt}-{i}" for i in one["ids"]]} for one in self._entries]
         content = json.dumps({"panels": panels, "legend": legend}).replace("<", "\\u003c")
         return f'<script type="application/json" class="chart">{content}</script>'
+
+
+UNLISTED = "_: "  # before the name of a line that the legend does not list; it is shown under the pointer
+
+
+def _named(given: str) -> str:
+    """
+    >>> _named("pre-ln"), _named("_child3"), _named("_: layers.3")
+    ('pre-ln', '', 'layers.3')
+    """
+    return given.removeprefix(UNLISTED) if given.startswith(UNLISTED) or not given.startswith("_") else ""
 
 
 def _scales(axes: Axes) -> list[tuple[str, Any, str]]:

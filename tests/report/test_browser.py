@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from isograd.report.page import Page, Section, Table, write_page
+from isograd.report.pages.reproduce import map_section
 from isograd.report.style import Drawing, drawing, label, log, look
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -54,12 +55,18 @@ def figure(logarithmic: bool = False) -> Drawing:
     return drawn
 
 
+MAP = {"kind": "map", "name": "map", "title": "beta_ij^2", "sentence": "", "panel": "", "where": {}}
+MAP |= {"x": "part", "y": "after", "value": "share", "x_label": "branch", "y_label": "sublayer", "value_label": "share"}
+SHARES = [{"part": part, "after": after, "share": 0.1 * after + 0.01 * part} for after in (1, 2, 3) for part in (0, 1)]
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = Table(header=[f"a long name of a column {i}" for i in range(9)], lines=[["1.234 (1.2 to 1.3)"] * 9] * 20)
     sections = [
         Section(name="linear", title="Linear", figure=figure),
         Section(name="log", title="Logarithmic", figure=lambda: figure(True), table=table),
+        map_section(MAP, SHARES),
     ]
     content = Page(
         title="A page with a long-long-long-long-long-long-long-long-long-title",
@@ -97,6 +104,27 @@ def test_values_under_the_pointer(page: Path, place: int) -> None:
         "pre-ln": pytest.approx(1.0, abs=0.01),
         "post-ln, $x$ <b>": pytest.approx(3.7, abs=0.01),
     }
+
+
+def test_the_value_of_a_square_under_the_pointer_and_in_the_table_below(page: Path) -> None:
+    """The squares' rows go down: the first sublayer stands above."""
+    script = """
+      const svg = document.querySelectorAll("figure svg")[2], tip = document.querySelector(".tip");
+      const chart = JSON.parse(document.querySelectorAll("script.chart")[2].textContent).panels[0];
+      const [left, top, right, bottom] = chart.box;
+      const at = (x, y) => {
+        const inside = new DOMPoint(left + x * (right - left), top + y * (bottom - top));
+        const to = inside.matrixTransform(svg.getScreenCTM());
+        svg.dispatchEvent(new PointerEvent("pointermove", { clientX: to.x, clientY: to.y, bubbles: true }));
+        return tip.hidden ? "" : tip.textContent;
+      };
+      const cells = [...document.querySelectorAll("#part-map details td")].map((cell) => cell.textContent);
+      return [at(0.25, 0.1), at(0.75, 0.9), at(0.75, 2), cells];
+    """
+    first, last, outside, cells = asked(page, script)["found"]
+    assert first == "sublayer 1, branch 0\nshare: 0.1"
+    assert last == "sublayer 3, branch 1\nshare: 0.31"
+    assert outside == "" and cells == ["1", "0.1", "0.11", "2", "0.2", "0.21", "3", "0.3", "0.31"]
 
 
 def test_an_arm_is_switched_off_and_on_in_every_figure(page: Path) -> None:

@@ -128,7 +128,13 @@ def test_each_warmup_against_none(warmup: Path, tmp_path: Path) -> None:
 def test_the_map_names_what_did_not_train(report: StudyReport) -> None:
     words = checked(report.page).text
     assert "3/3 collapsed" in words and "3/3 diverged" in words and "1/3 diverged" in words
-    assert _map_has(report, "2.072") and not _map_has(report, "3.020")  # a collapsed square has a word, no number
+    assert _map_has(report, ">2.072<") and not _map_has(report, ">3.020<")  # a collapsed square has a word, no number
+
+
+def test_a_square_says_its_setting_its_loss_and_how_its_seeds_ended(report: StudyReport) -> None:
+    assert _map_has(report, r"learning rate 0.001, warm-up 150\nmedian validation loss (nats): 2.072 (2.069 to 2.075)")
+    assert _map_has(report, r"learning rate 0.003, warm-up 150\nmedian validation loss (nats): 2.168")
+    assert _map_has(report, r"2 finished, 1 diverged (n = 3)") and _map_has(report, r"\n3 collapsed (n = 3)")
 
 
 def _map_has(report: StudyReport, number: str) -> bool:

@@ -4,9 +4,11 @@ From result.json, rows.csv and the folders of the item's runs alone.
 """
 
 import csv
+import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from matplotlib.axes import Axes
 from isograd.errors import DataError
 from isograd.files import read_json
 from isograd.report.figures import DEPTH_CHARTS, Subject
-from isograd.report.page import Page, Section, Table, write_page
+from isograd.report.page import Page, Section, Table, prose, write_page
 from isograd.report.pages.runs import CHARTS
 from isograd.report.runs import arms_of, read_run
 from isograd.report.style import Drawing, Look, drawing, heading, label, log, look, look_of, looks
@@ -38,10 +40,10 @@ def page_of(folder: Path, out: Path) -> Page:
     rows = _rows_of(result, folder)
     runs = [out / CELLS / name for name in result["cells"]]
     return Page(
-        title=f"{result['item']}: {result['shows']}",
+        title=f"{result['item']}: {greek(result['shows'])}",
         headline=headline(result),
         warnings=[f"Not the item's own settings: {', '.join(result['changed'])}."] if result["changed"] else [],
-        subtitle=f"Claim: {result['claim']} {result['paper']}.",
+        subtitle=prose(f"Claim: {result['claim']} {result['paper']}."),
         sections=[
             Section(name="evidence", title="Why this verdict", verdicts=sentences(result["reason"])),
             _numbers(result),
@@ -130,6 +132,14 @@ def number(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
+def greek(text: str) -> str:
+    """
+    >>> greek("mean beta_ii^2")
+    'mean β_ii²'
+    """
+    return re.sub(r"\bbeta(?=_)", "β", text).replace("^2", "²")
+
+
 def ours(one: Row) -> str:
     """A number and its interval."""
     if one["value"] is None:
@@ -141,10 +151,10 @@ def ours(one: Row) -> str:
 
 def _numbers(result: Row) -> Section:
     paper = [
-        ["paper", one["label"], f"{number(one['value'])} {one['unit']}".strip(), one["tag"]]
+        ["paper", greek(one["label"]), f"{number(one['value'])} {one['unit']}".strip(), one["tag"]]
         for one in result["published"]
     ]
-    own = [["ours", one["label"], ours(one), f"n = {one['n']}"] for one in result["ours"]]
+    own = [["ours", greek(one["label"]), ours(one), f"n = {one['n']}"] for one in result["ours"]]
     table = Table(header=["", "number", "value", "known from"], lines=[*paper, *own], left=2)
     said = "Ours: the median over seeds with its interval; of counts the runs, and the interval of their rate."
     return Section(name="numbers", title="The paper's numbers and ours", sentence=said, table=table)
@@ -153,8 +163,14 @@ def _numbers(result: Row) -> Section:
 def _charts(result: Row, rows: Rows) -> Iterator[Section]:
     for chart in result["charts"]:
         drawn = [row for row in rows if all(row.get(key) == value for key, value in chart["where"].items())]
-        draw = partial(_DRAW[chart["kind"]], chart, [row for row in drawn if chart["y"] in row])
-        yield Section(name=chart["name"], title=chart["title"], sentence=chart["sentence"], figure=draw)
+        if own := [row for row in drawn if chart["y"] in row]:
+            yield map_section(chart, own) if chart["kind"] == "map" else _chart(chart, own)
+
+
+def _chart(chart: Row, rows: Rows) -> Section:
+    draw = {"lines": _lines, "bars": _bars}[chart["kind"]]
+    title, sentence = prose(chart["title"]), prose(chart["sentence"])
+    return Section(name=chart["name"], title=title, sentence=sentence, figure=partial(draw, chart, rows))
 
 
 def _panels(chart: Row, rows: Rows) -> dict[str, Rows]:
@@ -162,11 +178,9 @@ def _panels(chart: Row, rows: Rows) -> dict[str, Rows]:
     return {name: [row for row in rows if str(row.get(chart["panel"], "")) == name] for name in names}
 
 
-def _lines(chart: Row, rows: Rows) -> Drawing | None:
+def _lines(chart: Row, rows: Rows) -> Drawing:
     """A line per value of a column: the mean at each x, with a band."""
     panels = _panels(chart, rows)
-    if not rows:
-        return None
     drawn = drawing(len(panels), height=3.6, sharey=True)
     shown = _looks(chart, rows)
     for axes, (name, own) in zip(drawn.panels, panels.items(), strict=True):
@@ -195,10 +209,8 @@ def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> Non
         axes.fill_between(list(points), lows, highs, color=line_look["color"], alpha=0.16, linewidth=0)
 
 
-def _bars(chart: Row, rows: Rows) -> Drawing | None:
+def _bars(chart: Row, rows: Rows) -> Drawing:
     """A point per value of a column: the median, and a line from the lowest to the highest."""
-    if not rows:
-        return None
     panels = _panels(chart, rows)
     most = max(len({str(row[chart["x"]]) for row in own}) for own in panels.values())
     drawn = drawing(len(panels), height=0.7 + 0.32 * most, rows=True, beside=1)
@@ -220,31 +232,84 @@ def _bars(chart: Row, rows: Rows) -> Drawing | None:
     return drawn
 
 
-def _map(chart: Row, rows: Rows) -> Drawing | None:
-    """A square per pair of places, as dark as its value."""
-    if not rows:
-        return None
-    panels = _panels(chart, rows)
+def map_section(chart: Row, rows: Rows) -> Section:
+    """A figure with a square per pair of places, and its numbers: for print, and for who does not see colours."""
+    below = f"Below it the numbers, a column per {chart['x_label'] or chart['x']}."
+    return Section(
+        name=chart["name"],
+        title=prose(chart["title"]),
+        sentence=prose(f"{chart['sentence']} {below}".strip()),
+        figure=partial(_map, chart, rows),
+        table=_map_table(chart, rows),
+        folded=True,
+    )
+
+
+def _map(chart: Row, rows: Rows) -> Drawing:
+    """A square per pair of places, as bright as its value; one scale for all panels."""
+    panels = {title: Grid.of(chart, own) for title, own in _panels(chart, rows).items()}
+    known = [value for grid in panels.values() for row in grid.values for value in row if value is not None]
     drawn = drawing(len(panels), height=3.4, beside=3)
-    for axes, (title, own) in zip(drawn.panels, panels.items(), strict=True):
-        xs, ys = (list(dict.fromkeys(row[chart[side]] for row in own)) for side in ("x", "y"))
-        values: dict[Any, list[float]] = {}
-        for row in own:
-            values.setdefault((row[chart["y"]], row[chart["x"]]), []).append(row[chart["value"]])
-        grid = [[statistics.fmean(values.get((y, x), [float("nan")])) for x in xs] for y in ys]
-        image = axes.imshow(grid, cmap="cividis", aspect="auto")
-        drawn.figure.colorbar(image, ax=axes, shrink=0.8)
+    for axes, (title, grid) in zip(drawn.panels, panels.items(), strict=True):
+        values = [[math.nan if value is None else value for value in row] for row in grid.values]
+        image = axes.imshow(values, cmap="cividis", aspect="auto", vmin=min(known), vmax=max(known))
         axes.grid(visible=False)
-        step = max(1, len(xs) // 8), max(1, len(ys) // 8)
-        axes.set_xticks(range(0, len(xs), step[0]), [number(x) for x in xs[:: step[0]]])
-        axes.set_yticks(range(0, len(ys), step[1]), [number(y) for y in ys[:: step[1]]])
+        step = math.ceil(len(grid.xs) / 8), math.ceil(len(grid.ys) / 12)
+        axes.set_xticks(range(0, len(grid.xs), step[0]), [number(x) for x in grid.xs[:: step[0]]])
+        axes.set_yticks(range(0, len(grid.ys), step[1]), [number(y) for y in grid.ys[:: step[1]]])
         if title:
             heading(axes, title)
         label(axes, chart["x_label"] or chart["x"], chart["y_label"] or chart["y"])
-    return drawn
+    bar = drawn.figure.colorbar(image, ax=drawn.panels, shrink=0.8, aspect=30, pad=0.02)
+    bar.set_label(_value_label(chart))
+    said = {i: grid.said(chart) for i, grid in enumerate(panels.values())}
+    return replace(drawn, squares=said)
 
 
-_DRAW = {"lines": _lines, "bars": _bars, "map": _map}
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The values of a map, a row per y; None where there is none."""
+
+    xs: Sequence[Any]
+    ys: Sequence[Any]
+    values: Sequence[Sequence[float | None]]
+
+    @classmethod
+    def of(cls, chart: Row, rows: Rows) -> "Grid":
+        """Means over the rows of each square."""
+        xs, ys = (list(dict.fromkeys(row[chart[side]] for row in rows)) for side in ("x", "y"))
+        found: dict[Any, list[float]] = {}
+        for row in rows:
+            found.setdefault((row[chart["y"]], row[chart["x"]]), []).append(row[chart["value"]])
+        means = {place: statistics.fmean(values) for place, values in found.items()}
+        return cls(xs=xs, ys=ys, values=[[means.get((y, x)) for x in xs] for y in ys])
+
+    def said(self, chart: Row) -> list[list[str]]:
+        """Of each square its place and its value."""
+        x_name, y_name, name = (chart["x_label"] or chart["x"], chart["y_label"] or chart["y"], _value_label(chart))
+        return [
+            ["" if value is None else f"{y_name} {number(y)}, {x_name} {number(x)}\n{name}: {value:.4g}"
+             for x, value in zip(self.xs, row, strict=True)]
+            for y, row in zip(self.ys, self.values, strict=True)
+        ]  # fmt: skip
+
+
+def _value_label(chart: Row) -> str:
+    return str(chart.get("value_label") or chart["value"])  # a result.json of before has no label
+
+
+def _map_table(chart: Row, rows: Rows) -> Table:
+    panels = {title: Grid.of(chart, own) for title, own in _panels(chart, rows).items()}
+    xs = list(dict.fromkeys(x for grid in panels.values() for x in grid.xs))
+    lines = []
+    for title, grid in panels.items():
+        for y, row in zip(grid.ys, grid.values, strict=True):
+            value = dict(zip(grid.xs, row, strict=True))
+            first = [title, number(y)] if chart["panel"] else [number(y)]
+            lines.append([*first, *("" if value.get(x) is None else f"{value[x]:.2g}" for x in xs)])
+    names = [chart["panel"] and "panel", chart["y_label"] or chart["y"]]
+    header = [*filter(None, names), *map(number, xs)]
+    return Table(header=header, lines=lines, left=len(header) - len(xs))
 
 
 def _looks(chart: Row, rows: Rows) -> dict[str, Look]:

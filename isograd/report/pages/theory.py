@@ -54,7 +54,7 @@ def write_theory(out: Path, claims: Rows, verdicts: Rows, controls: Rows, facts:
 _VERDICTS = (
     "A verdict holds when the measured number, with its interval where it has one, lies in its tolerance. Predicted: by"
     " the paper, or measured before where the paper gives no number. A negative control is another network, measured in"
-    " the same way, which the claim must refuse. *False*: this claim is known not to hold of this case, and the reason"
+    " the same way, which the claim must refuse. False: this claim is known not to hold of this case, and the reason"
     " stands with its figure."
 )
 

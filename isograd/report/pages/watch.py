@@ -6,7 +6,7 @@ from typing import Any
 
 from isograd.files import read_json, read_rows
 from isograd.report.page import Page, Section, Table, write_page
-from isograd.report.style import Drawing, Output, drawing, heading, label, log, shade
+from isograd.report.style import UNLISTED, Drawing, Output, drawing, heading, label, log, shade, steps
 
 Row = dict[str, Any]
 HEADER = ("step", "signal", "layer", "what", "cause", "remedy")
@@ -22,7 +22,12 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
         sections=[
             Section(name="warnings", title="Warnings", table=warnings_table(warned)),
             Section(name="replayed", title="Replayed", sentence=_REPLAYED, table=replayed(folder)),
-            Section(name="loss", title="Loss and gradient norm", figure=lambda: _curves(metrics, warned)),
+            Section(
+                name="loss",
+                title="Loss and gradient norm",
+                sentence="A vertical line stands where a warning was reported." if warned else "",
+                figure=lambda: _curves(metrics, warned),
+            ),
             Section(
                 name="layers",
                 title="Gradients of each layer",
@@ -89,6 +94,7 @@ def _curves(metrics: Sequence[Row], warned: Sequence[Row]) -> Drawing | None:
         for row in warned:
             axes.axvline(row["step"], color="#D55E00", linewidth=0.8)
         label(axes, "step", "loss" if name == "loss" else "norm of all gradients")
+        steps(axes)
     log(drawn.panels[1])
     return drawn
 
@@ -105,9 +111,10 @@ def _layers(rows: Sequence[Row]) -> Drawing | None:
         for i, address in enumerate(addresses):
             line = [(row["step"], row["gradient_norm"]) for row in own if row["address"] == address]
             colour = shade(i / max(1, len(addresses) - 1))
-            axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=0.9)
+            axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=0.9, label=UNLISTED + address)
         if len(stacks) > 1:
             heading(axes, str(stack))
         label(axes, "step", "gradient norm of the layer")
+        steps(axes)
         log(axes)
     return drawn

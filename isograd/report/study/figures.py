@@ -257,10 +257,27 @@ def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing 
         axes.grid(False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
+    said = {i: _said(mine, design.rates, warmups, what) for i, (*_, mine) in enumerate(places)}
     if scale is not None:
         beyond = any(arm.trains and arm.median > (scale.vmax or 0.0) for *_, mine in places for arm in mine)
         _bar(drawn, scale, beyond, what)
-    return drawn
+    return replace(drawn, squares=said)
+
+
+def _said(arms: Sequence[StudyArm], rates: Sequence[float], warmups: Sequence[object], what: str) -> list[list[str]]:
+    """Of each square its setting, the median with its interval, and how its seeds ended."""
+    by_place = {(arm.values[WARMUP], arm.values[RATE]): arm for arm in arms}
+    return [[_arm_said(by_place.get((warmup, rate)), what) for rate in rates] for warmup in warmups]
+
+
+def _arm_said(arm: StudyArm | None, what: str) -> str:
+    if arm is None:
+        return ""
+    setting = f"learning rate {arm.values[RATE]:g}, warm-up {shown_value(arm.values[WARMUP])}"
+    ends = f" ({arm.interval.low:.3f} to {arm.interval.high:.3f})" if arm.interval else ""
+    loss = f"\nmedian {what}: {arm.median:.3f}{ends}" if arm.trains else ""
+    counts = ", ".join(f"{arm.count(how)} {how}" for how in ("finished", *_BROKEN) if arm.count(how))
+    return f"{setting}{loss}\n{counts} (n = {arm.n})"
 
 
 MapPanel = tuple[str, Row, list[StudyArm]]

@@ -417,6 +417,7 @@ ITEMS = (
                 where={"stack": "encoder"},
                 x_label="branch j",
                 y_label="sublayer i",
+                value_label="share of the variance, 0 to 1",
             ),
         ),
     ),

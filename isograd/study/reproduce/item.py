@@ -106,7 +106,7 @@ class Chart:
     """A figure of the rows.
 
     Args:
-        x, y: columns. Of a "map" x and y are its places, `value` what is shown there.
+        x, y: columns. Of a "map" x and y are its places, `value` what is shown there, `value_label` its name and unit.
         line: column whose values have a line each, panel: a panel each.
         where: column -> value of the rows that are drawn.
         low, high: columns of a band; else it is the lowest and highest over rows that differ in their seed.
@@ -126,6 +126,7 @@ class Chart:
     high: str = ""
     x_label: str = ""
     y_label: str = ""
+    value_label: str = ""
     log_x: bool = False
     log_y: bool = False
 
