@@ -1,22 +1,23 @@
-"""Cells per hour of a study of small models: a worker per core, against one process and torch's threads.
+"""Cells per hour of a study of small models: a worker per core, against one process, cell after cell.
 
-    python benchmarks/study.py                              6 cells of 60 steps, three rounds: some four minutes
+    python benchmarks/study.py                              6 cells of 60 steps, three rounds: some six minutes
     python benchmarks/study.py --rounds 3 --steps 300       cells as long as those of studies/warmup
     python benchmarks/study.py --quick --json study.json    does it run?
 
 Each side is a command of its own that trains the same cells into a fresh folder and keeps the same ledger:
 
-    study      the local engine: a process per core, with one thread each
-    threads    one process that trains cell after cell, with as many threads as torch takes by default
-    alone      one process with one thread, cell after cell (`--sides study threads alone`)
+    study      the local engine as `isograd study` has it: a process per core, with one thread each
+    alone      one process with one thread, cell after cell: what the cores are worth
+    threads    one process with as many threads as torch takes by default: what one has without the engine
 
-They take turns, in an order that changes from round to round. A ratio is formed within a round: `threads` over each
-side, of the wall time from the start of the command to its end, and of the cells alone, in which the workers start but
-what the command itself imports is left out. The table shows medians over the rounds with smallest and largest value.
-"start" is what passes until the first cell can begin in the command; "idle" the share of the workers' time in which no
-cell trains: their own start, and the end, when there are fewer cells than workers. "CPU s" is processor time: where the
-study's is well below workers x "cells s", the machine was doing something else, which hurts `threads` most (two threads
-that wait for each other at every product), and the ratio flatters the study.
+They take turns, in an order that changes from round to round. A ratio is formed within a round: each of the other sides
+over the study, of the wall time from the start of the command to its end, and of the cells alone, in which what the
+command itself imports is left out; the server of the workers imports at the same time. The table shows medians over the
+rounds with smallest and largest value. "start" is what passes until the first cell can begin in the command; "idle" the
+share of the workers' time in which no cell trains: their own start, and the end, when there are fewer cells than
+workers. "CPU s" is processor time of the whole command, "a cell" that of a cell: where it is larger in the study, two
+processes beside each other share caches and memory, which no engine can mend. Where "busy", processor time of the
+cells over the time that they took on the clock, is well below 1, the machine was doing something else.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from step import machine
 from isograd.recipes import path_of
 
 RECIPE = path_of("studies/warmup")
-SIDES = ("study", "threads", "alone")
+SIDES = ("study", "alone", "threads")
 Times = dict[str, float]
 
 
@@ -45,6 +46,10 @@ Times = dict[str, float]
 
 def one_side(side: str, overrides: Sequence[str], folder: Path) -> Times:
     """Train every cell; seconds of the cells, the sum of each cell's own, and how many finished."""
+    from isograd.study.engine.server import begin
+
+    if side == "study":
+        begin()
     import torch
 
     from isograd.study.engine.runner import run_cells
@@ -66,6 +71,8 @@ def one_side(side: str, overrides: Sequence[str], folder: Path) -> Times:
         "began": time.time() - (time.perf_counter() - began),
         "training": wall,
         "busy": sum(outcome["seconds"] for outcome in outcomes),
+        "cpu_cells": sum(outcome["cpu_seconds"] for outcome in outcomes),
+        "load": os.getloadavg()[0],
         "loss": statistics.fmean(row["final_loss"] for row in rows),
     }
 
@@ -116,16 +123,24 @@ def spread(values: Sequence[float]) -> str:
 def table(found: Mapping[str, Sequence[Times]]) -> list[str]:
     """A row for each side."""
     columns = ("whole", "training", "start", "cpu")
-    names = ("cells/h", "whole s", "cells s", "start s", "CPU s", "idle")
-    lines = [" " * 9 + "".join(f"{name:>9}" for name in names) + f"  {'speed, whole':20}speed, cells"]
+    names = ("cells/h", "whole s", "cells s", "start s", "CPU s", "a cell", "busy", "idle", "load")
+    lines = [" " * 9 + "".join(f"{name:>9}" for name in names)]
     for side, turns in found.items():
         whole, *others = (statistics.median(turn[key] for turn in turns) for key in columns)
-        idle = statistics.median(1 - t["busy"] / (t["workers"] * t["training"]) for t in turns)
-        numbers = "".join(f"{number:9.1f}" for number in (whole, *others))
-        pairs = list(zip(found["threads"], turns, strict=True))
-        speeds = [spread([a[key] / b[key] for a, b in pairs]) for key in ("whole", "training")]
+        each = (
+            statistics.median(turn["cpu_cells"] / turn["cells"] for turn in turns),
+            statistics.median(turn["cpu_cells"] / turn["busy"] for turn in turns),
+            statistics.median(1 - turn["busy"] / (turn["workers"] * turn["training"]) for turn in turns),
+            statistics.median(turn["load"] for turn in turns),
+        )
         rate = 3600 * turns[0]["cells"] / whole
-        lines.append(f"{side:9}{rate:9.0f}{numbers}{idle:9.2f}  {speeds[0]:20}{speeds[1]}")
+        first = "".join(f"{number:9.1f}" for number in (whole, *others))
+        lines.append(f"{side:9}{rate:9.0f}{first}" + "".join(f"{number:9.2f}" for number in each))
+    for side in (side for side in found if side != "study"):
+        pairs = list(zip(found[side], found["study"], strict=True))
+        whole, cells = (spread([other[key] / mine[key] for other, mine in pairs]) for key in ("whole", "training"))
+        apart = spread([mine["cpu_cells"] / other["cpu_cells"] for other, mine in pairs])
+        lines.append(f"study over {side}: speed {whole}, of the cells {cells}; CPU time of a cell {apart}")
     return lines
 
 
@@ -134,7 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="of a cell")
     parser.add_argument("--seeds", type=int, default=2, help="each with three placements")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["study", "threads"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=[*SIDES])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn as JSON")
     parser.add_argument("--quick", action="store_true", help="one round of short cells: does it run?")
     parser.add_argument("--one", choices=SIDES, help=argparse.SUPPRESS)
@@ -160,10 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     about = machine()
     print(", ".join(f"{k} {v}" for k, v in about.items()))
-    sides = options.sides if "threads" in options.sides else [*options.sides, "threads"]
-    found = measure(sides, overrides, options.rounds)
-    one = found["threads"][0]
-    print(f"{one['cells']} cells of {options.steps} steps, {options.rounds} rounds; `threads` has {one['threads']}")
+    found = measure(["study", *(side for side in SIDES[1:] if side in options.sides)], overrides, options.rounds)
+    print(f"{found['study'][0]['cells']} cells of {options.steps} steps, {options.rounds} rounds")
     print("\n".join(table(found)))
     for side, turns in found.items():
         print(f"{side}: finished {[t['finished'] for t in turns]}, mean loss {turns[0]['loss']:.6f}")

@@ -107,7 +107,9 @@ def print_path(line: str) -> None:
 @contextmanager
 def loading(what: str = "loading torch", threads: int | None = None) -> Iterator[Callable[[str], None]]:
     """Import torch and whatever the block imports, the libraries below silent; gives what sets the line shown."""
-    with progress().status(what) as status:
+    from isograd.study.engine.server import few_collections
+
+    with progress().status(what) as status, few_collections():
         import torch
 
         from isograd.train.forecast.memory import keep_freed_memory

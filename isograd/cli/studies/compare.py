@@ -206,10 +206,13 @@ _OPTIONS = {
 def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, Any]]:
     """How each arm ended."""
     from isograd.study.compare import compare as compare_arms
+    from isograd.study.engine.server import begin
     from isograd.train.tasks import task_of
 
     for run in {one.run.corpus_key: one.run for one in arms if not (one.folder / "run.json").exists()}.values():
         run.must_find_its_data()
+    if sum(not (one.folder / "outcome.json").exists() for one in arms) > 1:
+        begin(jobs)
     with loading():
         from isograd.study.engine.workers import threads_of
     choose_products("compare", threads_of(jobs, len(arms)))

@@ -59,6 +59,7 @@ def headroom(
     for name in placements or ():
         if "=" in name:
             raise UserError(f"{name!r} is not a placement; write it right after the recipe")
+    from isograd.study.engine.server import begin
     from isograd.study.headroom_plan import load_plan
 
     words = [word for word in (recipe, *overrides) if word]
@@ -75,6 +76,7 @@ def headroom(
     folder = out or Path("runs") / f"headroom-{plan.name}"
     if not (folder / "headroom.json").exists():
         plan.base.must_find_its_data()
+        begin(jobs)
     with loading():
         from isograd.study.engine.workers import local
         from isograd.study.headroom import headroom as search

@@ -180,8 +180,11 @@ def _failed(planned: "Planned", why: "Sequence[str]") -> dict[str, Any]:
 
 def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dict[str, Any]]":
     from isograd.cli.studies.progress import StudyProgress
-    from isograd.study.plan import ARM
+    from isograd.study.engine.server import begin
+    from isograd.study.plan import ARM, CELLS
 
+    if not all((asked.out / CELLS / cell.name / "outcome.json").exists() for cell in cells):
+        begin(asked.jobs)
     with loading():
         from isograd.study.engine.jobs import check_jobs
         from isograd.study.engine.runner import jobs_of, run_cells

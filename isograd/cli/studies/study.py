@@ -69,13 +69,17 @@ def study(
         raise UserError("--address is of a Ray cluster; add --engine ray")
     if jobs is not None and engine == "ray":
         raise UserError("--jobs is for the local engine; a Ray cluster has its own size")
-    from isograd.study.plan import load_study
+    from isograd.study.engine.server import begin
+    from isograd.study.plan import CELLS, load_study
 
     planned = load_study(recipe, overrides)
     folder = out or Path("runs") / planned.name
     if not (folder / "study.json").exists():
         for run in {cell.run.corpus_key: cell.run for cell in planned.cells}.values():
             run.must_find_its_data()
+    ended = all((folder / CELLS / cell.name / "outcome.json").exists() for cell in planned.cells)
+    if engine == "local" and not (dry_run or ended):
+        begin(jobs)
     with loading():
         from isograd.study.engine.jobs import check_jobs
         from isograd.study.engine.runner import jobs_of

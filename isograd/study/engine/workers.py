@@ -8,24 +8,24 @@ no queue between them, so a worker that is killed takes nothing along but its ow
 
 import multiprocessing as mp
 import os
-import signal
-import sys
 import threading
-from collections import Counter, deque
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 import torch
 
 from isograd.machine import cores
 from isograd.placement import Placement, get
+from isograd.study.engine import server
 from isograd.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, trained, write_failed
+from isograd.study.engine.server import deaf_to_interrupts
+from isograd.study.engine.waiting import Waiting
 from isograd.train.callbacks import Progress
 from isograd.transformer.products import Products, in_use, use
 
@@ -104,7 +104,7 @@ def in_processes(
     Raises:
         DataError, RecipeError, FileExistsError, OSError: as `train` raises them, if `strict`.
     """
-    waiting = deque(jobs.items())
+    waiting = Waiting({index: run for index, (run, _) in jobs.items()}, at_once)
     deaths: Counter[int] = Counter()  # of each job since it last came further than ever
     farthest: Counter[int] = Counter()
     each = threads or share(at_once)
@@ -115,7 +115,8 @@ def in_processes(
     ]
     try:
         for worker in workers:
-            worker.begin(*waiting.popleft())
+            index = waiting.take()
+            worker.begin(index, jobs[index])
         while busy := {id(w.pipe): w for w in workers if w.job is not None}:
             for pipe in wait_for([w.pipe for w in busy.values()]):
                 worker = busy[id(pipe)]
@@ -131,8 +132,10 @@ def in_processes(
                         worker.begin(index, jobs[index])
                         continue
                     news = _lost(jobs[index], worker.process.exitcode)
+                waiting.took(index, time.monotonic() - worker.began)
                 if waiting:
-                    worker.begin(*waiting.popleft())
+                    begun = waiting.take()
+                    worker.begin(begun, jobs[begun])
                 else:
                     worker.end()
                 on_end(index, news)
@@ -164,7 +167,7 @@ class _Worker:
     def begin(self, index: int, job: Job) -> None:
         if not self.process.is_alive():
             self._start()
-        self.index, self.job = index, job
+        self.index, self.job, self.began = index, job, time.monotonic()
         with suppress(OSError):  # it has died just now: `hear` will say so
             self.pipe.send((get(job[0].model.placement), *job))  # it may be registered in this process only
 
@@ -195,30 +198,12 @@ class _Worker:
             self.process.join()
 
     def _start(self) -> None:
-        context = _context() if self.gpu is None else mp.get_context("spawn")
+        context = server.context(bool(visible_gpus())) if self.gpu is None else mp.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        with _deaf_to_interrupts(), _seeing(self.gpu):
+        with deaf_to_interrupts(), _seeing(self.gpu):
             self.process = context.Process(target=_work, args=(theirs, dict(os.environ), *self.life))
             self.process.start()
         theirs.close()
-
-
-_server_of: int | None = None  # the process whose workers a server forks
-
-
-def _context() -> ForkServerContext | SpawnContext:
-    """How workers start: forked by a server that has imported what trains, once and not 5 s in each.
-
-    Spawned where that cannot be: another system than Linux; a machine with GPUs, whose driver a fork may not share; a
-    process that was itself forked from the owner of the server.
-    """
-    global _server_of
-    if sys.platform != "linux" or visible_gpus() or _server_of not in (None, os.getpid()):
-        return mp.get_context("spawn")
-    _server_of = os.getpid()
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["isograd.study.engine.workers"])
-    return context
 
 
 def _lost(job: Job, code: int | None) -> dict[str, Any]:
@@ -239,20 +224,6 @@ def _seeing(gpu: str | None) -> Iterator[None]:
     finally:
         del os.environ["CUDA_VISIBLE_DEVICES"]
         os.environ |= {"CUDA_VISIBLE_DEVICES": before} if before is not None else {}
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """What starts here does not hear Ctrl-C, which a terminal sends to every process: this one ends its workers."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # it starts with the first process otherwise, and lifts the block
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _work(
