@@ -13,9 +13,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from huggingface_hub import constants
 
 from isograd.errors import DataError, ModelError
 
@@ -78,21 +80,21 @@ def absent(name: str, kind: Kind = "model") -> str:
     Where the cache has it and the hub is out of reach, huggingface_hub is switched to offline.
     """
     host = _host()
-    if _stays_offline():
+    if constants.HF_HUB_OFFLINE:
         reason = "HF_HUB_OFFLINE is set"
     elif not reachable(host):
         reason = f"{host} cannot be reached"
     else:
         return ""
     if not any(path.exists() for path in copies(name, kind)):
-        return f"{reason}, and no copy is in the cache ({_cache()})"
+        return f"{reason}, and no copy is in the cache ({constants.HF_HUB_CACHE})"
     _stay_offline()
     return ""
 
 
 def copies(name: str, kind: Kind) -> list[Path]:
     """Where copies of a model or a data set would lie."""
-    found = [_cache() / f"{kind}s--{name.replace('/', '--')}"]
+    found = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"]
     if kind == "dataset":
         found.append(_datasets() / name.replace("/", "___"))
     return found
@@ -137,42 +139,27 @@ class Standing:
 
 def standing() -> Standing:
     """Asks the network for at most some three seconds, unless it is switched off."""
-    offline = _stays_offline()
+    offline = constants.HF_HUB_OFFLINE
     return Standing(
         host=_host(),
         offline=offline,
         reachable=None if offline else reachable(_host()),
-        folders=(_cache(), _datasets()),
+        folders=(Path(constants.HF_HUB_CACHE), _datasets()),
     )
 
 
 def _host() -> str:
-    return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
-
-
-def _home() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(os.environ.get("HF_HOME", f"{base}/huggingface")).expanduser()
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("HF_HUB_CACHE", _home() / "hub")).expanduser()
+    return urlsplit(constants.ENDPOINT).netloc
 
 
 def _datasets() -> Path:
-    own = os.environ.get("HF_DATASETS_CACHE")
-    return Path(own) if own else _home() / "datasets"
-
-
-def _stays_offline() -> bool:
-    said = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    return any(one in ("1", "ON", "YES", "TRUE") for one in said)
+    """The data sets' library has a cache of its own, and its settings are dear to import."""
+    return Path(os.environ.get("HF_DATASETS_CACHE") or f"{constants.HF_HOME}/datasets")
 
 
 def _stay_offline() -> None:
     """For libraries that read the variable when they are imported, and for those that have read it."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    for name in ("huggingface_hub.constants", "datasets.config"):
-        module: Any = sys.modules.get(name)
-        if module is not None:
-            module.HF_HUB_OFFLINE = True
+    constants.HF_HUB_OFFLINE = True
+    if datasets := sys.modules.get("datasets.config"):
+        vars(datasets)["HF_HUB_OFFLINE"] = True
