@@ -15,9 +15,9 @@ over the study, of the wall time from the start of the command to its end, and o
 command itself imports is left out; the server of the workers imports at the same time. The table shows medians over the
 rounds with smallest and largest value. "start" is what passes until the first cell can begin in the command; "idle" the
 share of the workers' time in which no cell trains: their own start, and the end, when there are fewer cells than
-workers. "CPU s" is processor time of the whole command, "a cell" that of a cell: where it is larger in the study, two
-processes beside each other share caches and memory, which no engine can mend. Where "busy", processor time of the
-cells over the time that they took on the clock, is well below 1, the machine was doing something else.
+workers. "CPU s" is processor time of a cell: where it is larger in the study, two processes beside each other share
+caches and memory, which no engine can mend. Where "busy", processor time of the cells over the time that they took on
+the clock, is well below 1, the machine was doing something else, and the wall times say little.
 """
 
 import argparse
@@ -98,12 +98,11 @@ def timed(side: str, overrides: Sequence[str]) -> Times:
     environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--one", side, "--folder", folder, "--override", *overrides]
-        began, now, before = time.time(), time.perf_counter(), os.times()
+        began, now = time.time(), time.perf_counter()
         said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True).stdout
-        whole, after = time.perf_counter() - now, os.times()
+        whole = time.perf_counter() - now
     times: Times = json.loads(said.splitlines()[-1])
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return times | {"whole": whole, "start": times["began"] - began, "cpu": cpu}
+    return times | {"whole": whole, "start": times["began"] - began}
 
 
 def measure(sides: Sequence[str], overrides: Sequence[str], rounds: int) -> dict[str, list[Times]]:
@@ -122,8 +121,8 @@ def spread(values: Sequence[float]) -> str:
 
 def table(found: Mapping[str, Sequence[Times]]) -> list[str]:
     """A row for each side."""
-    columns = ("whole", "training", "start", "cpu")
-    names = ("cells/h", "whole s", "cells s", "start s", "CPU s", "a cell", "busy", "idle", "load")
+    columns = ("whole", "training", "start")
+    names = ("cells/h", "whole s", "cells s", "start s", "CPU s", "busy", "idle", "load")
     lines = [" " * 9 + "".join(f"{name:>9}" for name in names)]
     for side, turns in found.items():
         whole, *others = (statistics.median(turn[key] for turn in turns) for key in columns)

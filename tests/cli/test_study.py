@@ -68,6 +68,7 @@ def test_a_line_per_cell_where_there_is_no_terminal(told: tuple[dict[str, Any], 
         assert any(said in line for line in ended), said
     assert not any("left" in line for line in ended[-1:])
     assert "\x1b" not in err
+    assert err.splitlines()[0] == "4 cells to train"  # before minutes of silence
 
 
 def test_again_it_has_nothing_to_do(base: Path, told: tuple[dict[str, Any], str], folder: Path) -> None:

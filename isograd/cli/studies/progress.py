@@ -61,6 +61,11 @@ class StudyProgress:
         if self.live:
             self.drawing.stop()
 
+    def ready(self, left: int) -> None:
+        """So many cells begin: a line where no table is seen."""
+        if not self.live:
+            self.console.print(f"{left} cells to train", markup=False)
+
     def step(self, place: int, step: int, loss: float) -> None:
         self.states[place] = "running"
         self.now[place] = (step, loss)

@@ -202,6 +202,7 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
             retry=retry,
             keep_models=True,
             on_note=shown.note,
+            on_ready=shown.ready,
         )
 
 

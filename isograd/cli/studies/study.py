@@ -168,6 +168,7 @@ def _train(
             retry=retry,
             keep_models=planned.keep_models,
             on_note=progress.note,
+            on_ready=progress.ready,
         )
 
 

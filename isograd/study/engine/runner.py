@@ -69,6 +69,7 @@ def run_cells(
     retry: bool = False,
     keep_models: bool = False,
     on_note: OnNote = lambda line: None,
+    on_ready: Callable[[int], None] = lambda left: None,
 ) -> list[Row]:
     """Train what has not ended, and give the rows of the ledger in the order of the cells.
 
@@ -81,6 +82,7 @@ def run_cells(
         retry: train failed cells once more, and broken ones from the start, their files moved into `cells/broken`.
         keep_models: keep the trained weights, which are most of what a small run writes.
         on_note: called with a line for each thing that a user should know of.
+        on_ready: called with how many cells are to be trained, if there are any, before the first one.
     """
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
     found = survey(cells, folder, retry)
@@ -95,6 +97,8 @@ def run_cells(
             tidy(folder / CELLS / cells[i].name, everything=not keep_models)  # the last kill may have come before this
         on_row(i, row)
     write_ledger(folder, [rows[i] for i in sorted(rows)])
+    if found.todo:
+        on_ready(len(found.todo))
 
     def on_end(i: int, outcome: Row) -> None:
         if outcome["outcome"] == "interrupted":
