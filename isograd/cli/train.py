@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from isograd.cli.console import RunProgress, choose_products, loading, must_be_writable, output, print_json, progress
 from isograd.cli.parser import Count, File, Folder, Words
@@ -66,18 +66,23 @@ def train(
     return _train(run, out, json)
 
 
-def init_recipe(*text: str, out: File | None = None, json: bool = False) -> int:
+def init_recipe(
+    *text: str, task: Literal["language", "masked"] = "language", out: File | None = None, json: bool = False
+) -> int:
     """Write a first recipe for your own text, with a reason beside each setting.
 
     examples:
       isograd init-recipe my.txt
       isograd train my.yaml
       isograd init-recipe wikipedia/train.txt.xz --out wiki.yaml
+      isograd init-recipe train.de train.en                 translation; also one file of two columns, pairs.tsv
 
     Nothing is asked: level, length, depth and batch follow from the text, so that a first run takes about a minute.
 
     Args:
-        text: files (.txt, .jsonl, .parquet, plain or .gz or .xz), or a data set's name (default: the embedded text)
+        text: files (.txt, .jsonl, .parquet, plain or .gz or .xz), a data set's name, or parallel text: two files of as
+            many lines whose names differ in the language, or a .tsv of two columns (default: the embedded text)
+        task: of text that is not parallel
         out: the recipe (default: NAME.yaml here, NAME from the first text); never one that exists
         json: the file and its settings as one JSON object on stdout
     """
@@ -89,15 +94,21 @@ def init_recipe(*text: str, out: File | None = None, json: bool = False) -> int:
     from isograd.files import write_text
     from isograd.train.recipe import load_run
     from isograd.train.suggest import look, recipe_for
+    from isograd.train.suggest_pairs import recipe_for_pairs, sides_of
 
     with progress().status("reading the text"):
-        facts = look(sources)
-    write_text(path, recipe_for(sources, facts, path))
+        if (sides := sides_of(sources)) is not None:
+            recipe, count = recipe_for_pairs(sides, path)
+            size = f"{count:,} pairs"
+        else:
+            facts = look(sources)
+            recipe, size = recipe_for(sources, facts, path, task), f"{facts.characters:,} characters"
+    write_text(path, recipe)
     run = load_run(path)
     if json:
         print_json({"recipe": str(path), **run.as_dict()})
     else:
-        print(f"{path}: {facts.characters:,} characters, {run.layers} layers, {run.training.steps:,} steps")
+        print(f"{path}: {size}, {run.layers} layers, {run.training.steps:,} steps")
         print(f"isograd train {shlex.quote(str(path))}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Reading parallel text: number words, two files, JSON lines, Parquet, and `datasets` names.
+"""Reading parallel text: number words, two files, two columns, JSON lines, Parquet, and `datasets` names.
 
 A source is found first and read later: its key tells whether an encoded copy is at hand, and costs no more than a hash
 of the files' bytes. Every failure is one `DataError`.
@@ -29,6 +29,7 @@ from isograd.errors import DataError
 from isograd.hub import absent
 
 NUMBERS = "numbers"
+COLUMNS = ".tsv"
 _HUB = re.compile(r"\w[\w.-]*(/[\w.-]+){0,2}")
 _PARTS = {"train": "train", "valid": "validation"}  # of a data set, unless its name says which
 _ROWS = 10_000  # of a data set, read at a time
@@ -72,9 +73,10 @@ def find_pairs(name: str, source: str, target: str, role: str = "train") -> Pair
     """What a name stands for.
 
     Args:
-        name: "numbers"; "PREFIX" of PREFIX.de and PREFIX.en, each plain, .gz or .xz; "a.de,b.en", two files; a .jsonl
-            or .parquet with rows {"de": .., "en": ..} or {"translation": {"de": .., "en": ..}}; a folder or name of
-            `datasets`, "OWNER/NAME", "NAME/CONFIG" or "OWNER/NAME/CONFIG". The first and the last take ":PART".
+        name: "numbers"; "PREFIX" of PREFIX.de and PREFIX.en, each plain, .gz or .xz; "a.de,b.en", two files; a .tsv
+            of two columns, source and target; a .jsonl or .parquet with rows {"de": .., "en": ..} or {"translation":
+            {"de": .., "en": ..}}; a folder or name of `datasets`, "OWNER/NAME", "NAME/CONFIG" or
+            "OWNER/NAME/CONFIG". The first and the last take ":PART".
         source, target: the languages: ends of a prefix's files, keys of rows.
         role: "train" or "valid" decides the part where the name does not.
 
@@ -92,6 +94,8 @@ def find_pairs(name: str, source: str, target: str, role: str = "train") -> Pair
         return _file(path, _json, source, target)
     if file_kind(path) == ".parquet":
         return _file(path, _parquet, source, target)
+    if file_kind(path) == COLUMNS:
+        return _columns(path)
     there = [file for language in (source, target) if (file := _first_file(name, language))]
     return _two_files(name, there) if there else _data_set(name, base, part or _PARTS[role], source, target)
 
@@ -105,7 +109,7 @@ def must_be_there(name: str, source: str, target: str) -> None:
     path, base = Path(name), name.partition(":")[0]
     if base == NUMBERS:
         return
-    if "," in name or file_kind(path) in (*JSON_LINES, ".parquet"):
+    if "," in name or file_kind(path) in (*JSON_LINES, ".parquet", COLUMNS):
         for one in _halves(name) if "," in name else [path]:
             must_be_a_file(one)
         return
@@ -159,7 +163,7 @@ def _two_files(name: str, files: list[Path]) -> PairsFound:
     key = f"{file_sha256(first)} {file_sha256(second)}"
 
     def read() -> Pairs:
-        left, right = (_lines(path) for path in files)
+        left, right = (lines_of(path) for path in files)
         if len(left) != len(right):
             counts = f"{first} has {len(left)} lines and {second} has {len(right)}"
             raise DataError(f"{counts}; line n of one must translate line n of the other")
@@ -169,7 +173,22 @@ def _two_files(name: str, files: list[Path]) -> PairsFound:
     return PairsFound(name=name, key=key, read=read)
 
 
-def _lines(path: Path) -> list[str]:
+def _columns(path: Path) -> PairsFound:
+    """A pair a line: the source, a tab, the target."""
+
+    def read() -> Pairs:
+        rows = [line.split("\t") for line in lines_of(path)]
+        for number, row in enumerate(rows, start=1):
+            if len(row) != 2:
+                raise DataError(f"{path}, line {number}: expected source, a tab and target, found {len(row)} columns")
+        left, right = ([row[side] for row in rows] for side in (0, 1))
+        where, count = (str(path), str(path)), range(1, len(rows) + 1)
+        return Pairs(where=where, unit="line", numbers=count, source=left, target=right)
+
+    return PairsFound(name=str(path), key=file_sha256(path), read=read)
+
+
+def lines_of(path: Path) -> list[str]:
     """Divided at LF and CR LF alone: any other separator is part of a sentence, and dividing there shifts the pairs."""
     return file_text(path).removesuffix("\n").split("\n")
 

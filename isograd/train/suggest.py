@@ -105,7 +105,7 @@ def choose(facts: Facts) -> Settings:
     )
 
 
-def recipe_for(sources: Sequence[str], facts: Facts, path: Path) -> str:
+def recipe_for(sources: Sequence[str], facts: Facts, path: Path, task: str = "language") -> str:
     """The recipe as commented YAML; `path` is where it will lie."""
     chosen = choose(facts)
     known = {
@@ -119,6 +119,8 @@ def recipe_for(sources: Sequence[str], facts: Facts, path: Path) -> str:
     many = "long" if facts.distinct <= ALPHABET else f"of {facts.distinct:,} different characters"
     why_level = f"each of {facts.distinct:,} characters is a token" if chosen.level == "char" else f"the text is {many}"
     return _TEMPLATE.format(
+        task=_TASK[task],
+        mask=_MASK[task],
         path=shlex.quote(str(path)),
         run=shlex.quote(f"runs/{path.stem}"),
         about=f"{facts.characters:,} characters in {facts.documents:,} document{'s' if facts.documents > 1 else ''}",
@@ -136,6 +138,14 @@ def recipe_for(sources: Sequence[str], facts: Facts, path: Path) -> str:
     )
 
 
+_TASK = {
+    "language": "",
+    "masked": "task: masked              # predicts hidden tokens from both sides, to be fine-tuned\n",
+}
+_MASK = {
+    "language": "",
+    "masked": "  mask: 0.3                 # share of hidden tokens; it takes some thousand steps\n",
+}
 _TEMPLATE = """\
 # A first run on your text ({about}), in about a minute on two CPU cores.
 #   isograd train {path}
@@ -143,7 +153,7 @@ _TEMPLATE = """\
 #   isograd compare --recipe {path} --placements post-ln pre-ln normformer
 # Every key: isograd train {path} --keys
 name: {said[name]}
-model:
+{task}model:
   placement: pre-ln         # trains without tuning; isograd list shows the others
   layers: {chosen.layers:<17} # deeper: 12 and more, with a width of 128 or 256
   width: 64
@@ -158,7 +168,7 @@ data:
   level: {chosen.level:<18} # {why_level}
   vocab_size: {chosen.vocab_size:<13} # {why_vocabulary}
   length: {chosen.length:<17} # tokens of a sequence
-training:
+{mask}training:
   steps: {steps:<18} # a run that counts: 4000 and more
   batch: {batch:<18} # sequences of an update, {tokens:,} tokens
   optimizer: adamw

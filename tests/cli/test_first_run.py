@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from isograd.data.pairs import find_pairs
 from isograd.train.recipe import load_run
 from isograd.train.suggest import choose, look, recipe_for
 from tests.study.arms import TEXT, called, refused
@@ -77,6 +78,71 @@ def test_settings_follow_from_the_text(name: str, text: str, said: dict[str, obj
     assert {key: run["data"][key] for key in said} == said
     assert run["recipe"] == "mine.yaml" and run["data"]["source"] == name
     assert yaml.safe_load(Path("mine.yaml").read_text())["data"]["source"] == name
+
+
+LINES = [(f"{i} eins zwei {i % 7}", f"one two {i % 7} {i}") for i in range(300)]
+
+
+def write_sides(here: Path, one: str, other: str) -> None:
+    for side, name in enumerate((one, other)):
+        (here / name).write_text("".join(f"{pair[side]}\n" for pair in LINES))
+
+
+def test_parallel_text_gives_a_recipe_of_a_translation_that_trains(here: Path) -> None:
+    write_sides(here, "my.de", "my.en")
+    assert "300 pairs" in called("init-recipe", "my.de", "my.en")[1]
+    run = load_run(Path("my.yaml"))
+    assert (run.name, run.task, run.pairs.source, run.pairs.target) == ("my", "translation", "de", "en")
+    few = ["training.steps=2", "training.warmup=1", "training.valid_every=2", "search.pairs=0", "model.width=16"]
+    code, _, err = called("train", "my.yaml", *few, "--json")
+    assert code == 0, err
+    assert (here / "runs" / "my" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "languages"),
+    [
+        (("a.fr.txt", "a.en.txt"), ["a.fr.txt", "a.en.txt"], ("fr", "en")),
+        (("one.txt", "two.txt"), ["one.txt,two.txt"], ("source", "target")),
+    ],
+)
+def test_which_files_are_parallel(
+    names: tuple[str, str], given: list[str], languages: tuple[str, str], here: Path
+) -> None:
+    write_sides(here, *names)
+    run = json.loads(called("init-recipe", *given, "--out", "x.yaml", "--json")[1])
+    assert (run["task"], run["pairs"]["source"], run["pairs"]["target"]) == ("translation", *languages)
+
+
+def test_files_that_are_not_parallel_are_text(here: Path) -> None:
+    """The negative control: other names, or another number of lines."""
+    write_sides(here, "one.txt", "two.txt")
+    assert json.loads(called("init-recipe", "one.txt", "two.txt", "--json")[1])["task"] == "language"
+    write_sides(here, "a.de", "a.en")
+    with (here / "a.en").open("a") as file:
+        file.write("one more line\n")
+    assert json.loads(called("init-recipe", "a.de", "a.en", "--json")[1])["task"] == "language"
+
+
+def test_two_columns_are_parallel_text(here: Path) -> None:
+    (here / "pairs.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in LINES))
+    assert json.loads(called("init-recipe", "pairs.tsv", "--json")[1])["pairs"]["train"] == ["pairs.tsv"]
+    found = find_pairs("pairs.tsv", "source", "target").read()
+    assert list(zip(found.source, found.target, strict=True)) == LINES
+    (here / "three.tsv").write_text("a\tb\tc\n" * 300)
+    assert "three.tsv, line 1: expected source, a tab and target, found 3 columns" in refused(
+        "init-recipe", "three.tsv"
+    )
+    (here / "few.tsv").write_text("a\tb\n" * 3)
+    assert "few.tsv: 3 pairs; a first run needs at least 200" in refused("init-recipe", "few.tsv")
+
+
+def test_a_masked_recipe_trains(here: Path) -> None:
+    (here / "my.txt").write_text(TEXT)
+    assert called("init-recipe", "my.txt", "--task", "masked")[0] == 0
+    assert load_run(Path("my.yaml")).task == "masked"
+    code, _, err = called("train", "my.yaml", *FEW)
+    assert code == 0, err
 
 
 def test_every_kind_of_recipe_can_be_read(here: Path) -> None:
