@@ -60,12 +60,17 @@ def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     return y.split([len(weight) for weight in weights], dim=-1)
 
 
-def add_gradient(total: Tensor, grad: Tensor, x: Tensor) -> None:
-    """total += grad^T x, the gradient of W; a sum of many such products is kept in the dtype of `total`."""
-    if total.dtype != grad.dtype or large_float32_on_cpu(grad.t(), x.t()) or counted():  # addmm_ is not counted
-        total += gradient_of_weight(grad, x)
-    else:
-        total.addmm_(grad.t(), x)
+def add_gradient(total: Tensor | None, grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + grad^T x, the gradient of W, in place; a sum of many such products is kept in `dtype`, None is no product.
+
+    It lies in memory as the first product does, which may be transposed: a sum across layouts takes longer.
+    """
+    if dtype != grad.dtype or large_float32_on_cpu(grad.t(), x.t()) or counted():  # addmm_ is not counted
+        product = gradient_of_weight(grad, x)
+        return product.to(dtype) if total is None else total.add_(product)
+    if total is None:
+        return grad.new_zeros(grad.shape[1], x.shape[1]).addmm_(grad.t(), x)
+    return total.contiguous().addmm_(grad.t(), x)
 
 
 def gradient_of_weight(grad: Tensor, x: Tensor, product: Product = linear) -> Tensor:

@@ -111,9 +111,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         cap: float | None,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        total, share = torch.zeros_like(items), 1 / items
+        total, share, exact = torch.zeros_like(items), 1 / items, torch.promote_types(weight.dtype, torch.float32)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_weight = _exact_zeros(weight) if need_weight else None
+        d_weight = None
         d_bias = _exact_zeros(bias) if need_bias and bias is not None else None
         h_all, w, b = hidden.to(dtype), weight.to(dtype), bias if bias is None else bias.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -135,8 +135,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_logits = d_logits.to(dtype)
                 if d_hidden is not None:
                     d_hidden[rows] = linear(d_logits, w.t())
-                if d_weight is not None:
-                    add_gradient(d_weight, d_logits, h)
+                if need_weight:
+                    d_weight = add_gradient(d_weight, d_logits, h, exact)
+        if need_weight and d_weight is None:  # of no rows
+            d_weight = _exact_zeros(weight)
         ctx.save_for_backward(d_hidden, d_weight, d_bias, hidden, weight, bias, target, items)
         ctx.smoothing, ctx.dtype, ctx.cap = smoothing, dtype, cap
         return total / items
@@ -147,10 +149,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return *_differentiable_gradients(ctx, grads[0]), None, None, None, None, None, None
         saved = ctx.saved_tensors  # once: what is checkpointed is computed again for it
         scaled = (
-            None if d is None else (d.to(grads[0].dtype) * grads[0]).to(owner.dtype)
+            None if d is None else _scaled(d.to(grads[0].dtype), grads[0], owner).to(owner.dtype)
             for d, owner in zip(saved[:3], saved[3:6], strict=True)
         )
         return *scaled, None, None, None, None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor, owner: Tensor) -> Tensor:
+    """gradient * factor; what lies transposed in memory is turned on the way, as its owner lies."""
+    if gradient.is_contiguous() or not owner.is_contiguous() or torch.compiler.is_compiling():
+        return gradient * factor
+    return torch.mul(gradient, factor, out=torch.empty_like(owner, dtype=gradient.dtype))
 
 
 def _exact_zeros(owner: Tensor) -> Tensor:

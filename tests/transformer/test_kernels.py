@@ -168,7 +168,7 @@ def test_a_counter_knows_the_product() -> None:
 def test_accumulation_is_counted() -> None:
     for rows in (10, 2000):
         with FlopCounterMode(display=False) as counter:
-            kernels.add_gradient(torch.zeros(64, 96), torch.randn(rows, 64), torch.randn(rows, 96))
+            kernels.add_gradient(None, torch.randn(rows, 64), torch.randn(rows, 96), torch.float32)
         assert counter.get_total_flops() == 2 * rows * 64 * 96
 
 
@@ -191,10 +191,14 @@ def test_others_take_torch_own_product() -> None:
 @pytest.mark.parametrize("rows", [8, 4096])
 def test_accumulates(rows: int) -> None:
     torch.manual_seed(0)
-    total, grad, x = torch.randn(64, 32), torch.randn(rows, 64), torch.randn(rows, 32)
-    expected = total.double() + grad.double().t() @ x.double()
-    kernels.add_gradient(total, grad, x)
-    assert (total - expected).abs().max() <= 3e-6 * expected.abs().max()
+    expected, total = torch.zeros(64, 32, dtype=torch.float64), None
+    for some in (rows, rows, 3):  # the last chunk is a small one
+        grad, x = torch.randn(some, 64), torch.randn(some, 32)
+        expected += grad.double().t() @ x.double()
+        total = kernels.add_gradient(total, grad, x, torch.float32)
+    assert total is not None and (total - expected).abs().max() <= 3e-6 * expected.abs().max()
+    wide = kernels.add_gradient(None, torch.randn(8, 64).bfloat16(), torch.randn(8, 32).bfloat16(), torch.float32)
+    assert wide.dtype == torch.float32 and wide.shape == (64, 32)
 
 
 def layers_of(*sizes: int, bias: bool = True, width: int = 64) -> list[Linear]:
