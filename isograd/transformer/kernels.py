@@ -61,7 +61,7 @@ def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 
 
 def add_gradient(total: Tensor | None, grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """total + grad^T x, the gradient of W, in place; a sum of many such products is kept in `dtype`, None is no product.
+    """total + grad^T x, the gradient of W, in place; a sum of many such is kept in `dtype`, None is that of none.
 
     It lies in memory as the first product does, which may be transposed: a sum across layouts takes longer.
     """
