@@ -65,6 +65,16 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / path).exists(), target
 
 
+def test_the_korean_page_has_the_scripts_and_commands_of_the_english_one() -> None:
+    english, korean = ((DOCS / name).read_text(encoding="utf-8") for name in ("start.md", "ko.md"))
+    assert _FENCE.findall(english) == _FENCE.findall(korean)
+    commands = [
+        [re.split(r" {3,}", line.strip())[0] for line in re.findall(r"^ {4}(\S.*)$", _FENCE.sub("", text), re.M)]
+        for text in (english, korean)
+    ]
+    assert commands[0] == commands[1] and len(commands[0]) >= 9
+
+
 def test_every_verb_has_a_guide(extension: ModuleType) -> None:
     how_to = (DOCS / "how-to.md").read_text(encoding="utf-8")
     assert set(extension.GUIDES) == set(VERBS)

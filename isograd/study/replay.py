@@ -116,7 +116,7 @@ def settings_of(run: Run, words: Sequence[str]) -> list[str]:
     """One change with whole keys: `lr=3e-4` is training.lr=3e-4.
 
     Raises:
-        RecipeError: a word that is no override, or whose key is not one of this task's, or of several.
+        RecipeError: an invalid override, or one whose key is not one of this task's, or of several.
     """
     found = []
     for word in words:

@@ -282,7 +282,7 @@ ITEMS = (
     ),
     Item(
         id="admin2020/output-change-fig4",
-        title="How far a small change of all weights carries, by depth: linear or logarithmic",
+        title="Sensitivity to weight perturbations, by depth: linear or logarithmic",
         claim="The change of the output under a small change of all weights grows as N, the number of sublayers, in"
         " Post-LN, and as ln N in Pre-LN and ADMIN, along a random direction and along the gradient.",
         published=(
