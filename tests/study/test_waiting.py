@@ -75,3 +75,27 @@ def test_the_server_begins_before_torch(workers: int | None, begins: bool) -> No
     begins = begins and len(os.sched_getaffinity(0)) > 1
     ran = subprocess.run([sys.executable, "-c", SCRIPT % workers], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [str(begins), "False"]
+
+
+ORPHAN = """
+import os, time
+from isograd.study.engine.server import ending_with_parent
+
+read, write = os.pipe()
+if os.fork() == 0:
+    if os.fork() == 0:
+        with ending_with_parent():
+            os.write(write, b"in")
+            while True:
+                time.sleep(1)
+    os.read(read, 2)
+    os._exit(0)
+os.close(write)
+os.wait()
+assert os.read(read, 1) == b""  # the one that was left has ended, else this waits for ever
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are spawned elsewhere")
+def test_a_server_that_still_imports_does_not_outlive_its_parent() -> None:
+    subprocess.run([sys.executable, "-c", ORPHAN], check=True, timeout=300)

@@ -1,7 +1,7 @@
 """What the server of the workers imports before it forks any; nothing else does."""
 
-from isograd.study.engine.server import few_collections
+from isograd.study.engine.server import ending_with_parent, few_collections
 
-with few_collections():
+with few_collections(), ending_with_parent():
     import isograd.data.tokenizers
     import isograd.study.engine.workers  # noqa: F401
