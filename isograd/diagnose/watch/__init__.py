@@ -241,6 +241,12 @@ class Watch:
         self.read()
         _flush(self._writers)
 
+    def abandon(self) -> None:
+        """Close after an error, which may be this process' own: sharded gradients that wait are not read."""
+        if self._gradients is None or not self._gradients.sharded:
+            self.read()
+        _flush(self._writers)
+
     def __enter__(self) -> "Watch":
         return self
 

@@ -7,7 +7,7 @@ default, a loss that is not finite never reaches the Trainer's log. So during a 
 trainer and of its accelerator are replaced by the same methods with a look at their arguments or results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from isograd.diagnose.watch import Watch, watch
+from isograd.diagnose.watch.loops.observe import observe
 from isograd.diagnose.watch.loops.recover import MOST, Recover, Recovery
 from isograd.diagnose.watch.writers import WARNED, Row, alert, flat, judge
 
@@ -82,12 +83,12 @@ class WatchCallback(TrainerCallback):
         self._sent = 0
         for reporter in reporters_of(self.trainer):
             judge(ALERTING.get(type(reporter), ""))
-        self._observe(self.trainer, "training_step", after=self._keep)
+        observe(self._replaced, self.trainer, "training_step", after=self._keep)
         if accelerator.scaler is None:
             for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping
-                self._observe(self.trainer, name, before=self._measure)
+                observe(self._replaced, self.trainer, name, before=self._measure)
         else:  # between unscaling and clipping
-            self._observe(accelerator, "unscale_gradients", after=self._measure)
+            observe(self._replaced, accelerator, "unscale_gradients", after=self._measure)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.watch is not None
@@ -135,27 +136,6 @@ class WatchCallback(TrainerCallback):
         self._losses.clear()
         self._batches.clear()
         self._measured = False
-
-    def _observe(
-        self,
-        owner: Any,
-        name: str,
-        before: Callable[..., None] | None = None,
-        after: Callable[..., None] | None = None,
-    ) -> None:
-        """Observe a method of one object until `_replaced` is closed; `after` gets the result first."""
-        method = getattr(owner, name)
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            if before is not None:
-                before(*args, **kwargs)
-            result = method(*args, **kwargs)
-            if after is not None:
-                after(result, *args, **kwargs)
-            return result
-
-        setattr(owner, name, observed)
-        self._replaced.callback(delattr, owner, name)
 
 
 def reporters_of(trainer: Trainer) -> list[Any]:

@@ -6,6 +6,7 @@ Works with `lightning` and with `pytorch_lightning`, whichever the training impo
 """
 
 import sys
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from isograd.diagnose.watch import Watch, watch
+from isograd.diagnose.watch.loops.observe import observe
 from isograd.diagnose.watch.writers import WARNED, alert, flat, judge
 from isograd.errors import needed
 
@@ -39,8 +41,8 @@ class LightningWatch(_Callback):
     """Watches the runs of one Trainer of Lightning.
 
     Rows go where `isograd.watch` sends them, and every `log_every_n_steps` also to the Trainer's loggers; warnings
-    there as alerts (Weights & Biases) or texts (TensorBoard). A step's loss is that of this process, the sum of what
-    Lightning calls backward for: of accumulated micro-batches the mean.
+    there as alerts (Weights & Biases) or texts (TensorBoard). A step's loss is that of this process, the mean of its
+    micro-batches; with manual optimization the sum of what goes through `manual_backward` before a step.
 
     Attributes:
         watch: of the last run; None before the first.
@@ -53,6 +55,7 @@ class LightningWatch(_Callback):
         self._settings = settings
         self._losses: list[Tensor] = []
         self._batches: list[Any] = []
+        self._replaced = ExitStack()
         self._sent = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -70,6 +73,10 @@ class LightningWatch(_Callback):
             self.watch.trained_by.optimizer = trainer.optimizers[0]
         self._sent = 0
         self._forget()
+        self._replaced.close()  # a run that an error ended may have left it
+        if not pl_module.automatic_optimization and not scaled:  # there clipping comes before the step's own hook
+            clips = trainer.precision_plugin
+            observe(self._replaced, clips, "clip_gradients", before=lambda *_, **__: self._look(trainer))
         for logger in trainer.loggers if trainer.is_global_zero else ():
             judge(_ALERTING.get(type(logger).__name__, ""))
 
@@ -82,11 +89,7 @@ class LightningWatch(_Callback):
         self._losses.append(loss.detach() if scale is None else loss.detach() / scale)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self.watch is None or not self._losses:  # a second optimizer of the same losses
-            return
-        batch = self._batches[0] if len(self._batches) == 1 else list(self._batches)
-        self.watch.step(torch.stack(self._losses).sum(), batch=batch, step=trainer.global_step + 1)
-        self._forget()
+        self._look(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.watch is not None
@@ -96,14 +99,26 @@ class LightningWatch(_Callback):
         self._send(trainer, flat(self.watch.row, self.watch.layers) if due else {})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._replaced.close()
         if self.watch is not None:
             self.watch.close()
             self._send(trainer, {})
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """What was read until then is kept."""
+        """What was read until then is kept; sharded gradients are not read: the other processes may be elsewhere."""
+        self._replaced.close()
         if self.watch is not None:
-            self.watch.close()
+            self.watch.abandon()
+
+    def _look(self, trainer: Any) -> None:
+        if self.watch is None or not self._losses:  # clipped already, or a second optimizer of the same losses
+            return
+        batch = self._batches[0] if len(self._batches) == 1 else list(self._batches)
+        loss = torch.stack(self._losses).sum()
+        if trainer.lightning_module.automatic_optimization:  # an epoch may end before the last step has all its parts
+            loss = loss * (trainer.accumulate_grad_batches / len(self._losses))
+        self.watch.step(loss, batch=batch, step=trainer.global_step + 1)
+        self._forget()
 
     def _send(self, trainer: Any, numbers: dict[str, float]) -> None:
         """To the loggers, which exist in the first process only."""
