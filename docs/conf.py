@@ -4,7 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1])]
 
 import isograd  # noqa: E402
@@ -51,8 +50,6 @@ nb_execution_timeout = 300
 nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_merge_streams = True
-    "ipc"  # a tutorial's kernel is on this machine: no port, no warning of one
-)
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
