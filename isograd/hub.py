@@ -4,10 +4,12 @@ huggingface_hub, asked for a name without a network, tries again for half a minu
 for a second or two, before anything is imported. What is in the cache still loads.
 """
 
+import ast
 import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -38,14 +40,62 @@ def must_be_a_model(text: str, *, callables: bool = False, owned: bool = False) 
     Raises:
         ModelError: with what was expected.
     """
+    module, colon, name = text.rpartition(":")
+    if callables and module.endswith(".py") and not Path(text).exists():
+        if not Path(module).is_file():
+            raise ModelError(f"{module}: no such file")
+        if not name:
+            raise ModelError(f"{text}: expected file.py:callable, such as {module}:build")
+        _must_take_nothing(text, Path(module), name)
+        return
+    if callables and not colon and text.endswith(".py") and Path(text).is_file():
+        raise ModelError(f"{text}: expected file.py:callable, such as {text}:build")
     if callables and not Path(text).exists() and _CALLABLE.fullmatch(text):
-        module = text.partition(":")[0]
+        module, _, name = text.partition(":")
         first = module.partition(".")[0]
         here = any((Path.cwd() / f"{first}{end}").exists() for end in ("", ".py"))
         if not here and find_spec(first) is None:
             raise ModelError(f"{module}: no such module, in {Path.cwd()} or installed")
+        _must_take_nothing(text, Path(module.replace(".", "/") + ".py"), name)
         return
     model_place(text, ModelError, owned=owned)
+
+
+def takes_arguments(text: str, needed: Sequence[str]) -> str:
+    """The refusal of a callable that cannot be called without arguments, with the lines to write in its place."""
+    module, _, name = text.rpartition(":")
+    call = f"def build(): return {name}({', '.join(f'{one}=...' for one in needed)})"
+    file = Path(module).name if module.endswith(".py") else module
+    return f"{text} needs arguments ({', '.join(needed)}): add `{call}` to {file}, then name {module}:build"
+
+
+def _must_take_nothing(text: str, file: Path, name: str) -> None:
+    """Refuse a function or class that needs arguments, as far as the text of its file says so.
+
+    Nothing is imported: what is decorated, inherited, or bound more than once is left to the call.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    bound = [one for one in ast.walk(tree) if name in (getattr(one, "name", None), getattr(one, "asname", None))]
+    bound += [one for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == name and _is_stored(one)]
+    if len(bound) != 1 or bound[0] not in tree.body:
+        return
+    made, own = bound[0], 0
+    if isinstance(made, ast.ClassDef) and not made.decorator_list:
+        made, own = next((one for one in made.body if getattr(one, "name", "") == "__init__"), made), 1
+    if isinstance(made, ast.FunctionDef) and not made.decorator_list:
+        plain = [*made.args.posonlyargs, *made.args.args]
+        needed = [one.arg for one in plain[own : len(plain) - len(made.args.defaults)]]
+        keywords = zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)
+        needed += [one.arg for one, default in keywords if default is None]
+        if needed:
+            raise ModelError(takes_arguments(text, needed))
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
 
 
 def model_place(
@@ -64,6 +114,8 @@ def model_place(
         for folder in (path, path / "model"):
             if (folder / "config.json").is_file():
                 return folder
+        if is_watched(path):
+            raise refused(f"{path}: this is a watched loop, not a model; its page: isograd report {path}")
         raise refused(
             f"{path}: no config.json here or in model/; name the folder of a model, or of a run that has ended"
         )
@@ -72,6 +124,12 @@ def model_place(
     if why := absent(text):
         raise refused(f"{text}: no such folder here, and on the hub it cannot be loaded: {why}")
     return None
+
+
+def is_watched(folder: Path) -> bool:
+    """What `isograd.watch` wrote: rows of steps, and none of a run's other files."""
+    others = ("run.json", "resolved.json", "outcome.json")
+    return (folder / "metrics.jsonl").is_file() and not any((folder / name).exists() for name in others)
 
 
 def absent(name: str, kind: Kind = "model") -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from isograd.cli.console import print_json
 from isograd.cli.parser import Folder
 from isograd.errors import UserError, refusing
+from isograd.hub import is_watched
 
 if TYPE_CHECKING:
     from isograd.report.style import Output
@@ -68,7 +69,7 @@ def report(
 
         report_replay(folders[0], out, title, figures, json)
         return 0
-    if len(folders) == 1 and _is_watched(folders[0]):
+    if len(folders) == 1 and is_watched(folders[0]):
         return _report_watched(folders[0], out, title, figures, json)
     from isograd.cli.studies.compare import print_arms
     from isograd.report.runs import find_runs, readable
@@ -138,12 +139,6 @@ def _newest(folder: Path) -> Path | None:
 
 def _has_display() -> bool:
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _is_watched(folder: Path) -> bool:
-    """What `isograd.watch` wrote: rows of steps, and none of a run's other files."""
-    others = ("run.json", "resolved.json", "outcome.json")
-    return (folder / "metrics.jsonl").is_file() and not any((folder / name).exists() for name in others)
 
 
 def _report_watched(folder: Path, out: Path | None, title: str | None, figures: "Output", json: bool) -> int:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PretrainedConfig
 import isograd.models
 from isograd.data.text import first_line
 from isograd.errors import ModelError
-from isograd.hub import model_place
+from isograd.hub import model_place, takes_arguments
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -212,7 +212,7 @@ def _check_arguments(text: str, thing: Callable[..., Any]) -> None:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
     if needed:
-        raise ModelError(f"{text} needs arguments ({', '.join(needed)}); name a function that takes none")
+        raise ModelError(takes_arguments(text, needed))
 
 
 def _described(error: BaseException) -> str:

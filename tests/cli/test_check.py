@@ -69,6 +69,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("some_models", None)
 
 
+def test_a_callable_of_a_file_in_any_folder(here: Path) -> None:
+    """As `docs/check.md` has it: below, from here with a dot, and from the root."""
+    (here / "models").mkdir()
+    (here / "models/deep.py").write_text(MODULE)
+    for text in ("models/deep.py:normed", "./models/deep.py:normed", f"{here}/models/deep.py:normed"):
+        code, out, _ = called("check", text, "--json")
+        assert code == 0 and set(json.loads(out)["placements"].values()) == {"pre-ln"}, text
+    for name in [one for one, module in sys.modules.items() if str(here) in str(getattr(module, "__file__", ""))]:
+        del sys.modules[name]
+
+
+def test_the_refusals_of_a_file(here: Path) -> None:
+    (here / "models").mkdir()
+    (here / "models/deep.py").write_text("class Deep:\n    def __init__(self, vocab, *, width, heads=4): ...\n")
+    assert "models/none.py: no such file" in refused("check", "models/none.py:build")
+    assert "expected file.py:callable, such as models/deep.py:build" in refused("check", "models/deep.py")
+    assert "expected file.py:callable, such as models/deep.py:build" in refused("check", "models/deep.py:")
+    said = refused("check", "models/deep.py:Deep")
+    line = "add `def build(): return Deep(vocab=..., width=...)` to deep.py, then name models/deep.py:build"
+    assert f"models/deep.py:Deep needs arguments (vocab, width): {line}" in said
+
+
 def test_an_error_makes_the_exit_code(here: Path) -> None:
     code, out, err = called("check", "some_models:bare")
     assert code == 1 and err == ""

@@ -78,6 +78,33 @@ def test_what_is_loaded_is_seen(tmp_path: Path) -> None:
     assert answer["code"] == 0 and "torch" in list(answer["loaded"])  # type: ignore[call-overload]
 
 
+def test_a_callable_that_needs_arguments_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text("import torch\nclass Deep(torch.nn.Module):\n    def __init__(self, n): ...\n")
+    for verb in ("check", "explain", "diagnose"):
+        for model in ("deep.py:Deep", "deep:Deep", f"{tmp_path}/deep.py:Deep"):
+            (answer,) = answers([[verb, model]], tmp_path)
+            assert answer["code"] == 2 and answer["loaded"] == [], answer
+            assert f"{model} needs arguments (n): add `def build(): return Deep(n=...)`" in str(answer["said"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def build(n=1, *rest, **more): ...\n",
+        "class build:\n    def __init__(self, *, n=1): ...\n",
+        "class build(Other): ...\n",  # what it inherits is not known
+        "@filled\ndef build(n): ...\n",
+        "def build(n): ...\nbuild = partial(build, 3)\n",
+        "if True:\n    def build(n): ...\n",
+        "from somewhere import build\n",
+        "this is no Python",
+    ],
+)
+def test_what_may_be_called_without_arguments_is_left_to_the_call(text: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(text)
+    hub.must_be_a_model(f"{tmp_path}/deep.py:build", callables=True)
+
+
 def test_a_name_in_the_cache_is_let_through_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from isograd.files import write_json
+from isograd.hub import is_watched
 from tests.study.arms import called, refused
 from tests.study.test_explain import GOOD, written
 
@@ -11,6 +12,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "no folder of a run" in refused("replay", str(tmp_path / "nowhere"))
     folder = str(written(tmp_path / "run", [*GOOD, *[2.0] * 50], "finished"))
     assert "--from -1: expected a step" in refused("replay", folder, "--from", "-1")
+
+
+def test_a_watched_loop_is_named_as_one(tmp_path: Path) -> None:
+    """Neither a run nor a model: its page is what there is."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
+    for verb in ("explain", "check", "diagnose", "replay"):
+        said = refused(verb, str(folder))
+        assert "this is a watched loop" in said and f"isograd report {folder}" in said, said
+        assert "config.json" not in said
+    assert "OwnLoop" in refused("replay", str(folder))
+    (folder / "run.json").write_text("{}")
+    assert not is_watched(folder)
 
 
 def test_a_replay_is_reported_from_its_files(tmp_path: Path) -> None:

@@ -315,6 +315,18 @@ def test_rows_are_written_without_a_close(tmp_path: Path) -> None:
     assert [r["step"] for r in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
+def test_the_end_names_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, on stderr, and only where a folder was given and rows are in it."""
+    for folder, steps in ((tmp_path / "a", 2), (None, 2), (tmp_path / "b", 0)):
+        model = gpt2()
+        watch = isograd.watch(model, folder=folder)
+        train(model, watch, batches(steps))
+        watch.close()
+        watch.close()
+        out, err = capsys.readouterr()
+        assert out == "" and err == (f"report: isograd report {folder}\n" if folder and steps else "")
+
+
 def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]

@@ -15,6 +15,7 @@ nothing at all.
 
 import logging
 import math
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -151,6 +152,7 @@ class Watch:
         self._updates_of: Updates | None = None
         self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
         self._step = 0
+        self._closed = False
         self._read = 0  # how many so far
         weakref.finalize(self, _flush, writers)
 
@@ -240,6 +242,9 @@ class Watch:
         """Read and write what is left; where gradients are sharded, every process has to call this."""
         self.read()
         _flush(self._writers)
+        if self._nonfinite.folder is not None and self._read and not self._closed and not rank():
+            print(f"report: isograd report {self._nonfinite.folder}", file=sys.stderr)
+        self._closed = True
 
     def abandon(self) -> None:
         """Close after an error, which may be this process' own: sharded gradients that wait are not read."""
