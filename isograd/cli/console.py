@@ -24,6 +24,7 @@ COLOURS = {
     "diverged": "red",
     "failed": "yellow",
     "interrupted": "yellow",
+    "running": "cyan",
 }
 EVERY = 100  # steps between lines of progress, and at most 20 lines a run
 _quiet = False
@@ -119,6 +120,16 @@ def loading(what: str = "loading torch", threads: int | None = None) -> Iterator
         if threads:
             torch.set_num_threads(threads)
         yield status.update
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A line at once: in a terminal gone when the block ends, elsewhere one that stays."""
+    console = progress()
+    if not console.is_terminal:
+        console.print(what, markup=False, soft_wrap=True)
+    with console.status(what):
+        yield
 
 
 def choose_products(verb: str, threads: int | None = None, like: Path | None = None) -> None:

@@ -1,20 +1,53 @@
 """`isograd report FOLDER...`: tables and figures from the files of runs, a study or a search."""
 
+import argparse
 import json as json_
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from isograd.cli.console import print_json
-from isograd.cli.parser import Folder
+from isograd.cli.console import print_json, print_path, working
+from isograd.cli.parser import EACH, Folder
 from isograd.errors import UserError, refusing
 from isograd.hub import is_watched
 
 if TYPE_CHECKING:
+    from isograd.report.runs import ArmFiles
     from isograd.report.style import Output
+
+FORMATS = ("svg", "png", "pdf")
+_UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
+
+
+def inches(text: str) -> float:
+    """A length: 3.3, 3.3in, 84mm, 8.4cm.
+
+    >>> inches("3.3"), inches("3.3in"), round(inches("84mm"), 3)
+    (3.3, 3.3, 3.307)
+    """
+    number, unit = (text[:-2].strip(), text[-2:]) if text[-2:] in _UNITS else (text, "in")
+    try:
+        found = float(number) * _UNITS[unit]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected inches such as 3.3, or 3.3in, 84mm, 8.4cm; got {text!r}") from None
+    if not 1 <= found <= 40:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 to 40 inches")
+    return found
+
+
+def formats(text: str) -> str:
+    """One of `FORMATS`, or several of them with commas between."""
+    for name in text.split(","):
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"expected {', '.join(FORMATS)} or several, as in pdf,svg; got {name!r}")
+    return text
+
+
+Length = Annotated[float, inches, "LENGTH"]
 
 
 def report(
@@ -22,9 +55,14 @@ def report(
     out: Folder | None = None,
     title: Annotated[str, "TEXT"] | None = None,
     reference: Annotated[str, "ARM"] | None = None,
-    style: Literal["screen", "paper"] = "screen",
-    width: Annotated[float, "INCHES"] | None = None,
-    format: list[Literal["svg", "png", "pdf"]] | None = None,  # noqa: A002  (it is --format)
+    figure: list[Annotated[str, "NAME"]] | None = None,
+    arms: list[Annotated[str, "ARM"]] | None = None,
+    label: Annotated[list[Annotated[str, "ARM=TEXT"]], EACH] | None = None,
+    style: Literal["screen", "paper", "gray"] = "screen",
+    width: Length | None = None,
+    height: Length | None = None,
+    font: Annotated[str, "FAMILY"] | None = None,
+    format: list[Annotated[str, formats, "FORMAT"]] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
 ) -> int:
     """Make tables and figures of runs from their folders.
@@ -33,6 +71,7 @@ def report(
       isograd report runs/compare
       isograd report runs/pre-ln-12l runs/normformer-12l --out paper --title "12 layers"
       isograd report runs/compare --style paper --width 3.25 --format pdf
+      isograd report runs/compare --figure gradients:last --arms pre-ln normformer --style gray --format pdf
       isograd report runs/warmup --reference normformer      of a study: one that holds a study.json
 
     Reads files only: a folder copied from another machine will do.
@@ -42,11 +81,18 @@ def report(
         out: where to write (default: report/ in the first FOLDER)
         title: title of the page
         reference: placement or label of the arm that the others are measured against (default: pre-ln, or the first)
-        style: font size and line width of the figure files
-        width: of the figure files (default: 8.4; with --style paper 3.25)
-        format: of the figure files (default: svg png)
+        figure: these figures alone, and no page; NAME:2 or NAME:WORDS is the one panel of that number or heading
+        arms: these arms alone, in this order, by placement or label
+        label: what page and figures call an arm, such as "pre-ln=Pre-LN (ours)"; once for each arm
+        style: font size and line width of the figure files; gray: as paper, arms differ by dash and marker alone
+        width: of the figure files in inches, or as 84mm (default: 8.4; with --style paper or gray 3.25)
+        height: of the figure files (default: as their panels need)
+        font: family of the figure files, such as serif or "DejaVu Serif" (default: sans-serif)
+        format: of the figure files, among svg, png and pdf (default: svg png)
         json: the results as one JSON object on stdout
     """
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is not a folder")
     if not folders:
         raise UserError("name the FOLDER of a run or a study, or a folder of runs")
     for folder in folders:
@@ -54,9 +100,17 @@ def report(
             raise UserError(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
     from isograd.report.style import Output
 
-    if width is not None and not 1 <= width <= 40:
-        raise UserError(f"--width {width:g}: expected 1 to 40 inches")
-    figures = Output(formats=format or ["svg", "png"], style=style, width=width)
+    forms = [form for text in format or ["svg,png"] for form in text.split(",")]
+    figures = Output(formats=forms, style=style, width=width, height=height, font=font, figures=figure or ())
+    if font is not None:
+        from isograd.report.shape import must_be_installed
+
+        must_be_installed(font)
+    of_runs = not (len(folders) == 1 and _is_no_folder_of_runs(folders[0]))
+    if not of_runs and (arms or label):
+        raise UserError(f"--{'arms' if arms else 'label'} is for runs; name their folders, such as {folders[0]}/cells")
+    if not of_runs and figure:
+        raise UserError(f"--figure is for runs; the figures of {folders[0]} are written with its page")
     if len(folders) == 1 and (folders[0] / "study.json").exists():
         return _report_study(folders[0], out, title, reference, figures, json)
     if len(folders) == 1 and (folders[0] / "headroom.json").exists():
@@ -83,13 +137,41 @@ def report(
     if not runs:
         among = f"none of {len(found)} can be read" if found else "no folder with a run.json in it or below it"
         raise UserError(f"nothing to report on in {', '.join(map(str, folders))}: {among}")
-    written = _write(runs, out or folders[0] / "report", title, reference, figures)
-    if json:
+    with working(f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {'drawing' if figure else 'making the page'}"):
+        written = _write(runs, out or folders[0] / "report", title, reference, figures, arms or (), _called(label))
+    if figure and json:
+        print_json({"figures": _files(written, figures), "left_out": faults})
+    elif figure:
+        for path in _files(written, figures):
+            print_path(f"figure: {path}")
+    elif json:
         print_json({"reports": [_content(*one) for one in written], "left_out": faults})
     else:
-        for arms, page, name in written:
-            print_arms(arms, page, name)
+        for found_arms, page, name in written:
+            print_arms(found_arms, page, name)
     return 0
+
+
+def _is_no_folder_of_runs(folder: Path) -> bool:
+    return any((folder / f"{kind}.json").exists() for kind in ("study", "headroom", "replay")) or _is_watched(folder)
+
+
+def _called(labels: Sequence[str] | None) -> dict[str, str]:
+    """What `--label` says: arm -> name."""
+    pairs = [text.partition("=") for text in labels or ()]
+    for (arm, sign, name), text in zip(pairs, labels or (), strict=True):
+        if not (arm and sign and name):
+            raise UserError(f'--label {text}: expected ARM=TEXT, such as "pre-ln=Pre-LN (ours)"')
+    return {arm: name for arm, _, name in pairs}
+
+
+def _files(written: Sequence[tuple[Any, Path, Any]], figures: "Output") -> list[str]:
+    """What `--figure` wrote."""
+    from isograd.report.page import file_of
+
+    names = [file_of(*asked.partition(":")[::2]) for asked in figures.figures]
+    places = [page.with_name(f"{name}.{form}") for _, page, _ in written for name in names for form in figures.formats]
+    return [str(path) for path in places if path.exists()]
 
 
 def open_page(folder: Folder, *, json: bool = False) -> int:
@@ -174,34 +256,47 @@ def _report_study(
 
 
 def _write(
-    runs: list[Path], out: Path, title: str | None, name: str | None, figures: "Output"
-) -> list[tuple[list[Path], Path, str | None]]:
-    """A page for each kind of run, in folders of their own where there are several: its runs, the page, its reference.
+    runs: list[Path],
+    out: Path,
+    title: str | None,
+    name: str | None,
+    figures: "Output",
+    chosen: Sequence[str],
+    called: Mapping[str, str],
+) -> list[tuple[list["ArmFiles"], Path, str | None]]:
+    """A page for each kind of run, in folders of their own where there are several: its arms, the page, its reference.
 
-    Of several kinds the named reference may be in some only.
+    Of several kinds the named reference may be in some only. The folders are read once.
     """
-    from isograd.report.pages.runs import write_report
-    from isograd.report.runs import arms_of, by_kind, reference_of
+    from isograd.report.pages.runs import write_arms
+    from isograd.report.runs import arm_of, arms_of, by_kind, must_be_arm, reference_of
 
-    kinds = by_kind(runs)
-    having = [kind for kind, folders in kinds.items() if name and reference_of(arms_of(folders), name)]
+    kinds = {kind: arms_of(folders) for kind, folders in by_kind(runs).items()}
+    every = [arm for arms in kinds.values() for arm in arms]
+    having = [kind for kind, arms in kinds.items() if name and reference_of(arms, name)]
     if name and not having:
-        labels = [arm.label for folders in kinds.values() for arm in arms_of(folders)]
+        labels = [arm.label for arm in every]
         raise UserError(f"--reference {name}: no arm has this name; there are {'; '.join(labels)}")
+    for one in chosen:
+        must_be_arm(every, one)
+    for one in called:
+        must_be_arm(every, one)
     written = []
-    for kind, folders in kinds.items():
+    for kind, arms in kinds.items():
+        named = {one: text for one, text in called.items() if arm_of(arms, one)}
+        mine = [arm for one in chosen if (arm := arm_of(arms, one))] if chosen else arms
+        if not mine:
+            continue
         into, reference = out if len(kinds) == 1 else out / kind, name if kind in having else None
-        into.mkdir(parents=True, exist_ok=True)
-        page = write_report(folders, into, title, True, reference, figures)
-        written.append((folders, page, reference))
+        page = write_arms(mine, into, title, True, reference, figures, named)
+        written.append((mine, page, reference))
     return written
 
 
-def _content(folders: list[Path], page: Path, reference: str | None) -> dict[str, Any]:
+def _content(arms: list["ArmFiles"], page: Path, reference: str | None) -> dict[str, Any]:
     """What a program reads of a page."""
     from isograd.report.pages.runs import findings
-    from isograd.report.runs import arms_of
 
-    said = list(findings(arms_of(folders), reference))
+    said = list(findings(arms, reference))
     results = json_.loads(page.with_name("results.json").read_text(encoding="utf-8"))
     return {"report": str(page), "findings": said, "runs": results}

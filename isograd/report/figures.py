@@ -11,13 +11,17 @@ from matplotlib.ticker import MaxNLocator
 from isograd.report.kept_weights import point as kept_point
 from isograd.report.page import Section
 from isograd.report.runs import ArmFiles, SeedsCurve, at_end, at_start, stacks
+from isograd.report.shape import note
 from isograd.report.style import (
     INK,
     LEVEL_LINE,
+    UNLISTED,
     Drawing,
     drawing,
     entropy_line,
     heading,
+    is_first,
+    is_narrow,
     label,
     log,
     near,
@@ -106,17 +110,29 @@ def gradient_histories(arms: Sequence[ArmFiles]) -> Drawing | None:
     if not shown:
         return None
     beside = 2 if len(both) > 1 or len(shown) == 4 else 3
-    drawn = drawing(len(shown), height=3.2, sharey=True, beside=beside)
+    drawn = drawing(len(shown), height=3.2, sharey=True, sharex=True, beside=beside, least=_LEAST)
     for axes, (arm, stack, layers) in zip(drawn.panels, shown, strict=True):
         last, place = max(layers), axes.get_subplotspec()
         for layer, line in layers.items():
             part = (layer - 1) / max(1, last - 1)
-            axes.plot(*line, label=_ENDS.get(part, ""), **_of_depth(part))
+            name = _ENDS.get(part, f"{UNLISTED}layer {layer}")
+            (drawn_line,) = axes.plot(*line, label=name, **_of_depth(part))
+            note(drawn_line, arm=arm.label, panel=stack if len(both) > 1 else "", layer=layer)
         heading(axes, arm.label if len(both) == 1 else f"{arm.label}, {stack}")
-        label(axes, "step", "mean |gradient| of W₂" if place and place.is_first_col() else "")
+        below = place is None or place.is_last_row() or len(shown) - drawn.panels.index(axes) <= _columns(axes)
+        label(axes, "step" if below else "", "mean |gradient| of W₂" if is_first(axes) else "")
+        axes.tick_params(labelbottom=below)
     for axes in drawn.panels:
         log(axes)
     return drawn
+
+
+_LEAST = 1.5  # inches of a panel in a column of a paper
+
+
+def _columns(axes: Axes) -> int:
+    place = axes.get_subplotspec()
+    return place.get_gridspec().ncols if place else 1
 
 
 _ENDS = {0.0: "first layer", 1.0: "last layer"}
@@ -160,8 +176,11 @@ def coefficients(arms: Sequence[ArmFiles]) -> Drawing | None:
                 continue
             (layers, low), (_, high) = (arm.profile(f"{name}_{of}", kind, at_end, stack) for of in ("min", "max"))
             axes.fill_between(layers, low, high, color=arm.look["color"], alpha=0.16, linewidth=0)
-            axes.plot(*arm.profile(name, kind, at_start, stack), **(arm.look | {"linewidth": 0.9, "alpha": 0.6}))
-            axes.plot(*end, label=arm.label, marker="o", markersize=2.6, **arm.look)
+            start = arm.profile(name, kind, at_start, stack)
+            (first,) = axes.plot(*start, **(arm.look | {"linewidth": 0.9, "alpha": 0.6}))
+            note(first, arm=arm.label, when="at the first step")
+            (line,) = axes.plot(*end, label=arm.label, marker="o", markersize=2.6, **arm.look)
+            note(line, when=_END, low=low, high=high)
         widen(axes, 0.05)
         label(axes, "layer" if len(both) == 1 else f"{stack} layer", COEFFICIENTS[name, kind])
         axes.ticklabel_format(axis="y", useOffset=False)  # 0.9999, not 9e-5 beside a +9.999e-1 in the corner
@@ -176,27 +195,31 @@ def _learned(arms: Sequence[ArmFiles], name: str, kind: str, stack: str) -> bool
 def over_seeds(axes: Axes, arm: ArmFiles, curve: SeedsCurve, named: str, **markers: Any) -> None:
     """The mean over seeds, with a band from the lowest to the highest."""
     x, mean, low, high = curve
-    axes.plot(x, mean, label=named, **arm.look, **markers)
+    (line,) = axes.plot(x, mean, label=named, **arm.look, **markers)
+    note(line, low=low, high=high)
     if len(arm.runs) > 1:
         axes.fill_between(x, low, high, color=arm.look["color"], alpha=0.18, linewidth=0)
 
 
 def _profiles(arms: Sequence[ArmFiles], name: str, title: str) -> Drawing:
-    """A row of panels per stack: at the start, and at the end."""
+    """A row of panels per stack: at the start, and at the end; in a narrow figure each with a scale of its own."""
     both = stacks(arms)
-    drawn = drawing(2 * len(both), height=3.6 if len(both) == 1 else 3.0, sharey=True)
-    moments = [(at_start, "at the first step"), (at_end, "mean of the last 50 steps")]
+    height = 3.6 if len(both) == 1 else 3.0
+    drawn = drawing(2 * len(both), height=height, sharey=not is_narrow(), least=_LEAST)
+    moments = [(at_start, "at the first step"), (at_end, _END)]
     places = [(stack, when, moment) for stack in both for when, moment in moments]
     for axes, (stack, when, moment) in zip(drawn.panels, places, strict=True):
         for arm in arms:
-            line = arm.profile(name, "ffn", when, stack)
-            axes.plot(*line, label=arm.label, marker="o", markersize=2.6, **arm.look)
+            over_seeds(axes, arm, arm.profile_of_seeds(name, "ffn", when, stack), arm.label, marker="o", markersize=2.6)
         heading(axes, moment if len(both) == 1 else f"{stack}, {moment}")
         label(axes, "layer" if stack == both[-1] else "", title if when is at_start else "")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in drawn.panels:
         log(axes)
     return drawn
+
+
+_END = "mean of the last 50 steps"
 
 
 def _mark_kept(axes: Axes, arms: Sequence[ArmFiles], name: str) -> None:
@@ -274,7 +297,7 @@ _DEPTH: tuple[tuple[str, str, str, Callable[[Sequence[ArmFiles]], Drawing | None
     (
         "histories",
         "Gradients of each layer during training",
-        "A line per layer, from the first (blue) through grey to the last (orange, dashed), the mean over seeds; all"
+        "A line per layer, from the first (violet) through grey to the last (olive, dashed), the mean over seeds; all"
         " panels have one scale.",
         gradient_histories,
     ),

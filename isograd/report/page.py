@@ -1,7 +1,7 @@
 """The one page: a headline and sections of figure and table, as a self-contained HTML file, with all of it as files.
 
 NAME.html            the page
-FIGURE.svg, .png     or what `Output` says
+FIGURE.svg, .png     or what `Output` says; .csv the points of its lines
 tables/TABLE.csv     every table, and as .tex with the rules of booktabs
 """
 
@@ -9,15 +9,16 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 from isograd.files import finite, write_text
-from isograd.report import style
+from isograd.report import shape, style
 from isograd.report.style import Drawing, Look, Output
 
 
@@ -88,11 +89,17 @@ def write_page(page: Page, path: Path, output: Output | None = None, main_figure
     """Write the page to `path`, and beside it its figures and tables.
 
     Args:
-        output: of the figures' files.
+        output: of the figures' files; where it names some, these are written, and no page.
         main_figure_only: of all figures write the first, and no tables.
+
+    Raises:
+        UserError: `output` names a figure or a panel that the page does not have.
     """
     out, output = path.parent, output or Output()
     out.mkdir(parents=True, exist_ok=True)
+    if output.figures:
+        _write_chosen(page, out, output)
+        return path
     drawn = [(section, _draw(section, None)) for section in page.sections]
     shown = [(section, one) for section, one in drawn if one or section.table or section.code or section.verdicts]
     known = [(section, one) for section, one in shown if one is not None]
@@ -109,14 +116,56 @@ def write_page(page: Page, path: Path, output: Output | None = None, main_figure
     )
     write_text(path, text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8
     for section, one in written:
-        again = one if output.settings == style.SCREEN else _draw(section, output)
-        assert again is not None
-        with style.settings(output):
-            style.save(again, out / section.name, output.formats)
+        as_shown = output.settings == style.SCREEN and output.height is None
+        _save(section, one if as_shown else None, out / section.name, output)
     for section, _ in [] if main_figure_only else shown:
         if section.table:
             write_table(section.table, out / "tables" / section.name)
     return path
+
+
+def _write_chosen(page: Page, out: Path, output: Output) -> None:
+    drawn = [(section, one) for section in page.sections if (one := _draw(section, output)) is not None]
+    shape.must_be_figures(output, [section.name for section, _ in drawn])
+    for section, one in drawn:
+        for i, panel in enumerate(shape.chosen(output, section.name)):
+            _save(section, one if i == 0 else None, out / file_of(section.name, panel), output, panel)
+
+
+def file_of(figure: str, panel: str) -> str:
+    """
+    >>> file_of("gradients", ""), file_of("gradients", "last 50")
+    ('gradients', 'gradients-last-50')
+    """
+    return "-".join([figure, *re.findall(r"\w+", panel)])
+
+
+def _save(section: Section, drawn: Drawing | None, path: Path, output: Output, panel: str = "") -> None:
+    """The figure's files and its points; None: it is drawn for them."""
+    drawn = drawn or _draw(section, output)
+    assert drawn is not None
+    with style.settings(output):
+        drawn = shape.shaped(drawn, output, panel)
+        style.save(drawn, path, output.formats, output.height)
+    if rows := shape.points(drawn):
+        write_text(path.with_name(f"{path.name}.csv"), csv_of_rows(rows))
+
+
+def figure_of(page: Page, name: str, output: Output) -> Figure:
+    """One figure of the page, or one panel of it as `Output.figures` says it.
+
+    Raises:
+        UserError: the page has no such figure or panel.
+    """
+    output = replace(output, figures=[name])
+    section = next((one for one in page.sections if one.figure and shape.chosen(output, one.name)), None)
+    drawn = _draw(section, output) if section else None
+    if section is None or drawn is None:
+        there = [one.name for one in page.sections if _draw(one, output)]
+        shape.must_be_figures(output, [one for one in there if one != name.partition(":")[0]])
+    assert section is not None and drawn is not None
+    with style.settings(output):
+        return style.finish(shape.shaped(drawn, output, shape.chosen(output, section.name)[0]), output.height)
 
 
 def _draw(section: Section, output: Output | None) -> Drawing | None:
@@ -174,7 +223,7 @@ def _tex(cell: str) -> str:
 _TONES = {  # the first word that a verdict has: what it looks like
     **dict.fromkeys(("failed", "interrupted", "stopped"), "warn"),
     **dict.fromkeys(("diverged", "collapsed", "fails", "none", "does not hold"), "bad"),
-    **dict.fromkeys(("undecided", "slow", "too few seeds", "false"), "open"),
+    **dict.fromkeys(("running", "undecided", "slow", "too few seeds", "false"), "open"),
     **dict.fromkeys(("finished", "holds", "lower", "higher", "sooner"), "good"),
 }
 

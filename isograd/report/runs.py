@@ -4,18 +4,19 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from isograd.files import read_json, read_object, read_rows
+from isograd.errors import UserError
+from isograd.files import is_locked, read_json, read_object, read_rows
 from isograd.placement import CATALOGUE
 from isograd.report.style import Look, look_of, looks
 from isograd.study.faults import FILES, fault
-from isograd.study.labels import labels
+from isograd.study.labels import labels, names
 from isograd.train.tasks import TASKS
 
 Row = dict[str, Any]
@@ -123,6 +124,13 @@ class ArmFiles:
         layers = sorted(by_layer)
         return layers, [statistics.fmean(by_layer[layer]) for layer in layers]
 
+    def profile_of_seeds(self, name: str, kind: str, when: Callable[[int, int], bool], stack: str) -> SeedsCurve:
+        """Layers, and the mean over seeds and steps, the lowest and the highest of the seeds' means over steps."""
+        layers, mean = self.profile(name, kind, when, stack)
+        own = [dict(zip(*replace(self, runs=[run]).profile(name, kind, when, stack), strict=True)) for run in self.runs]
+        values = [[of[layer] for of in own if layer in of] for layer in layers]
+        return [float(layer) for layer in layers], mean, list(map(min, values)), list(map(max, values))
+
     def histories(self, name: str, kind: str, stack: str) -> dict[int, tuple[list[int], list[float]]]:
         """For each layer, first to last: observed steps, and the mean of a quantity over seeds at each."""
         found: dict[int, dict[int, list[float]]] = {}
@@ -182,8 +190,43 @@ def reference_of(arms: Sequence[ArmFiles], named: str | None = None) -> ArmFiles
     None where there is none of that name, or no arm.
     """
     if named is not None:
-        return next((arm for arm in arms if named in (arm.label, arm.placement)), None)
+        return arm_of(arms, named)
     return next((arm for arm in arms if arm.placement == "pre-ln"), arms[0] if arms else None)
+
+
+def arm_of(arms: Sequence[ArmFiles], named: str) -> ArmFiles | None:
+    """The first arm of this label, placement, or name on a page ("Pre-LN"); None where there is none."""
+    exact = next((arm for arm in arms if named in (arm.label, arm.placement)), None)
+    shown = {name.lower(): arm for arm, name in zip(arms, names([arm.first.run for arm in arms]), strict=True)}
+    return exact or shown.get(named.lower())
+
+
+def presented(arms: Sequence[ArmFiles], called: Mapping[str, str] | None = None) -> list[ArmFiles]:
+    """These arms under the names that a page has for them: "Pre-LN, lr 5e-3", without what all of them share.
+
+    Args:
+        called: other names, by label, placement or name.
+
+    Raises:
+        UserError: there is no arm of a name in `called`.
+    """
+    found = [replace(arm, label=name) for arm, name in zip(arms, names([arm.first.run for arm in arms]), strict=True)]
+    for who, name in (called or {}).items():
+        arm = must_be_arm(arms, who)
+        found[list(arms).index(arm)] = replace(arm, label=name)
+    return found
+
+
+def must_be_arm(arms: Sequence[ArmFiles], named: str) -> ArmFiles:
+    """See `arm_of`.
+
+    Raises:
+        UserError: with the labels that there are.
+    """
+    arm = arm_of(arms, named)
+    if arm is None:
+        raise UserError(f"no arm has the name {named!r}; there are {'; '.join(arm.label for arm in arms)}")
+    return arm
 
 
 def stacks(arms: Iterable[ArmFiles]) -> list[str]:
@@ -213,12 +256,13 @@ def at_end(step: int, last: int) -> bool:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """The files of a run; what a run has not written yet is empty."""
+    """The files of a run; what a run has not written yet is empty. Without an outcome it is "running" while a process
+    trains it, else "interrupted"."""
     return RunFiles(
         folder=folder,
         run=read_object(folder / "run.json"),
         resolved=read_object(folder / "resolved.json"),
-        outcome=read_object(folder / "outcome.json") or {"outcome": "interrupted"},
+        outcome=read_object(folder / "outcome.json") or {"outcome": "running" if is_locked(folder) else "interrupted"},
         metrics=read_rows(folder / "metrics.jsonl"),
         quantities=read_rows(folder / "quantities.jsonl"),
         validation=read_rows(folder / "validation.jsonl"),
@@ -251,14 +295,14 @@ def smoothed(points: Sequence[tuple[int, float]], window: int = 10) -> list[tupl
     ]
 
 
-def curves(runs: Iterable[RunFiles]) -> Iterator[tuple[Any, ...]]:
+def curves(arms: Iterable[ArmFiles]) -> Iterator[tuple[Any, ...]]:
     """Every curve of every run in one tidy table, the header first: a line per run, step and quantity.
 
     Of sublayers what the figures draw: the feed-forward ones' mean |gradient|, the stream and the branch's share.
     """
-    yield ("run", "placement", "seed", "step", "quantity", "value")
-    for run in runs:
-        who = (run.folder.name, run.run["model"]["placement"], run.run["seed"])
+    yield ("run", "arm", "placement", "seed", "step", "quantity", "value")
+    for label, run in ((arm.label, run) for arm in arms for run in arm.runs):
+        who = (run.folder.name, label, run.run["model"]["placement"], run.run["seed"])
         named = {"loss": "validation_loss", "bleu": "validation_bleu"}
         rows = [(row, {name: row.get(name) for name in ("loss", "lr", "grad_norm")}) for row in run.metrics]
         rows += [(row, {named[name]: row.get(name) for name in named}) for row in run.validation]

@@ -6,6 +6,7 @@ white. Text stays text in SVG and PDF. The colours are safe for colour-blind rea
 
 import io
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,8 +33,8 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)
 MANY = len(COLOURS) * len(DASHES)  # looks that differ: 7 and 4 have no divisor in common
 _FIRST = ("post-ln", "pre-ln", "normformer", "admin", "deepnorm", "gpt2", "qk-norm")  # a colour of its own each
 _ORDER = (*_FIRST, *(name for name in CATALOGUE if name not in _FIRST))
-# by depth, from first to last: blue to orange, through a grey that is as far from a white page as from a dark one
-DEPTH_COLOURS = LinearSegmentedColormap.from_list("depth", ("#1673c4", "#8b9097", "#e08300"))
+# by depth, from first to last: violet to olive, which no arm has, through a grey as far from white as from a dark page
+DEPTH_COLOURS = LinearSegmentedColormap.from_list("depth", ("#8a55d0", "#8b9097", "#857800"))
 INK = "#0a0b0c"  # stands for currentColor in the SVG of a page
 LEVEL_LINE: Look = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
 
@@ -62,7 +63,10 @@ SCREEN: dict[str, Any] = {
 }
 _SMALLER = {"font.size": 7.5, "axes.titlesize": 8.0, "axes.labelsize": 8.0, "xtick.labelsize": 7.0}
 _SMALLER |= {"ytick.labelsize": 7.0, "legend.fontsize": 7.0, "lines.linewidth": 1.2}
-WIDTHS = {"screen": 8.4, "paper": 3.25}  # inches; 3.25: a column of most proceedings
+WIDTHS = {"screen": 8.4, "paper": 3.25, "gray": 3.25}  # inches; 3.25: a column of most proceedings
+NARROW = 5.0  # inches; what is narrower is a column of a paper
+_SCALE = 0.4  # inches that the numbers of an axis take beside a narrow panel
+_EXPONENT = 8.6  # points of a power of ten, whose exponent is set in 0.7 of that: 6 points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +75,39 @@ class Output:
 
     Attributes:
         formats: among "svg", "png" and "pdf".
-        style: "screen", or "paper": smaller letters, thinner lines.
+        style: "screen"; "paper": smaller letters, thinner lines; "gray": as "paper", and arms differ by dash and
+            marker, not by colour.
         width: inches; None: of the style, 8.4 or 3.25. A narrow figure has its panels below each other.
+        height: inches, of the whole figure; None: as its panels need.
+        font: a family that is installed; None: matplotlib's own.
+        figures: those that are written, by name; none: all, with the page. "gradients:2" is the second panel alone,
+            "gradients:last" the first panel whose heading has this word.
     """
 
     formats: Sequence[str] = ("svg", "png")
     style: str = "screen"
     width: float | None = None
+    height: float | None = None
+    font: str | None = None
+    figures: Sequence[str] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of matplotlib."""
         size = (self.width or WIDTHS[self.style], SCREEN["figure.figsize"][1])
-        return SCREEN | (_SMALLER if self.style == "paper" else {}) | {"figure.figsize": size}
+        own = _SMALLER if self.style != "screen" else {}
+        return SCREEN | own | (_font(self.font) if self.font else {}) | {"figure.figsize": size}
+
+
+def _font(family: str) -> dict[str, Any]:
+    """Of words and of formulas."""
+    return {
+        "font.family": family,
+        "mathtext.fontset": "custom",
+        "mathtext.rm": family,
+        "mathtext.it": f"{family}:italic",
+        "mathtext.bf": f"{family}:bold",
+    }
 
 
 @contextmanager
@@ -141,22 +165,36 @@ class Drawing:
     squares: Mapping[int, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
-def drawing(panels: int, height: float, sharey: bool = False, beside: int = 2, rows: bool = False) -> Drawing:
+def drawing(
+    panels: int,
+    height: float,
+    sharey: bool = False,
+    sharex: bool = False,
+    beside: int = 2,
+    rows: bool = False,
+    least: float = 2.6,
+) -> Drawing:
     """Empty panels, at most `beside` of them beside each other, each row `height` inches high.
 
     Args:
         rows: the height is that of rows of text, and no narrow figure makes it lower.
+        least: inches that a panel is wide where others stand beside it.
     """
     width = mpl.rcParams["figure.figsize"][0]
-    columns = max(1, min(panels, beside, int(width / 2.6)))
+    columns = max(1, min(panels, beside, int(width / least)))
     if not rows and width < WIDTHS["screen"]:
-        height = min(height, 0.8 * width / columns)
+        height = min(height, max(0.8 * width / columns, 2.1 if columns > 1 else 0))
     lines = -(-panels // columns)
     figure = Figure(figsize=(width, height * lines), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False, sharey=sharey).flatten()
+    grid = figure.subplots(lines, columns, squeeze=False, sharey=sharey, sharex=sharex).flatten()
     for axes in grid[panels:]:
         axes.set_axis_off()
     return Drawing(figure=figure, panels=list(grid[:panels]))
+
+
+def is_narrow() -> bool:
+    """Whether figures are drawn for a column of a paper."""
+    return bool(mpl.rcParams["figure.figsize"][0] < NARROW)
 
 
 def ink_on(colour: tuple[float, float, float, float]) -> str:
@@ -180,6 +218,7 @@ def heading(axes: Axes, title: str, over: Axes | None = None) -> None:
     place = axes.get_subplotspec()
     columns = place.get_gridspec().ncols if place else 1
     width = axes.get_figure(root=True).get_figwidth() / columns  # type: ignore[union-attr]
+    width -= _SCALE if columns > 1 and is_narrow() else 0.0
     lines = textwrap.wrap(title, int(115 * width / mpl.rcParams["font.size"])) or [""]
     (over or axes).set_title(plain("\n".join(lines)))
 
@@ -199,16 +238,33 @@ def log(axes: Axes) -> None:
     if any(y > 0 for line in axes.lines for y in np.asarray(line.get_ydata())):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_Plain())
-        axes.yaxis.set_minor_formatter(_Plain(minor_thresholds=(1.5, 0.5)))
+        axes.yaxis.set_minor_formatter(_Plain(minor_thresholds=(99, 99)))
+        low, high = axes.get_ylim()
+        if not _is_plain(low, high):
+            axes.tick_params(axis="y", which="both", labelsize=_EXPONENT)
+
+
+def _is_plain(low: float, high: float) -> bool:
+    """Whether numbers of this axis are read without powers of ten."""
+    return low > 9e-4 and high < 1e4
 
 
 class _Plain(LogFormatterSciNotation):
-    """0.1, 1 and 20 as they are; powers of ten where the axis goes far away from 1."""
+    """0.1, 1 and 20 as they are; powers of ten where the axis goes far away from 1.
+
+    Decades alone where there are two in sight; else 2 and 5 times one, too.
+    """
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         written = super().__call__(x, pos)
         low, high = self.axis.get_view_interval()  # type: ignore[union-attr]  # it is an axis' formatter
-        return f"{x:g}" if written and low > 9e-4 and high < 1e4 else written
+        if not written or x <= 0 or low <= 0:
+            return written
+        first = round(x / 10 ** math.floor(math.log10(x) + 1e-9), 3)
+        decades = math.floor(math.log10(high) + 1e-9) - math.ceil(math.log10(low) - 1e-9) + 1
+        if first not in ((1,) if decades >= 2 else (1, 2, 5)):
+            return ""
+        return f"{x:g}" if _is_plain(low, high) else written
 
 
 def steps(axes: Axes) -> None:
@@ -277,7 +333,7 @@ class _Chart:
         return [
             {
                 "id": line.get_gid(),
-                "label": _named(str(line.get_label())),
+                "label": named(str(line.get_label())),
                 "also": [gid for gid, colour in bands.items() if colour == to_hex(line.get_color())],
             }
             for line in lines
@@ -316,9 +372,9 @@ class _Chart:
 UNLISTED = "_: "  # before the name of a line that the legend does not list; it is shown under the pointer
 
 
-def _named(given: str) -> str:
+def named(given: str) -> str:
     """
-    >>> _named("pre-ln"), _named("_child3"), _named("_: layers.3")
+    >>> named("pre-ln"), named("_child3"), named("_: layers.3")
     ('pre-ln', '', 'layers.3')
     """
     return given.removeprefix(UNLISTED) if given.startswith(UNLISTED) or not given.startswith("_") else ""
@@ -328,12 +384,20 @@ def _scales(axes: Axes) -> list[tuple[str, Any, str]]:
     return [("x", axes.get_xlim(), axes.get_xscale()), ("y", axes.get_ylim(), axes.get_yscale())]
 
 
-def save(drawn: Drawing, path: Path, formats: Sequence[str]) -> None:
+def save(drawn: Drawing, path: Path, formats: Sequence[str], height: float | None = None) -> None:
     """Dark ink on white: `path` with each format as its ending."""
-    _legend(drawn)
+    finish(drawn, height)
     drawn.figure.patch.set(alpha=1, facecolor="white")
     for form in formats:
         write_bytes(path.with_name(f"{path.name}.{form}"), _saved(drawn.figure, form, path.name))
+
+
+def finish(drawn: Drawing, height: float | None = None) -> Figure:
+    """With its legend, this many inches high; None: as high as its panels need."""
+    _legend(drawn)
+    if height is not None:
+        drawn.figure.set_figheight(height)
+    return drawn.figure
 
 
 def _saved(figure: Figure, form: str, salt: str) -> bytes:

@@ -35,6 +35,66 @@ def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [", ".join([*_first(one), *_others(one, differing)]) for one in found]
 
 
+NAMES = {  # placement -> what a page calls it; the others go by the name that they have everywhere
+    "post-ln": "Post-LN",
+    "pre-ln": "Pre-LN",
+    "normformer": "NormFormer",
+    "normformer-resscale": "NormFormer with ResScale",
+    "admin": "ADMIN",
+    "deepnorm": "DeepNorm",
+    "mix-ln": "Mix-LN",
+    "peri-ln": "Peri-LN",
+    "sub-ln": "Sub-LN",
+    "rezero": "ReZero",
+    "layerscale": "LayerScale",
+    "skipinit": "SkipInit",
+    "t-fixup": "T-Fixup",
+    "hybridnorm": "HybridNorm",
+    "gpt2": "GPT-2",
+    "olmo2": "OLMo 2",
+    "qk-norm": "QK-Norm",
+    "ngpt": "nGPT",
+}
+
+
+def names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a page and its figures call these runs: without what all of them share, placements as papers write them.
+
+    >>> one = {"model": {"placement": "pre-ln"}, "training": {"warmup": 0, "lr": 5e-3, "batch": 8}}
+    >>> two = {"model": {"placement": "post-ln"}, "training": {"warmup": 0, "lr": 1e-3, "batch": 8}}
+    >>> names([one, two]), names([one])
+    (['Pre-LN, lr 5e-3', 'Post-LN, lr 1e-3'], ['Pre-LN'])
+    """
+    if any("glue.scratch" in _always(dict(flat(run))) for run in runs):
+        return labels(runs)
+    differing = differences(runs)
+    return [", ".join(_name(dict(flat(run)), differing)) for run in runs]
+
+
+def _name(one: Mapping[str, Any], differing: Sequence[str]) -> Iterator[str]:
+    placement = one["model.placement"]
+    yield NAMES.get(placement, placement)
+    if "training.warmup" in differing:
+        yield _first(one)[1]
+    for key in (key for key in differing if key not in ALWAYS):
+        if key == "training.lr":
+            yield f"lr {rate(one[key])}"
+        else:
+            yield from _others(one, [key])
+
+
+def rate(value: float) -> str:
+    """A learning rate, as papers write it.
+
+    >>> rate(5e-3), rate(0.0017), rate(0.1)
+    ('5e-3', '1.7e-3', '0.1')
+    """
+    if not 0 < value < 0.1:
+        return f"{value:g}"
+    digits, _, power = f"{value:e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
 def differences(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The dotted keys in which runs differ, but for name and seed, in the order of the recipe."""
     found = [dict(flat(run)) for run in runs]

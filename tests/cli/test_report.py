@@ -36,7 +36,7 @@ def study(trained: Path, tmp_path: Path) -> Path:
 
 def test_what_is_written(study: Path) -> None:
     code, out, err = called("report", str(study), "--title", "Two of them")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "2 runs: making the page\n")
     report = study / "report"
     page = checked(report / "report.html")
     assert "Two of them" in page.text and str(report / "report.html") in out
@@ -168,7 +168,7 @@ def test_a_run_that_cannot_be_read(study: Path, change: Edit, said: str) -> None
 def test_the_others_are_reported_on(study: Path) -> None:
     first, _ = find_runs([study])
     cut("run.json")(first)
-    assert called("report", str(study))[::2] == (0, f"left out: {fault(first)}\n")
+    assert called("report", str(study))[::2] == (0, f"left out: {fault(first)}\n1 run: making the page\n")
     assert [row["arm"] for row in read(study / "report" / "results.json")] == ["pre-ln, no warm-up"]
 
 
@@ -202,4 +202,4 @@ def test_files_of_a_study_beside_its_runs(study: Path) -> None:
         (study / name).write_text("{}")
     (study / ".hidden").mkdir()
     (study / ".hidden" / "run.json").write_text("{")
-    assert called("report", str(study))[::2] == (0, "")
+    assert called("report", str(study))[::2] == (0, "2 runs: making the page\n")

@@ -48,7 +48,7 @@ def test_the_page_of_five_placements(tmp_path: Path) -> None:
     text = page.read_text()
     assert all(name in text for name, _ in FIVE) and "LR finder" not in text
     assert {p.name for p in page.parent.iterdir()} == {
-        *("report.html", "headroom.png", "headroom.svg", "results.csv", "results.json", "tables")
+        *("report.html", "headroom.png", "headroom.svg", "headroom.csv", "results.csv", "results.json", "tables")
     }
     assert {p.stem for p in page.parent.glob("tables/*")} == {"headroom", "comparisons", "runs", "settings"}
 

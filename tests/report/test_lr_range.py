@@ -147,7 +147,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert {*of[0]["outcome"].split(", ")} == {"1 diverged", "1 not trained"}
     assert of[1]["learning rate reached"] == "0.0875 (0.075 to 0.1)"
     page = checked(write_report(find_runs([tmp_path]), tmp_path, everything=True))
-    for words in ("LR range test", "above 0.1", "Highest learning rate reached: ", "pre-ln, no warm-up"):
+    for words in ("LR range test", "above 0.1", "Highest learning rate reached: ", "Pre-LN"):
         assert words in page.text
     assert "Training loss" not in page.text and "Collapsed:" not in page.text
     assert (tmp_path / "lr-range.svg").exists()

@@ -19,9 +19,10 @@ import isograd
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas
 from isograd.report.pages.runs import headline, results_table, warnings, write_report
-from isograd.report.runs import arms_of
+from isograd.report.runs import arms_of, presented
 from isograd.report.style import MANY, Output, look, look_of, looks
 from isograd.study import labels
+from isograd.study.labels import NAMES
 from tests.study.arms import called, compare_command, lines, read, runs
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "line", "path", "use", "rect"}
@@ -110,10 +111,10 @@ def test_the_page(compared: Path) -> None:
     placements = ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
     squeezed = "".join(page.text.split())
     for name in placements:
-        assert f"{name}, no warm-up" in page.text
+        assert f"{NAMES[name]}, no warm-up" in page.text
         for formula in formulas(CATALOGUE[name]).values():
             assert "".join(formula.replace("<-", "←").replace(" * ", " · ").replace("_", "").split()) in squeezed
-    assert "post-ln, warm-up 6" in page.text
+    assert "Post-LN, warm-up 6" in page.text
     built = read(runs(compared)[0] / "resolved.json")["data"]
     assert f"unigram entropy {built['unigram_entropy']:.3f}" in page.text
     assert built["sha256"] in page.text and "seeds 0, 1" in page.text
@@ -315,7 +316,7 @@ def test_the_headline_calls_nobody_best(study: Path) -> None:
 
 def test_a_single_run_is_compared_with_nothing(study: Path) -> None:
     page = checked(write_report(in_order(study)[:1], study))
-    assert page.text.startswith("Run: post-ln, no warm-up") and "compared" not in page.text.partition("Results")[0]
+    assert page.text.startswith("Run: Post-LN") and "compared" not in page.text.partition("Results")[0]
 
 
 @pytest.mark.slow
@@ -330,7 +331,7 @@ def test_for_a_paper(study: Path, tmp_path: Path) -> None:
     assert pdf.startswith(b"%PDF") and b"/Type3" not in pdf and not list(found.glob("*.png"))
     with (found / "tables/results.csv").open(newline="") as file:
         table = list(csv.reader(file))
-    assert [tuple(line) for line in table] == list(results_table(arms_of(in_order(study))))
+    assert [tuple(line) for line in table] == list(results_table(presented(arms_of(in_order(study)))))
     assert r"\toprule" in (found / "tables/results.tex").read_text()
     with (found / "curves.csv").open(newline="") as file:
         curves = list(csv.DictReader(file))

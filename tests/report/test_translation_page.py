@@ -23,6 +23,7 @@ from tests.study.arms import lines, read
 from tests.train.recipes import small_translation
 
 ARMS = [["post-ln", "training.warmup=4"], ["pre-ln"], ["admin", "training.lr=5e-3"]]
+NAMES = ["Post-LN, warm-up 4, lr 1e-2", "Pre-LN, no warm-up, lr 1e-2", "ADMIN, no warm-up, lr 5e-3"]  # on a page
 LABELS = ["post-ln, warm-up 4, lr 0.01", "pre-ln, no warm-up, lr 0.01", "admin, no warm-up, lr 0.005"]
 
 
@@ -60,7 +61,7 @@ def rewritten(path: Path, **changes: Any) -> None:
 def test_the_page(compared: Path) -> None:
     page = checked(compared / "report.html")
     assert [a.label for a in arms(compared)] == LABELS
-    assert all(page.text.count(label) >= 2 for label in LABELS)  # table and figures
+    assert all(page.text.count(label) >= 2 for label in NAMES)  # table and figures
     built = read(folders(compared)[0] / "resolved.json")["data"]
     assert f"{built['pairs']['kept']:,} pairs en → de, vocabulary {built['vocab_size']} (char)" in page.text
     assert "3+2 layers (encoder + decoder), width 16, 2 heads; batches of 300 tokens" in page.text
@@ -275,7 +276,7 @@ def test_in_a_terminal(compared: Path, capsys: pytest.CaptureFixture[str], monke
     shown = {}
     for width in (200, 80):
         monkeypatch.setenv("COLUMNS", str(width))
-        print_arms(folders(compared), compared / "report.html")
+        print_arms(arms(compared), compared / "report.html")
         shown[width] = capsys.readouterr().out.splitlines()
     assert re.split(r"\s{2,}", shown[200][0].strip())[:6] == ["placement", "outcome", "valid", "ppl", "BLEU", "weights"]
     assert {"outcome", "valid", "BLEU"} <= set(shown[80][0].split())

@@ -18,12 +18,14 @@ from isograd.cli.console import (
     print_lines,
     print_path,
     print_table,
+    working,
 )
 from isograd.cli.parser import File, Folder, Name, Words
 from isograd.errors import IsogradError, UserError
 from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
+    from isograd.report.runs import ArmFiles
     from isograd.study.compare import Arm
 
 _FLAG = re.compile(r"\b(?:model|data|training)\.(layers|width|heads|lr|warmup|steps|batch|length)\b")  # -> --layers
@@ -276,14 +278,17 @@ def _short(model: str) -> str:
 
 
 def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title: str | None = None) -> int:
-    from isograd.report.pages.runs import write_report
+    from isograd.report.pages.runs import write_arms
+    from isograd.report.runs import arms_of
 
     folders = [arm.folder for arm in arms]
-    page = write_report(folders, folders[0].parent, title)
+    with working("making the page"):
+        found = arms_of(folders)
+        page = write_arms(found, folders[0].parent, title)
     if json:
-        print_json(_content(folders, results) | {"report": str(page)})
+        print_json(_content(found, results) | {"report": str(page)})
     else:
-        print_arms(folders, page)
+        print_arms(found, page)
     failed = [result for result in results if result["outcome"] == "failed"]
     for result in failed:
         trace = Path(result["folder"]) / "error.txt"
@@ -292,27 +297,23 @@ def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title:
     return 1 if failed else 0
 
 
-def _content(folders: Sequence[Path], results: list[dict[str, Any]]) -> dict[str, Any]:
+def _content(found: Sequence["ArmFiles"], results: list[dict[str, Any]]) -> dict[str, Any]:
     """What a program reads: arms with their scores over the seeds, or each run as an arm."""
     from isograd.report.pages import finetuning
-    from isograd.report.runs import arms_of, read_run
     from isograd.train.tasks import TASKS
 
-    found = arms_of(folders)
     if found and TASKS[found[0].task].scored:
         arms = [finetuning.as_dict(arm) for arm in found]
         return {"arms": arms, "runs": results, "findings": list(finetuning.findings(found))}
-    built = (read_run(folder).resolved for folder in folders)
+    built = (run.resolved for arm in found for run in arm.runs)
     entropy = next((one["data"].get("unigram_entropy") for one in built if one), None)
     return {"unigram_entropy": entropy, "arms": results}
 
 
-def print_arms(folders: Sequence[Path], page: Path, reference: str | None = None) -> None:
+def print_arms(arms: Sequence["ArmFiles"], page: Path, reference: str | None = None) -> None:
     """A line per arm, what happened in sentences, and where the page is."""
     from isograd.report.pages import runs as runs_page
-    from isograd.report.runs import arms_of
 
-    arms = arms_of(folders)
     columns, lines = runs_page.columns(arms), runs_page.results_table(arms).lines
     names = tuple(column.short for column in columns)
     dispensable = [column.short for column in sorted(columns, key=lambda column: column.spare) if column.spare]

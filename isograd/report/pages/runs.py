@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from isograd.files import read_rows, write_json, write_text
 from isograd.report import equal_loss, figures, kept_weights
 from isograd.report.compared import Compared, difference, table, verdicts
 from isograd.report.figures import DEPTH_CHARTS, Maker, Subject
-from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
+from isograd.report.page import Page, Section, Table, csv_of, csv_of_rows, figure_of, write_page
 from isograd.report.pages import finetuning, lr_range
 from isograd.report.references import bibtex
 from isograd.report.runs import (
@@ -21,12 +23,16 @@ from isograd.report.runs import (
     at_end,
     at_start,
     curves,
+    find_runs,
     kind_of,
     losses_of,
     measure_of,
+    must_be_arm,
+    presented,
     reference_of,
 )
 from isograd.report.settings import differing, settings, subtitle
+from isograd.report.shape import must_be_installed
 from isograd.report.style import Output
 from isograd.statistics import compare, side_by_side
 from isograd.study.labels import flat
@@ -60,20 +66,93 @@ def write_report(
     arms = arms_of(folders)
     if not arms:
         raise ValueError(f"no runs to report on in {', '.join(map(str, folders)) or 'no folders'}")
+    return write_arms(arms, out, title, everything, reference, output)
+
+
+def write_arms(
+    arms: Sequence[ArmFiles],
+    out: Path,
+    title: str | None = None,
+    everything: bool = False,
+    reference: str | None = None,
+    output: Output | None = None,
+    called: Mapping[str, str] | None = None,
+) -> Path:
+    """`write_report` of arms that are read already.
+
+    Args:
+        called: what the page calls an arm, by its label, placement or name.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    runs = [run for arm in arms for run in arm.runs]
+    page = _page(arms, title, reference, everything, called)
+    if output and output.figures:
+        return write_page(page, out / "report.html", output)
     more = differing(arms)
     results = [_result(arm, run.run, run.outcome, more) for arm in arms for run in arm.runs]
     write_json(out / "results.json", results)
     write_text(out / "results.csv", csv_of_rows([dict(flat(row)) for row in results]))
     if everything:
-        write_text(out / "curves.csv", csv_of(curves(runs)))
+        write_text(out / "curves.csv", csv_of(curves(arms)))
         write_text(out / "references.bib", bibtex(arm.first.resolved.get("paper") for arm in arms))
-    page = _page(arms, title, reference, everything)
     return write_page(page, out / "report.html", output, main_figure_only=not everything)
 
 
-def _page(arms: Sequence[ArmFiles], title: str | None, reference: str | None, everything: bool) -> Page:
+def draw(
+    folders: Path | Sequence[Path],
+    figure: str = "gradients",
+    *,
+    arms: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+    reference: str | None = None,
+    style: str = "paper",
+    width: float | None = None,
+    height: float | None = None,
+    font: str | None = None,
+) -> Figure:
+    """One figure of runs, as a matplotlib figure to change and save.
+
+    >>> from isograd.report.pages.runs import draw
+    >>> figure = draw("runs/compare", "gradients:last", arms=["pre-ln", "normformer"], width=3.3)  # doctest: +SKIP
+    >>> figure.axes[0].set_ylim(1e-4, 1e-2)  # doctest: +SKIP
+    >>> figure.savefig("gradients.pdf")  # doctest: +SKIP
+
+    Args:
+        folders: of runs, or a folder of runs.
+        figure: its name (`loss`, `gradients`, `histories`, ...); with `:2` or `:words` the one panel of this number or
+            heading.
+        arms: by placement or label, in this order; (): all.
+        labels: what the legend calls an arm, by its placement or label.
+        reference: what others are measured against, as in `write_report`.
+        style: "screen", "paper" or "gray".
+        width: inches; None: 3.25, of the screen 8.4.
+        height: inches; None: as the panels need.
+        font: a family that is installed.
+
+    Raises:
+        ValueError: no runs there.
+        UserError: no such figure, panel, arm or font.
+    """
+    paths = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
+    found = arms_of(find_runs(paths))
+    if not found:
+        raise ValueError(f"no runs in {', '.join(map(str, paths))}")
+    chosen = [must_be_arm(found, name) for name in arms] or found
+    if font is not None:
+        must_be_installed(font)
+    output = Output(style=style, width=width, height=height, font=font)
+    return figure_of(_page(chosen, None, reference, True, labels), figure, output)
+
+
+def _page(
+    arms: Sequence[ArmFiles],
+    title: str | None,
+    reference: str | None,
+    everything: bool,
+    called: Mapping[str, str] | None = None,
+) -> Page:
+    theirs = reference_of(arms, reference) if reference else None
+    of, arms = arms, presented(arms, called)
+    reference = next((arm.label for arm, own in zip(arms, of, strict=True) if own is theirs), reference)
     text = next((run.resolved["data"] for arm in arms for run in arm.runs if run.resolved.get("data")), None)
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
     made = f"Made by isograd from the files of {sum(len(arm.runs) for arm in arms)} runs. `results.csv` and"

@@ -91,7 +91,10 @@ def write_study_report(
     runs = [cell.files for cell in study.cells if cell.files is not None]
     write_json(out / "results.json", results)
     write_text(out / "results.csv", csv_of_rows([dict(flat(cell_row(cell))) for cell in study.cells]))
-    write_text(out / "curves.csv", csv_of(curves(runs)))
+    arms = [
+        ArmFiles(label=arm.label, runs=own) for arm in found.arms if (own := [c.files for c in arm.cells if c.files])
+    ]
+    write_text(out / "curves.csv", csv_of(curves(arms)))
     write_text(out / "references.bib", bibtex(run.resolved.get("paper") for run in runs))
     write_page(page, out / "report.html", output)
     table = arms_table(found)
