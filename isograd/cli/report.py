@@ -153,7 +153,7 @@ def report(
 
 
 def _is_no_folder_of_runs(folder: Path) -> bool:
-    return any((folder / f"{kind}.json").exists() for kind in ("study", "headroom", "replay")) or _is_watched(folder)
+    return any((folder / f"{kind}.json").exists() for kind in ("study", "headroom", "replay")) or is_watched(folder)
 
 
 def _called(labels: Sequence[str] | None) -> dict[str, str]:
