@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -48,12 +48,19 @@ def output(*, soft_wrap: bool = False) -> Console:
     `soft_wrap` leaves long lines to the terminal.
     """
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return _Output(highlight=False, soft_wrap=soft_wrap, width=200 if wide else None)
+    return _Output(
+        highlight=False, soft_wrap=soft_wrap, width=200 if wide else None, force_terminal=_terminal(sys.stdout)
+    )
 
 
 def progress() -> Console:
     """The console of progress; it keeps the stderr of now, which the harness exchanges while it works."""
-    return Console(file=sys.stderr, quiet=_quiet, highlight=False)
+    return Console(file=sys.stderr, quiet=_quiet, highlight=False, force_terminal=_terminal(sys.stderr))
+
+
+def _terminal(stream: TextIO) -> bool | None:
+    """With NO_COLOR only a terminal is one, whatever FORCE_COLOR says, which Jupyter sets; else rich decides."""
+    return stream.isatty() if os.environ.get("NO_COLOR") else None
 
 
 def print_json(content: Any) -> None:

@@ -328,3 +328,18 @@ def test_quiet_holds_for_one_call() -> None:
 
     assert main(["list", "--quiet"]) == 0
     assert not console._quiet
+
+
+def test_no_color_is_stronger_than_a_forced_one() -> None:
+    """Jupyter's kernels force colours on every process; who sets NO_COLOR has plain text in a notebook, too."""
+    code = (
+        "from isograd.cli.console import output, progress; output().print('[bold]x[/bold]'); progress().print('[red]y')"
+    )
+    forced = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"FORCE_COLOR": "1"}
+
+    def said(environment: dict[str, str]) -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        return done.stdout + done.stderr
+
+    assert said(forced).count("\x1b[") >= 2
+    assert said(forced | {"NO_COLOR": "1"}) == "x\ny\n"
