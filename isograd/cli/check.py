@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from isograd.cli.console import loading, output, print_json, print_table
+from isograd.cli.console import announce, loading, output, print_json, print_table
 from isograd.cli.parser import EACH
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
 from isograd.hub import must_be_a_model
@@ -111,6 +111,7 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
         raise UserError(f"--warmup {asked.warmup}: expected a number of steps, 0 or more")
     for named in filter(None, (None if asked.optimizer else asked.model, asked.against)):
         must_be_a_model(named, callables=True)
+    announce(f"loading torch and {asked.optimizer or asked.model} ...")
     with loading():
         from isograd.lint import check
         from isograd.lint.check import known_codes
@@ -126,6 +127,7 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
                 network, optimizer = _trained(asked.optimizer) if asked.optimizer else (load_model(asked.model), None)
+                announce(f"recording one forward and backward pass of {type(network).__name__} ...")
                 return network, check(
                     network,
                     as_inputs(load_callable(asked.batch)()) if asked.batch else None,
@@ -167,6 +169,8 @@ def _print(findings: "Findings") -> None:
     from rich.markup import escape
     from rich.text import Text
 
+    from isograd.lint.findings import cures
+
     console = output()
     console.print(Text(findings.model, style="bold"))
     if findings.placements:
@@ -179,7 +183,8 @@ def _print(findings: "Findings") -> None:
         head = Text.assemble((finding.severity, _STYLES[finding.severity]), f" {finding.code}  ", finding.address)
         console.print(head)
         console.print(Text(f"  {finding.message}"))
-        console.print(Text(f"  -> {finding.remedy}"))
+        for line in cures(finding.remedy):
+            console.print(Text(f"  {line}"), soft_wrap=line.startswith("   "))  # code is not wrapped
         console.print(Text(f"  {finding.page}", style="dim"))
     for line in findings.missed:
         print(f"could not look at {line}", file=sys.stderr)

@@ -112,6 +112,11 @@ def print_path(line: str) -> None:
     output().print(line, markup=False, soft_wrap=True)
 
 
+def announce(line: str) -> None:
+    """A line of progress on stderr that stays, in a terminal and elsewhere: what the next seconds are for."""
+    progress().print(line, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def loading(what: str = "loading torch", threads: int | None = None) -> Iterator[Callable[[str], None]]:
     """Import torch and whatever the block imports, the libraries below silent; gives what sets the line shown."""

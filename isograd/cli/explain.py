@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.console import announce, loading, output, print_json, print_lines, print_path, print_table
 from isograd.cli.parser import Folder
 from isograd.errors import InputsError, IsogradError, UserError, one_line
 from isograd.hub import must_be_a_model
@@ -55,7 +55,13 @@ def explain(
     if not is_run:
         must_be_a_model(model, callables=True)
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
-    with loading() as shown:
+    announce(f"loading torch and {model} ...")
+    with loading() as status:
+
+        def shown(line: str) -> None:
+            status(line)
+            announce(f"{line} ...")
+
         content = _of_run(folder, shown) if is_run else _of_model(model, batch, lr, warmup, shown)
         from isograd.report.pages.explain import write_explanation
 
@@ -107,7 +113,7 @@ def _of_model(
     from isograd.report.pages.profile import USUAL, plain, verdict
     from isograd.trace.load import load_callable, load_model
 
-    shown(f"checking {name}")
+    shown(f"recording one forward and backward pass of {name}")
     found = [one.as_dict() for one in _checked(name, batch, lr, warmup)]
     try:
         measured = profile(load_model(name), load_callable(batch)() if batch else None, progress=shown)

@@ -1,5 +1,7 @@
 """Findings of the linter, and all of them together."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -87,10 +89,43 @@ class Findings:
         }
 
     def __str__(self) -> str:
-        lines = [
-            f"{f.severity}: {f.code} at {f.address or 'the model'}: {f.message}; {f.remedy}" for f in self.findings
-        ]
-        return "\n".join([f"{self.model}: {len(self.placements)} sublayers, {len(lines)} findings", *lines])
+        lines = [f"{self.model}: {many(len(self.placements), 'sublayer')}, {many(len(self), 'finding')}"]
+        for one in self.findings:
+            lines += ["", f"{one.severity}: {one.code} at {one.address or 'the model'}"]
+            lines += _wrapped(one.message, "  ", "  ")
+            for line in cures(one.remedy):
+                lines += [f"  {line}"] if " = " in line and line[:1] == " " else _wrapped(line, "  ", "     ")
+        return "\n".join(lines)
+
+
+WIDTH = 100  # of what is printed from Python
+
+
+def _wrapped(line: str, first: str, rest: str) -> list[str]:
+    indent = first + " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line.lstrip(),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def cures(remedy: str) -> list[str]:
+    """What to do, a line for each way where there are several, and code on a line of its own.
+
+    >>> cures("lower it; or warm up: scheduler = Linear(optimizer), and scheduler.step() after it")
+    ['-> 1. lower it', '-> 2. warm up:', '     scheduler = Linear(optimizer)', '   and scheduler.step() after it']
+    """
+    ways = remedy.split("; or ")
+    lines = []
+    for at, way in enumerate(ways, 1):
+        first, *code = re.split(r": (?=scheduler = )|(?<=\)), (?=and scheduler)", way)
+        lines.append(f"-> {f'{at}. ' if len(ways) > 1 else ''}{first}{':' if code else ''}")
+        lines += [f"     {one}" if " = " in one else f"   {one}" for one in code]
+    return lines
 
 
 def by_harm(found: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -80,6 +80,14 @@ def test_a_callable_of_a_file_in_any_folder(here: Path) -> None:
         del sys.modules[name]
 
 
+def test_what_the_seconds_are_for_is_said_on_stderr(here: Path) -> None:
+    for verb in ("check", "explain"):
+        _, out, err = called(verb, "some_models:normed", "--json")
+        assert err.startswith("loading torch and some_models:normed ...\nrecording one forward and backward pass of ")
+        assert json.loads(out)
+        assert called(verb, "some_models:normed", "--json", "--quiet")[2] == ""
+
+
 def test_the_refusals_of_a_file(here: Path) -> None:
     (here / "models").mkdir()
     (here / "models/deep.py").write_text("class Deep:\n    def __init__(self, vocab, *, width, heads=4): ...\n")
@@ -92,7 +100,7 @@ def test_the_refusals_of_a_file(here: Path) -> None:
 
 
 def test_an_error_makes_the_exit_code(here: Path) -> None:
-    code, out, err = called("check", "some_models:bare")
+    code, out, err = called("check", "some_models:bare", "--quiet")
     assert code == 1 and err == ""
     for words in (
         "pre-ln",

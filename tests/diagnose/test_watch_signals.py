@@ -351,3 +351,108 @@ def test_the_script_of_the_docs_runs_as_it_stands(tmp_path: Path, monkeypatch: p
     exec(compile(block, "watch.md", "exec"), {"__name__": "page"})
     (row,) = map(json.loads, (tmp_path / "runs/mine/warnings.jsonl").read_text().splitlines())
     assert row["signal"] == "gradients", row["message"]
+
+
+# -------------------------------------------------------------------------------------------- what its wiring has to do
+
+
+class Block(nn.Module):
+    """A layer by the order of its norm and its sum: before the branch, on the sum, or x = norm(x); x = x + f(x)."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order, self.noise = order, nn.Dropout(0.1)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.ln1, self.ln2 = nn.LayerNorm(16), nn.LayerNorm(16)
+
+    def mix(self, x: Tensor, mask: Tensor) -> Tensor:
+        mixed: Tensor = self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+        return self.noise(mixed)
+
+    def feed(self, x: Tensor) -> Tensor:
+        return self.noise(self.down(functional.gelu(self.up(x))))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if self.order == "sum":
+            x = self.ln1(x + self.mix(x, mask))
+            return self.ln2(x + self.feed(x))
+        x = x + self.mix(self.ln1(x), mask)
+        if self.order == "before":
+            return x + self.feed(self.ln2(x))
+        x = self.ln2(x)
+        return x + self.feed(x)
+
+
+class Stack(nn.Module):
+    def __init__(self, order: str, *, breaks: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.breaks, self.embed = breaks, nn.Embedding(VOCABULARY, 16)
+        self.blocks = nn.ModuleList(Block(order) for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.breaks:
+            raise RuntimeError("only on Mondays")
+        x, mask = self.embed(ids), nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.norm(x))
+
+
+ALARM = {"step": 3, "signal": "gradients", "layer": "blocks.0", "message": "m", "cause": "c", "remedy": "r"}
+
+
+def trained(model: Stack, *, watched: bool = True, signal: str = "gradients") -> tuple[Any, list[Tensor]]:
+    """Five steps with an alarm in the third; the watch, and the weights after them."""
+    draw = torch.Generator().manual_seed(1)
+    batches = [torch.randint(VOCABULARY, (4, TIME + 1), generator=draw) for _ in range(5)]
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    watch = isograd.watch(model) if watched else None
+    torch.manual_seed(2)
+    for step, ids in enumerate(batches, 1):
+        loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        if watch:
+            watch.step(loss)
+            if step == 3:
+                watch.report({**ALARM, "signal": signal})
+        optimizer.step()
+        optimizer.zero_grad()
+    return watch, [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("order", "cause", "remedy"),
+    [
+        ("crossed", "isograd.check finds shortcut-after-norm at blocks.0", "keep x: x = x + f(norm(x))"),
+        ("sum", "4 Post-LN layers: each norm is on the sum", "in Block.forward x = x + self.attention(self.ln1(x))"),
+    ],
+)
+def test_a_warning_names_the_wiring_of_the_model_once(
+    order: str, cause: str, remedy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a model whose norm weights have moved already; the run is bit for bit one that is not watched."""
+    watch, weights = trained(Stack(order))
+    (row,) = watch.warnings
+    assert row["cause"].startswith(cause) and remedy in row["remedy"] and row["remedy"].endswith("; or r")
+    assert {key: row[key] for key in ("step", "signal", "layer", "message")} == {
+        key: ALARM[key] for key in ("step", "signal", "layer", "message")
+    }
+    assert cause in caplog.text and remedy in caplog.text
+    assert all(map(torch.equal, weights, trained(Stack(order), watched=False)[1]))
+    watch.report({**ALARM, "signal": "unigram"})
+    assert watch.warnings[1]["cause"] == "c"  # it is asked once
+
+
+def test_where_the_wiring_says_nothing_the_warning_stays_as_it_is() -> None:
+    watch, _ = trained(Stack("before"))
+    assert watch.warnings == [ALARM]
+    watch, _ = trained(Stack("sum"), signal="rise")  # another signal's cause is another
+    assert watch.warnings == [{**ALARM, "signal": "rise"}]
+    model = Stack("sum")
+    watch = isograd.watch(model)
+    model.breaks = True
+    watch.report(ALARM)
+    assert watch.warnings == [ALARM]

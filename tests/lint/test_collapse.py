@@ -1,6 +1,7 @@
 """The prediction of a collapse: what it says at settings whose runs are known, and outside what was measured."""
 
 import csv
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from isograd.lint.findings import Finding
 from isograd.lint.initial.collapse import COLLAPSES, CollapseRule
 from tests.lint.faults.plain import post, xavier
 
-TABLE = Path(__file__).parents[2] / "docs" / "results" / "collapse-grid.csv"
-EXAMPLE = Path(__file__).parents[2] / "examples/deep_post_ln.py"
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "results" / "collapse-grid.csv"
+EXAMPLE = ROOT / "examples/deep_post_ln.py"
 
 
 def said(
@@ -131,7 +133,10 @@ def test_branches_between_those_of_the_two_lines() -> None:
 
 @pytest.mark.parametrize(
     ("style", "fix"),
-    [("own", "in Block.forward x = x + f(self.ln1(x))"), ("torch", "TransformerEncoderLayer(..., norm_first=True)")],
+    [
+        ("own", "in Block.forward x = x + attention(self.ln1(x))"),
+        ("torch", "TransformerEncoderLayer(..., norm_first=True)"),
+    ],
 )
 def test_the_remedy_is_in_words_of_the_users_code(style: str, fix: str) -> None:
     found = collapse_of(own(style), lr=3e-3, warmup=0)
@@ -181,3 +186,22 @@ def test_held_out_precision_of_what_is_published() -> None:
     stacks = [CollapseRule(function=r["placement"], layers=int(r["layers"]), width=int(r["width"])) for r in chosen]
     flagged = [r for r, s in zip(chosen, stacks, strict=True) if s.risk(float(r["lr"]), int(r["warmup"])) >= COLLAPSES]
     assert sum(row["outcome"] == "collapsed" for row in flagged) >= 0.95 * len(flagged) > 20
+
+
+def test_a_line_for_each_norm_with_its_own_names() -> None:
+    """Also where the branch is written in the layer itself; and the class that calls the last layer is named."""
+    remedy = (found := collapse_of(own(), lr=3e-3, warmup=0)) and found.remedy
+    assert remedy and "in place of x = self.ln1(x + " in remedy and "x = x + feed_forward(self.ln2(x))" in remedy
+    assert "in LanguageModel.forward a LayerNorm after the last layer" in remedy
+    assert found and "by the row 'Post-LN from N(0, 0.02²)')" in found.message
+
+
+@pytest.mark.parametrize("page", ["start.md", "ko.md"])
+def test_the_start_page_shows_what_is_printed(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    script, shown = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)[0] for kind in ("python", "text"))
+    names: dict[str, Any] = {}
+    exec(script.partition("print(isograd.check")[0], names)
+    printed = str(isograd.check(names["model"], lr=3e-3, warmup=0))
+    assert printed == shown.rstrip("\n")
+    assert max(len(line) for line in printed.splitlines() if " = " not in line) <= 100

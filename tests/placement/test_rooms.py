@@ -12,7 +12,7 @@ import isograd
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 # errors <- files, statistics, outcome, recipes, hub, machine <- placement <- transformer <- residual, models <- data
-# <- trace <- diagnose, lint <- evaluate, theory <- train <- interop <- study <- report <- cli, pytest_plugin
+# <- trace <- lint <- diagnose <- evaluate, theory <- train <- interop <- study <- report <- cli, pytest_plugin
 LEVELS = [
     {"errors"},
     {"files", "statistics", "outcome", "recipes", "hub", "machine"},
@@ -21,7 +21,8 @@ LEVELS = [
     {"models", "residual"},
     {"data"},
     {"trace"},
-    {"diagnose", "lint"},
+    {"lint"},
+    {"diagnose"},
     {"evaluate", "theory"},
     {"train"},
     {"interop"},

@@ -30,8 +30,9 @@ def called(*command: str) -> tuple[int, str, str]:
 
 
 def refused(*command: str) -> str:
-    """The one line on stderr of a command that ends with 2 and prints nothing."""
+    """The one line on stderr of a command that ends with 2 and prints nothing, after what it was doing ("... ...")."""
     code, out, err = called(*command)
+    err = "".join(line for line in err.splitlines(keepends=True) if not line.endswith(" ...\n"))
     assert (code, out) == (2, ""), err
     assert err.count("\n") == 1 and err.endswith("\n"), err
     return err.strip()

@@ -16,16 +16,18 @@ nothing at all.
 import logging
 import math
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from isograd.diagnose.watch.batches import Batches
-from isograd.diagnose.watch.collapse import CollapseWatch, TokenCounts, labels_of
+from isograd.diagnose.watch.collapse import ASK, CollapseWatch, TokenCounts, labels_of
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
@@ -55,6 +57,8 @@ _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "rise": ("zero-grad", "nonfinite", "loss-sum", "decay"),
     "nonfinite": ("loss-sum",),
 }
+_WIRING = ("gradients", "unigram")  # signals that the wiring of a model can explain
+COPIED = 300_000_000  # parameters of a model that is looked at while it trains
 SIGNALS = frozenset(_FOLLOWS_FROM) | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
@@ -152,7 +156,7 @@ class Watch:
         self._updates_of: Updates | None = None
         self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
         self._step = 0
-        self._closed = False
+        self._closed = self._asked_of = False
         self._read = 0  # how many so far
         weakref.finalize(self, _flush, writers)
 
@@ -291,17 +295,52 @@ class Watch:
         if self._read % TOGETHER == 0:
             self._collapse.unigram_entropy = self._counts.entropy()
 
+    def _advised(self, row: Row) -> Row:
+        """With what the wiring of the model has to do with a collapse, asked once; as it is where that is not known."""
+        if row["signal"] not in _WIRING or self._asked_of:
+            return row
+        self._asked_of = True
+        found = _wired(self._model)
+        if found is None:
+            return row
+        cause, remedy = found
+        return {**row, "cause": cause, "remedy": f"{remedy}; or {row['remedy'].replace(f'; {ASK}', '')}"}
+
     def _report(self, new: list[Row]) -> None:
         known = {row["signal"] for row in (*self.warnings, *new)}
         new = [row for row in new if not known & {*_FOLLOWS_FROM.get(row["signal"], ())}]
+        new = [self._advised(row) for row in new]
         self.warnings += new
         if not new or rank():
             return
         for row in new:
-            _log.warning(row["message"] if row["signal"] not in _SHORT else f"{row['message']}; {row['remedy']}")
+            short = row["signal"] in _SHORT
+            wired = [row["cause"]] if row["signal"] in _WIRING and self._asked_of else []
+            _log.warning("; ".join([row["message"], *wired, row["remedy"]] if short else [row["message"]]))
             for writer in self._writers:
                 writer.warn(row)
         _flush(self._writers)
+
+
+def _wired(model: nn.Module) -> tuple[str, str] | None:
+    """What `isograd.lint.advice` finds on a copy; None where it cannot look, or a copy would be dear.
+
+    The random numbers of the run stay where they are, and no error of a look at a foreign model ends it.
+    """
+    if torch.compiler.is_compiling() or (distributed.is_available() and distributed.is_initialized()):
+        return None
+    parameters = list(model.parameters())
+    if sum(p.numel() for p in parameters) > COPIED:
+        return None
+    devices = {p.device.index for p in parameters if p.device.type == "cuda"}
+    try:
+        from isograd.lint.advice import advice
+
+        with warnings.catch_warnings(), torch.random.fork_rng([*devices]), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            return advice(model)
+    except Exception:  # a foreign model's own code
+        return None
 
 
 def row_of(step: int, reading: Reading, layers: Sequence[Layer]) -> Row:

@@ -32,6 +32,7 @@ APART = 60.0  # times
 HOLD = 10  # readings in a row
 LEARNS = 0.10  # nats below the unigram entropy
 LEFT = 10.0  # times further: from there on a layer counts as left behind
+ASK = "run isograd.check(model, lr=...): it names the line of the model"
 READINGS = 5  # whose median is looked at
 
 
@@ -153,10 +154,7 @@ class CollapseWatch:
             "left_at": left_at,
             "apart": fallen.apart,
             "cause": "depth, learning rate and warm-up do not fit where the norms are placed",
-            "remedy": (
-                "warm the rate up over more steps and lower it, or move the norms inside the branches: x + f(norm(x))"
-                " in place of norm(x + f(x)), norm_first=True in torch's layers"
-            ),
+            "remedy": f"lower the rate and warm it up over more steps; {ASK}",
             "message": (
                 f"step {step}: gradients vanish towards the input: since the first step that of {layer} has fallen"
                 f" {fallen.behind:.3g} times further than that of {self.layers[fallen.least]} (tenfold at step"
@@ -172,7 +170,7 @@ class CollapseWatch:
             "loss": mean,
             "unigram_entropy": entropy,
             "cause": "the stack passes on no context, or labels do not belong to the inputs",
-            "remedy": "run isograd check on the model; lower the rate, warm it up longer, look at one batch",
+            "remedy": f"lower the rate, warm it up longer, look at one batch; {ASK}",
             "message": (
                 f"step {step}: since step {self._stay.since} the loss ({mean:.2f}) has not gone below the entropy of"
                 f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"

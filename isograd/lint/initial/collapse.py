@@ -38,6 +38,12 @@ SHARE: dict[str, tuple[float, float]] = {  # of a branch in its sum, the median 
     "deepnorm": (3e-5, 4e-3),
 }
 NAMES: dict[Function, str] = {"post-ln": "Post-LN", "admin": "ADMIN", "deepnorm": "DeepNorm"}
+ROWS: dict[str, str] = {
+    "post-ln": "Post-LN",
+    "post-ln, small": "Post-LN from N(0, 0.02²)",
+    "admin": "ADMIN",
+    "deepnorm": "DeepNorm",
+}
 USUAL = 1e-3  # Adam's default rate
 HIGH, DEEP = 2e-3, 18  # without a rate: where a stack of so many layers collapses below this one
 WARMED = 100  # steps of warm-up that are advised
@@ -87,6 +93,11 @@ class CollapseRule:
         """Which of the fitted lines it is."""
         small = self.function == "post-ln" and self.share < SHARE["post-ln"][0]
         return "post-ln, small" if small else self.function
+
+    @property
+    def row(self) -> str:
+        """The row of the table in docs/check/collapse-predicted.md that judges it."""
+        return f"the row {ROWS[self.line]!r}"
 
     @property
     def between(self) -> bool:
@@ -189,7 +200,7 @@ def _at_rate(rule: CollapseRule, lr: float, warmup: int | None, several: list[st
         sizes = "with branches somewhat larger at initialization such a stack collapses, with smaller ones it trains"
         return "warning", most, f"{how}: it may collapse (p up to {most:.2f}): {sizes}"
     severity: Severity = "error" if warmup is not None else "warning"
-    return severity, risk, f"{how}: a collapse is predicted (p = {risk:.2f}){end}"
+    return severity, risk, f"{how}: a collapse is predicted (p = {risk:.2f} by {rule.row}){end}"
 
 
 def _of_depth(rule: CollapseRule, several: list[str]) -> Prediction | None:
@@ -212,12 +223,13 @@ def _remedy(rule: CollapseRule, checked: CheckedModel, traced: TracedStack) -> s
     ask = "pass warmup= for a verdict; " if warmup is None else ""
     safe = min(rule.strict.highest_rate(WARMED) / 2, lr)
     if rule.smaller != rule or safe < MEASURED["LR"][0] / 2:
-        return f"{ask}{_norms(checked, traced)}"
+        return f"{ask}{norms_moved(checked, traced)}"
     schedule = (
-        f"torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / {WARMED})) and scheduler.step()"
-        " after optimizer.step()"
+        f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / {WARMED})), and"
+        " scheduler.step() after optimizer.step()"
     )
-    return f"{ask}{_norms(checked, traced)}; or train at lr={_rounded(safe)} with {WARMED} steps of warm-up: {schedule}"
+    slower = f"train at lr={_rounded(safe)} with {WARMED} steps of warm-up: {schedule}"
+    return f"{ask}{norms_moved(checked, traced)}; or {slower}"
 
 
 def _rounded(rate: float) -> str:
@@ -230,7 +242,7 @@ def _rounded(rate: float) -> str:
     return f"{math.floor(rate / power + 1e-9) * power:g}"
 
 
-def _norms(checked: CheckedModel, traced: TracedStack) -> str:
+def norms_moved(checked: CheckedModel, traced: TracedStack) -> str:
     """Pre-LN, in the words of the module that holds the norms."""
     if isinstance(checked.model, IsogradPreTrainedModel):
         return "normalize what each branch reads, not the sum: placement='pre-ln'"
@@ -240,16 +252,49 @@ def _norms(checked: CheckedModel, traced: TracedStack) -> str:
     layer = modules.get(layers[0]) if layers else None
     if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
         return (
-            f"normalize what each branch reads, not the sum (Pre-LN): {type(layer).__name__}(..., norm_first=True), and"
-            " a LayerNorm after the last layer"
+            f"normalize what each branch reads, not the sum (Pre-LN): {type(layer).__name__}(..., norm_first=True);"
+            f" in {_holder(checked.model, layers[0])}.forward a LayerNorm after the last layer"
         )
-    norm = names[0].removesuffix(".weight").rpartition(".")[2] if names else "norm"
-    owner = modules.get(names[0].removesuffix(".weight").rpartition(".")[0]) if names else None
-    where = f" in {type(owner).__name__}.forward" if owner is not None else ""
-    return (
-        f"normalize what each branch reads, not the sum (Pre-LN):{where} x = x + f(self.{norm}(x)) in place of"
-        f" x = self.{norm}(x + f(x)), for each norm on a sum, and a LayerNorm after the last layer"
-    )
+    owner = names[0].removesuffix(".weight").rpartition(".")[0] if names else ""
+    where = f" in {type(modules[owner]).__name__}.forward" if owner in modules and names else ""
+    own = [s for s in traced.sublayers if _held(s, owner)]
+    lines = list(dict.fromkeys(_moved(s, owner) for s in own)) or [_in_words("norm", "f")]
+    last = f"in {_holder(checked.model, owner)}.forward a LayerNorm after the last layer"
+    return f"normalize what each branch reads, not the sum (Pre-LN):{where} {', and '.join(lines)}; {last}"
+
+
+BRANCHES = {"attn": "attention", "cross": "cross_attention", "ffn": "feed_forward"}
+
+
+def _held(sublayer: TracedSublayer, owner: str) -> str:
+    """The attribute of `owner` that is the norm on the sum of a sublayer; empty where it is another module's."""
+    post = sublayer.norms.get("post")
+    name = (post[0].weight or "").removesuffix(".weight") if post else ""
+    return name.rpartition(".")[2] if name.rpartition(".")[0] == owner else ""
+
+
+def _moved(sublayer: TracedSublayer, owner: str) -> str:
+    """With the branch's own name, unless that is of its last matrix only."""
+    name = sublayer.address.removeprefix(f"{owner}.")
+    whole = name != sublayer.address and "." not in name and f"{sublayer.address}.weight" != sublayer.last
+    branch = f"self.{name}" if whole else BRANCHES.get(sublayer.kind, "f")
+    return _in_words(_held(sublayer, owner), branch)
+
+
+def _in_words(norm: str, branch: str) -> str:
+    """
+    >>> _in_words("ln1", "self.attn")
+    'x = x + self.attn(self.ln1(x)) in place of x = self.ln1(x + self.attn(x))'
+    """
+    return f"x = x + {branch}(self.{norm}(x)) in place of x = self.{norm}(x + {branch}(x))"
+
+
+def _holder(model: nn.Module, layer: str) -> str:
+    """The class that holds the list of layers in which one stands."""
+    modules, above = dict(model.named_modules()), re.sub(r"\.?\d+$", "", layer)
+    while above and isinstance(modules.get(above), nn.ModuleList | nn.Sequential | nn.ModuleDict | None):
+        above = above.rpartition(".")[0]
+    return type(modules.get(above, model)).__name__
 
 
 def _rule(checked: CheckedModel, traced: TracedStack) -> CollapseRule:

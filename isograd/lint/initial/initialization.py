@@ -95,7 +95,8 @@ def embedding(checked: CheckedModel) -> Iterator[Finding]:
             measured=checked.std(head),
             message=f"the tied token table has a standard deviation of {checked.std(head):.3g} at init, and the"
             f" logits one of {loud:.3g}: the initial loss is {_first_loss(checked):.3g} nats",
-            remedy="initialize a tied table with std 1/sqrt(d) or 0.02 (nn.Embedding: 1), and scale its vectors",
+            remedy="initialize a tied table with std 1/sqrt(d) (nn.Embedding: 1) and multiply its vectors by sqrt(d)"
+            " after the lookup; or initialize it with std 0.02, as GPT-2 does, and leave its vectors as they are",
         )
 
 

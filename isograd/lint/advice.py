@@ -1,0 +1,50 @@
+"""What a collapse that is under way has to do with how the model is wired, in words of its own code."""
+
+from typing import Any
+
+from torch import nn
+
+from isograd.lint import branches, norms, shortcuts, wiring
+from isograd.lint.check import is_quantized
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import many
+from isograd.lint.initial.collapse import NAMES, norms_moved
+from isograd.trace.anatomy import find_anatomy
+from isograd.trace.inputs import as_inputs, guess_inputs
+from isograd.trace.record import unwrapped
+
+WIRED = (  # rules that hold for a trained model too, and whose faults keep a stack from training
+    shortcuts.after_norm,
+    shortcuts.missing,
+    shortcuts.factors,
+    shortcuts.bypassed,
+    wiring.swapped,
+    branches.bent,
+    norms.axis,
+)
+
+
+def advice(model: nn.Module, batch: Any = None) -> tuple[str, str] | None:
+    """The cause and the remedy, of a model that may be trained already; None where its wiring has no fault.
+
+    A fault of the wiring goes first; else that norms stand on the sums, with the line to change. The model is copied.
+
+    Raises:
+        InputsError: no inputs given, and none that can be guessed.
+    """
+    model = unwrapped(model)
+    if is_quantized(model):
+        return None
+    inputs = guess_inputs(model) if batch is None else as_inputs(batch)
+    checked = CheckedModel(model, inputs, find_anatomy(model, inputs))
+    for rule in WIRED:
+        for one in rule(checked):
+            if one.severity == "error":
+                return f"isograd.check finds {one.code} at {one.address or 'the model'}: {one.message}", one.remedy
+    for stack in checked.anatomy.stacks:
+        if stack.function is not None:
+            layers = many(len(stack.sublayers) // 2, f"{NAMES[stack.function]} layer")
+            return f"{layers}: each norm is on the sum of x and its branch, first at {stack.sublayers[0].address}", (
+                norms_moved(checked, stack)
+            )
+    return None
