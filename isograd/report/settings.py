@@ -109,7 +109,19 @@ def _data(text: Row) -> Iterator[tuple[str, str]]:
         yield "unigram entropy", f"{text['unigram_entropy']:.4f} nats"
 
 
+def _value(arm: ArmFiles, key: str) -> Any:
+    """A setting; where the recipe leaves it to a rule, what came of it."""
+    run = dict(flat(arm.first.run))
+    if (value := run.get(key)) is not None:
+        return value
+    if key == "model.ffn" and run.get("model.width") is not None:
+        return 4 * run["model.width"]
+    if key == "model.init":
+        return arm.first.resolved.get("init")
+    return "that of the run" if key == "data.seed" else None
+
+
 def _each(arms: Sequence[ArmFiles], key: str) -> str:
     """A setting; where arms differ in it, each of its values."""
-    values: dict[str, Any] = dict.fromkeys(shown(dict(flat(arm.first.run)).get(key)) for arm in arms)
+    values: dict[str, Any] = dict.fromkeys(shown(_value(arm, key)) for arm in arms)
     return " / ".join(values)

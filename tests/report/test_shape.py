@@ -9,8 +9,9 @@ import pytest
 from matplotlib.text import Text
 
 from isograd.errors import UserError
-from isograd.report.pages.runs import draw
-from isograd.report.runs import arms_of, find_runs, presented
+from isograd.files import locked
+from isograd.report.pages.runs import draw, warnings
+from isograd.report.runs import arms_of, find_runs, presented, read_run
 from tests.report.written import curve, put, ramp, written
 from tests.study.arms import called, refused
 
@@ -135,6 +136,21 @@ def arms(folder: Path) -> list[object]:
 def test_refused(folder: Path, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     code, out, err = called("report", str(folder), "--out", str(tmp_path / "out"), *words)
     assert (code, out) == (2, "") and said in err.splitlines()[-1]
+
+
+def test_an_easier_validation_text_is_named(tmp_path: Path) -> None:
+    for name, last, changes in (("easy", 1.7, {}), ("like", 1.9, {}), ("smooth", 1.7, {"label_smoothing": 0.1})):
+        ends = {"final_loss": 2.0, "validation_loss": last}
+        run = written(tmp_path / name, "pre-ln", outcome=ends, **changes)  # type: ignore[arg-type]
+        said = " ".join(warnings(arms_of([run])))
+        assert ("validation text is easier" in said) == (name == "easy")
+
+
+def test_a_run_that_is_being_trained(tmp_path: Path) -> None:
+    run = written(tmp_path, "pre-ln")
+    assert read_run(run).outcome == {"outcome": "interrupted"}
+    with locked(run):
+        assert read_run(run).outcome == {"outcome": "running"}
 
 
 def test_no_such_figure_in_python(folder: Path) -> None:

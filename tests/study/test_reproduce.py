@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 
 from isograd.recipes import path_of
 from isograd.report.pages.reproduce import read_rows
+from isograd.study.compare import plan_arms
 from isograd.study.reproduce import judge
 from isograd.study.reproduce.context import Context
-from isograd.study.reproduce.data import found
+from isograd.study.reproduce.data import CAPTIONS, IWSLT14, found
 from isograd.study.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
 from isograd.study.reproduce.plan import Asked, plan_item
 from isograd.study.reproduce.registry import ITEMS, chosen
+from isograd.train.recipe import load_run
 from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, refused
 from tests.study.tiny_study import recipe
@@ -111,6 +114,30 @@ def test_a_corpus_is_found_or_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "a.txt").write_text("x")
     assert found(corpus, tmp_path) == ({"data.source": [str(tmp_path / "some" / "a.txt")]}, "text")
+
+
+def test_one_text_in_the_place_of_a_corpus(tmp_path: Path) -> None:
+    """Of an item that reads plain text; the others are not run, and say why."""
+    text = tmp_path / "my.txt"
+    text.write_text("some words")
+    assert found(CAPTIONS, text) == ({"data.source": str(text)}, "the text my.txt")
+    assert found(IWSLT14, text)[1] == (
+        "no data: my.txt is one text, and this item reads iwslt14-de-en/ below --data FOLDER"
+    )
+    planned = plan_item(ITEMS["normformer2021/gradients-fig3"], Asked(out=tmp_path, data=text))
+    assert {cell.run.data.source for cell in planned.cells} == {str(text)}  # type: ignore[attr-defined]
+
+
+def test_the_compare_that_makes_the_same_runs(tmp_path: Path) -> None:
+    """Read back, the line on the page plans the item's own runs, rates and all."""
+    planned = plan_item(ITEMS["normformer2021/gradients-fig3"], Asked(out=tmp_path, overrides=("training.steps=200",)))
+    words = shlex.split(planned.compare)
+    assert words[:3] == ["isograd", "compare", "--recipe"]
+    (before, *arms) = " ".join(words[4 : words.index("--seeds")]).split(" --arm ")
+    seeds = [int(word) for word in words[words.index("--seeds") + 1 :]]
+    made = plan_arms(tmp_path, load_run(path_of(words[3]), before.split()), [arm.split() for arm in arms], seeds)
+    assert {one.run.as_dict()["training"]["lr"] for one in made} == {5e-3, 1e-3}
+    assert {replace(one.run, name=None) for one in made} == {replace(cell.run, name=None) for cell in planned.cells}
 
 
 def _slow_is_higher(found: Rows) -> Any:

@@ -33,7 +33,7 @@ def reproduce(
     *items: Annotated[str, "ITEM"],
     list: bool = False,  # noqa: A002  (it is --list)
     all: bool = False,  # noqa: A002  (it is --all)
-    data: Folder | None = None,
+    data: Annotated[Path, "FOLDER|FILE"] | None = None,
     seeds: "list[int] | None" = None,
     out: Folder = Path("runs/reproduce"),
     jobs: Count | None = None,
@@ -63,7 +63,8 @@ def reproduce(
         items: names of --list, or a paper for all of its items; then key=value for all runs
         list: print the items, and run nothing
         all: every item
-        data: a folder of corpora, such as FOLDER/iwslt14-de-en (default: the embedded texts)
+        data: a folder of corpora, such as FOLDER/iwslt14-de-en; or one text file (as `isograd compare --data` takes it)
+            for items that read plain text (default: the embedded texts)
         seeds: in place of each item's own
         out: default runs/reproduce
         jobs: runs at once (default: one per GPU, or per core)
@@ -88,8 +89,8 @@ def reproduce(
         return 0
     if not found:
         raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
-    if data is not None and not data.is_dir():
-        raise UserError(f"--data {data}: no such folder")
+    if data is not None and not data.exists():
+        raise UserError(f"--data {data}: no such folder or text file")
     if not full and (run or world_size):
         raise UserError(f"{'--run' if run else '--world-size'} is of the paper's size; add --full")
     from isograd.study.reproduce.plan import Asked
@@ -188,9 +189,10 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
     with loading():
         from isograd.study.engine.jobs import check_jobs
         from isograd.study.engine.runner import jobs_of, run_cells
-        from isograd.study.engine.workers import local
+        from isograd.study.engine.workers import at_once, local
 
         check_jobs(jobs_of(cells, asked.out))
+    progress().print(_plan(cells, at_once(asked.jobs, 1)), markup=False, soft_wrap=True)
     choose_products("reproduce", threads=1)
     with StudyProgress(cells, [ARM]) as shown:
         return run_cells(
@@ -204,6 +206,11 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
             on_note=shown.note,
             on_ready=shown.ready,
         )
+
+
+def _plan(cells: "Sequence[Any]", at_once: int) -> str:
+    several = f"{len(cells)} runs, {min(len(cells), at_once)} at once" if len(cells) > 1 else "1 run"
+    return f"{several}; what has ended is not trained again"
 
 
 def _print(result: dict[str, Any], several: bool) -> None:

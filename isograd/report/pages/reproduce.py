@@ -20,8 +20,9 @@ from isograd.files import read_json
 from isograd.report.figures import DEPTH_CHARTS, Subject
 from isograd.report.page import Page, Section, Table, prose, write_page
 from isograd.report.pages.runs import CHARTS
-from isograd.report.runs import arms_of, read_run
+from isograd.report.runs import arms_of, presented, read_run
 from isograd.report.style import Drawing, Look, drawing, heading, label, log, look, look_of, looks
+from isograd.study.labels import rate
 from isograd.study.plan import CELLS
 
 Row = Mapping[str, Any]
@@ -45,12 +46,17 @@ def page_of(folder: Path, out: Path) -> Page:
         warnings=[f"Not the item's own settings: {', '.join(result['changed'])}."] if result["changed"] else [],
         subtitle=prose(f"Claim: {result['claim']} {result['paper']}."),
         sections=[
-            Section(name="evidence", title="Why this verdict", verdicts=sentences(result["reason"])),
+            Section(
+                name="evidence",
+                title="Why this verdict",
+                sentence=_of_which_text(result),
+                verdicts=sentences(result["reason"]),
+            ),
             _numbers(result),
             *_charts(result, rows),
             *_run_charts(result["run charts"], runs),
             *_runs(rows),
-            _settings(result),
+            _settings(result, rows),
         ],
         made="Made by `isograd reproduce` from `result.json`, `rows.csv` and the files of"
         f" {len(result['cells'])} runs.",
@@ -60,6 +66,13 @@ def page_of(folder: Path, out: Path) -> Page:
 NEEDED = {"item", "paper", "shows", "claim", "command", "size here", "size in the paper", "verdict", "reason", "rule"}
 NEEDED |= {"published", "ours", "differs", "details", "read", "with data", "changed", "charts", "run charts", "cells"}
 NEEDED |= {"rows", "core minutes", "provenance"}
+
+
+def _of_which_text(result: Row) -> str:
+    read = ", ".join(result["read"])
+    return f"This verdict is of one text, {read}; on another one the same command may find another." if read else ""
+
+
 VERDICTS = {
     "same direction": "Same direction as in the paper",
     "not seen": "Not seen: neither what the paper says nor its opposite",
@@ -164,7 +177,9 @@ def _charts(result: Row, rows: Rows) -> Iterator[Section]:
     for chart in result["charts"]:
         drawn = [row for row in rows if all(row.get(key) == value for key, value in chart["where"].items())]
         if own := [row for row in drawn if chart["y"] in row]:
-            yield map_section(chart, own) if chart["kind"] == "map" else _chart(chart, own)
+            yield (
+                map_section(chart, own) if chart["kind"] == "map" else _chart({**chart, "rates": _rates_of(rows)}, own)
+            )
 
 
 def _chart(chart: Row, rows: Rows) -> Section:
@@ -182,10 +197,11 @@ def _lines(chart: Row, rows: Rows) -> Drawing:
     """A line per value of a column: the mean at each x, with a band."""
     panels = _panels(chart, rows)
     drawn = drawing(len(panels), height=3.6, sharey=True)
-    shown = _looks(chart, rows)
+    shown, rates = _looks(chart, rows), chart["rates"] if chart["line"] == "arm" else {}
     for axes, (name, own) in zip(drawn.panels, panels.items(), strict=True):
         for line in dict.fromkeys(str(row[chart["line"]]) for row in own):
-            _line(axes, chart, [row for row in own if str(row[chart["line"]]) == line], line, shown[line])
+            of_line = [row for row in own if str(row[chart["line"]]) == line]
+            _line(axes, chart, of_line, line + rates.get(line, ""), shown[line])
         if name:
             heading(axes, name)
         label(axes, chart["x_label"] or chart["x"], chart["y_label"] or chart["y"])
@@ -194,6 +210,17 @@ def _lines(chart: Row, rows: Rows) -> Drawing:
         if chart["log_y"]:
             log(axes)
     return drawn
+
+
+def _rates_of(rows: Rows) -> dict[str, str]:
+    """What the legend adds to arms: the rate of each, where they differ in it and their names do not say it."""
+    found: dict[str, set[float]] = {}
+    for row in rows:
+        if "outcome" in row and {"arm", "lr"} <= row.keys():
+            found.setdefault(str(row["arm"]), set()).add(row["lr"])
+    if any(len(rates) > 1 for rates in found.values()) or len({tuple(rates) for rates in found.values()}) < 2:
+        return {}
+    return {arm: f", lr {rate(min(rates))}" for arm, rates in found.items() if " lr " not in arm}
 
 
 def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> None:
@@ -326,7 +353,7 @@ def _run_charts(names: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
     if not names or not there:
         return
     task = read_run(there[0]).run.get("task")
-    arms = [arm for arm in arms_of(there) if arm.first.run.get("task") == task]
+    arms = presented([arm for arm in arms_of(there) if arm.first.run.get("task") == task])
     for name in names:
         section = {**CHARTS, **DEPTH_CHARTS}[name](Subject(arms=arms))
         if section:
@@ -343,7 +370,14 @@ def _runs(rows: Rows) -> Iterator[Section]:
     yield Section(name="runs", title="Runs", table=Table(header=header, lines=lines, verdict="outcome"), folded=True)
 
 
-def _settings(result: Row) -> Section:
+def _rates(rows: Rows) -> str:
+    """Of each arm, where they differ: `isograd compare` takes one rate for all arms."""
+    found = {str(row["arm"]): rate(row["lr"]) for row in rows if "outcome" in row and {"arm", "lr"} <= row.keys()}
+    several = len(set(found.values())) > 1
+    return "; ".join(f"{arm}: {one}" for arm, one in found.items()) if several else next(iter(found.values()), "")
+
+
+def _settings(result: Row, rows: Rows) -> Section:
     facts = result["provenance"]
     lines = [
         ["rule, written before the runs", result["rule"]],
@@ -351,7 +385,9 @@ def _settings(result: Row) -> Section:
         ["size here", result["size here"]],
         ["what differs", result["differs"]],
         ["read", ", ".join(result["read"]) or "nothing: no corpus"],
+        ["learning rate", _rates(rows)],
         ["command", f"`{result['command']}{' --data FOLDER' if result['with data'] else ''}`"],
+        ["the same runs", f"`{result['compare']}`" if result.get("compare") else ""],
         ["time", f"{result['core minutes']:g} minutes of one core, shared runs included"],
         ["measured with", ", ".join(f"{name} {value}" for name, value in facts.items())],
     ]

@@ -62,6 +62,10 @@ def _index(items: Sequence[Row], results: Mapping[str, Row]) -> Iterator[str]:
         "    isograd reproduce xiong2020/warmup-fig2 --full          what the paper's size needs; --run starts it"
     )
     yield summary(items, results)
+    yield (
+        "Data: the corpus below `--data` that verdict and minutes are of; in brackets what the command reads without"
+        " `--data`, on which it may find another verdict."
+    )
     for paper in dict.fromkeys(item["paper"] for item in items):
         own = [item for item in items if item["paper"] == paper]
         lines = [_line(item, results.get(item["item"])) for item in own]

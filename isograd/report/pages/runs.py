@@ -499,9 +499,21 @@ def warnings(arms: Sequence[ArmFiles]) -> list[str]:
         return []
     if len(arms) > 1 and len({run.run["seed"] for arm in arms for run in arm.runs}) == 1:
         found.append("One seed: differences of a few hundredths between arms mean nothing.")
+    if easier := [arm.label for arm in arms if _is_easier(arm)]:
+        found.append(
+            f"The validation text is easier than the training text: its loss is more than 0.2 nats lower"
+            f" ({', '.join(easier)}). Of a single document it is the last twentieth; data.valid names another."
+        )
     if any(_overfits(arm) for arm in arms):
         found.append("Overfitting: the validation loss is far above the training loss; compare validation losses.")
     return found
+
+
+def _is_easier(arm: ArmFiles) -> bool:
+    """Not where dropout or label smoothing raise the loss in training."""
+    seen, held_out = arm.values("final_loss"), arm.values("validation_loss")
+    raised = arm.first.run["model"].get("dropout") or arm.first.run["training"].get("label_smoothing")
+    return bool(seen and held_out and not raised) and statistics.fmean(seen) - statistics.fmean(held_out) > 0.2
 
 
 def _overfits(arm: ArmFiles) -> bool:

@@ -259,7 +259,7 @@ ITEMS = (
         ),
         size_paper="depth not known here; the paper's models have 6 to 18 layers in each stack, width 512",
         size_here="6 and 18 layers in each stack, width 256, random tokens, 3 seeds",
-        minutes=1,
+        minutes=0.2,
         differs="Width; random tokens in place of WMT14; W_2 stands for its layer.",
         rule="Same direction: at 18+18 layers the gradient of W_2 falls by more than a tenth per layer going down,"
         " (first/last)^(1/17) < 0.9, in both stacks that are Post-LN decoders, and by less in the six others (each the"
@@ -291,7 +291,7 @@ ITEMS = (
         ),
         size_paper="depths not known here; the released code moves weights by 1e-4 sign(noise) or 1e-6 sign(gradient)",
         size_here="a decoder-only stack of 3 to 48 layers, width 64, float64, steps 1e-5 and 1e-6, 5 seeds",
-        minutes=3,
+        minutes=0.2,
         differs="A decoder-only stack at initialization on random tokens, in float64; the gradient is that of a"
         " language model's loss.",
         rule="Same direction: along both directions R^2 of a + b N of Post-LN and of a + b ln N of Pre-LN and of ADMIN,"
@@ -395,7 +395,7 @@ ITEMS = (
         ),
         size_paper="depth not known here; width 512, WMT14 En-De",
         size_here="6+6 layers, width 64, at initialization and after 340 updates of 1,024 tokens, 3 seeds",
-        minutes=7,
+        minutes=6.5,
         differs="Width, data and updates; the parts are followed exactly, with every norm's statistics held, where"
         " the paper takes them for independent.",
         rule="Same direction: the mean beta_ii^2 over the upper half of the encoder is higher in Post-LN than in"
@@ -431,7 +431,7 @@ ITEMS = (
         ),
         size_paper="Post-LN, depth not known here; width 512",
         size_here="Post-LN, 6+6 layers, width 64, 340 updates of 1,024 tokens, 3 seeds",
-        minutes=6,
+        minutes=5.4,
         differs="Width, data and updates; SGD has momentum 0.9 and two rates.",
         rule="Same direction: at the first update the first decoder layer's gradient of W_2 is less than half of the"
         " last one's, Adam's relative change of the first layer is at least 0.8 of the last one's, and Adam's"
@@ -485,7 +485,7 @@ ITEMS = (
         ),
         size_paper="100+100 layers, width 512, WMT17 En-De",
         size_here="18+18 layers, width 64, 340 updates of 1,024 tokens, 3 seeds",
-        minutes=6,
+        minutes=4.9,
         differs="Depth, width, data; the exponent is fitted from the sixth sublayer on, the reference's from the"
         " twentieth.",
         rule="Same direction: the exponent of the profiled skips over depth lies between 0.4 and 0.6 in both stacks,"
@@ -522,7 +522,7 @@ ITEMS = (
         ),
         size_paper="6+6 layers, width 512, IWSLT14, 90 epochs",
         size_here="a causal character model of 18 layers, width 64, 200 updates of 512 characters, 3 seeds",
-        minutes=5,
+        minutes=2.7,
         differs="A language model in place of translation, deeper and narrower, Adam in place of RAdam; 0 updates of"
         " warm-up.",
         rule="Same direction: with either beta2 ADMIN trains and Post-LN fails, with every seed." + FAILS,

@@ -69,7 +69,7 @@ def _context(planned: Planned, asked: Asked, folder: Path, note: Callable[[str],
         )
         for member in planned.members
     ]
-    given = asked.data is not None and item.corpus is not None
+    given = asked.data is not None and asked.data.is_dir() and item.corpus is not None
     return Context(
         trained=tuple(trained),
         settings=planned.settings,
@@ -110,7 +110,12 @@ def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, second
         "details": item.details,
         "read": planned.reading,
         "with data": asked.data is not None and bool(item.corpora),
-        "changed": [*asked.overrides, *([f"seeds={list(asked.seeds)}"] if asked.seeds else [])],
+        "changed": [
+            *([f"data={asked.data.name}"] if asked.data and asked.data.is_file() else []),
+            *asked.overrides,
+            *([f"seeds={list(asked.seeds)}"] if asked.seeds else []),
+        ],
+        "compare": planned.compare,
         "charts": [{**asdict(chart), "where": dict(chart.where)} for chart in item.charts],
         "run charts": list(item.run_charts),
         "cells": [cell.name for cell in planned.cells],

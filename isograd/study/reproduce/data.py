@@ -90,6 +90,8 @@ def glue(task: str) -> Corpus:
 
 def found(corpus: Corpus, data: Path | None) -> tuple[dict[str, Any] | None, str]:
     """The settings that this corpus makes, and its name; None with the reason where it is not there."""
+    if data is not None and data.is_file():
+        return _own_text(corpus, data)
     if data is None:
         if corpus.embedded is None:
             return None, f"no data: --data FOLDER with {corpus.folder}/ ({corpus.name})"
@@ -99,6 +101,13 @@ def found(corpus: Corpus, data: Path | None) -> tuple[dict[str, Any] | None, str
         if not (folder / name).exists():
             return None, f"no data: {folder / name} is not there"
     return {key: _filled(value, str(folder)) for key, value in corpus.settings.items()}, corpus.name
+
+
+def _own_text(corpus: Corpus, file: Path) -> tuple[dict[str, Any] | None, str]:
+    """One plain text in the place of the corpus, of which the last twentieth is held out."""
+    if corpus.embedded is None or "data.source" not in corpus.embedded:
+        return None, f"no data: {file.name} is one text, and this item reads {corpus.folder}/ below --data FOLDER"
+    return {**corpus.embedded, "data.source": str(file.resolve())}, f"the text {file.name}"
 
 
 def _filled(value: Any, folder: str) -> Any:

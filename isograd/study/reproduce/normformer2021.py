@@ -144,7 +144,7 @@ _CHARACTERS = (
         ),
         size_paper="125M parameters, 12 layers, width 768; mean |gradient| of the second feed-forward matrix",
         size_here=_HERE,
-        minutes=5,
+        minutes=2.8,
         differs=f"{_DIFFERS} Post-LN at 1e-3 with a warm-up of 150, without which it does not train.",
         rule="Same direction, of the mean |gradient| of W_2 over all of training: the first layer's over the last"
         " layer's is below 1 in Post-LN, above 1 in Pre-LN, and in NormFormer lower than in Pre-LN and higher than in"
@@ -184,7 +184,7 @@ _CHARACTERS = (
         ),
         size_paper="125M parameters, 12 layers, after training",
         size_here=_HERE,
-        minutes=2,
+        minutes=1,
         differs=f"{_DIFFERS} After 300 updates scales have hardly begun to move.",
         rule="Same direction, at the end of training: the mean weight of the feed-forward norms in the first third of"
         " the layers is below that in the last third; the largest mean weight of a norm after attention is below 1;"
@@ -225,7 +225,7 @@ _CHARACTERS = (
         ),
         size_paper="125M parameters, 470 V100 hours each",
         size_here=_HERE,
-        minutes=11,
+        minutes=7.1,
         differs=_DIFFERS,
         rule="Same direction: the validation loss of NormFormer with ResScale is lower than that of Pre-LN by the"
         " interval of the median paired difference. The cost of each part's removal is shown, not judged.",
@@ -247,7 +247,7 @@ _CHARACTERS = (
         ),
         size_paper="125M parameters",
         size_here=_HERE,
-        minutes=12,
+        minutes=7,
         differs=f"{_DIFFERS} Longer warm-up: 100 of 300 updates, against none.",
         rule="Same direction: in each of the four settings the validation loss of NormFormer with ResScale is lower"
         " than that of Pre-LN, by the interval of the median paired difference; opposite: higher in each of them.",
@@ -277,7 +277,7 @@ _CHARACTERS = (
         ),
         size_paper="125M parameters, width 768; Pre-LN of width 780",
         size_here=f"{_HERE}; Pre-LN of width 68",
-        minutes=5,
+        minutes=2.9,
         differs=f"{_DIFFERS} Width 68 is 6 % wider, where 780 is 1.6 %: the next that four heads divide.",
         rule="Same direction: the validation loss of NormFormer with ResScale at width 64 is lower than that of Pre-LN"
         " at width 68, by the interval of the median paired difference.",
@@ -300,7 +300,7 @@ _CHARACTERS = (
         ),
         size_paper="not known",
         size_here=_HERE,
-        minutes=4,
+        minutes=1.6,
         differs=_DIFFERS,
         rule="Same direction: the validation losses are less than 0.05 nats apart, by the interval of the median over"
         " seeds; opposite: more.",
@@ -416,7 +416,7 @@ _STABILITY = (
         ),
         size_paper="125M to 2.7B parameters on GPUs",
         size_here="2 layers of the 125M shape, 512 tokens, fp32, 9 rounds; all four shapes by forecast",
-        minutes=1,
+        minutes=0.4,
         differs="CPU time of one core, where a norm costs more beside a product than on a GPU; memory is a forecast of"
         " a training step of the paper's recipes, in bf16, on each of 8 devices.",
         rule="Same direction: a NormFormer step takes more CPU time than a Pre-LN step, by the interval of the median"
@@ -550,7 +550,7 @@ _CAUSAL = (
         ),
         size_paper="125M to 1.3B parameters",
         size_here=f"{_M}; 500 updates of 1,024 tokens; 3 seeds",
-        minutes=12,
+        minutes=8,
         differs=f"{_CLM_DIFFERS} Time is of runs that share a machine: compare steps, and the overhead of a step.",
         rule="Same direction: the steps that NormFormer with ResScale takes to Pre-LN's final validation loss are"
         " fewer than Pre-LN's own, by the interval of the median share; not reached counts as infinite.",
@@ -574,7 +574,7 @@ _CAUSAL = (
         ),
         size_paper="WikiText-103, 103M words; size not known",
         size_here=f"WikiText-2; {_S}; 500 updates of 1,024 tokens; 3 seeds",
-        minutes=4,
+        minutes=3.1,
         differs="WikiText-2, a fiftieth of WikiText-103, in BPE of 8,192; 0.8M parameters; 0.5M tokens; rate 4e-3.",
         rule="Same direction: the steps that NormFormer with ResScale takes to Pre-LN's final validation loss are"
         " fewer than Pre-LN's own, by the interval of the median share; not reached counts as infinite.",

@@ -1,6 +1,7 @@
 """The runs of an item, planned: its cells, what they read, and why it cannot be run where it cannot. No torch."""
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +52,7 @@ class Planned:
         settings: what the item's corpus sets; {} where it has none.
         reading: the corpora's names.
         lacking: why it cannot be run; "" where it can.
+        compare: the same runs as `isograd compare`; "" where that cannot say them.
     """
 
     item: Item
@@ -59,6 +61,7 @@ class Planned:
     settings: dict[str, Any] = field(default_factory=dict)
     reading: list[str] = field(default_factory=list)
     lacking: str = ""
+    compare: str = ""
 
     @property
     def cells(self) -> list[Cell]:
@@ -92,6 +95,26 @@ def plan_item(item: Item, asked: Asked) -> Planned:
         stages=[stage for stage in stages if stage],
         settings=of[item.corpus.name] if item.corpus else {},
         reading=[what for _, what in there.values()],
+        compare=_compare(item, of, asked),
+    )
+
+
+def _compare(item: Item, of: Mapping[str, Mapping[str, Any]], asked: Asked) -> str:
+    """With FOLDER for that of `--data`, and a file's own name: a page holds no paths of a machine."""
+    if len(item.runs) != 1 or not item.runs[0].arms or item.runs[0].upon is not None:
+        return ""
+    (runs,) = item.runs
+    if Path(runs.recipe).is_absolute():
+        return ""
+    corpus = runs.corpus or item.corpus
+    words = [*words_of(of[corpus.name] if corpus else {}), *runs.overrides, *asked.overrides]
+    arms = " ".join(f"--arm {shlex.join(arm)}" for arm in runs.arms.values())
+    seeds = " ".join(map(str, asked.seeds or runs.seeds))
+    line = f"isograd compare --recipe {runs.recipe} {shlex.join(words)} {arms} --seeds {seeds}"
+    return (
+        line.replace(str(asked.data.resolve()), asked.data.name if asked.data.is_file() else "FOLDER")
+        if asked.data
+        else line
     )
 
 

@@ -168,7 +168,7 @@ _TRANSLATION = (
         ),
         size_paper=_PAPER,
         size_here=_HERE,
-        minutes=12,
+        minutes=15,
         differs=f"{_DIFFERS} SGD has no momentum here; the paper does not say. Two arms are ours: lr 0.3, without and"
         " with warm-up, since at the paper's two rates a run as short as ours could fail for being slow alone.",
         rule="Same direction: at both of the paper's rates the validation loss of SGD without warm-up is above that of"
@@ -192,7 +192,7 @@ _TRANSLATION = (
         ),
         size_paper=_PAPER,
         size_here=_HERE,
-        minutes=8,
+        minutes=10,
         differs=_DIFFERS,
         rule="Same direction: the validation loss of Pre-LN without warm-up is lower than that of Post-LN with the"
         " long one, by the interval of the median paired difference.",
@@ -211,7 +211,7 @@ _TRANSLATION = (
         published=(Published(label="Post-LN, RAdam, no warm-up", value="trains well (curve)", tag="paper"),),
         size_paper=_PAPER,
         size_here=_HERE,
-        minutes=7,
+        minutes=7.6,
         differs=f"{_DIFFERS} RAdam is torch's, which makes plain momentum steps while its rectification is undefined.",
         rule="Same direction: without warm-up the validation loss of Post-LN under RAdam is lower than under Adam by"
         " more than 0.05 nats.",
@@ -229,7 +229,7 @@ _TRANSLATION = (
         published=(Published(label="Pre-LN, RAdam and Adam, no warm-up", value="alike (curves)", tag="paper"),),
         size_paper=_PAPER,
         size_here=_HERE,
-        minutes=5,
+        minutes=5.4,
         differs=_DIFFERS,
         rule="Same direction: with Pre-LN the validation losses under RAdam and Adam are less than 0.05 nats apart, by"
         " the interval of the median over seeds; opposite: more.",
@@ -251,7 +251,7 @@ _TRANSLATION = (
         ),
         size_paper=f"{_PAPER.partition(', 15 epochs')[0]}, 27 epochs",
         size_here=_HERE,
-        minutes=5,
+        minutes=7.3,
         differs=f"{_DIFFERS} At 1e-4 the rate is constant, as in the paper.",
         rule="Same direction: at the fixed rate of 1e-4 Post-LN without warm-up has a validation loss lower than at"
         " 1e-3 and higher than Pre-LN at 1e-3, by more than 0.05 nats each.",
@@ -325,7 +325,7 @@ _WMT = Item(
     published=(Published(label="validation loss and BLEU", value="alike, Pre-LN sooner (curves)", tag="paper"),),
     size_paper="6+6 layers, width 512, joint vocabulary of 37,000, 4.5M pairs, 16 x 8,192 tokens",
     size_here=_HERE,
-    minutes=8,
+    minutes=11,
     differs="68,349 pairs of Europarl, News Commentary and earlier test sets in place of 4.5M, those up to 30 tokens;"
     f" width 64; {UPDATES} updates of 1,024 tokens; validated on 300 pairs of newstest2013.",
     rule="Same direction: the validation loss of Pre-LN without warm-up is lower than that of Post-LN with the long"
@@ -397,7 +397,7 @@ _INITIALIZATION = (
         ),
         size_paper=f"{_SHAPE}; ten seeds",
         size_here=_AT_INIT,
-        minutes=3,
+        minutes=1,
         differs=f"{_BATCHES} The expectation is the mean over four batches.",
         rule="Same direction: in the decoder the norm of Post-LN's expected W_2 gradient in the last layer is more"
         " than 1.5 times that in the first, and Pre-LN's changes by a smaller factor, each by the interval of the"
@@ -434,7 +434,7 @@ _INITIALIZATION = (
         ),
         size_paper=f"{_SHAPE}, 8 to 14 layers likewise; ten seeds",
         size_here=_AT_INIT,
-        minutes=4,
+        minutes=2,
         differs=f"{_BATCHES} The expectation is the mean over two batches.",
         rule="Same direction: of gradient ~ layers^p, |p| of Post-LN is below 0.15 and p of Pre-LN below -0.25, each"
         " by the interval of the median over seeds.",
@@ -462,7 +462,7 @@ _INITIALIZATION = (
         published=(Published(label="delta at epsilon 0.1", value=0.125, tag="paper"),),
         size_paper=f"{_SHAPE}; ten seeds",
         size_here=_AT_INIT,
-        minutes=2,
+        minutes=0.5,
         differs=f"{_BATCHES} Of Post-LN the state is the sum before the last norm: after it every norm is the same.",
         rule="Same direction: at epsilon 0.1 the share of targets whose |x|² lies outside is below 0.125 for both"
         " placements, by the interval of the median over seeds. The theorem is about |x|²; |x| itself lies outside"
