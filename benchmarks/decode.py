@@ -1,7 +1,8 @@
-"""Beam search beside transformers' `generate`: the same weights, the same sentences, one thread each.
+"""Beam search beside transformers' `generate` or CTranslate2: the same weights, the same sentences, one thread each.
 
     python benchmarks/decode.py --data test2016.de --reference test2016.en
     python benchmarks/decode.py --data test2016.de --model runs/multi30k --json decode.json
+    python benchmarks/decode.py --data test2016.de --model runs/multi30k --peer ctranslate2
     python benchmarks/decode.py --data test2016.de --sentences 64 --rounds 2      does it run?
 
 The peer is MarianMTModel for a post-ln model, and PegasusForConditionalGeneration, its pre-ln twin, for a pre-ln one,
@@ -16,6 +17,11 @@ With `--model` (ReLU, positions added to the embedding, one table for both langu
 them. Without it the weights are random (post-ln, d 256, 6 + 6 layers, 8000 words), sentences are random words of the
 lengths in `--data`, and each hypothesis ends at the length of its line in `--reference` (of its source, without one):
 eos is made improbable in the weights, and forced at that length on both sides.
+
+CTranslate2 (`--peer ctranslate2`, with `--model`) sorts by length and cuts by tokens, too, and gets the same bound:
+`--tokens` over the beam. It stops when `beam` hypotheses are finished, so isograd takes part by that rule, and once by
+its own. CTranslate2 runs what this CPU's build of it has of float32, bfloat16 and int8 (the weights, computed in
+float32 otherwise); isograd has no int8. Every factor is to isograd in fp32.
 """
 
 import argparse
@@ -32,16 +38,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decoders import SHAPE, Work, build, ours, theirs
+from decoders import SHAPE, Translate, Work, build, by_ctranslate2, ours, theirs
 from step import machine, spread
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
     name: str
-    batch: int | None  # None: isograd
-    bf16: bool
+    kind: str  # isograd, generate or ctranslate2
+    dtype: str
+    base: str  # the contestant that its time is divided by
+    batch: int = 0  # sentences per call of generate
     early: bool = False  # early_stopping=True: stops when `beam` hypotheses are finished
+
+    def translator(self, work: Work) -> Translate:
+        import torch
+
+        if self.kind == "ctranslate2":
+            return by_ctranslate2(work, self.dtype)
+        model = build(work.model).to(torch.bfloat16 if self.dtype == "bf16" else torch.float32)
+        if self.kind == "isograd":
+            return ours(model, work, self.early)
+        return theirs(model, work, self.batch, self.early)
 
 
 @dataclass(kw_only=True)
@@ -58,10 +76,7 @@ def compete(connection: Any, contestant: Contestant, work: Work, threads: int, p
     import torch
 
     torch.set_num_threads(threads)
-    model = build(work.model).to(torch.bfloat16 if contestant.bf16 else torch.float32)
-    translate = (
-        ours(model, work) if contestant.batch is None else theirs(model, work, contestant.batch, contestant.early)
-    )
+    translate = contestant.translator(work)
     connection.send(translate())
     while connection.recv():
         before = time.process_time()
@@ -91,17 +106,47 @@ def measure(contestants: Sequence[Contestant], work: Work, options: argparse.Nam
 
 
 def table(results: Sequence[Result]) -> list[str]:
-    """Times, and how many times faster isograd is than each contestant of the same dtype."""
-    lines = [f"{'':28}{'CPU s':>8}{'isograd is':>16}{'min..max':>13}{'equal':>8}"]
+    """Times, and how many times faster isograd is than each contestant."""
+    lines = [f"{'':28}{'CPU s':>8}{'sentences/s':>13}{'isograd is':>16}{'min..max':>13}{'equal':>8}"]
     for result in results:
-        own = next(r for r in results if r.contestant.batch is None and r.contestant.bf16 == result.contestant.bf16)
+        own = next(r for r in results if r.contestant.name == result.contestant.base)
         factor, ends = spread([a / b for a, b in zip(result.seconds, own.seconds, strict=True)])
         equal = statistics.fmean(a == b for a, b in zip(result.best, results[0].best, strict=True))
+        median = statistics.median(result.seconds)
         lines.append(
-            f"{result.contestant.name:28}{statistics.median(result.seconds):8.2f}{factor + ' x as fast':>16}{ends:>13}"
-            f"{equal:8.3f}"
+            f"{result.contestant.name:28}{median:8.2f}{len(result.best) / median:13.1f}{factor + ' x as fast':>16}"
+            f"{ends:>13}{equal:8.3f}"
         )
     return lines
+
+
+def beside_generate(options: argparse.Namespace) -> list[Contestant]:
+    found = []
+    for dtype in options.dtype:
+        own = f"isograd {dtype}"
+        rows = [(own, "isograd", 0, False)]
+        rows += [(f"generate {dtype}, batch {n}", "generate", n, False) for n in options.batch]
+        rows.append(("  with early_stopping=True", "generate", options.batch[-1], True))
+        found += [
+            Contestant(name=name, kind=kind, dtype=dtype, base=own, batch=batch, early=early)
+            for name, kind, batch, early in rows
+        ]
+    return found
+
+
+def beside_ctranslate2(options: argparse.Namespace) -> list[Contestant]:
+    import ctranslate2
+
+    own = f"isograd {options.dtype[0]}"
+    found = [Contestant(name=f"isograd {d}", kind="isograd", dtype=d, base=own, early=True) for d in options.dtype]
+    found.append(Contestant(name=f"{own}, its own stop", kind="isograd", dtype=options.dtype[0], base=own))
+    there = ctranslate2.get_supported_compute_types("cpu")
+    for kind in ("float32", "bfloat16", "int8_float32"):
+        if kind in there:
+            found.append(Contestant(name=f"CTranslate2 {kind}", kind="ctranslate2", dtype=kind, base=own))
+        else:
+            print(f"CTranslate2 {ctranslate2.__version__} has no {kind} on this CPU, only {', '.join(sorted(there))}")
+    return found
 
 
 def read_lines(path: Path, n: int) -> list[str]:
@@ -138,6 +183,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="source sentences, plain or gz")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="their translations, for lengths only")
     parser.add_argument("--model", metavar="FOLDER", help="a trained run, or its model")
+    parser.add_argument("--peer", choices=("generate", "ctranslate2"), default="generate")
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 32], help="sentences per call of generate")
@@ -147,7 +193,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processor", type=int, default=(os.cpu_count() or 1) - 1, help="the one to pin to")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn as JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.peer == "ctranslate2" and not options.model:
+        parser.error("--peer ctranslate2 needs --model: it has no forced length for each sentence")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -155,14 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     about = machine()
     print(", ".join(f"{k} {v}" for k, v in about.items()))
     work = make_work(options)
-    contestants = []
-    for dtype in options.dtype:
-        bf16 = dtype == "bf16"
-        contestants.append(Contestant(name=f"isograd {dtype}", batch=None, bf16=bf16))
-        contestants += [Contestant(name=f"generate {dtype}, batch {n}", batch=n, bf16=bf16) for n in options.batch]
-        contestants.append(
-            Contestant(name="  with early_stopping=True", batch=options.batch[-1], bf16=bf16, early=True)
-        )
+    contestants = (beside_ctranslate2 if options.peer == "ctranslate2" else beside_generate)(options)
     print(
         f"{len(work.sources)} sentences, mean length {statistics.fmean(map(len, work.sources)):.1f}, beam {work.beam},"
         f" {'trained model' if work.model else 'random weights, forced lengths'}, {options.threads} thread,"

@@ -39,16 +39,45 @@ class Work:
 Translate = Callable[[], list[list[int]]]
 
 
-def ours(model: Any, work: Work) -> Translate:
+def ours(model: Any, work: Work, early: bool = False) -> Translate:
     from isograd.models.search import translate_ids
 
     def translate() -> list[list[int]]:
         best: list[list[int]] = [[]] * len(work.sources)
         forced: dict[str, Any] = {} if work.lengths is None else {"lengths": work.lengths, "extra": 0}
-        found = translate_ids(model, work.sources, beam=work.beam, tokens=work.tokens, **forced)
+        found = translate_ids(model, work.sources, beam=work.beam, tokens=work.tokens, early_stopping=early, **forced)
         for index, hypotheses in found:
             best[index] = hypotheses[0].tokens
         return best
+
+    return translate
+
+
+def by_ctranslate2(work: Work, kind: str) -> Translate:
+    """The trained model, exported for that compute type, in batches of as many tokens as ours."""
+    import tempfile
+
+    import ctranslate2
+    import torch
+
+    from isograd.evaluate.loading import load_translation_model
+    from isograd.interop.checkpoints.vocabulary import pieces
+    from isograd.interop.ctranslate2 import export_ctranslate2
+
+    assert work.model is not None
+    model, tokenizer = load_translation_model(work.model, torch.float32)
+    read, written = (pieces(side, side.vocab_size) for side in (tokenizer.source, tokenizer.target))
+    with tempfile.TemporaryDirectory() as folder:
+        path = export_ctranslate2(model.eval(), tokenizer, f"{folder}/model")
+        translator = ctranslate2.Translator(str(path), compute_type=kind, inter_threads=1, intra_threads=1)
+    rows = [[read[i] for i in source] for source in work.sources]
+    index, end = {token: i for i, token in enumerate(written)}, model.config.eos_token_id
+
+    def translate() -> list[list[int]]:
+        found = translator.translate_batch(
+            rows, beam_size=work.beam, batch_type="tokens", max_batch_size=work.tokens // work.beam
+        )
+        return [[*(index[token] for token in result.hypotheses[0]), end] for result in found]
 
     return translate
 
