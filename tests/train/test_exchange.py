@@ -1,6 +1,9 @@
 """What FSDP2 exchanges, beside the bytes of its collectives on a process group that only counts."""
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,8 +13,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from isograd.diagnose.watch.probe import Probe, whole
 from isograd.models import IsogradForCausalLM
+from isograd.train.calibrate import calibrate
 from isograd.train.forecast.exchange import exchanged
 from isograd.train.run import Run
 from tests.study.arms import called
@@ -40,6 +46,36 @@ def group() -> Iterator[Any]:
 
 def sharded(**training: Any) -> Run:
     return small(model={"width": 32, "heads": 4, "layers": 3}, training={"fsdp": True, **training})
+
+
+@pytest.fixture
+def scale(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import scale  # type: ignore[import-not-found]
+
+    found: ModuleType = scale
+    return found
+
+
+class Collectives(TorchDispatchMode):
+    """Those of DTensor, by their kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith("_c10d_functional.all_"):
+            self.of[name.split(".")[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def in_shards(run: Run, mesh: Any) -> IsogradForCausalLM:
+    model = IsogradForCausalLM(run.config()).train()
+    for part in (*model.model.layers, model):
+        fully_shard(part, mesh=mesh)
+    return model
 
 
 def counted(run: Run, mesh: Any, again: bool = True) -> Wire:
@@ -84,3 +120,52 @@ def test_the_dry_run_has_a_line() -> None:
     assert code == 0 and "exchanged per update" in out
     code, out, _ = called("train", *words)
     assert code == 0 and "exchanged" not in out
+
+
+def test_what_a_calibration_costs(group: Any, scale: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small(model={"width": 32, "heads": 4, "layers": 3, "placement": "admin"}, training={"fsdp": True})
+    found, calls = scale.calibration_cost(run, DEVICES), []
+
+    def gather(parts: list[Any], own: Any) -> None:
+        calls.append(own)
+        parts[:] = [own] * DEVICES  # the fake group carries nothing
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    batch = {"input_ids": torch.zeros(run.micro_tokens(DEVICES) // run.data.length, run.data.length, dtype=torch.long)}
+    with FlopCounterMode(display=False) as flops:
+        calibrate(IsogradForCausalLM(run.config()), batch)
+    tokens, width, inner = run.micro_tokens(DEVICES), 32, run.config().intermediate_size
+    uncounted = 3 * tokens * (4 * width * run.data.length + 2 * (4 * width + inner + width))  # attention, and biases
+    assert found["host_s"] * scale.value("host") == pytest.approx(flops.get_total_flops() + uncounted, rel=1e-6)
+    model = in_shards(run, group)
+    with Wire() as wire:
+        skips = calibrate(model, batch)
+    assert len(calls) == len(skips["decoder"]) == found["sums"] == found["collectives"] / 2
+    assert wire.reduced == 0
+    assert found["gathered"] == pytest.approx(wire.gathered * (DEVICES - 1) / DEVICES, rel=1e-2)
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_what_the_probe_costs(group: Any, scale: ModuleType, observed: bool) -> None:
+    run = small(model={"width": 32, "heads": 4, "layers": 3, "placement": "normformer"}, training={"fsdp": True})
+    model, found = in_shards(run, group), scale.probe_cost(run, DEVICES)
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    probe, optimizer = Probe(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    with Collectives() as seen, probe.step(1):
+        model(input_ids=ids, labels=ids).loss.backward()
+        norms = {p: whole(p.grad.norm()) for p in model.parameters() if p.grad is not None}  # what clipping needs
+        before = Counter(seen.of)
+        if observed:
+            probe.read_gradients(norms)
+            kept = sum(x.to_local().nbytes for x in probe._before.values())  # type: ignore[attr-defined]
+            assert kept == found["kept_bytes"]
+        optimizer.step()
+    more = seen.of - before
+    assert more["all_reduce"] == (found["scalars"] if observed else 0)
+    assert before["all_gather_into_tensor"] == found["gathers"] > 0
+
+
+def test_rings_use_every_port_of_a_machine(scale: ModuleType) -> None:
+    assert scale.bandwidths(8) == (370e9, 350e9)
+    assert scale.bandwidths(64) == (370e9, 200e9)  # 8 ports of 48e9 are more than NVLink carries
+    assert all(figure.source or figure.kind == "assumption" for figure in scale.FIGURES.values())
