@@ -77,7 +77,8 @@ def told(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
     process = started(compare_command(text, out, "--json", "--jobs", "2", "--seeds", "0", "1", "0"))
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
-    first, *ends = stderr.splitlines()
+    first, *ends, last = stderr.splitlines()
+    assert last == "making the page", stderr
     assert first == "12 runs, 2 at once" and len(ends) == 12 and all(": undecided " in line for line in ends), stderr
     return out, json.loads(stdout)
 
