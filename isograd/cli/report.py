@@ -129,6 +129,10 @@ def report(
     from isograd.report.runs import find_runs, readable
 
     found = find_runs(list(folders))
+    if found and all(map(is_watched, found)):
+        if out is not None or json:
+            raise UserError(f"{len(found)} watched loops: name one, such as {found[0]}")
+        return max(_report_watched(loop, None, title, figures, json) for loop in found)
     runs, faults = readable(found)
     if faults and len(found) == 1:
         raise UserError(faults[0])

@@ -1,5 +1,6 @@
 """What `isograd.watch` wrote opens in `isograd report`."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,17 @@ def test_a_watched_loop(watched: Path, capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "No weight has moved" in said.replace("Step 12: n", "N") and "-> optimizer.step() is not called" in said
     page = (watched / "report/report.html").read_text()
-    assert "no weight has moved in 11 readings" in page and (watched / "report/layers.svg").exists()
+    assert "No weight has moved in 11 readings" in page and (watched / "report/layers.svg").exists()
+
+
+def test_a_folder_of_watched_loops(watched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page each; one file cannot hold several."""
+    shutil.copytree(watched, watched.parent / "other")
+    assert main(["report", str(watched.parent)]) == 0
+    assert capsys.readouterr().out.count("report: ") == 2
+    assert all((watched.parent / name / "report/report.html").exists() for name in ("mine", "other"))
+    assert main(["report", str(watched.parent), "--json"]) == 2
+    assert "2 watched loops: name one, such as" in capsys.readouterr().err
 
 
 def test_without_warnings(watched: Path, capsys: pytest.CaptureFixture[str]) -> None:

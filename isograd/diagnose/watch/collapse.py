@@ -157,8 +157,8 @@ class CollapseWatch:
             "remedy": f"lower the rate and warm it up over more steps; {ASK}",
             "message": (
                 f"step {step}: gradients vanish towards the input: since the first step that of {layer} has fallen"
-                f" {fallen.behind:.3g} times further than that of {self.layers[fallen.least]} (tenfold at step"
-                f" {left_at}), the median layer's {fallen.apart:.0f} times; such runs usually collapse"
+                f" {_times(fallen.behind)} further than that of {self.layers[fallen.least]} (tenfold at step"
+                f" {left_at}), the median layer's {_times(fallen.apart)}; such runs usually collapse"
             ),
         }
 
@@ -176,6 +176,18 @@ class CollapseWatch:
                 f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
             ),
         }
+
+
+def _times(factor: float) -> str:
+    """A factor above 1, as people say it.
+
+    >>> _times(18.4), _times(4012.3), _times(3.17e8), _times(2e13)
+    ('18 times', '4,010 times', '317 million times', '2e+13 times')
+    """
+    rounded = float(f"{factor:.3g}")
+    if rounded >= 1e12:
+        return f"{rounded:.0e} times"
+    return f"{rounded:,.0f} times" if rounded < 1e6 else f"{rounded / 1e6:,.3g} million times"
 
 
 @dataclass(frozen=True, kw_only=True)

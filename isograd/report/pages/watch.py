@@ -6,10 +6,10 @@ from typing import Any
 
 from isograd.files import read_json, read_rows
 from isograd.report.page import Page, Section, Table, write_page
-from isograd.report.style import UNLISTED, Drawing, Output, drawing, heading, label, log, shade, steps
+from isograd.report.style import UNLISTED, Drawing, Output, drawing, entropy_line, heading, label, log, shade, steps
 
 Row = dict[str, Any]
-HEADER = ("step", "signal", "layer", "what", "cause", "remedy")
+HEADER = ("step", "what", "cause", "remedy")
 
 
 def write_watch(folder: Path, out: Path | None = None, title: str | None = None, output: Output | None = None) -> Path:
@@ -25,7 +25,7 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
             Section(
                 name="loss",
                 title="Loss and gradient norm",
-                sentence="A vertical line stands where a warning was reported." if warned else "",
+                sentence="The unigram entropy is the loss of a model that reads no context." if warned else "",
                 figure=lambda: _curves(metrics, warned),
             ),
             Section(
@@ -64,8 +64,11 @@ def headline(metrics: Sequence[Row], warned: Sequence[Row]) -> str:
     if not warned:
         return f"{steps:,} steps, and nothing was reported."
     more = f" ({len(warned) - 1} more below)" if len(warned) > 1 else ""
-    first = str(warned[0]["message"])
-    return f"{first[:1].upper()}{first[1:]}{more}."
+    return f"{_capital(str(warned[0]['message']))}{more}."
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def warnings_table(warned: Sequence[Row]) -> Table | None:
@@ -73,15 +76,13 @@ def warnings_table(warned: Sequence[Row]) -> Table | None:
     lines = [
         (
             f"{row['step']:,}",
-            str(row["signal"]),
-            str(row.get("layer") or ""),
-            str(row["message"]),
+            _capital(str(row["message"]).removeprefix(f"step {row['step']}: ")),
             str(row.get("cause") or ""),
             str(row.get("remedy") or ""),
         )
         for row in warned
     ]
-    return Table(header=HEADER, lines=lines, left=6) if lines else None
+    return Table(header=HEADER, lines=lines, left=4) if lines else None
 
 
 def _curves(metrics: Sequence[Row], warned: Sequence[Row]) -> Drawing | None:
@@ -91,10 +92,12 @@ def _curves(metrics: Sequence[Row], warned: Sequence[Row]) -> Drawing | None:
     for axes, name in zip(drawn.panels, ("loss", "grad_norm"), strict=True):
         known = [(row["step"], row[name]) for row in metrics if row.get(name) is not None]
         axes.plot([x for x, _ in known], [y for _, y in known], linewidth=1.0)
-        for row in warned:
-            axes.axvline(row["step"], color="#D55E00", linewidth=0.8)
+        for i, row in enumerate(warned):
+            axes.axvline(row["step"], color="#D55E00", linewidth=0.8, label=None if i else "warning")
         label(axes, "step", "loss" if name == "loss" else "norm of all gradients")
         steps(axes)
+    if entropies := [row["unigram_entropy"] for row in warned if row.get("unigram_entropy") is not None]:
+        entropy_line(drawn.panels[0], entropies[-1])
     log(drawn.panels[1])
     return drawn
 
