@@ -25,13 +25,13 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
             Section(
                 name="loss",
                 title="Loss and gradient norm",
-                sentence="The unigram entropy is the loss of a model that reads no context." if warned else "",
+                sentence=_ENTROPY if any(row.get("unigram_entropy") for row in warned) else "",
                 figure=lambda: _curves(metrics, warned),
             ),
             Section(
                 name="layers",
                 title="Gradients of each layer",
-                sentence="A line per layer, from the first (blue) to the last (orange). Flat, close lines are better.",
+                sentence="A line per layer, from the first (violet) to the last (olive). Flat, close lines are better.",
                 figure=lambda: _layers(layers),
             ),
         ],
@@ -40,6 +40,7 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
     return write_page(page, (out or folder / "report") / "report.html", output)
 
 
+_ENTROPY = "The unigram entropy is the loss of a model that reads no context: one that rests there has collapsed."
 _REPLAYED = (
     "From before the break, once as it was and once per change: the mean of the last ten losses, and whether it lies"
     " near or below the lowest loss before the break."
