@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from isograd.cli.console import announce, loading, output, print_json, print_table
-from isograd.cli.parser import EACH
+from isograd.cli.console import announce, loading, must_be_writable, output, print_json, print_table
+from isograd.cli.parser import EACH, File
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
+from isograd.files import write_json
 from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
     from torch import nn
 
     from isograd.lint import Findings
+    from isograd.lint.formats import Place
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -32,6 +34,7 @@ def check(
     ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
     format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
+    sarif: File | None = None,
 ) -> int:
     """Find wiring and initialization bugs in a Transformer.
 
@@ -48,7 +51,7 @@ def check(
       isograd check my_model:build --against gpt2
       isograd check my_model:build --json --ignore layers-identical
       isograd check my_model:build --format github           in a workflow: findings beside the lines of the model
-      isograd check my_model:build --format sarif > isograd.sarif
+      isograd check my_model:build --format github --sarif isograd.sarif
 
     Exit code 1 with a finding of severity error, 2 on bad input.
 
@@ -62,34 +65,48 @@ def check(
         ignore: a code that is not reported; can be repeated
         format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
         json: one JSON object on stdout, as --format json
+        sarif: a file that the findings are also written to, as SARIF 2.1.0
     """
     if json and format not in (None, "json"):
         raise UserError(f"--json and --format {format}: give one of them")
     asked = _Asked(model=model, batch=batch, optimizer=optimizer, against=against, lr=lr, warmup=warmup)
+    must_be_writable(sarif, "--sarif")
     network, findings = _findings(asked, ignore or [])
+    if sarif is not None:
+        write_json(sarif, _sarif(findings, network, asked))
     if json or format == "json":
         print_json(findings.as_dict())
-    elif format in ("github", "sarif"):
-        _write(findings, network, asked, format == "sarif")
+    elif format == "sarif":
+        print_json(_sarif(findings, network, asked))
+    elif format == "github":
+        _print_commands(findings, network, asked)
     else:
         _print(findings)
     return 1 if findings.errors else 0
 
 
-def _write(findings: "Findings", network: "nn.Module", asked: "_Asked", as_sarif: bool) -> None:
+def _sarif(findings: "Findings", network: "nn.Module", asked: "_Asked") -> dict[str, Any]:
     from isograd import __version__
     from isograd.lint import formats
+
+    return formats.sarif(findings, _places(findings, network, asked), __version__)
+
+
+def _print_commands(findings: "Findings", network: "nn.Module", asked: "_Asked") -> None:
+    from isograd.lint import formats
+
+    if commands := formats.github(findings, _places(findings, network, asked)):
+        print(commands)
+    print(_summary(findings))
+
+
+def _places(findings: "Findings", network: "nn.Module", asked: "_Asked") -> "dict[str, Place]":
+    from isograd.lint.formats import places
     from isograd.trace.load import maker_of
 
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()  # paths are relative to the repository
     root = workspace if Path.cwd().is_relative_to(workspace) else Path.cwd()
-    where = formats.places(network, findings, maker_of(asked.optimizer or asked.model), root)
-    if as_sarif:
-        print_json(formats.sarif(findings, where, __version__))
-        return
-    if commands := formats.github(findings, where):
-        print(commands)
-    print(_summary(findings))
+    return places(network, findings, maker_of(asked.optimizer or asked.model), root)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,10 +75,10 @@ def warn(verb: str, line: str) -> None:
     print(f"isograd {verb}: {line}", file=sys.stderr)
 
 
-def must_be_writable(out: Path | None) -> None:
+def must_be_writable(out: Path | None, option: str = "--out") -> None:
     """Refuse a FILE that cannot be written, before anything is loaded."""
     if out and (out.is_dir() or not out.parent.is_dir()):
-        raise UserError(f"--out {out}: not a file in a folder that exists")
+        raise UserError(f"{option} {out}: not a file in a folder that exists")
 
 
 def print_table(
