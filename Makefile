@@ -40,8 +40,7 @@ format: $(INSTALLED)
 
 # Nothing is fetched; a warning is an error, such as a link without a target or a page that no menu shows.
 docs: $(DOCS)  ## the site, in docs/_build/html/index.html; tutorials are executed, unchanged ones come from a cache
-	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
-		$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet $(ARGS) docs docs/_build/html
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet $(ARGS) docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 $(DOCS): $(INSTALLED)

@@ -43,6 +43,7 @@ myst_dmath_double_inline = True
 
 # What tutorials start prints for a page, not for a terminal: no bars, no colours, wide enough for its tables.
 os.environ |= {"TQDM_DISABLE": "1", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100", "HF_HUB_OFFLINE": "1"}
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # the command isograd
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
