@@ -72,7 +72,8 @@ def test_a_folder_as_table_page_and_json() -> None:
     page = checked(folder / "diagnose.html")
     assert all(row["address"] in page.text for row in content["rows"])
     for name in ("gradients", "stream", "dependency", "amplification", "attention", "massive"):
-        assert {p.suffix for p in folder.glob(f"{name}.*")} == {".svg", ".png"}
+        assert {p.suffix for p in folder.glob(f"{name}.*")} >= {".svg", ".png"}
+    assert (folder / "gradients.csv").exists()
     code, out, _ = called("diagnose", "gpt", "--seed", "3", "--json", "--out", "elsewhere")
     assert json.loads(out) == content | {"page": "elsewhere/diagnose.html"}
 

@@ -29,7 +29,7 @@ def test_json_a_page_and_figures(tmp_path: Path) -> None:
     assert not re.search(r"(?:src|href)=[\"']?(?:http|//|file)", page)
     kept = json.loads((out / "theory.json").read_text())
     assert kept["verdicts"][0]["curve"]["x"] == [64, 128, 256, 512, 1024] and kept["verdicts"][0]["lines"]
-    names = {f"{claim}.{kind}" for claim in ("lemma-1", "lemma-3") for kind in ("svg", "png")}
+    names = {f"{claim}.{kind}" for claim in ("lemma-1", "lemma-3") for kind in ("svg", "png", "csv")}
     assert {path.name for path in out.iterdir()} == {"theory.html", "theory.json", "tables", *names}
 
 
