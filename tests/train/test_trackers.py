@@ -118,6 +118,7 @@ def test_a_bare_loop_that_logs_to_weights_and_biases(tmp_path: Path, wandb_: Any
     run = wandb_.init(project="mine")
     model = Breaking(gpt2().config)
     with isograd.watch(model, log=run.log) as watch:
+        assert run.summary["isograd/verdict"] == "nothing reported"
         train(model.train(), watch, batches(3))
     assert run.summary["isograd/verdict"].startswith("step 3: the loss is not finite")
     assert len([r for r in stored(tmp_path, wandb_) if r.HasField("alert")]) == 1

@@ -80,6 +80,7 @@ class Logging:
     def __init__(self, log: LogNumbers) -> None:
         self.log = log
         self._tracker = str(getattr(log, "__module__", None)).partition(".")[0]
+        judge(self._tracker)
 
     def write(self, row: Row, layers: Sequence[Row]) -> None:
         self.log(flat(row, layers), row["step"])
