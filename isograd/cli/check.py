@@ -202,7 +202,7 @@ def _print(findings: "Findings") -> None:
         console.print(Text(f"  {finding.message}"))
         for line in cures(finding.remedy):
             console.print(Text(f"  {line}"), soft_wrap=line.startswith("   "))  # code is not wrapped
-        console.print(Text(f"  {finding.page}", style="dim"))
+        console.print(Text(f"  {_where(finding.page)}", style="dim"), soft_wrap=True)
     for line in findings.missed:
         print(f"could not look at {line}", file=sys.stderr)
     console.print()
@@ -219,6 +219,14 @@ def _groups(findings: "Findings") -> list[tuple[str, str, str]]:
         (f"{pattern}  ({len(found)})" if len(found) > 1 else found[0], placement, formula)
         for (pattern, placement, formula), found in groups.items()
     ]
+
+
+def _where(page: str) -> str:
+    """A page of the clone that this package runs from, as a path from here; from a wheel it has none."""
+    there = Path(__file__).parents[2] / page
+    if not there.exists():
+        return f"{page} of isograd's repository"
+    return page if there.parents[2] == Path.cwd() else str(there)
 
 
 def _summary(findings: "Findings") -> str:
