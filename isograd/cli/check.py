@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import sysconfig
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,10 +223,11 @@ def _groups(findings: "Findings") -> list[tuple[str, str, str]]:
 
 
 def _where(page: str) -> str:
-    """A page of the clone that this package runs from, as a path from here; from a wheel it has none."""
+    """A page of the clone that this package runs from, as a path from here; of a wheel, as it was installed."""
     there = Path(__file__).parents[2] / page
     if not there.exists():
-        return f"{page} of isograd's repository"
+        installed = Path(sysconfig.get_path("data"), "share/isograd", page)
+        return str(installed) if installed.exists() else f"{page} of isograd's repository"
     return page if there.parents[2] == Path.cwd() else str(there)
 
 

@@ -43,7 +43,7 @@ def advice(model: nn.Module, batch: Any = None) -> tuple[str, str] | None:
                 return f"isograd.check finds {one.code} at {one.address or 'the model'}: {one.message}", one.remedy
     for stack in checked.anatomy.stacks:
         if stack.function is not None:
-            layers = many(len(stack.sublayers) // 2, f"{NAMES[stack.function]} layer")
+            layers = many(stack.layers, f"{NAMES[stack.function]} layer")
             return f"{layers}: each norm is on the sum of x and its branch, first at {stack.sublayers[0].address}", (
                 norms_moved(checked, stack)
             )

@@ -51,6 +51,7 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "init-large init-small": initialization.sizes,
     "init-depth": initialization.depth,
     "positions-large": initialization.positions,
+    "positions-small": initialization.drowned,
     "start-std": initialization.stds,
     "value-start": initialization.value_start,
     "embedding-untied embedding-std": initialization.embedding,
@@ -157,7 +158,7 @@ def check(
     return Findings(
         model=name or type(model).__name__,
         placements=anatomy.placements,
-        formulas={s.address: formula(s) for s in anatomy.sublayers},
+        formulas=_formulas(anatomy.sublayers),
         findings=by_harm(found),
         missed=tuple(missed),
         scheme=_scheme(checked),
@@ -218,16 +219,28 @@ def known_codes(codes: Iterable[str]) -> frozenset[str]:
     return frozenset(codes)
 
 
-def formula(sublayer: TracedSublayer) -> str:
-    """As in `isograd show`: post(skip x + scale out(f(pre(x))))."""
-    inner = "pre(x)" if "pre" in sublayer.norms else "x"
-    branch = f"{sublayer.kind}({inner})"
-    if "mid" in sublayer.norms:
-        branch = f"{sublayer.kind}[mid]({inner})"
-    if "out" in sublayer.norms:
-        branch = f"out({branch})"
-    total = f"{_times(sublayer.skip, 'skip')}x + {_times(sublayer.scale, 'scale')}{branch}"
+def _formulas(sublayers: list[TracedSublayer]) -> dict[str, str]:
+    """By address; branches that read one value and are added by one sum, as in GPT-J, stand in one formula."""
+    found = {}
+    for one in sublayers:
+        beside = [s for s in sublayers if (s.read, s.total) == (one.read, one.total) and not s.design]
+        found[one.address] = formula(*(beside or [one]))
+    return found
+
+
+def formula(sublayer: TracedSublayer, *beside: TracedSublayer) -> str:
+    """As in `isograd show`: post(skip x + scale out(f(pre(x)))), and what is added beside."""
+    terms = [f"{_times(s.scale, 'scale')}{_branch(s)}" for s in (sublayer, *beside)]
+    total = " + ".join([f"{_times(sublayer.skip, 'skip')}x", *terms])
+    if sublayer.design in ("gated", "ngpt"):
+        total = f"(1 - g) x + g {_branch(sublayer)}"
     return f"post({total})" if "post" in sublayer.norms else total
+
+
+def _branch(sublayer: TracedSublayer) -> str:
+    inner = "pre(x)" if "pre" in sublayer.norms else "x"
+    branch = f"{sublayer.kind}[mid]({inner})" if "mid" in sublayer.norms else f"{sublayer.kind}({inner})"
+    return f"out({branch})" if "out" in sublayer.norms else branch
 
 
 def _times(coefficient: Any, name: str) -> str:

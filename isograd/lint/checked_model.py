@@ -104,7 +104,7 @@ class CheckedModel:
         """The logits or the output's first tensor, and the losses beside it; what is drawn, is drawn from one seed."""
         args, kwargs = arguments(fitted(self.twin, inputs))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # the CPU's alone, which is put back
             output = self.twin(*args, **kwargs)
         return answer(output), [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.ndim == 0]
 

@@ -215,6 +215,7 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
     named = _named(checked)
     sequences = [n for n, v in named.items() if isinstance(v, Tensor) and v.ndim >= 2 and "mask" not in n]
     sequences = [n for n in sequences if not n.startswith(("labels", "position", "token_type"))]
+    sequences = [n for n in sequences if named[n].dtype != torch.bool]  # a mask by another name
     if len(sequences) < 2:
         return
     base = _outputs(checked, checked.inputs)
@@ -302,6 +303,8 @@ def _masked_inputs(checked: CheckedModel) -> Iterator[tuple[str, str]]:
 def _others(checked: CheckedModel, x: Tensor) -> Tensor:
     """Something else of the same kind everywhere; special ids stay, since models look for them."""
     draw = torch.Generator().manual_seed(7)
+    if x.dtype == torch.bool:
+        return ~x
     if x.is_floating_point():
         return x + torch.randn(x.shape, generator=draw).to(x)
     ids = (getattr(checked.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls"))

@@ -10,6 +10,7 @@ from isograd.lint.findings import Finding, many
 from isograd.trace.dataflow import LAYOUT, NORMS, SCALING, TracedNorm, bare
 from isograd.trace.record import Operation, record
 
+TURNS = ("transpose", "permute", "t", "mT", "movedim", "swapaxes", "contiguous", "clone")
 OFF = 0.05  # of 1: an effective norm weight at init
 STATISTICS = frozenset(("mean", "var", "std", "sum", "linalg_vector_norm", "norm", "var_mean", "square", "pow"))
 
@@ -33,7 +34,7 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
 
 def _mixes(checked: CheckedModel, origin: int, result: int) -> bool:
     """Whether the norm's result at other positions changes when the vector at one of them is scaled."""
-    trace, root = checked.trace, origin
+    trace, root = checked.trace, _unturned(checked, origin)
     x, axis_of_time = trace[root], _time(checked, root)
     if axis_of_time is None or x.ndim != 3 or x.shape[axis_of_time] < 3 or trace[result].numel() != x.numel():
         return False
@@ -46,6 +47,19 @@ def _mixes(checked: CheckedModel, origin: int, result: int) -> bool:
         return False
     size = 1e-3 * trace[result].abs().max()
     return all(int((gap.transpose(0, d).flatten(1).amax(1) > size).sum()) > 1 for d in axes)
+
+
+def _unturned(checked: CheckedModel, origin: int) -> int:
+    """What a norm's origin was before it was turned, as where tokens are mixed; itself beside convolutions, whose
+    streams lie otherwise.
+    """
+    stacks = (s for s in checked.anatomy.stacks if s.sublayers)
+    if any("conv" in o.name for s in stacks for o in checked.dataflow.between(s.first, s.sublayers[0].branch)):
+        return origin
+    value = origin
+    while (made := checked.trace.made_by(value)) is not None and bare(made) in TURNS:
+        value = made.reads[0]
+    return origin if _time(checked, value) is None else value
 
 
 def _time(checked: CheckedModel, value: int) -> int | None:
@@ -125,6 +139,8 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
 
 def weights(checked: CheckedModel) -> Iterator[Finding]:
     """Norms of the stream whose weights, as they act, do not begin at 1."""
+    if any(s.placement == "ngpt" for s in checked.anatomy.sublayers):  # whose vectors have a length of 1
+        return
     if not checked.at_init:
         every = [norm for norm, _ in _of_stream(checked)]
         centred = [norm for norm in every if _around_zero(effective(checked, norm))]

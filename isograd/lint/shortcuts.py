@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
 EXACT = 1e-3
+OFF = 0.5  # of 1: a factor that is far from it
 LEAST = 0.2  # the smallest constant on one kind of branch alone: macaron layers have 1/2
 MOST = 1.2  # the largest constant on a branch that nothing explains
 MULTIPLIERS = (
@@ -157,12 +159,66 @@ def factors(checked: CheckedModel) -> Iterator[Finding]:
             what = "is added twice" if abs(large[0].scale.value - 2) < EXACT else "is multiplied by"
             number = "" if what.endswith("twice") else f" {large[0].scale.value:.3g}"
             yield _factor(large, large[0].scale.value, f"the output of the {large[0].kind} {what}{number}")
+        yield from _on_sums(checked, stack)
         small = _small_beside_one(stack) if not _declared(checked) else []
         if small:
             what = f"the output of the {small[0].kind} is multiplied by {small[0].scale.value:.3g}, others by 1"
             yield _factor(small, small[0].scale.value, what)
         if not (doubled or scaled or large or small):
             yield from _odd_one(stack)
+
+
+def _on_sums(checked: CheckedModel, stack: TracedStack) -> Iterator[Finding]:
+    """What multiplies a sum before anything else reads it: the shortcut as well as the branch."""
+    dataflow = checked.dataflow
+    undone, vectors = list[tuple[TracedSublayer, float]](), list[tuple[TracedSublayer, float]]()
+    pairs = [(s, after.enters) for s, after in pairwise(stack.sublayers) if not (s.design or after.design)]
+    pairs += [(s, norm.origin) for s in stack.sublayers for norm in s.norms.get("post", [])[:1]]
+    for sublayer, value in pairs:
+        origin, crossed = dataflow.back(value, sublayer.total)
+        made = [o for o in dataflow.chain(value) if sublayer.total in dataflow.above(o.makes[0])]
+        if origin != sublayer.total or crossed or not made:
+            continue
+        trained = [n for o in made for n in dataflow.weights(o) if n in checked.parameters]
+        if any(checked.parameters[n].numel() > 1 for n in trained):
+            size = _factor_of(checked, sublayer.total, value)
+            if size is not None and size < 1 - OFF:
+                vectors.append((sublayer, size))
+        elif not trained and "post" in sublayer.norms:
+            size = _constant(made)
+            if all(abs(size - c) > EXACT for c in (1, 0.5, 0.5**0.5)):
+                undone.append((sublayer, size))
+    if vectors:
+        yield _factor(
+            [s for s, _ in vectors],
+            vectors[0][1],
+            f"a trained vector multiplies the whole sum by {vectors[0][1]:.2g}, the shortcut as well as the branch;"
+            " LayerScale is x + vector * f(norm(x))",
+        )
+    posts = [s for s in stack.sublayers if "post" in s.norms]
+    if len(undone) > 1 and len(undone) * 2 >= len(posts):
+        yield _factor(
+            [s for s, _ in undone],
+            undone[0][1],
+            f"the whole sum is multiplied by {undone[0][1]:.3g} and then normalized, which undoes it: in DeepNorm alpha"
+            " multiplies the shortcut alone, norm(alpha * x + f(x))",
+        )
+
+
+def _constant(made: list[Operation]) -> float:
+    """The product of the numbers that these operations multiply by."""
+    product = 1.0
+    for operation in made:
+        numbers = [a for a in operation.args[1:] if isinstance(a, int | float)]
+        if bare(operation) in ("mul", "div") and len(numbers) == 1:
+            product *= numbers[0] if bare(operation) == "mul" else 1 / numbers[0]
+    return product
+
+
+def _factor_of(checked: CheckedModel, total: int, value: int) -> float | None:
+    """|value| over |total|, where the one is the other times something."""
+    x, y = checked.trace[total].double(), checked.trace[value].double()
+    return None if x.numel() != y.numel() or not x.any() else (y.norm() / x.norm()).item()
 
 
 def _small_beside_one(stack: TracedStack) -> list[TracedSublayer]:
@@ -280,7 +336,7 @@ def _shared(one: str, other: str) -> int:
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
     dataflow = checked.dataflow
-    open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not checked.routed]
+    open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not s.design and not checked.routed]
     what = "reads x itself, where others of its branch read the norm of it"
     found = [(name, what) for s in open_ for name in _bare(checked, s)]
     live = {n.address for n in dataflow.norms.values() if n.result in checked.reaching}

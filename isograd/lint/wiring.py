@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.models import IsogradPreTrainedModel
-from isograd.trace.anatomy import SMALL, TracedStack
+from isograd.trace.anatomy import SMALL, TracedStack, numbered
 from isograd.trace.sublayers import TracedSublayer
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
@@ -77,6 +77,8 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
             usual = counts.most_common(1)[0][0]
             names = {_NUMBERS.sub("N", s.address) for s in peers if s.placement == usual}
             odd = [s for s in peers if s.placement != usual]
+            if _first_layers(stack, usual) or _in_every_layer(odd, peers):  # as Mix-LN's; as a macaron layer's last
+                continue
             if any(_NUMBERS.sub("N", s.address) in names for s in odd):  # else every layer has both, under two names
                 others = ", ".join(sorted({s.placement for s in odd}))
                 yield Finding(
@@ -88,6 +90,21 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
                     f" {usual}: layers {_listed(odd)}",
                     remedy=f"make them {usual}, unless layers are mixed on purpose (as in Mix-LN)",
                 )
+
+
+def _first_layers(stack: TracedStack, usual: str) -> bool:
+    """Whether the sublayers of another placement are whole layers, two or more, the first ones and no others."""
+    odd = {s.layer for s in stack.sublayers if s.placement != usual}
+    same = {s.layer for s in stack.sublayers if s.placement == usual}
+    others = {s.placement for s in stack.sublayers} - {usual}
+    return len(odd) > 1 and len(others) == 1 and not odd & same and max(odd) == len(odd)
+
+
+def _in_every_layer(odd: list[TracedSublayer], peers: list[TracedSublayer]) -> bool:
+    """Whether those of another placement have a name of their own in each of several layers: layers.N.ff2."""
+    names = Counter(numbered(s.address) for s in odd)
+    others = {numbered(s.address) for s in peers if s not in odd}
+    return min(names.values(), default=0) > 1 and names.keys().isdisjoint(others)
 
 
 def unsure(checked: CheckedModel) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ What the walk through the operations says of pre, out and post is then proved by
 not move.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -199,12 +200,18 @@ def _set_ends(dataflow: Dataflow, stack: TracedStack) -> None:
         value = norm.result
     others = [s for s in stack.sublayers if s.total != last.total]
     alike = [s for s in others if s.kind == last.kind]
+    alike = [s for s in alike if numbered(s.last) == numbered(last.last)] or alike  # of two in a layer, the last
     others = [s for s in alike if ("pre" in s.norms) == ("pre" in last.norms)] or alike or others
     posts = [s for s in others if "post" in s.norms]
     if (crossed and posts and len(posts) * 2 >= len(others)) or (crossed and not others and "pre" not in last.norms):
         last.norms["post"] = crossed[:1]
         crossed = crossed[1:]
     stack.final = crossed
+
+
+def numbered(name: str | None) -> str:
+    """The name with every index of a list as N: layers.N.ff2.N.weight."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "N", name or "")
 
 
 def _only_norm(dataflow: Dataflow, value: int) -> TracedNorm | None:
@@ -228,6 +235,7 @@ def _probe(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer |
     """Scale what goes in and what comes out, and compare with where the walk found norms."""
     if (
         sublayer.skip_from
+        or sublayer.design == "gated"
         or any(not norm.scales for slot in sublayer.norms.values() for norm in slot)
         or sublayer.norms.get("value")
     ):
@@ -299,9 +307,19 @@ def _set_families(dataflow: Dataflow, stack: TracedStack) -> None:
             sublayer.placement = "variance-gate"
         elif name in ("pre-ln", "none") and scale.learned:
             sublayer.placement = "layerscale" if name == "pre-ln" else "rezero"
-    designs = [s.design for s in stack.sublayers if s.design]
     for sublayer in stack.sublayers:
-        sublayer.placement = mode(designs) if sublayer.design else sublayer.placement
+        if sublayer.design == "gated" and sublayer.scale.learned and {"out", "post"} <= set(sublayer.norms):
+            sublayer.design = "ngpt"
+    if _is_hybrid(stack):
+        for sublayer in stack.sublayers:
+            sublayer.placement = "hybridnorm"
+    if _scaled_by_depth(dataflow, stack):
+        for sublayer in stack.sublayers:
+            sublayer.placement = "layernorm-scaling"
+    designs = [s.design for s in stack.sublayers if s.design and s.design not in ("gated", "ngpt")]
+    for sublayer in stack.sublayers:
+        if sublayer.design:
+            sublayer.placement = mode(designs) if sublayer.design in designs else sublayer.design
     if any(s.also is not None for s in stack.sublayers):
         _name_two_streams(dataflow, stack)
     if any(_adds_first_input(dataflow, stack, sublayer.read) for sublayer in stack.sublayers):
@@ -311,8 +329,38 @@ def _set_families(dataflow: Dataflow, stack: TracedStack) -> None:
             sublayer.placement = name if sublayer.placement == "pre-ln" else sublayer.placement
 
 
+def _is_hybrid(stack: TracedStack) -> bool:
+    """HybridNorm: norms on queries, keys and values, one on the attention's sum, and none at the feed-forward."""
+    sided = {"query", "key", "value", "post"}
+    own = all(sided <= set(s.norms) if s.kind == "attn" else s.placement == "none" for s in stack.sublayers)
+    return own and {s.kind for s in stack.sublayers} == {"attn", "ffn"}
+
+
+def _scaled_by_depth(dataflow: Dataflow, stack: TracedStack) -> bool:
+    """Whether what every norm before a branch gives is multiplied by 1/sqrt(l), l the layer."""
+    if stack.layers < 3 or any(s.placement != "pre-ln" for s in stack.sublayers):
+        return False
+    return all(abs(_constant_after(dataflow, s) * s.layer**0.5 - 1) < 1e-3 for s in stack.sublayers)
+
+
+def _constant_after(dataflow: Dataflow, sublayer: TracedSublayer) -> float:
+    """The product of the numbers that stand between the norm before a branch and what reads it."""
+    if "pre" not in sublayer.norms:
+        return 1.0
+    norm, trace, factor = sublayer.norms["pre"][-1], dataflow.trace, 1.0
+    value = norm.result
+    while len(readers := trace.read_by(value)) == 1 and dataflow.through(readers[0].makes[0]) == value:
+        numbers = [a for a in readers[0].args[1:] if isinstance(a, int | float)]
+        if bare(readers[0]) in ("mul", "div") and len(numbers) == 1 and not dataflow.weights(readers[0]):
+            factor *= numbers[0] if bare(readers[0]) == "mul" else 1 / numbers[0]
+        value = readers[0].makes[0]
+    return factor
+
+
 def _adds_first_input(dataflow: Dataflow, stack: TracedStack, value: int) -> bool:
-    """Whether a value is r x + z x_0 with trained r and z, x_0 what the first sublayer reads."""
+    """Whether a value is r x + z x_0 with trained r and z, x_0 what the first sublayer reads; or an average of all."""
+    if value in dataflow.memo.get("averages", {}):
+        return dataflow.root(stack.first) in dataflow.memo["averages"][value]
     made = dataflow.trace.made_by(value) if value in dataflow.joined else None
     if made is None:
         return False
@@ -324,6 +372,8 @@ def _adds_first_input(dataflow: Dataflow, stack: TracedStack, value: int) -> boo
 def _states(dataflow: Dataflow, stack: TracedStack, value: int) -> int:
     """How many of the stream's earlier states a value was weighed together of: DenseFormer's averages have all."""
     states = {stack.first, *(s.total for s in stack.sublayers)}
+    if value in dataflow.memo.get("averages", {}):
+        return len(dataflow.memo["averages"][value])
     found, todo = set[int](), [value]
     while todo:
         at = todo.pop()

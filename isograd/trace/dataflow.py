@@ -25,7 +25,7 @@ LAYOUT = frozenset((
     "detach", "dropout", "expand", "unsqueeze", "squeeze", "flatten", "unflatten", "lift_fresh", "type_as",
     "native_dropout", "feature_dropout", "slice", "select", "roll", "pad", "constant_pad_nd", "movedim", "t",
     "numpy_T", "swapaxes", "expand_as", "chunk", "split", "split_with_sizes", "unbind", "tensor_split",
-    "index_select", "alpha_dropout",
+    "index_select", "alpha_dropout", "view_as", "reshape_as", "mT", "adjoint",
 ))  # fmt: skip
 SCALING = frozenset(("mul", "div", "add", "sub", "rsub", "neg", "addcmul", "true_divide", "multiply", "subtract"))
 SUMS = frozenset(("add", "addcmul", "sub", "lerp", "rsub"))

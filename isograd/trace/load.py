@@ -166,6 +166,7 @@ def _named(text: str) -> Any:
         raise ModelError(f"{text}: expected package.module:callable or file.py:callable, such as my_models.deep:build")
     if in_file and not Path(module_name).is_file():
         raise ModelError(f"{module_name}: no such file")
+    given, sys.argv = sys.argv, [module_name]  # what a script reads of its command line is not isograd's
     try:
         thing: Any = _of_file(Path(module_name)) if in_file else importlib.import_module(module_name)
     except Exception as error:  # the module's own code runs
@@ -173,6 +174,8 @@ def _named(text: str) -> Any:
         if absent and f"{module_name}.".startswith(f"{absent}."):
             raise ModelError(f"{module_name}: no such module, in {Path.cwd()} or installed") from error
         raise ModelError(f"{module_name} cannot be imported: {_described(error)}") from error
+    finally:
+        sys.argv = given
     for part in name.split("."):
         if not hasattr(thing, part):
             near = difflib.get_close_matches(part, [n for n in vars(thing) if not n.startswith("_")], n=1, cutoff=0.5)

@@ -124,10 +124,11 @@ class Trace:
 
     def above(self, values: Iterable[int]) -> set[int]:
         """The values, and all that they were computed from, except through values without an entry."""
-        found, todo = set(values), list(values)
+        found = set(values)
+        todo = list(found)
         while todo:
-            made = self.made_by(todo.pop())
-            for value in made.reads if made else ():
+            at = self.maker.get(todo.pop())
+            for value in () if at is None else self.operations[at].reads:
                 if value not in found and self.values[value].numel():
                     found.add(value)
                     todo.append(value)
@@ -152,6 +153,7 @@ class Trace:
         between = between.difference(changes)
         last = {value: at for at, operation in enumerate(steps) for value in operation.reads}
         known: dict[int, Tensor] = {}
+        changes = {v: c if callable(c) else _laid_as(c, self.values[v]) for v, c in changes.items()}
 
         def value(at: int) -> Tensor:
             if at in known:
@@ -168,6 +170,19 @@ class Trace:
                 if last[read] == at and read not in wanted:
                     known.pop(read, None)
         return [value(at) for at in wanted]
+
+
+def _laid_as(given: Tensor, recorded: Tensor) -> Tensor:
+    """The tensor as the recorded one lies in memory: what reads it may take a view that no other layout allows."""
+    if given.shape != recorded.shape or given.stride() == recorded.stride() or given.is_sparse or _overlaps(recorded):
+        return given
+    return torch.empty_strided(recorded.shape, recorded.stride(), dtype=given.dtype, device=given.device).copy_(given)
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether two entries may share memory, as those of an expanded tensor or of sliding windows."""
+    axes = sorted((step, n) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+    return any(not step for step, _ in axes) or any(a * n > b for (a, n), (b, _) in pairwise(axes))
 
 
 def _of_ids(trace: Trace, operation: Operation) -> bool:
@@ -410,6 +425,7 @@ class _Recorder(TorchDispatchMode):
         makes = tuple(self._add(t) for t in results)
         places = [p for p in tree_flatten((args, kwargs))[0] if isinstance(p, Value)]
         reads = tuple(dict.fromkeys(p.index for p in places))
+        reads = reads[:1] if func._schema.name.endswith("_as") else reads  # of the other a shape or a dtype
         at = len(self.trace.operations)
         for value in reads:
             self.trace.readers.setdefault(value, []).append(at)
@@ -527,10 +543,17 @@ def _run(operation: Operation, value: Callable[[int], Tensor], double: bool) -> 
         tensor = value(place.index)
         return tensor.clone() if operation.function._schema.is_mutable else tensor
 
-    args, kwargs = tree_map(fill, (operation.args, operation.kwargs))
+    args = [_filled(part, fill) for part in operation.args]
+    kwargs = {name: _filled(part, fill) for name, part in operation.kwargs.items()}
     if double and operation.name == "_grouped_mm" and args[2] is not None:  # torch has it in float32 and below only
         return [_grouped_product(*args[:3])]
-    return [t for t in tree_leaves(operation.function(*args, **kwargs)) if isinstance(t, Tensor)]
+    made = operation.function(*args, **kwargs)
+    return [made] if isinstance(made, Tensor) else [t for t in tree_leaves(made) if isinstance(t, Tensor)]
+
+
+def _filled(part: Any, fill: Callable[[Any], Any]) -> Any:
+    """An argument of an operation, which is a list at most: torch's own walk through trees takes ten times as long."""
+    return [_filled(one, fill) for one in part] if isinstance(part, list | tuple) else fill(part)
 
 
 def _grouped_product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:

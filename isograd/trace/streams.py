@@ -149,6 +149,34 @@ def gathers(dataflow: Dataflow) -> list[tuple[Operation, list[int]]]:
     return found
 
 
+def averages(dataflow: Dataflow) -> dict[int, list[int]]:
+    """Where activations that were laid side by side are summed with a trained weight each -> what was laid there."""
+    found = {}
+    for operation in dataflow.trace.operations:
+        if bare(operation) in GATHERS and operation.makes and operation.makes[0] in dataflow.live:
+            sources = _sources(dataflow, operation) if len(dataflow.data(operation)) > 1 else []
+            value = _averaged(dataflow, operation.makes[0], sources)
+            if value is not None:
+                found[value] = sources
+    return found
+
+
+def _averaged(dataflow: Dataflow, value: int, sources: list[int]) -> int | None:
+    """The weighted sum that alone is made of a gathering, within a few operations."""
+    trace, weighed = dataflow.trace, False
+    shapes = {trace[v].shape for v in sources}
+    sizes = {name: trace[v].numel() for v, name in trace.names.items()}
+    while len(shapes) == 1 and value not in dataflow.norms:
+        readers = [o for o in trace.read_by(value) if bare(o) not in GATHERS]
+        if len(readers) != 1 or len(dataflow.data(readers[0])) != 1 or not readers[0].makes:
+            return None
+        value = readers[0].makes[0]
+        weighed |= any(sizes[name] == len(sources) for name in dataflow.weights(readers[0]))
+        if trace[value].shape in shapes:
+            return value if weighed else None
+    return None
+
+
 def _sources(dataflow: Dataflow, operation: Operation) -> list[int]:
     """What was laid side by side, earlier gatherings taken apart."""
     sources: list[int] = []

@@ -14,11 +14,12 @@ import torch
 from isograd.trace.attention import all_scores, is_attention, query_key_value
 from isograd.trace.dataflow import SUMS, Dataflow, TracedNorm, bare, different
 from isograd.trace.record import Operation, in_double
-from isograd.trace.streams import Copies, copies_of, dominators, gathers, mixed_over_depth
+from isograd.trace.streams import Copies, averages, copies_of, dominators, gathers, mixed_over_depth
 
 Slot = Literal["pre", "mid", "out", "post", "query", "key", "value"]
 SublayerKind = Literal["attn", "cross", "ffn", "mix"]
 LEAST = 1e-6  # RMS of a branch that a sum shows as it is
+ROUND = 1e-5  # of two gates that add up to 1
 _WRAPPERS = ("dropout", "to", "alias")  # of a term of a sum
 _MIXERS = ("fft", "avg_pool", "adaptive_avg_pool")  # in the names of what mixes positions without weights
 
@@ -120,6 +121,43 @@ def summands(dataflow: Dataflow, operation: Operation) -> list[int]:
     return terms
 
 
+def interpolated(dataflow: Dataflow, operation: Operation) -> tuple[int, int, int] | None:
+    """x, u and the gate g of (1 - g) x + g u: two products whose gates, activations, add up to 1; x + g (u - x); lerp.
+
+    None of any other sum.
+    """
+    trace, data = dataflow.trace, dataflow.data(operation)
+    if bare(operation) == "lerp" and len(operation.reads) == 3:
+        x, u, g = operation.reads
+        return (x, u, g) if {x, u} <= dataflow.live else None
+    if bare(operation) != "add" or len(data) != 2:
+        return None
+    for x, moved in (data, data[::-1]):
+        product = trace.made_by(_unwrapped(dataflow, moved))
+        if product is None or bare(product) != "mul" or len(product.reads) != 2:
+            continue
+        for way, gate in (product.reads, product.reads[::-1]):
+            made = trace.made_by(way)
+            if made is not None and bare(made) == "sub" and len(made.reads) == 2 and made.reads[1] == x:
+                return x, made.reads[0], gate
+    factors = [_factors(dataflow, v) for v in data]
+    for a, x in factors[0]:
+        for b, u in factors[1]:
+            if trace[a].shape == trace[b].shape and bool((trace[a] + trace[b] - 1).abs().max() < ROUND):
+                return (x, u, b) if dataflow.root(x) in dataflow.above(u) else (u, x, a)
+    return None
+
+
+def _factors(dataflow: Dataflow, value: int) -> list[tuple[int, int]]:
+    """Of a product of two activations of which one may be a gate: (it, the other)."""
+    made = dataflow.trace.made_by(value)
+    if made is None or bare(made) != "mul" or len(dataflow.data(made)) != 2:
+        return []
+    a, b = dataflow.data(made)
+    pairs = [(a, b), (b, a)]
+    return [(g, x) for g, x in pairs if dataflow.trace[g].min() >= 0 and dataflow.trace[g].max() <= 1]
+
+
 def _unwrapped(dataflow: Dataflow, value: int) -> int:
     while (made := dataflow.trace.made_by(value)) is not None and bare(made) in _WRAPPERS:
         if len(made.reads) != 1 or len(dataflow.trace.read_by(made.reads[0])) != 1:
@@ -149,6 +187,9 @@ class _Finder:
         self.missed = missed
         self.matrices = {name for value, name in self.trace.names.items() if self.trace[value].ndim >= 2}
         self.gathers = gathers(dataflow)
+        dataflow.memo["averages"] = found = averages(dataflow)
+        for value, sources in found.items():
+            dataflow.join(value, max(sources))
         self.found: dict[int, TracedSublayer] = {}  # by what the branch wrote
 
     def sublayers(self) -> list[TracedSublayer]:
@@ -175,7 +216,10 @@ class _Finder:
         if _is_inner(self.dataflow, operation):
             return
         total, terms = operation.makes[0], self._terms(operation)
-        if len(terms) < 2:
+        gated = self._gated(operation)
+        if gated is not None:
+            self.found[gated.branch] = gated
+        if len(terms) < 2 or gated is not None:
             return
         copies = copies_of(self.dataflow, operation, terms)
         if copies is not None:
@@ -209,6 +253,31 @@ class _Finder:
             if any(set(others) <= self.dataflow.above(v) - {v} and self._has_weights(others[0], v) for v in starts):
                 return whole
         return summands(self.dataflow, operation)
+
+    def _gated(self, operation: Operation) -> TracedSublayer | None:
+        """The sublayer of (1 - g) x + g u, where u was computed from what x is or is the norm of; else None."""
+        between = interpolated(self.dataflow, operation)
+        if between is None:
+            return None
+        x, branch, gate = between
+        start, above = self.dataflow.root(x), self.dataflow.above(branch)
+        while start not in above and (norm := self.dataflow.norms.get(start)) is not None:
+            start = norm.origin if norm.origin in above else self.dataflow.root(norm.origin)
+        if start == branch or start not in above or not self._has_weights(start, branch):
+            return None
+        names = tuple(name for name in [self.dataflow.parameter(gate)] if name)
+        g = float(self.trace[gate].double().mean())
+        on_x, on_u = (TracedCoefficient(value=value, even=False, learned=names) for value in (1 - g, g))
+        sublayer = self._branch(start, branch, operation.makes[0], on_x, on_u)
+        sublayer.design = "gated"
+        products = [o for o in self.dataflow.between(start, branch) if self.dataflow.is_product(o)]
+        own = [o for o in products if not any(self._is_bare(v, start) for v in self.dataflow.data(o))]
+        if pre := self._pre(start, own):  # the gate's matrices read x itself
+            sublayer.norms["pre"] = pre
+        return sublayer
+
+    def _is_bare(self, value: int, x: int) -> bool:
+        return self.dataflow.back(value, x) == (x, [])
 
     def _is_taken_off(self, operation: Operation, skip: int) -> bool:
         """Whether a sum is f(x) - x, no shortcut: what pooling leaves out of x."""
@@ -382,7 +451,9 @@ class _Finder:
         for product in products:
             for value in self.dataflow.data(product):
                 origin, crossed = self.dataflow.back(value, read)
-                if origin != read:
+                beside = self.trace.made_by(origin)  # a class token before the patches that it attends to
+                joined = beside is not None and bare(beside) == "cat" and read in self.dataflow.data(beside)
+                if origin != read and not (joined and crossed):
                     continue
                 if not crossed:
                     return []

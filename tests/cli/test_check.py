@@ -163,7 +163,7 @@ def test_what_cannot_be_looked_at(here: Path, words: tuple[str, ...], said: str)
 def test_a_rate_judges_post_ln(here: Path) -> None:
     (here / "deep_models.py").write_text(
         "from isograd import IsogradConfig, IsogradForCausalLM\n"
-        "def deep(layers=36):\n"
+        "def deep(layers=24):\n"
         "    shape = dict(vocab_size=50, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4)\n"
         "    return IsogradForCausalLM(IsogradConfig(placement='post-ln', is_decoder=True, **shape))\n"
         "def six():\n"

@@ -1,7 +1,9 @@
 """`isograd check` on the families that people use: the right placement, and no alarm that the docs do not explain."""
 
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch import nn
 
 import isograd
 from isograd.lint.check import CODES
-from isograd.trace.anatomy import find_anatomy
+from isograd.lint.findings import Findings
+from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import guess_inputs
 from tests.lint.families import BEGIN, END, FAMILIES, Family, gallery
 
@@ -23,30 +26,48 @@ def built(family: Family) -> nn.Module:
 
 def found(model: nn.Module) -> Counter[tuple[str, str]]:
     """(kind, placement) -> how many sublayers."""
-    return Counter((s.kind, s.placement) for s in find_anatomy(model, guess_inputs(model)).sublayers)
+    return counted(find_anatomy(model, guess_inputs(model)))
+
+
+def counted(anatomy: Anatomy) -> Counter[tuple[str, str]]:
+    return Counter((s.kind, s.placement) for s in anatomy.sublayers)
+
+
+def checked(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Findings, Counter[tuple[str, str]]]:
+    """What is said of a model, and what was found in it for that."""
+    seen: list[Anatomy] = []
+
+    def find(*arguments: Any) -> Anatomy:
+        seen.append(find_anatomy(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(import_module("isograd.lint.check"), "find_anatomy", find)
+    return isograd.check(model), counted(seen[0])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_sublayer_has_its_placement_and_nothing_else_is_said(name: str) -> None:
+def test_every_sublayer_has_its_placement_and_nothing_else_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES[name]
-    model = built(family)
-    findings = isograd.check(model)
+    findings, sublayers = checked(built(family), monkeypatch)
     assert findings.missed == ()
     assert findings.codes == set(family.findings), str(findings)
     expected = {(kind, family.placements[kind]): count for kind, count in family.counts.items()}
-    assert found(model) == expected
+    assert sublayers == expected
     assert Counter(findings.placements.values()) == Counter(p for (_, p), n in expected.items() for _ in range(n))
 
 
 @pytest.mark.parametrize("name", ["opt", "olmo2", "gemma2", "bert", "bart", "t5", "vit", "bitnet", "cohere", "dinov2"])
-def test_weights_that_have_moved_are_placed_the_same_and_not_judged_by_a_start(name: str) -> None:
+def test_weights_that_have_moved_are_placed_the_same_and_not_judged_by_a_start(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     family = FAMILIES[name]
     model, draw = built(family), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(torch.rand(p.shape, generator=draw) + 0.5).add_(torch.randn(p.shape, generator=draw) * 0.02)
-    assert found(model) == {(kind, family.placements[kind]): count for kind, count in family.counts.items()}
-    assert isograd.check(model).codes == set(family.findings) - {"embedding-std", "start-std", "initial-loss"}
+    findings, sublayers = checked(model, monkeypatch)
+    assert sublayers == {(kind, family.placements[kind]): count for kind, count in family.counts.items()}
+    assert findings.codes == set(family.findings) - {"embedding-std", "start-std", "initial-loss"}
 
 
 def test_the_same_classes_in_two_placements() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import isograd
+import isograd.diagnose.watch
+import isograd.lint
 
 pytest_plugins = ["pytester"]
 INSTALLED = any(one.value == "isograd.pytest_plugin" for one in entry_points(group="pytest11"))
@@ -62,19 +63,21 @@ def test_stands_still(isograd_watch):
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """In processes of their own: torch bears to be imported once."""
+    """What its tests need is imported above: pytest forgets what a run here imports, and torch bears one import."""
     monkeypatch.setenv("PYTHONPATH", str(Path(isograd.__file__).parents[1]))
     pytester.makepyfile(some_stacks=MODELS, test_stacks=TESTS)
     return pytester
 
 
-def run(project: pytest.Pytester, *words: str) -> pytest.RunResult:
+def run(project: pytest.Pytester, *words: str, inprocess: bool = True) -> pytest.RunResult:
     plugin = () if INSTALLED else ("-p", "isograd.pytest_plugin")
-    return project.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *words)
+    start = project.runpytest_inprocess if inprocess else project.runpytest_subprocess
+    return start(*plugin, "-p", "no:cacheprovider", *words)
 
 
 def test_findings_and_warnings_fail_a_test(project: pytest.Pytester) -> None:
-    done = run(project)
+    project.makeconftest("import atexit, gc\n\ngc.disable()\natexit.register(gc.freeze)  # two seconds sooner\n")
+    done = run(project, inprocess=False)
     done.assert_outcomes(passed=4, failed=1, errors=1)  # those that pass are the negative controls
     done.stdout.re_match_lines_random(
         [
@@ -113,4 +116,4 @@ def test_loading_the_plugin_costs_nothing(project: pytest.Pytester) -> None:
     """Where no test asks for a fixture, torch is never imported."""
     heavy = "{'torch', 'transformers', 'numpy'} & {*sys.modules}"
     project.makepyfile(test_other=f"import sys\n\ndef test_no_torch():\n    assert not {heavy}\n")
-    run(project, "test_other.py").assert_outcomes(passed=1)
+    run(project, "test_other.py", inprocess=False).assert_outcomes(passed=1)

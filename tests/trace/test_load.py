@@ -243,6 +243,15 @@ def test_a_callable_of_a_file(here: Path, tmp_path_factory: pytest.TempPathFacto
     assert sys.path == path
 
 
+def test_a_file_does_not_read_our_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["isograd", "check", "script.py:model"])
+    Path("script.py").write_text(
+        "import sys\nfrom torch import nn\nmodel = nn.Linear(4, *map(int, sys.argv[1:] or [3]))\n"
+    )
+    model = load_model("script.py:model")
+    assert isinstance(model, nn.Linear) and model.out_features == 3 and sys.argv[1] == "check"
+
+
 def test_the_callable_of_a_batch(here: Path) -> None:
     assert load_callable("mine:batch")().shape == (2, 3)
     with pytest.raises(ModelError, match="raised RuntimeError: no weights here"):

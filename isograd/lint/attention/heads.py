@@ -166,7 +166,7 @@ def scale_of(attention: MeasuredAttention) -> float | None:
     factors.append(_of_scores(attention))
     if any(factor is None for factor in factors):
         return None
-    return math.prod(factor for factor in factors if factor is not None)
+    return math.prod(factor for factor in factors if factor is not None) or None  # 0: scores of blocks, laid elsewhere
 
 
 def _of_scores(attention: MeasuredAttention) -> float | None:

@@ -235,10 +235,17 @@ def _of_equal(attention: MeasuredAttention, value: int, seed: int = 0) -> tuple[
     if made is None or places is None or trace[made].ndim != 3:
         return None
     x = trace[made]
-    if x.shape[1] != trace[value].shape[places]:
+    if x.shape[1] != trace[value].shape[places] or _is_mixed(attention, made, value):
         return None
     row = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(seed)).to(x)
     return trace.replay({made: row.expand_as(x).clone()}, [value])[0], places
+
+
+def _is_mixed(attention: MeasuredAttention, made: int, value: int) -> bool:
+    """Whether another activation is added on the way, as the first layer's values in a value residual."""
+    dataflow = attention.dataflow
+    below = attention.trace.below([made])
+    return any(v not in below for o in dataflow.between(made, value) for v in dataflow.data(o))
 
 
 def _not_relative(attention: MeasuredAttention) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from isograd.lint.checked_model import CheckedModel, xavier
 from isograd.lint.findings import Finding
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
-from isograd.trace.anatomy import TracedStack
+from isograd.trace.anatomy import TracedStack, numbered
 from isograd.trace.attention import query_key_value
 from isograd.trace.dataflow import bare
 from isograd.trace.parts import Part, parts
@@ -19,6 +19,7 @@ from isograd.trace.sublayers import TracedSublayer
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
 MORE = 3.0  # nats above ln V
 DROWNS = 10.0  # standard deviation of positions over that of tokens
+DROWNED = 10.0  # size of token vectors over that of fixed positions
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 _SCHEMES = {name: said for name, (said, _) in BASES.items()}
@@ -145,6 +146,39 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
+def drowned(checked: CheckedModel) -> Iterator[Finding]:
+    """Fixed positions, sines and cosines, that are added to token vectors many times their size."""
+    trace, dataflow = checked.trace, checked.dataflow
+    if not checked.at_init or not checked.anatomy.stacks or not checked.takes_ids:
+        return
+    begins = dataflow.above(checked.anatomy.stacks[0].first)
+    for operation in trace.operations:
+        data = dataflow.data(operation)
+        if bare(operation) != "add" or len(data) != 1 or operation.makes[0] not in begins:
+            continue
+        others = [v for v in operation.reads if v not in dataflow.live]
+        if len(others) != 1 or any(name in checked.parameters for name in dataflow.weights(operation)):
+            continue
+        looked_up = trace.made_by(dataflow.root(data[0]))
+        if looked_up is None or bare(looked_up) != "embedding":
+            continue
+        tokens, places = trace[data[0]].float(), trace[others[0]].float()
+        if tokens.ndim < 3 or places.shape[-2:] != tokens.shape[-2:] or not places.std(dim=-2).any():
+            continue
+        ratio = (tokens.square().mean().sqrt() / places.square().mean().sqrt().clamp_min(1e-30)).item()
+        if ratio > DROWNED:
+            yield Finding(
+                code="positions-small",
+                severity="warning",
+                address=operation.module,
+                measured=ratio,
+                message=f"token vectors are {ratio:.3g} times as large as the fixed positions that are added to them:"
+                " the order of the tokens hardly counts at first",
+                remedy="multiply token vectors drawn from N(0, 1/d) by sqrt(d), or those from N(0, 1) by nothing",
+            )
+            return
+
+
 def sizes(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of the layers that multiply the size of what they read by far more than 1, or by next to nothing."""
     if not checked.at_init:
@@ -195,7 +229,9 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
         }
         (name, _), fits = max(schemes.items(), key=lambda item: sum(f is None for f in item[1]))
         odd = [(role, fit) for role, fit in zip(roles, fits, strict=True) if fit is not None]
-        yield from (found for names in roles.values() if (found := _one_off(checked, names)) is not None)
+        yield from (
+            f for names in roles.values() for like in _alike(names) if (f := _one_off(checked, like)) is not None
+        )
         hidden = {"deepnorm-swapped", "init-depth", "init-large", "init-small"}
         if len(roles) < 3 or len(odd) * 2 > len(roles) or hidden & checked.reported:
             continue
@@ -313,21 +349,38 @@ def _fits(
     known = [1.0, folded, 2**-0.5, 2**0.5, 1.5**0.5]  # Xavier of a fused matrix, drawn apart or as torch draws it
     deepnorm = [(8 * layers) ** -0.25, (12 * layers) ** -0.25, 0.87 * layers ** (-5 / 16)]  # beta
     fixup = [0.67 * layers**-0.25, (9 * layers) ** -0.25]
+    glm = [(2 * layers) ** -0.5]  # GLM-130B's beta
     parts = role.split()[-1].split("+")
     if parts[-1] in ("attn_out", "ffn_out"):
         known += [(2 * layers) ** -0.5, layers**-0.5, sublayers**-0.5, *deepnorm, *fixup]  # GPT-2's, and what varies
         known += [2 / layers / (2 / 5) ** 0.5] if scheme == "small" else []  # Wang's
     elif "value" in parts or parts[-1] == "ffn_in":
-        known += [*deepnorm, *fixup]
+        known += [*deepnorm, *fixup, *glm]
+    if len(parts) == 3 and scheme != "small":  # of a fused matrix the values alone
+        known += [k * ((2 + b * b) / 3) ** 0.5 for b in (*deepnorm, *glm) for k in (1.0, 1.5**0.5, 2**0.5)]
     near = any(abs(math.log(max(ratio, 1e-9) / k)) < math.log(1.12) for k in known)
     return None if near or ratio == 0 else ratio
+
+
+def _alike(names: list[str]) -> list[list[str]]:
+    """By what they are called in every layer; all together where hardly any has its like."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(numbered(name), []).append(name)
+    return list(groups.values()) if max(map(len, groups.values()), default=0) > 3 else [names]
+
+
+def _is_far(checked: CheckedModel, name: str, ratio: float) -> bool:
+    """Farther than another draw of so few numbers would be."""
+    drawn = 1 + 5 * (2 * checked.parameters[name].numel()) ** -0.5 if name in checked.parameters else 1.0
+    return not 1 / max(FAR, drawn) < ratio < max(FAR, drawn)
 
 
 def _one_off(checked: CheckedModel, names: list[str]) -> Finding | None:
     """A weight of another size than its like in all other layers, where those agree."""
     stds = {name: checked.std(name) for name in names if name not in checked.idle_writers}
     usual = median(stds.values()) if stds else 0.0
-    odd = [name for name, std in stds.items() if usual and not 1 / FAR < std / usual < FAR]
+    odd = [name for name, std in stds.items() if usual and _is_far(checked, name, std / usual)]
     if len(odd) != 1 or len(names) < 4:
         return None
     return Finding(

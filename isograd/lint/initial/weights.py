@@ -12,6 +12,7 @@ from isograd.lint.findings import Finding, many
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import LAYOUT, SCALING, bare
 from isograd.trace.parts import parts
+from isograd.trace.sublayers import TracedSublayer
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
@@ -212,6 +213,34 @@ def shared(checked: CheckedModel) -> Iterator[Finding]:
         if parts and not unlike and len(firsts) < total and not _every_other(parts):
             yield _shared(address, total, len(firsts), "matrices")
             return
+    yield from _shared_norms(checked)
+
+
+def _shared_norms(checked: CheckedModel) -> Iterator[Finding]:
+    """One norm's weight in several layers whose matrices are their own."""
+    for stack in checked.anatomy.stacks:
+        uses: dict[str, list[TracedSublayer]] = {}
+        for sublayer in stack.sublayers:
+            for name in {norm.weight for slot in sublayer.norms.values() for norm in slot if norm.weight}:
+                uses.setdefault(name, []).append(sublayer)
+        found = {name: users for name, users in uses.items() if _apart(users)}
+        if found:
+            name, users = next(iter(found.items()))
+            yield Finding(
+                code="layers-shared",
+                severity="warning",
+                address=name.rpartition(".")[0],
+                measured=float(len(users)),
+                message=f"one norm stands in {len(users)} layers, whose matrices are their own: all have one weight"
+                f" ({many(len(found), 'norm')})",
+                remedy="build a norm in each layer, not one that is handed to all",
+            )
+
+
+def _apart(users: list[TracedSublayer]) -> bool:
+    """Whether these are sublayers of several layers, no two with a matrix in common."""
+    roles = [name for user in users for name in user.roles]
+    return len({user.layer for user in users}) > 1 and len(roles) == len(set(roles)) and all(u.roles for u in users)
 
 
 def _every_other(parts: list[nn.Module]) -> bool:

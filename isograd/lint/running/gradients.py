@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
+from isograd.trace.anatomy import numbered
 from isograd.trace.dataflow import bare, different
 from isograd.trace.record import answer, arguments, fitted, undisturbed
 
@@ -39,6 +40,18 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
             message=f"{many(len(choosing), 'parameter')} of what chooses entries, as by top-k, get no gradient from the"
             " output: a choice passes none",
             remedy="train it by a loss of its own, or multiply what was chosen by its score, as routers of experts do",
+        )
+    cancels = [n for n in zero if _cancels_at_first(checked, n, zero)]
+    zero = [n for n in zero if n not in cancels]
+    if cancels:
+        yield Finding(
+            code="gradient-zero",
+            severity="info",
+            address=cancels[0],
+            measured=float(len(cancels)),
+            message="it does not learn, though its likes in later layers do: in the first layer it cancels, as a share"
+            " of the first layer's values in these values themselves",
+            remedy="nothing is wrong; leave it out of the first layer to save a parameter",
         )
     if zero:
         yield _finding(checked, "gradient-zero", zero, "its gradient is exactly 0, and stays 0 after an update")
@@ -111,6 +124,12 @@ def frozen(checked: CheckedModel) -> Iterator[Finding]:
             message=f"{len(still)} of {len(flags)} parameters of the layers have requires_grad=False",
             remedy="p.requires_grad_(True), unless they are frozen on purpose",
         )
+
+
+def _cancels_at_first(checked: CheckedModel, name: str, zero: list[str]) -> bool:
+    """Whether a number of the first layer alone gets no gradient, and those of the same name elsewhere do."""
+    likes = [n for n in checked.parameters if numbered(n) == numbered(name)]
+    return checked.parameters[name].numel() == 1 and name == likes[0] and len(likes) > 2 and not {*likes[1:]} & {*zero}
 
 
 def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
@@ -227,7 +246,7 @@ def _loss(checked: CheckedModel) -> Tensor | None:
     twin = checked.twin
     args, kwargs = arguments(fitted(twin, checked.inputs))
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         output = twin(*args, **kwargs)
     main = answer(output)
     draw = torch.Generator().manual_seed(1)

@@ -6,6 +6,7 @@ from typing import Any
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 
+MOST = 0.05  # of a rate in Adam
 HIGH = 20.0  # times the median rate of the groups
 STRONG = 0.5  # weight decay from which on weights are held at 0
 
@@ -40,6 +41,15 @@ def holds(checked: CheckedModel) -> Iterator[Finding]:
 def rates(checked: CheckedModel) -> Iterator[Finding]:
     """Groups with a rate of 0, or far above the others'."""
     if checked.optimizer is None:
+        if checked.lr is not None and checked.lr >= MOST:
+            yield Finding(
+                code="rate-high",
+                severity="error",
+                address="",
+                measured=checked.lr,
+                message=f"the peak learning rate is {checked.lr:g}: Adam moves every weight by about as much in a step",
+                remedy="begin with 1e-3 or less, and warm it up",
+            )
         return
     groups = [g for g in checked.optimizer.param_groups if g["params"]]
     steps = max((_steps(checked.optimizer, p) for g in groups for p in g["params"]), default=0)
@@ -57,7 +67,7 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
         )
     given = sorted(float(g["lr"]) for g in groups if float(g["lr"]) > 0)
     high = [g for g in groups if len(given) > 1 and float(g["lr"]) >= HIGH * given[(len(given) - 1) // 2]]
-    alone = [g for g in groups if _adam(checked.optimizer) and float(g["lr"]) >= 0.05]
+    alone = [g for g in groups if _adam(checked.optimizer) and float(g["lr"]) >= MOST]
     if high or alone:
         group = (high or alone)[0]
         rate = float(group["lr"])
