@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
@@ -142,3 +144,11 @@ def test_modules_by_address() -> None:
     assert [layer.facts["layer"] for layer in found] == [1, 2, 3]
     assert found[1].matrix is network.get_parameter("bert.encoder.layer.1.attention.self.query.weight")
     assert len({layer.group for layer in found}) == 1
+
+
+def test_one_layer_that_is_run_many_times_is_one() -> None:
+    config = AlbertConfig(embedding_size=8, vocab_size=40, **SHAPE)
+    (layer,) = find_layers(AlbertForMaskedLM(config))
+    assert layer.facts["address"] == "albert.encoder.albert_layer_groups.0"
+    with pytest.raises(ValueError, match="no layers found"):
+        find_layers(nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2)])}))  # a head

@@ -226,6 +226,8 @@ def cause_of(
 def test_the_cause_of_a_rise() -> None:
     assert "maximized" in cause_of([4 + 0.3 * i for i in range(90)])[1]
     assert "jumped" in cause_of([*falling(150), *[4.0] * 100])[1]
+    high = cause_of([5.6, 13, *[80.0 + 3 * (-1) ** i for i in range(100)]], by=[0.15] * 102)[1]
+    assert "rate is far too high" in high
     assert "too high" in cause_of([*falling(150), *[2 + 0.05 * i for i in range(150)]])[1]
 
 
@@ -318,6 +320,9 @@ def test_curves() -> None:
     slowly = followed([*falling(150), *[6 - 0.001 * i for i in range(200)]])
     assert [name for _, name in slowly] == ["rise"]  # in as many steps again it would not be back
     draw = torch.Generator().manual_seed(0)
+    blown = followed([5.6, 13, *[80.0 + 3 * (-1) ** i for i in range(100)]])  # before a mean of ten was formed
+    assert [name for _, name in blown] == ["rise"] and blown[0][0] < 70
+    assert followed([1.5, *[2.1 + 0.05 * (-1) ** i for i in range(90)]], entropy=None) == []  # an easy first batch
     noisy = [3.0 + 0.5 * float(torch.randn((), generator=draw)) for _ in range(400)]
     assert followed([*falling(40, end=3.0), *noisy]) == []  # batches of one sequence
     assert followed([5.0] * 200) == [(RESTS, "stall")]

@@ -55,13 +55,22 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
         alike = _common(modules)
         found = [_layer(a, m, alike, {}, i) for i, (a, m) in enumerate(zip(addresses, modules, strict=True), start=1)]
     else:
-        found = sublayers_of(model) or [layer for stack in _stacks(model) for layer in stack]
+        found = sublayers_of(model) or [layer for stack in _stacks(model) for layer in stack] or _alone(model)
     if not found:
         raise ValueError(
             f"no layers found in {type(model).__name__}: it has no list of alike modules with matrices;"
             " pass addresses=[...], the modules to watch in the order of their depth"
         )
     return found
+
+
+def _alone(model: nn.Module) -> list[Layer]:
+    """The one layer of a list, which is run again and again (ALBERT, Universal Transformer)."""
+    for address, module in model.named_modules():
+        alone = isinstance(module, nn.ModuleList) and len(module) == 1
+        if alone and sum(p.ndim >= 2 for p in module.parameters()) > 1:
+            return [_layer(f"{plain(address)}.0", next(module.children()), [], {}, 1)]
+    return []
 
 
 def sublayers_of(model: nn.Module) -> list[Layer]:

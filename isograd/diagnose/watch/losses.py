@@ -13,6 +13,7 @@ from isograd.diagnose.watch.steps import Moved
 from isograd.diagnose.watch.writers import Row, alarm
 from isograd.outcome import BREAK, LAST, NEAR
 
+ABOVE = 1.5  # times the first loss: a mean of the first ten that is higher has risen
 STAYS = 50  # readings after which a rise is one without return
 LEAPT = 15  # the same where weights or gradients leapt there
 CLIMBS = 1.25  # times: the second half of a rise over the first
@@ -70,6 +71,8 @@ class Losses:
         self._count += 1
         if self._count <= 12:
             self._early = self._history.by()
+        if not self._first and loss > 0:
+            self._lowest = ABOVE * loss  # means begin with the tenth reading, when it may have blown up already
         if len(self._first) < 10:
             self._first.append(loss)
         found = [self._rise(step, loss, norm, entropy), self._stall(step, entropy), self._low(step, entropy)]
@@ -110,7 +113,7 @@ class Losses:
     def _risen_row(self, step: int, mean: float) -> Row:
         assert self._since is not None
         since, grown = self._since
-        if since <= EARLY and self._lowest > 0.8 * fmean(self._first):
+        if since <= EARLY and self._lowest > 0.8 * min(self._first[0], fmean(self._first)):
             half = len(self._risen) // 2
             climbs = median(self._risen[half:]) > CLIMBS * median(self._risen[:half])
             cause, remedy = causes.never_fell(self._early, climbs, self._settings())
@@ -126,8 +129,9 @@ class Losses:
         else:
             cause = "the learning rate is too high for where the weights are, or the data changed there"
             remedy = "go back to a checkpoint before, and go on with a lower rate"
-        symptom = f"the loss rose from {self._lowest:.2f} to {mean:.2f} about step {since} and has not come back"
-        numbers = {"since": since, "lowest": self._lowest, "loss": mean, "gradient_grown": grown}
+        lowest = min(self._lowest, self._first[0])
+        symptom = f"the loss rose from {lowest:.2f} to {mean:.2f} about step {since} and has not come back"
+        numbers = {"since": since, "lowest": lowest, "loss": mean, "gradient_grown": grown}
         return alarm(step, "rise", None, symptom, cause, remedy, **numbers)
 
     def _stall(self, step: int, entropy: float | None) -> Row | None:
