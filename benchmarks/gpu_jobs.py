@@ -1,8 +1,9 @@
 """The jobs of `gpu.py`: a measurement each, run as `python gpu_jobs.py JSON`; its last line of stdout is the result.
 
-A step is forward, loss, backward, clipping at norm 1 and fused AdamW on random tokens, under bf16 autocast. Its time is
-the median over the steps after the warm-up, from one synchronization to the next. MFU is (6 N + 6 L T d) FLOP a token
-(N the parameters that multiply, half of attention's 12 L T d for a causal mask) over the device's dense bf16 peak.
+A step is forward, loss, backward, clipping at norm 1 and fused AdamW on random tokens, under bf16 autocast, with TF32
+for what stays in float32. Its time is the median over the steps after the warm-up, from one synchronization to the
+next. Compiled means forward and loss by torch.compile in its default mode, for all alike. MFU is (6 N + 6 L T d) FLOP
+a token (N the parameters that multiply, half of attention's 12 L T d for a causal mask) over the dense bf16 peak.
 """
 
 import json
@@ -19,26 +20,56 @@ from pathlib import Path
 from typing import Any
 
 from contestants import BUILDERS, Shape
+from gpu_small import absent, beside, one_small, small
 
 ROOT = Path(__file__).parents[1]
-PARTS = (
+PARTS = (  # what matters most first: a machine may be lent for some minutes only
+    "step-125m",
     "tests",
-    "step-125m-ours",
-    "step-125m-peers",
-    "step-355m-ours",
-    "step-355m-peers",
-    "decode",
-    "study",
     "overhead",
+    "decode",
+    "small",
+    "step-125m-more",
+    "study",
+    "step-355m",
+    "step-355m-more",
 )
 SIZES = {  # of GPT-3's table
     "125m": Shape(width=768, layers=12, heads=12, vocabulary=50304, time=1024, batch=16),
     "355m": Shape(width=1024, layers=24, heads=16, vocabulary=50304, time=1024, batch=8),
 }
 TINY = Shape(width=32, layers=2, heads=4, vocabulary=96, time=16, batch=2)
-OURS = ("pre-ln", "normformer", "sandwich", "mhc")
-PEERS = ("nanogpt", "gpt2", "llama", "x_transformers")
-PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+PRE_LN, NORMFORMER, SANDWICH, MHC = (("isograd", name) for name in ("pre-ln", "normformer", "sandwich", "mhc"))
+NANOGPT, GPT2, LLAMA, X_TRANSFORMERS = ((name, "") for name in ("nanogpt", "gpt2", "llama", "x_transformers"))
+CONTESTANTS = {
+    "step-125m": (PRE_LN, NANOGPT, NORMFORMER),
+    "step-125m-more": (GPT2, LLAMA, SANDWICH, X_TRANSFORMERS, MHC),
+    "step-355m": (PRE_LN, NANOGPT, NORMFORMER),
+    "step-355m-more": (LLAMA, SANDWICH, GPT2, X_TRANSFORMERS, MHC),
+}
+ABOUT = {"125m": (15, 50), "355m": (20, 80)}  # seconds of a job, eager and compiled
+SIDE_BY_SIDE = {  # how many models, each way
+    "turns": (1,),
+    "streams": (8,),
+    "graphs": (1, 16),
+    "stacked": (16,),
+    "stacked graph": (16, 64),
+    "processes": (1, 8, 16),
+    "mps": (8, 16),
+}
+# Dense bf16 FLOP a second with float32 sums, by the name that the driver gives, or what it begins with. NVIDIA's data
+# sheets of H100 and H200 print the double, "with sparsity": SXM 1979, NVL 1671, PCIe 1513; A100 312 and L40S 362 dense.
+PEAKS = {
+    "H100 80GB HBM3": 989.5e12,
+    "H100 NVL": 835.5e12,
+    "H100 PCIe": 756.5e12,
+    "H200": 989.5e12,
+    "H200 NVL": 835.5e12,
+    "A100-SXM4": 312e12,
+    "A100-PCIE": 312e12,
+    "A100 80GB PCIe": 312e12,
+    "L40S": 362e12,
+}
 WARM, STEPS = 5, 20
 Result = dict[str, Any]
 
@@ -70,6 +101,8 @@ class Job:
 def jobs_of(part: str, tiny: bool) -> list[Job]:
     if part.startswith("step-"):
         return list(_steps(part, tiny))
+    if part == "small":
+        return list(_side_by_side(tiny))
     if part == "decode":
         sizes = [1] if tiny else [1, 16]
         return [
@@ -78,6 +111,7 @@ def jobs_of(part: str, tiny: bool) -> list[Job]:
                 kind="decode",
                 label=f"{build}, batch {n}",
                 options={"build": build, "batch": n, "tiny": tiny},
+                about=25,
             )
             for n in sizes
             for build in ("isograd", "gpt2")
@@ -87,29 +121,34 @@ def jobs_of(part: str, tiny: bool) -> list[Job]:
             Job(
                 part=part,
                 kind="study",
-                label=f"{count} at once",
-                options={"jobs": count, "cells": 2 * count if tiny else max(8, count), "tiny": tiny},
-                about=90,
-                seconds=300,
+                label=f"{count} at once{' under MPS' if mps else ''}",
+                options={"jobs": count, "cells": 2 if tiny else max(4, count), "mps": mps, "tiny": tiny},
+                about=60,
             )
-            for count in ([1] if tiny else [1, 4, 8, 16])
+            for count, mps in ([(1, False), (2, True)] if tiny else [(1, False), (16, False), (16, True)])
         ]
     if part == "overhead":
-        return [Job(part=part, kind=kind, label=kind, options={"tiny": tiny}, about=60) for kind in ("check", "watch")]
-    return [Job(part=part, kind="tests", label="pytest -m gpu", options={"tiny": tiny}, about=240, seconds=580)]
+        return [Job(part=part, kind=kind, label=kind, options={"tiny": tiny}, about=30) for kind in ("check", "watch")]
+    return [Job(part=part, kind="tests", label="pytest -m gpu", options={"tiny": tiny}, about=150, seconds=500)]
 
 
 def _steps(part: str, tiny: bool) -> Iterator[Job]:
-    _, size, whose = part.split("-")
-    ours, theirs = [("isograd", name) for name in OURS], [(name, "") for name in PEERS]
-    for build, placement in ours if whose == "ours" else theirs:
-        for compiled in (False, True):
+    size = part.split("-")[1]
+    for compiled in (False, True):
+        for build, placement in CONTESTANTS[part]:
             if tiny and (compiled or size == "355m") and placement != "pre-ln":
                 continue  # tiny shapes are alike
             options = {"build": build, "placement": placement, "size": size, "compiled": compiled, "tiny": tiny}
             name = f"isograd {placement}" if placement else build
             label = f"{name}, {'compiled' if compiled else 'eager'}"
-            yield Job(part=part, kind="step", label=label, options=options, about=50 if compiled else 20)
+            yield Job(part=part, kind="step", label=label, options=options, about=ABOUT[size][compiled])
+
+
+def _side_by_side(tiny: bool) -> Iterator[Job]:
+    for how, counts in SIDE_BY_SIDE.items():
+        for count in (2,) if tiny else counts:
+            options = {"how": how, "count": count, "tiny": tiny}
+            yield Job(part="small", kind="small", label=f"{how}, {count}", options=options, about=15 + count // 4)
 
 
 # Models.
@@ -205,21 +244,28 @@ def step(build: str, placement: str, size: str, compiled: bool, tiny: bool) -> R
     once = training_step(model, loss, shape, compiled)
     cuda = torch.cuda.is_available()
     before = torch.cuda.memory_allocated() if cuda else 0
-    if cuda:
+    (first,) = timed(once, 1, 0)
+    if cuda:  # not of compiling
         torch.cuda.reset_peak_memory_stats()
     seconds = timed(once, 3 if tiny else STEPS, 1 if tiny else WARM)
     result = middle(seconds)
     tokens = shape.batch * shape.time
     per_second = 1e3 * tokens / result["ms"]
-    peak = next((value for name, value in PEAKS.items() if cuda and name in torch.cuda.get_device_name()), None)
-    flop = flop_per_token(model, shape)
+    peak = peak_of(torch.cuda.get_device_name()) if cuda else None
     return result | {
         "tokens/s": per_second,
-        "MFU": None if peak is None else per_second * flop / peak,
+        "MFU": None if peak is None else per_second * flop_per_token(model, shape) / peak,
+        "first step s": first,
         "peak MiB": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
         "model MiB": before / 2**20 if cuda else None,
         "M parameters": sum(p.numel() for p in model.parameters()) / 1e6,
     }
+
+
+def peak_of(name: str) -> float | None:
+    """Of the longest name in the table that this one begins with, the maker aside."""
+    known = [known for known in PEAKS if f"{name.removeprefix('NVIDIA ')} ".startswith((f"{known} ", f"{known}-"))]
+    return PEAKS[max(known, key=len)] if known else None
 
 
 def flop_per_token(model: Any, shape: Shape) -> float:
@@ -268,26 +314,33 @@ def decode(build: str, batch: int, tiny: bool) -> Result:
     return result | {"tokens/s": 1e3 * batch * new / result["ms"]}
 
 
-def study(jobs: int, cells: int, tiny: bool) -> Result:
+def study(jobs: int, cells: int, mps: bool, tiny: bool) -> Result:
     """Cells of studies/warmup's shape on one device, so many processes at once."""
+    if mps and (missing := absent("mps")):
+        return {"absent": missing}
     steps = 3 if tiny else 300
     words = ["training.lr=1e-3", "training.warmup=0", "model.placement=[pre-ln]", f"seeds={list(range(1, cells + 1))}"]
     shape = ["model.layers=2", "model.width=16", "training.batch=2"] if tiny else []
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "isograd", "study", "studies/warmup", *words, *shape, f"budget.steps={steps}"]
+    command = [sys.executable, "-m", "isograd", "study", "studies/warmup", *words, *shape, f"budget.steps={steps}"]
+    with beside("mps" if mps else "processes") as (folder, environment):
         began = time.perf_counter()
-        done = subprocess.run(
-            [*command, "--out", folder, "--jobs", str(jobs), "--json", "--quiet"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command += ["--out", str(folder / "study"), "--jobs", str(jobs), "--json", "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         wall = time.perf_counter() - began
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    rows = json.loads(done.stdout)["rows"]
-    ended = sum(row["outcome"] != "failed" for row in rows)
-    return {"cells": ended, "wall s": wall, "cells/h": 3600 * ended / wall, "steps of each": steps}
+    rows = json.loads(done.stdout[done.stdout.index("{\n") :])["rows"]  # a tracker may have said something before
+    failed = [str(row.get("error")) for row in rows if row["outcome"] == "failed"]
+    if len(failed) == len(rows):
+        raise RuntimeError(f"every cell failed: {failed[0]}")
+    ended = len(rows) - len(failed)
+    return {
+        "cells": ended,
+        "wall s": wall,
+        "cells/h": 3600 * ended / wall,
+        "steps of each": steps,
+        "log": "\n".join(failed),
+    }
 
 
 def check(tiny: bool) -> Result:
@@ -298,7 +351,8 @@ def check(tiny: bool) -> Result:
     began = time.perf_counter()
     found = isograd.check(model)
     settle()
-    return {"seconds": time.perf_counter() - began, "findings": len(found)}
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "findings": len(found), "missed": len(found.missed), "log": "\n".join(found.missed)}
 
 
 def watch(tiny: bool) -> Result:
@@ -334,9 +388,13 @@ def watch(tiny: bool) -> Result:
 
 
 def tests(tiny: bool) -> Result:
-    """The tests marked gpu; with tiny shapes and no GPU they run on the CPU."""
+    """The tests marked gpu, four at once where that can be; with tiny shapes and no GPU they run on the CPU."""
+    import importlib.util
+
     where = os.environ | ({"ISOGRAD_GPU_TESTS": "cpu"} if device() == "cpu" else {})
-    words = ["-m", "gpu", "-p", "no:cacheprovider", "-rfE", "tests/train/test_gpu.py"]
+    words = ["-m", "gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", "-rfE", "tests/train/test_gpu.py"]
+    if importlib.util.find_spec("xdist") and not tiny:
+        words += ["-n", "4"]
     command = [sys.executable, "-m", "pytest", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=where, check=False, cwd=ROOT)
     lines = done.stdout.strip().splitlines()
@@ -344,7 +402,8 @@ def tests(tiny: bool) -> Result:
     return {
         "last line": lines[-1] if lines else done.stderr[-200:],
         "exit code": done.returncode,
-        "failed": failed[:20],
+        "failed": [line[:200] for line in failed],
+        "log": done.stdout + done.stderr,
     }
 
 
@@ -355,6 +414,8 @@ KINDS: dict[str, Callable[..., Result]] = {
     "check": check,
     "watch": watch,
     "tests": tests,
+    "small": small,
+    "one small": one_small,
 }
 
 

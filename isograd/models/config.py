@@ -131,7 +131,8 @@ class IsogradConfig(PretrainedConfig):
             width itself.
         output_size: width of what a decoder's head reads, after a projection of the normalized stream. None likewise.
         classifier_dropout: dropout in the classification head; None takes `hidden_dropout`.
-        loss_chunk: rows of logits that exist at one time while the loss is formed.
+        loss_chunk: rows of logits that exist at one time while the loss is formed; None: 512 on a CPU, elsewhere as
+            many as are 2^27 logits.
         formula: the placement itself, resolved, a part per stack, as `isograd.placement.stored` writes it into
             config.json; None takes the catalogue's.
         calibration: what a calibration left ("method", "encoder", "decoder"); set by `calibrate`, never by hand.
@@ -179,7 +180,7 @@ class IsogradConfig(PretrainedConfig):
         output_size: int | None = None,
         head_bias: bool = False,
         classifier_dropout: float | None = None,
-        loss_chunk: int = 512,
+        loss_chunk: int | None = None,
         formula: dict[Stack, Any] | None = None,
         calibration: dict[str, Any] | None = None,
         num_key_value_heads: int | None = None,

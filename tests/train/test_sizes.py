@@ -3,13 +3,12 @@
 from collections import Counter
 from typing import Any
 
-import pytest
 from torch import nn
 
 from isograd.models import IsogradConfig
 from isograd.train.forecast.memory import parameters
 from isograd.transformer.parameters import roles
-from tests.build import HEADS, NAMES, TINY, model
+from tests.build import HEADS, NAMES, TINY, crossed, model
 
 TASK = {"causal": "language", "masked": "masked", "seq2seq": "translation", "classify": "classification"}
 PART = dict.fromkeys(("query", "key", "value", "attn_out"), "attention") | dict.fromkeys(
@@ -47,9 +46,7 @@ def shaped(head: str, name: str, shape: str) -> tuple[nn.Module, IsogradConfig]:
     return real, real.config
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", NAMES)
+@crossed("name, head, shape", NAMES, HEADS, SHAPES)
 def test_parameters_are_those_of_the_model(name: str, head: str, shape: str) -> None:
     real, config = shaped(head, name, shape)
     assert parameters(config, TASK[head]) == counted(real)

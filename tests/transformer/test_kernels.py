@@ -1,7 +1,7 @@
 """Products by oneDNN: the same numbers as torch's own in float64, at every shape and through two derivatives."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 import torch
@@ -227,6 +227,20 @@ def test_projections_of_one_x_are_one_product(sizes: tuple[int, ...], bias: bool
     leaves = [p for layer in exact for p in layer.parameters()]
     y = x.detach().double().requires_grad_()
     agree(found(x, list(project(x, *layers)), parameters), found(y, [layer(y) for layer in exact], leaves))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_a_gpu_joins(bias: bool) -> None:
+    """In any dtype and under autocast, where the product is torch's: values and gradients of one after another."""
+    layers = [Linear(64, to, role="query", bias=bias).double() for to in (64, 32, 32)]
+    x = torch.randn(640, 64, dtype=torch.float64, requires_grad=True)
+    parameters = [p for layer in layers for p in layer.parameters()]
+
+    def grads(outputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(sum((n + y).sin().sum() for n, y in enumerate(outputs)), [x, *parameters])
+
+    made = kernels.join(x, [m.weight for m in layers], [m.bias for m in layers] if bias else [])
+    agree([*made, *grads(made)], [*(apart := [layer(x) for layer in layers]), *grads(apart)])
 
 
 def test_a_projection_that_does_more_is_called_itself() -> None:

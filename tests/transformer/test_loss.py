@@ -355,3 +355,26 @@ def test_evaluation_computes_no_gradients() -> None:
     with torch.no_grad(), Products() as evaluated:
         linear_cross_entropy(hidden, weight, target)
     assert (trained.count, evaluated.count) == (3, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_few_passes_are_as_near_as_many(dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does with logits of 16 bits, here on a CPU, beside float64; some targets are nearly certain."""
+    hidden, weight, _, target = problem(ignored=5, rows=100)
+    kept = target != IGNORE
+    with torch.no_grad():
+        hidden[:30] += 4 * weight[target[:30].clamp(0)]
+        hidden[~kept] = torch.nan
+    expected = with_gradients(F.cross_entropy(hidden.nan_to_num() @ weight.t(), target), hidden, weight)
+    off: dict[bool, list[float]] = {}
+    for few in (False, True):
+        monkeypatch.setattr(loss, "_in_few_passes", lambda *_, few=few: few)
+        leaves = [leaf.detach().float().requires_grad_() for leaf in (hidden, weight)]
+        with torch.autocast("cpu", dtype):
+            value = linear_cross_entropy(*leaves, target, chunk=chunk)
+        got = with_gradients(value, *leaves)
+        off[few] = [((g - e).abs().max() / e.abs().max()).detach().item() for g, e in zip(got, expected, strict=True)]
+    bound = 4 * torch.finfo(dtype).eps
+    for few, many in zip(off[True], off[False], strict=True):
+        assert few <= max(1.2 * many, bound) and few < 0.05, off

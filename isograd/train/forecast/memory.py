@@ -37,6 +37,7 @@ from isograd.train.run import Run, Training, sharded_by
 from isograd.train.tasks import TASKS
 from isograd.train.zero import Zero, zero_of
 from isograd.transformer.feedforward import GATED
+from isograd.transformer.loss import rows_at_once
 from isograd.transformer.parameters import roles
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -367,8 +368,14 @@ def _loss(run: Run, config: IsogradConfig, tokens: int) -> int:
     rows, width, narrow = config.vocab_size, config.hidden_size, product_bytes(run.training)
     predicted = math.ceil(tokens * run.predicted)
     cast = 0 if narrow == FLOAT else rows * width * narrow
-    logits = min(config.loss_chunk, predicted) * rows * (FLOAT if narrow == FLOAT else FLOAT + 2 * narrow)
+    logits = min(loss_chunk(config), predicted) * rows * (FLOAT if narrow == FLOAT else FLOAT + 2 * narrow)
     return (2 * predicted + rows) * width * FLOAT + cast + logits
+
+
+def loss_chunk(config: IsogradConfig) -> int:
+    """Rows of the loss taken at a time by the device that a run here would use."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return config.loss_chunk or rows_at_once(config.vocab_size, device)
 
 
 def keep_freed_memory() -> bool:
