@@ -7,6 +7,7 @@ maps two arrays.
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -187,9 +188,10 @@ def _digest(train: list[Document], valid: list[Document], how: _How) -> str:
 def _fill(folder: Path, train: list[Document], valid: list[Document], how: _How) -> None:
     tokenizer = train_tokenizer((text for _, text in train), how.level, how.vocab_size, how.mask)
     tokenizer.save(str(folder / "tokenizer.json"))
-    ids = encode(tokenizer, train)
+    encoded = encode_characters if how.level == "char" else encode
+    ids = encoded(tokenizer, train)
     np.save(folder / "train.npy", ids)
-    np.save(folder / "valid.npy", encode(tokenizer, valid))
+    np.save(folder / "valid.npy", encoded(tokenizer, valid))
     facts = {"unigram_entropy": unigram_entropy(ids), "characters": sum(len(t) for _, t in train)}
     (folder / MARK).write_text(json.dumps(facts))
 
@@ -210,6 +212,21 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
                 bar.update(sum(map(len, some)))
             parts.append(end)
     return np.concatenate(parts[:-1]) if parts[:-1] else np.zeros(0, dtype=dtype)
+
+
+def encode_characters(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
+    """What `encode` gives with a tokenizer of characters, by a table of code points: a hundredth of its time."""
+    known = {token: i for token, i in tokenizer.get_vocab().items() if len(token) == 1}
+    dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    table = np.full(sys.maxunicode + 1, tokenizer.token_to_id(SPECIAL["unk_token"]), dtype=dtype)
+    table[[ord(token) for token in known]] = list(known.values())
+    end = np.array([tokenizer.token_to_id(SPECIAL["eos_token"])], dtype=dtype)
+    parts = [part for _, text in documents if text for part in (table[_code_points(text)], end)]
+    return np.concatenate(parts[:-1]) if parts else np.zeros(0, dtype=dtype)
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
 def _load(folder: Path, digest: str, source: str) -> Corpus:

@@ -16,7 +16,8 @@ def write_markdown(page: Page, path: Path) -> Path:
     parts = [f"# {page.title}", f"**{page.headline}**", *(f"> {line}" for line in page.warnings), page.subtitle]
     for section in page.sections:
         parts += _section(section, path)
-    write_text(path, "\n\n".join([*filter(None, parts), page.made]) + "\n")
+    text = "\n\n".join([*filter(None, parts), page.made]) + "\n"
+    write_text(path, text.replace("&#39;", "'").replace("&#34;", '"'))  # HTML alone needs these
     return path
 
 

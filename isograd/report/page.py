@@ -104,7 +104,8 @@ def write_page(page: Page, path: Path, output: Output | None = None, main_figure
     shown = [(section, one) for section, one in drawn if one or section.table or section.code or section.verdicts]
     known = [(section, one) for section, one in shown if one is not None]
     with style.settings():
-        parts = [{**vars(section), "svg": style.svg(one, section.name) if one else None} for section, one in shown]
+        files = {section.name: style.svg(one, section.name) for section, one in known}
+    parts = [{**vars(section), "svg": files[section.name][0] if one else None} for section, one in shown]
     written = known[:1] if main_figure_only else known
     text = _TEMPLATES.get_template("page.html.j2").render(
         page=page,
@@ -117,7 +118,8 @@ def write_page(page: Page, path: Path, output: Output | None = None, main_figure
     write_text(path, text.encode("utf-8", "replace").decode())  # a file's name need not be UTF-8
     for section, one in written:
         as_shown = output.settings == style.SCREEN and output.height is None
-        _save(section, one if as_shown else None, out / section.name, output)
+        file = files[section.name][1] if as_shown else None
+        _save(section, one if as_shown else None, out / section.name, output, file=file)
     for section, _ in [] if main_figure_only else shown:
         if section.table:
             write_table(section.table, out / "tables" / section.name)
@@ -140,13 +142,15 @@ def file_of(figure: str, panel: str) -> str:
     return "-".join([figure, *re.findall(r"\w+", panel)])
 
 
-def _save(section: Section, drawn: Drawing | None, path: Path, output: Output, panel: str = "") -> None:
-    """The figure's files and its points; None: it is drawn for them."""
+def _save(
+    section: Section, drawn: Drawing | None, path: Path, output: Output, panel: str = "", file: bytes | None = None
+) -> None:
+    """The figure's files and its points; None: it is drawn for them. `file`: its SVG, where that is drawn."""
     drawn = drawn or _draw(section, output)
     assert drawn is not None
     with style.settings(output):
         drawn = shape.shaped(drawn, output, panel)
-        style.save(drawn, path, output.formats, output.height)
+        style.save(drawn, path, output.formats, output.height, file)
     if rows := shape.points(drawn):
         write_text(path.with_name(f"{path.name}.csv"), csv_of_rows(rows))
 

@@ -36,6 +36,7 @@ _ORDER = (*_FIRST, *(name for name in CATALOGUE if name not in _FIRST))
 # by depth, from first to last: violet to olive, which no arm has, through a grey as far from white as from a dark page
 DEPTH_COLOURS = LinearSegmentedColormap.from_list("depth", ("#8a55d0", "#8b9097", "#857800"))
 INK = "#0a0b0c"  # stands for currentColor in the SVG of a page
+GROUND = "#ffffff"  # of a file; a page's is clear
 LEVEL_LINE: Look = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2))}  # of a line across a panel
 
 SCREEN: dict[str, Any] = {
@@ -296,20 +297,21 @@ def entropy_line(axes: Axes, entropy: float) -> None:
     axes.axhline(entropy, **LEVEL_LINE, label=f"unigram entropy {entropy:.3f}")
 
 
-def svg(drawn: Drawing, salt: str) -> str:
-    """For a page: clear ground, the page's ink and font; and what its script reads of it.
+def svg(drawn: Drawing, salt: str) -> tuple[str, bytes]:
+    """For a page: clear ground, the page's ink and font; and what its script reads of it. And as a file, drawn once.
 
     Args:
         salt: sets the ids of this figure apart from those of the others on the page.
     """
     _legend(drawn)
-    drawn.figure.patch.set_alpha(0)
+    drawn.figure.patch.set(alpha=1, facecolor=GROUND)
     chart = _Chart(drawn)
-    text = _saved(drawn.figure, "svg", salt).decode()
+    file = _saved(drawn.figure, "svg", salt)
+    text = file.decode().replace(f'style="fill: {GROUND}"', 'style="fill: none"', 1)
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # 0.01 pt
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", text)  # ids are one per page, not one per figure
-    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor") + chart.script(salt)
+    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor") + chart.script(salt), file
 
 
 class _Chart:
@@ -384,12 +386,15 @@ def _scales(axes: Axes) -> list[tuple[str, Any, str]]:
     return [("x", axes.get_xlim(), axes.get_xscale()), ("y", axes.get_ylim(), axes.get_yscale())]
 
 
-def save(drawn: Drawing, path: Path, formats: Sequence[str], height: float | None = None) -> None:
-    """Dark ink on white: `path` with each format as its ending."""
+def save(
+    drawn: Drawing, path: Path, formats: Sequence[str], height: float | None = None, file: bytes | None = None
+) -> None:
+    """Dark ink on white: `path` with each format as its ending; `file`: as SVG, where it has been drawn."""
     finish(drawn, height)
-    drawn.figure.patch.set(alpha=1, facecolor="white")
+    drawn.figure.patch.set(alpha=1, facecolor=GROUND)
     for form in formats:
-        write_bytes(path.with_name(f"{path.name}.{form}"), _saved(drawn.figure, form, path.name))
+        content = file if file and form == "svg" else _saved(drawn.figure, form, path.name)
+        write_bytes(path.with_name(f"{path.name}.{form}"), content)
 
 
 def finish(drawn: Drawing, height: float | None = None) -> Figure:
@@ -404,8 +409,17 @@ def _saved(figure: Figure, form: str, salt: str) -> bytes:
     image, nothing = io.BytesIO(), {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",)}
     facts: dict[str, Any] = dict.fromkeys(nothing.get(form, ("Creator", "Producer", "CreationDate")))
     with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "pdf.fonttype": 42}):
+        _lay_out(figure)
         figure.savefig(image, format=form, dpi=160 if form == "png" else "figure", metadata=facts)
     return image.getvalue()
+
+
+def _lay_out(figure: Figure) -> None:
+    """Once for all files: each save would do it again and draw everything for it, more than half of all time."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def _legend(drawn: Drawing) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from isograd.data import PackedSequences
 from isograd.data.batches import as_is
-from isograd.data.corpus import encode
+from isograd.data.corpus import encode, encode_characters
 from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text, train_tokenizer
 from isograd.errors import DataError
 
@@ -29,6 +29,16 @@ def test_characters_round_trip(text: str) -> None:
     ids = encode(CHARACTERS, [("", text)])
     assert CHARACTERS.decode(ids.tolist()) == text
     assert len(ids) == len(text) and (ids >= len(SPECIAL)).all()
+
+
+@given(st.lists(st.text(max_size=20), max_size=4), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_the_table_of_characters_is_the_tokenizer(texts: list[str], mask: bool) -> None:
+    """Of known and unknown characters, in several documents, with empty ones."""
+    documents = [(str(i), text + TEXTS[0][i::7]) for i, text in enumerate(texts)] + [("", "")] * len(texts)
+    tokenizer = train_tokenizer(TEXTS, "char", mask=mask)
+    expected, found = encode(tokenizer, documents), encode_characters(tokenizer, documents)
+    assert found.dtype == expected.dtype and found.tolist() == expected.tolist()
 
 
 @given(st.text(max_size=60))
