@@ -5,6 +5,8 @@ bad input, 3 diverged, 130 interrupted.
 """
 
 import ast
+import atexit
+import gc
 import inspect
 import os
 import signal
@@ -74,17 +76,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = _verb(words)
     if verb is None:
         return _group(words)
+    _heard.clear()
     try:
         return _run(verb, words[len(verb.split()) :])
-    except KeyboardInterrupt:
-        print("interrupted; start the same command again to go on", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader (head, a pager) has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (IsogradError, OSError) as error:
-        print(f"isograd {verb}: {one_line(error)}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+    except (KeyboardInterrupt, Exception) as error:
+        if _heard.is_set() or isinstance(error, KeyboardInterrupt):  # a library may have made another error of it
+            print("interrupted; start the same command again to go on", file=sys.stderr)
+            if argv is None:
+                _cut_short.set()
+            return 130
+        if isinstance(error, BrokenPipeError):  # the reader (head, a pager) has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        if isinstance(error, IsogradError | OSError):
+            print(f"isograd {verb}: {one_line(error)}", file=sys.stderr)
+            return getattr(error, "exit_code", 2)
+        raise
 
 
 def _run(verb: str, words: Sequence[str]) -> int:
@@ -101,8 +108,9 @@ def _run(verb: str, words: Sequence[str]) -> int:
             raise UserError(f"--import {name}: {error}") from error
         except Exception as error:  # whatever a module of the user's does
             raise UserError(f"--import {name}: {type(error).__name__}: {one_line(error)}") from error
-    _heard.clear()
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's '&' has it ignored
+        signal.signal(signal.SIGINT, _interrupt)
     code = _quietly(call) if options.quiet else call()
     sys.stdout.flush()
     return code
@@ -229,11 +237,24 @@ def _complete() -> None:
 
 
 _heard = Event()  # a request to end
+_cut_short = Event()  # by such a request, this process
 
 
-def _terminate(*_: object) -> NoReturn:
+def _interrupt(*_: object) -> NoReturn:
     _heard.set()
     raise KeyboardInterrupt
+
+
+@atexit.register
+def _end() -> None:
+    """After all others that are registered; the interpreter would go through all that torch has imported: a second.
+
+    Where the import of a library in C was interrupted, it would even crash on the half of it.
+    """
+    gc.freeze()
+    if _cut_short.is_set():
+        sys.stdout.flush()
+        os._exit(130)
 
 
 def end_if_asked() -> None:

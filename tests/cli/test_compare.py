@@ -77,8 +77,9 @@ def told(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
     process = started(compare_command(text, out, "--json", "--jobs", "2", "--seeds", "0", "1", "0"))
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, stderr
-    first, *ends, last = stderr.splitlines()
+    announced, first, *ends, last = stderr.splitlines()
     assert last == "making the page", stderr
+    assert announced == f"12 runs in {out}; loading torch and transformers ...", stderr
     assert first == "12 runs, 2 at once" and len(ends) == 12 and all(": undecided " in line for line in ends), stderr
     return out, json.loads(stdout)
 
@@ -110,7 +111,7 @@ def test_again_and_one_process(told: tuple[Path, dict[str, Any]], text: Path) ->
     before = {p: p.stat().st_mtime_ns for p in out.glob("*/*.json*")}
     command = compare_command(text, out, "--json", "--seeds", "0", "1")
     code, stdout, stderr = called(*command)
-    assert code == 0 and json.loads(stdout) == content and len(stderr.splitlines()) == 12
+    assert code == 0 and json.loads(stdout) == content and len(stderr.splitlines()) == 13
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*.json*")} == before
     alone, beside = out.parent / "alone", out.parent / "beside"
     assert (
@@ -188,9 +189,38 @@ def test_an_interrupt_is_one_line(name: str, text: Path, tmp_path: Path) -> None
         process.send_signal(getattr(signal, name))
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stdout) == (130, "")
-    assert stderr == "3 runs, 2 at once\ninterrupted; start the same command again to go on\n"
+    announced = f"3 runs in {tmp_path / 'out'}; loading torch and transformers ...\n"
+    assert stderr == f"{announced}3 runs, 2 at once\ninterrupted; start the same command again to go on\n"
     assert gone(process.pid)
     assert len(runs(tmp_path / "out")) == 2  # the third had not begun
+
+
+def test_an_interrupt_within_an_import_is_one_line_too() -> None:
+    """A library in C makes another error of it, and its half would crash the interpreter where that takes it down."""
+    script = """
+import os, signal, sys
+from isograd import cli
+from isograd.cli import catalogue
+
+class Half:
+    def __del__(self):
+        os.abort()
+
+def importing() -> int:
+    "A verb."
+    catalogue.half = Half()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt as interrupt:
+        raise ImportError("initialization failed") from interrupt
+
+catalogue.list_placements = importing
+sys.argv = ["isograd", "list"]
+sys.exit(cli.main())
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    said = "interrupted; start the same command again to go on\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", said)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """What the server of the workers imports before it forks any; nothing else does."""
 
+import gc
+
 from isograd.study.engine.server import ending_with_parent, few_collections
 
 with few_collections(), ending_with_parent():
     import isograd.data.tokenizers
     import isograd.study.engine.workers  # noqa: F401
+
+gc.freeze()  # no worker goes through it, nor the server when it ends
