@@ -117,6 +117,21 @@ def announce(line: str) -> None:
     progress().print(line, markup=False, soft_wrap=True)
 
 
+def announce_runs(folders: Sequence[Path], where: Path) -> None:
+    """What is about to be trained, before torch is loaded: how many runs, where, how many have ended before."""
+    ended = sum((folder / "outcome.json").exists() for folder in folders)
+    several = f"{len(folders)} runs" if len(folders) > 1 else "1 run"
+    before = f", {ended} ended before" if ended else ""
+    announce(f"{several} in {where}{before}; loading torch and transformers ...")
+
+
+def announce_resumed(labels: Sequence[str], folders: Sequence[Path]) -> None:
+    """A line for each run that was interrupted or killed after a checkpoint."""
+    for label, folder in zip(labels, folders, strict=True):
+        if (folder / "checkpoints").is_dir() and (step := _left_at(folder)):
+            announce(f"{label}: goes on from step {step:,}")
+
+
 @contextmanager
 def loading(what: str = "loading torch", threads: int | None = None) -> Iterator[Callable[[str], None]]:
     """Import torch and whatever the block imports, the libraries below silent; gives what sets the line shown."""
@@ -229,6 +244,21 @@ def _in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def _left_at(folder: Path) -> int | None:
+    """The step of the checkpoint that a run goes on from; None of one that has ended or has none."""
+    from isograd.files import read_json
+
+    try:
+        if read_json(folder / "outcome.json").get("outcome") != "interrupted":
+            return None
+    except (OSError, ValueError):
+        pass
+    from isograd.train.checkpoints import last_checkpoint, step_of  # which takes seconds to import
+
+    found = last_checkpoint(folder / "checkpoints")
+    return None if found is None else step_of(found)
+
+
 class RunProgress:
     """A bar per run, fed with steps and ends; where there is no terminal, lines.
 
@@ -255,6 +285,8 @@ class RunProgress:
         self.warned: Counter[int] = Counter()
 
     def __enter__(self) -> "RunProgress":
+        if not self.console.quiet:
+            announce_resumed(self.labels, self.folders)
         self.bars.start()
         return self
 
@@ -264,18 +296,17 @@ class RunProgress:
     def ready(self, left: int, at_once: int) -> None:
         """Data are read, and runs begin: a line where no bars are seen."""
         if not self.console.is_terminal:
-            self.line(f"{left} runs, {min(left, at_once)} at once")
+            self.line(f"{left} run{'s' if left != 1 else ''}, {min(left, at_once)} at once")
 
     def step(self, index: int, step: int, loss: float) -> None:
         """Run `index` has taken `step` steps."""
-        from isograd.files import read_rows
-        from isograd.report.runs import read_run
+        from isograd.files import read_object, read_rows
 
         task = self.tasks[index]
         if index not in self.begun:  # how many steps an epoch has is known late
             self.begun.add(index)
             self.bars.start_task(task)
-            self.bars.update(task, total=read_run(self.folders[index]).resolved.get("steps"))
+            self.bars.update(task, total=read_object(self.folders[index] / "resolved.json").get("steps"))
         self.bars.update(task, completed=step, loss=f"loss {loss:.3f}")
         total = int(self.bars.tasks[index].total or 0)
         first = index not in self.seen and len(self.labels) == 1  # of many runs the first lines would be many

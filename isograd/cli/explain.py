@@ -110,7 +110,7 @@ def _of_model(
     name: str, batch: str | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
 ) -> dict[str, Any]:
     from isograd.diagnose import profile
-    from isograd.report.pages.profile import USUAL, plain, verdict
+    from isograd.report.pages.profile import USUAL, gradients_said, plain, verdict
     from isograd.trace.load import load_callable, load_model
 
     shown(f"recording one forward and backward pass of {name}")
@@ -125,8 +125,8 @@ def _of_model(
     reported = [one for one in found if one["severity"] != "info"]
     known = next((one for one in found if one["code"] == "collapse-predicted"), None)
     seen = verdict(plain(measured.as_dict()), judged=known is not None) if measured else f"No depth profile: {said}."
-    if reported and seen == USUAL:
-        seen = "The gradients of all layers are of one size at initialization, so a profile does not show it."
+    if measured and reported and seen.startswith(USUAL):
+        seen = f"The depth profile does not show it: {gradients_said(plain(measured.as_dict()))}."
     head = reported[0] if reported else known
     first = f"{head['message'][:1].upper()}{head['message'][1:]} ({head['address'] or 'the model'})." if head else ""
     first = first if reported or not first else f"No fault found, but whether it trains depends on the rate: {first}"
@@ -189,7 +189,8 @@ def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -
         values = {column.key: row[column.key] for column in COLUMNS}
         found.append({"layer": row["layer"], "kind": row["kind"], "values": values, "references": references})
     said = f"Beside each number (ref.) theory's where there is one, else that of {named} with as many layers, of width"
-    said += " 64, at initialization: sizes compare over depth, not with each other. The columns: docs/diagnose.md."
+    said += " 64, at initialization: sizes compare over depth, not with each other. The columns: docs/diagnose.md of"
+    said += " isograd's repository."
     return {"profile": found, "reference": said}
 
 
@@ -221,8 +222,10 @@ def _print(content: dict[str, Any], page: Path) -> None:
         print_lines("")
         wide = output().width < 150 and len(table.header) > 8
         shown = [i for i in range(len(table.header)) if not wide or i < 8]
+        said = explain_page.caption([table.header[i] for i in shown])
+        left_out = f" {len(table.header) - len(shown)} more columns: on the page below." if wide else ""
+        print_lines(*filter(None, [f"{said}{left_out}".strip()]))
         print_table([table.header[i] for i in shown], [[escape(line[i]) for i in shown] for line in table.lines])
-        if content.get("reference"):
-            print_lines("", content["reference"])
+        print_lines("", explain_page.profile_text(content))
     print_path(f"\nnext: {content['next']}")
     print_path(f"page: {page}")

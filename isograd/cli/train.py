@@ -1,5 +1,6 @@
 """`isograd train RECIPE key=value ...`: one run, or with --dry-run what it will need."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterable
@@ -7,7 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from isograd.cli.console import RunProgress, choose_products, loading, must_be_writable, output, print_json, progress
+from isograd.cli.console import (
+    RunProgress,
+    announce_runs,
+    choose_products,
+    loading,
+    must_be_writable,
+    output,
+    print_json,
+    progress,
+)
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 from isograd.placement import get
@@ -117,6 +127,8 @@ def _train(run: "Run", out: Path | None, json: bool) -> int:
     folder = out or Path("runs") / (run.name or run.folder_name())
     if not (folder / "run.json").exists():
         run.must_find_its_data()
+    if os.environ.get("RANK", "0") == "0":  # one voice of several
+        announce_runs([folder], folder)
     with loading():
         import torch
         from accelerate import PartialState
@@ -253,6 +265,7 @@ def _parameters(found: "Forecast") -> Iterable[Row]:
 
 
 def _memory(found: "Forecast") -> Iterable[Row]:
+    from isograd.train.forecast.memory import loss_chunk
     from isograd.train.run import sharded_by
     from isograd.train.zero import zero_of
 
@@ -269,7 +282,7 @@ def _memory(found: "Forecast") -> Iterable[Row]:
         ("copies", m.copies, f"gathered, {t.precision}" if gathered else f"matrices in {t.precision}"),
         ("buckets", m.buckets, "gradients being reduced"),
         ("activations", m.activations, f"{again} gradient checkpointing"),
-        ("loss", m.loss, f"in chunks of {found.config.loss_chunk} rows"),
+        ("loss", m.loss, f"in chunks of {loss_chunk(found.config)} rows"),
         ("at most, all", m.total, "an estimate"),
         ("calibration", m.calibration, f"before the first step{', on the host' if sharded_by(t) else ''}, float32"),
     ):

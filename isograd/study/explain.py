@@ -57,6 +57,9 @@ def _verdict(outcome: Row, metrics: Sequence[Row], began: int | None, layer: str
         return f"The run has not ended; {len(metrics):,} steps are written."
     if name == "failed":
         return f"The run failed: {outcome.get('error')}."
+    if name == "interrupted":
+        steps = f"{len(metrics):,} steps"
+        return f"The run was interrupted after {steps}; the command that started it goes on from its last checkpoint."
     where = "" if began is None else f" It began at step {began:,}" + (f", in {layer}." if layer else ".")
     return f"The run {name if name != 'undecided' else 'is undecided'}: {outcome.get('reason')}.{where}"
 

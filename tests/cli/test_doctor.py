@@ -69,7 +69,8 @@ def test_its_choice_is_what_train_writes_down(alone: Path, capsys: pytest.Captur
     kept = Path(facts(capsys)["products"]["cache"])
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"onednn_from": 2**24}))
     words = ["model.layers=1", "model.width=16", "model.heads=2", "data.length=16", "training.batch=2"]
-    run = [sys.executable, "-m", "isograd", "train", *words, "training.steps=3", "training.probe_every=0", "--quiet"]
+    words += ["training.steps=3", "training.probe_every=0", "training.valid_sequences=2"]
+    run = [sys.executable, "-m", "isograd", "train", *words, "--quiet"]
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     subprocess.run([*run, "--out", "run"], cwd=tmp_path, env=environment, check=True, capture_output=True)

@@ -68,13 +68,15 @@ def test_a_line_per_cell_where_there_is_no_terminal(told: tuple[dict[str, Any], 
         assert any(said in line for line in ended), said
     assert not any("left" in line for line in ended[-1:])
     assert "\x1b" not in err
-    assert err.splitlines()[0] == "4 cells to train"  # before minutes of silence
+    announced, ready = err.splitlines()[:2]  # before minutes of silence
+    assert announced.startswith("4 runs in ") and announced.endswith("; loading torch and transformers ..."), err
+    assert ready == "4 cells to train"
 
 
 def test_again_it_has_nothing_to_do(base: Path, told: tuple[dict[str, Any], str], folder: Path) -> None:
     before = whole(folder / "cells")
     code, out, err = called(*command(base, folder, "--json"))
-    assert (code, err) == (0, "")
+    assert code == 0 and len(err.splitlines()) == 1 and ", 4 ended before; loading torch" in err, err
     assert json.loads(out)["rows"] == told[0]["rows"]
     assert whole(folder / "cells") == before
     code, out, err = called(*command(base, folder))

@@ -197,7 +197,7 @@ def test_what_was_swept_decides_the_main_figure(tmp_path: Path, axes: Row, rule:
     assert found[0].name == main and found[0].figure is not None
     drawn = found[0].figure()
     assert drawn is not None
-    assert words in svg(drawn, main)
+    assert words in svg(drawn, main)[0]
     assert any(one.name == "ratios" for one in found) == (main == "against")
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from isograd.cli.console import (
     COLOURS,
     RunProgress,
+    announce_runs,
     choose_products,
     loading,
     output,
@@ -213,6 +214,7 @@ def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, A
 
     for run in {one.run.corpus_key: one.run for one in arms if not (one.folder / "run.json").exists()}.values():
         run.must_find_its_data()
+    announce_runs([one.folder for one in arms], arms[0].folder.parent)
     if sum(not (one.folder / "outcome.json").exists() for one in arms) > 1:
         begin(jobs)
     with loading():

@@ -64,7 +64,7 @@ class StudyProgress:
     def ready(self, left: int) -> None:
         """So many cells begin: a line where no table is seen."""
         if not self.live:
-            self.console.print(f"{left} cells to train", markup=False)
+            self.console.print(f"{left} cell{'s' if left != 1 else ''} to train", markup=False)
 
     def step(self, place: int, step: int, loss: float) -> None:
         self.states[place] = "running"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 
 from isograd.cli.console import (
+    announce_resumed,
+    announce_runs,
     choose_products,
     loading,
     output,
@@ -184,7 +186,9 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
     from isograd.study.engine.server import begin
     from isograd.study.plan import ARM, CELLS
 
-    if not all((asked.out / CELLS / cell.name / "outcome.json").exists() for cell in cells):
+    folders = [asked.out / CELLS / cell.name for cell in cells]
+    announce_runs(folders, asked.out)
+    if not all((folder / "outcome.json").exists() for folder in folders):
         begin(asked.jobs)
     with loading():
         from isograd.study.engine.jobs import check_jobs
@@ -194,6 +198,7 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
         check_jobs(jobs_of(cells, asked.out))
     progress().print(_plan(cells, at_once(asked.jobs, 1)), markup=False, soft_wrap=True)
     choose_products("reproduce", threads=1)
+    announce_resumed([cell.name for cell in cells], folders)
     with StudyProgress(cells, [ARM]) as shown:
         return run_cells(
             cells,

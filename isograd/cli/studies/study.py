@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, choose_products, loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.console import (
+    Bar,
+    announce_resumed,
+    announce_runs,
+    choose_products,
+    loading,
+    output,
+    print_json,
+    print_lines,
+    print_path,
+    print_table,
+)
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 
@@ -77,6 +88,8 @@ def study(
     if not (folder / "study.json").exists():
         for run in {cell.run.corpus_key: cell.run for cell in planned.cells}.values():
             run.must_find_its_data()
+    if not dry_run:
+        announce_runs([folder / CELLS / cell.name for cell in planned.cells], folder)
     ended = all((folder / CELLS / cell.name / "outcome.json").exists() for cell in planned.cells)
     if engine == "local" and not (dry_run or ended):
         begin(jobs)
@@ -156,7 +169,9 @@ def _train(
     from isograd.cli.studies.progress import StudyProgress
     from isograd.study.engine.ledger import write_study
     from isograd.study.engine.runner import run_cells
+    from isograd.study.plan import CELLS
 
+    announce_resumed([cell.name for cell in cells], [folder / CELLS / cell.name for cell in cells])
     write_study(planned, folder, threads)
     with StudyProgress(cells, list(planned.axes)) as progress:
         return run_cells(

@@ -26,7 +26,7 @@ def write_explanation(content: Row, out: Path) -> Path:
     tables = [
         Section(name="causes", title="Causes", sentence=_CAUSES if of_run else "", table=causes(content)),
         Section(name="next", title="Next", sentence=f"{note[:1].upper()}{note[1:]}", code=command),
-        Section(name="profile", title="Over depth", sentence=_profile_text(content), table=profile(content)),
+        Section(name="profile", title="Over depth", sentence=profile_text(content), table=profile(content)),
         *_figures(content),
         Section(name="warnings", title="Warnings during the run", table=warnings(content["warnings"])),
         Section(name="findings", title="Findings of isograd check", table=_findings(content), folded=True),
@@ -89,6 +89,26 @@ def profile(content: Row, most: int | None = None) -> Table | None:
     return Table(header=("layer", *names), lines=lines)
 
 
+_MEANINGS = {  # the head of a column -> what it is, in a line above the table
+    "|grad|": "|grad|: norm of the gradient of all parameters",
+    "mean|g| W₂,W_O": "mean|g|: mean |gradient| of the last projection",
+    "stream RMS": "stream RMS: root mean square of the residual stream after the sublayer",
+    "Var b/s": "Var b/s: variance of the branch over that of the skip",
+    "β²": "β²: the branch's share of the sum's variance",
+    "Σβ²": "Σβ²: these shares added up",
+    "amplif.": "amplif.: mean square change under weights moved by ±1e-5, over 1e-10",
+    "entropy": "entropy: of the attention, 100% with equal weights",
+    "max logit": "max logit: the largest attention logit",
+    "max/median": "max/median: largest over median activation",
+}
+
+
+def caption(header: Sequence[str]) -> str:
+    """What the columns of a profile are; of one over the steps of a run its heads say it."""
+    known = [_MEANINGS[name] for name in header if name in _MEANINGS]
+    return f"A row per sublayer. {'; '.join(known)}; ref.: what is expected there." if "ref." in header else ""
+
+
 def _of_model(rows: Sequence[Row], most: int | None) -> Table:
     """Each column of the depth profile, and beside it what is expected."""
     names = {column.key: column for column in COLUMNS}
@@ -117,7 +137,7 @@ def _thinned(rows: Sequence[Row], most: int | None) -> Iterator[Row]:
     yield from (row for i, row in enumerate(rows) if i in places)
 
 
-def _profile_text(content: Row) -> str:
+def profile_text(content: Row) -> str:
     return content.get("reference") or (
         "Mean |gradient| of W_2 over that in the last layer: 1 where all layers learn alike. In a stack that collapses"
         " it falls by orders of magnitude towards the input."

@@ -163,7 +163,8 @@ def summary(profile: Row) -> str:
     return f"{profile['model']}, {millions} parameters. {stacks[:1].upper()}{stacks[1:]}."
 
 
-USUAL = "Nothing unusual: gradients of all layers are of one size, and the loss is as expected."
+FAR = 30.0  # times, first over last layer
+USUAL = "Nothing unusual"
 
 
 def verdict(profile: Row, judged: bool = False) -> str:
@@ -176,7 +177,18 @@ def verdict(profile: Row, judged: bool = False) -> str:
     said = [*_gradients_of(profile), *_loss_of(profile), *stream, *_attention_of(profile)]
     if judged or said:
         return " ".join(said)
-    return USUAL
+    return f"{USUAL}: {gradients_said(profile)}; the loss is as expected."
+
+
+def gradients_said(profile: Row) -> str:
+    """The first/last gradient ratio that is farthest from 1, and from where on one counts as unusual."""
+    ratios = (one["first_last"] for name, one in profile["ratios"].items() if name.endswith(" ffn"))
+    known = [ratio for ratio in ratios if ratio]
+    limits = f"unusual below 1/{FAR:.0f} or above {FAR:.0f}"
+    if not known:
+        return f"no first/last gradient ratio ({limits})"
+    farthest = max(known, key=lambda ratio: abs(math.log(ratio)))
+    return f"the first layer's mean gradient is {number(farthest)} times the last layer's ({limits})"
 
 
 def _gradients_of(profile: Row) -> Iterator[str]:
@@ -211,7 +223,6 @@ def _attention_of(profile: Row) -> Iterator[str]:
         yield f"Attention looks at one key in {_count(len(low), 'sublayer')}, first {low[0]['address']}."
 
 
-FAR = 30.0  # times, first over last layer
 DEEP = 24  # sublayers
 REWRITTEN = 0.2  # of the stream, by each sublayer
 
