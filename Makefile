@@ -22,12 +22,12 @@ accept: $(INSTALLED)  ## every sentence of README and docs/measured.md that need
 accept-full: $(INSTALLED)  ## the whole table, hours; ARGS="--data FOLDER" for what needs other text (docs/accept.md)
 	$(BIN)/python -m benchmarks.accept --tier full $(ARGS)
 
-# A file's tests stay in one process: they share what their fixtures have trained.
+# A file's tests stay in one process: they share what their fixtures have trained. tests/conftest.py says which go first.
 test: $(INSTALLED)  ## the default suite, a process per core
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(INSTALLED)  ## everything but what needs a GPU
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not gpu" $(ARGS)
 
 check: $(INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Small models for the tests: one line each, every coefficient away from its start where that could hide a mistake."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
@@ -92,6 +92,24 @@ def crossed(arguments: str, names: Sequence[str], *axes: Sequence[Any]) -> pytes
         arguments,
         [pytest.param(name, *values, marks=marks(i, name, values)) for i, name in enumerate(names) for values in rest],
     )
+
+
+def in_turn(
+    arguments: str,
+    first: Sequence[Any],
+    *axes: Sequence[Any],
+    always: Sequence[Any] = (),
+    ids: Callable[[Any], str] | None = None,
+) -> pytest.MarkDecorator:
+    """Every combination of `axes` with one value of `first`, the next for the next, and with each of `always`; what is
+    left is slow."""
+    places = product(*(range(len(axis)) for axis in axes))
+    cases = [
+        pytest.param(one, *values, marks=[] if one in always or i == sum(at) % len(first) else [pytest.mark.slow])
+        for at, values in zip(places, product(*axes), strict=True)
+        for i, one in enumerate(first)
+    ]
+    return pytest.mark.parametrize(arguments, cases, ids=ids)
 
 
 def config(head: str = "causal", **options: Any) -> IsogradConfig:

@@ -1,5 +1,7 @@
 """The whole suite runs offline, on one thread, from a fixed seed, with the same library of products."""
 
+# ruff: noqa: E402
+
 import gc
 import os
 from collections.abc import Iterator
@@ -7,12 +9,22 @@ from collections.abc import Iterator
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["ISOGRAD_PRODUCTS"] = "onednn"  # the same numbers on every processor, and no measurement
 
+gc.disable()  # until all is imported: imports make hardly any garbage, and a tenth of their time went into looking
+
 import pytest
 import torch
 
 from isograd.placement import CATALOGUE
 
 torch.set_num_threads(1)
+# torch.manual_seed keeps the stack of each call where a GPU might come later: a third of a millisecond, and for ever
+SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+
+LONGEST = (
+    "test_compare.py", "test_claims.py", "test_conform.py", "test_moves.py", "test_faults.py", "test_families.py",
+    "test_collapse.py", "test_distributed.py", "test_page.py", "test_pages.py", "test_runner.py", "test_replay.py",
+    "test_resume.py", "test_translation.py", "test_hf.py", "test_fold.py", "test_pytest_plugin.py", "test_ray.py",
+)  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -27,9 +39,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Cycles are looked for seldom: what the tests make is small, and each full look takes as long as a test."""
+    gc.enable()
+    gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where files go to several processes, those that take longest go first, and all end together."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    SEED(0)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from isograd.models import IsogradModel
 from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, ProjectionNorm, Residual, Site
 from isograd.placement.catalogue import register
 from isograd.transformer.parameters import roles
-from tests.build import HEADS, config, inputs, model, randomised, tokens
+from tests.build import HEADS, config, in_turn, inputs, model, randomised, tokens
 from tests.golden import PAD, load
 
 N = Norm()
@@ -114,24 +114,22 @@ def check(made: Any, head: str, *, placement: str) -> Any:
     return folded
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", [*LIBRARY, *OWN])
+@in_turn("head, name", [*HEADS], [*LIBRARY, *OWN], always=["seq2seq"])
 def test_every_placement_with_coefficients(name: str, head: str) -> None:
     """Vectors, numbers, constants, at every depth; a ReZero gain is away from 0 here."""
     check(model(head, placement=name), head, placement=LIBRARY.get(name) or OWN[name][1])
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("position", ["learned", "sinusoidal", "sinusoidal_interleaved", "rotary", "none"])
-@pytest.mark.parametrize(
-    "options",
+@in_turn(
+    "head, position, options",
+    [*HEADS],
+    ["learned", "sinusoidal", "sinusoidal_interleaved", "rotary", "none"],
     [
         {"embedding_norm": True},
         {"norm": "rmsnorm", "hidden_act": "swiglu", "bias": False, "position_offset": 2},
         {"norm": "rmsnorm", "embedding_norm": True, "scale_embedding": True},
         {"tie_word_embeddings": False, "scale_embedding": True, "position_offset": 2},
     ],
-    ids=["norm", "rms", "rms-norm", "untied"],
 )
 def test_every_shape(head: str, position: str, options: dict[str, Any]) -> None:
     made = model(head, placement="admin", position_embedding_type=position, **options)

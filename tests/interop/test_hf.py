@@ -17,7 +17,7 @@ from isograd.interop.hf.family import LEAST, norms_at
 from isograd.interop.kinds import CAUSAL
 from isograd.interop.pretrained import built, fit, homes, measure_native, to_transformers
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
-from tests.build import config, model, tokens
+from tests.build import config, in_turn, model, tokens
 from tests.interop.homes import HOMES, PAD, Home, batch, counted, loaded, logits, made
 
 NORMED = {"embedding_norm": True}
@@ -48,8 +48,7 @@ def test_the_class_computes_the_same(home: Home, tmp_path: Path) -> None:
     assert native.config.architectures == [home.name]
 
 
-@pytest.mark.parametrize("home", WRITERS, ids=str)
-@pytest.mark.parametrize("beams", [1, 3])
+@in_turn("beams, home", [3, 1], WRITERS, ids=str)
 def test_the_class_writes_the_same(home: Home, beams: int, tmp_path: Path) -> None:
     ours = made(home)
     to_transformers(ours, home.to).save_pretrained(tmp_path)

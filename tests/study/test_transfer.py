@@ -218,7 +218,9 @@ def test_plans_that_contradict_are_refused() -> None:
 
 def test_the_verb_writes_a_recipe_that_trains(tmp_path: Path) -> None:
     recipe, target = tmp_path / "small.yaml", tmp_path / "large.yaml"
-    recipe.write_text("name: small\nmodel: {layers: 2, width: 16, heads: 2}\ntraining: {steps: 2, batch: 2}\n")
+    recipe.write_text(
+        "name: small\nmodel: {layers: 2, width: 16, heads: 2}\ntraining: {steps: 2, batch: 2, valid_sequences: 2}\n"
+    )
     words = ["transfer", str(recipe), "--depth", "2:4", "--width", "32"]
     code, out, _ = called(*words, "--out", str(target), "--json")
     assert code == 0 and json.loads(out)["rule"] == "completep"

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 import isograd
 from isograd.errors import ModelError, RecipeError
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.initial.initialization import scheme_of
 from isograd.placement.schemes import SCHEMES
+from isograd.trace.anatomy import find_anatomy
+from isograd.trace.inputs import guess_inputs
 from tests.study.arms import called, refused
 
 WIDTH, LAYERS = 64, 4
@@ -197,7 +201,8 @@ def test_check_names_the_scheme_and_is_clean(build: Callable[[], nn.Module], sch
         for name, p in model.named_parameters():
             if p.ndim == 2 and any(word in name for word in ("down", "mlp.c_proj", "output.dense", "linear2")):
                 p.mul_(1.7)
-    assert isograd.check(model).scheme == ""
+    inputs = guess_inputs(model)
+    assert scheme_of(CheckedModel(model, inputs, find_anatomy(model, inputs))) == ""
 
 
 def test_a_fused_matrix_is_drawn_by_its_parts() -> None:

@@ -1,15 +1,21 @@
 """Train the recipes of a file one after the other: `job.py recipes.json [step to die at]`. For several processes."""
 
+import gc
 import json
 import os
 import signal
 import sys
 from pathlib import Path
 
-import torch
+from isograd.study.engine.server import few_collections
 
-from isograd.train.recipe import run_from_dict
-from isograd.train.train import train
+with few_collections():
+    import torch
+
+    from isograd.train.recipe import run_from_dict
+    from isograd.train.train import train
+
+gc.freeze()  # nothing goes through what was imported, in training or at the end
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
