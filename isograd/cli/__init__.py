@@ -9,6 +9,7 @@ import atexit
 import gc
 import inspect
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from threading import Event
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from isograd.errors import IsogradError, UserError, nearest, one_line
 
@@ -84,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("interrupted; start the same command again to go on", file=sys.stderr)
             if argv is None:
                 _cut_short.set()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second request ends it without a word
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
             return 130
         if isinstance(error, BrokenPipeError):  # the reader (head, a pager) has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -257,7 +260,30 @@ def _end() -> None:
         os._exit(130)
 
 
-def end_if_asked() -> None:
-    """Before a wait without end: what is raised while Python runs a finalizer, Python prints and forgets."""
+def wait_for_input(stream: Any) -> None:
+    """Until a stream has something to read, or has ended.
+
+    Raises:
+        KeyboardInterrupt: a request to end came while Python ran a finalizer, which prints and forgets what is raised;
+            or between a look at such requests and the wait, which a byte in a pipe ends.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    try:
+        before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        try:
+            _end_if_asked()
+            select.select([stream, woken], [], [])
+        finally:
+            signal.set_wakeup_fd(before)
+    except (OSError, ValueError):  # no file of the system's; on Windows, no socket
+        pass
+    finally:
+        os.close(woken)
+        os.close(wake)
+    _end_if_asked()
+
+
+def _end_if_asked() -> None:
     if _heard.is_set():
         raise KeyboardInterrupt

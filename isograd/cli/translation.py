@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.markup import escape
 
-from isograd.cli import end_if_asked
+from isograd.cli import wait_for_input
 from isograd.cli.console import loading, must_be_writable, output, print_json, print_table, progress, warn
 from isograd.cli.parser import Count, File, Number
 from isograd.errors import UserError, needed, refusing
@@ -132,7 +132,7 @@ def windows(stream: Any, most: int) -> Iterator[list[bytes]]:
 
 def _read(stream: BufferedReader) -> bytes:
     """What has come, at least a byte; nothing at the end."""
-    end_if_asked()
+    wait_for_input(stream)
     return stream.read1(_CHUNK)
 
 

@@ -1,6 +1,6 @@
 """Which finding explains which: a consequence is not reported beside its cause."""
 
-_MASKS = frozenset(("future-leaks", "mask-hides-itself", "masks-differ"))
+_MASKS = frozenset(("future-leaks", "both-ways", "mask-hides-itself", "masks-differ"))
 _RUNS = frozenset(("batch-leaks", "padding-leaks", "encoder-unread", "option-inert", "positions-missing"))
 _PLACES = frozenset((
     "placement-mixed", "placement-unsure", "final-norm-missing", "final-norm-doubled", "shortcut-missing",

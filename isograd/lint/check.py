@@ -82,7 +82,7 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "rotary-wrong": positions.rotary,
     "positions-missing": positions.missing,
     "batch-leaks": leaks.batch,
-    "future-leaks last-position-only": leaks.future,
+    "future-leaks last-position-only both-ways": leaks.future,
     "padding-leaks": leaks.padding,
     "encoder-unread": leaks.source,
     "gradient-cut gradient-zero": gradients.cut,

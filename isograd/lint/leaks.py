@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.lint.attention.intent import declares_causal
+from isograd.lint.attention.intent import declares_both, declares_causal
 from isograd.lint.attention.masks import seen_by
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -91,6 +91,8 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     causal = [s for a in checked.attentions if (s := seen_by(a)) is not None]
     masked = causal and all(s.view in ("left", "itself") for s in causal) and checked.logits is not None
     if not partly and not (read and (masked or declares_causal(checked))):
+        if 2 * read > possible and _writes_tokens(checked) and not declares_both(checked):
+            yield _both_ways(place, read / possible)
         return
     reader, source = (int(i) for i in ahead.nonzero()[0])
     where = _first_ahead(checked)
@@ -107,6 +109,25 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
         if where
         else "mask scores where the key is after the query (triu with diagonal=1), and pass the attention"
         " is_causal=True or the mask",
+    )
+
+
+def _writes_tokens(checked: CheckedModel) -> bool:
+    """Whether each position gives logits over the ids that come in, and nothing but its code says for what."""
+    if checked.config is not None or not checked.takes_ids or checked.logits is None:
+        return False
+    rows = {checked.parameters[name].shape[0] for name, by_ids in checked.tables.items() if by_ids}
+    return checked.trace[checked.logits].shape[-1] in rows
+
+
+def _both_ways(place: str, measured: float) -> Finding:
+    return Finding(
+        code="both-ways",
+        severity="info",
+        address=place,
+        measured=measured,
+        message="every position reads those after it, as in BERT: right for masked tokens, not for the next token",
+        remedy="to predict the next token, pass is_causal=True to scaled_dot_product_attention, or a causal mask",
     )
 
 

@@ -32,7 +32,7 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     found = [*_attentions_outside(checked), *_replaced(checked)]
     if found:
         address, what = found[0]
-        posts = sum("post" in s.norms for s in checked.anatomy.sublayers)
+        posts = sum("post" in s.norms and "pre" not in s.norms for s in checked.anatomy.sublayers)
         yield Finding(
             code="shortcut-missing",
             severity="error",
@@ -92,14 +92,14 @@ def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         if made is None or not dataflow.is_product(made) or trace[origin].ndim < 3:
             continue
         above = dataflow.above(origin)
-        before = [t for t in sums if t in above and trace[t].shape == trace[origin].shape]
+        before = [t for t in sums if t in above and sorted(trace[t].shape) == sorted(trace[origin].shape)]
         if not before:
             continue
         between = dataflow.between(max(before), origin)
         products = [o for o in between if dataflow.is_product(o)]
         fresh = not any(name in claimed for o in products for name in dataflow.weights(o))
         if len(products) >= 2 and fresh and not any(is_attention(dataflow, o) for o in between):
-            yield _holder(products), "feed-forward"
+            yield _holder(products), "convolution" if any("conv" in o.name for o in products) else "feed-forward"
 
 
 def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[tuple[str, str]]:

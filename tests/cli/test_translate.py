@@ -212,3 +212,20 @@ def test_a_request_to_end_that_was_lost_ends_the_next_wait(monkeypatch: pytest.M
     assert next(there) == [b"zwei"]  # it has been read already
     with pytest.raises(KeyboardInterrupt):
         next(there)
+
+
+def test_a_request_to_end_ends_a_wait_that_has_just_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose handler has raised nothing by then, as between the last look at it and the wait."""
+    heard = threading.Event()
+    monkeypatch.setattr(cli, "_heard", heard)
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.set())
+    end, begin = os.pipe()
+    try:
+        with os.fdopen(end, "rb") as source, os.fdopen(begin, "wb"):
+            asking = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+            asking.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(windows(source, 1))
+            asking.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)

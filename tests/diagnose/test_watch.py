@@ -278,7 +278,7 @@ def test_what_led_to_a_number_that_is_not_finite(where: str, tmp_path: Path, cap
         watch.step(math.nan if where == "loss" else loss, batch={"input_ids": steps[3], "name": "fourth"})
     (line,) = caplog.messages
     named = "a gradient is not finite, first in model.layers.1.ffn" if where == "gradient" else "the loss is not finite"
-    assert line.startswith(f"step 4: {named}; the steps before it are in {tmp_path / 'nonfinite'}; compute that part")
+    assert line.startswith(f"step 4: {named}; the steps before it are in {tmp_path / 'nonfinite'}\n  -> compute that")
     kept = rows(tmp_path / "nonfinite/rows.jsonl")
     assert [r["step"] for r in kept if "loss" in r] == [1, 2, 3, 4] and len(kept) == 4 * 7
     assert kept[21]["loss"] is None if where == "loss" else kept[21]["grad_norm"] is None

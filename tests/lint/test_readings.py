@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import isograd
-from tests.lint.faults.plain import HEADS, WIDTH, Decoder, PreLayer, join, split, started
+from tests.lint.faults.plain import HEADS, WIDTH, Decoder, PreLayer, join, pre, split, started
 
 
 def checked(model: nn.Module, inputs: Any = None) -> Any:
@@ -148,3 +148,80 @@ def test_norms_on_every_side_and_on_the_sum_are_hybridnorm(layer: type[PreLayer]
     torch.manual_seed(0)
     model = started(Decoder([layer() for _ in range(3)], nn.LayerNorm(WIDTH)))
     assert set(checked(model).placements.values()) == names
+
+
+def everywhere(time: int) -> Tensor:
+    return torch.ones(time, time, dtype=torch.bool)
+
+
+def test_logits_that_read_both_ways_are_named_and_no_alarm() -> None:
+    """Masked tokens or a mask forgotten: only the author knows; a name that says it is one of masked tokens does."""
+    torch.manual_seed(0)
+    findings = checked(pre(3, visible=everywhere))
+    assert serious(findings) == [] and "both-ways" in findings.codes
+    model = pre(3, visible=everywhere)
+    model.__class__ = type("MaskedLM", (Decoder,), {})
+    assert "both-ways" not in checked(model).codes
+    assert "both-ways" not in checked(pre(3)).codes
+
+
+def own_init(depth: int) -> Decoder:
+    """The matrices of the layers as nn.Linear begins them."""
+    model = pre(depth)
+    for module in model.layers.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+    return model
+
+
+def test_the_init_of_linear_in_two_layers_is_no_law_of_depth() -> None:
+    """W_2 has four times the inputs of W_1, so half its standard deviation: 1 / sqrt(2 * 2) of it."""
+    torch.manual_seed(0)
+    assert serious(checked(own_init(2))) == []
+
+
+class ScaledLayer(PreLayer):
+    factor = 8**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.factor * self.attn(self.attn_norm(x))
+        return x + self.factor * self.ffn(self.ffn_norm(x))
+
+
+@pytest.mark.parametrize(("layer", "std"), [(ScaledLayer, 1.0), (PreLayer, 8**-0.5), (ScaledLayer, 8**-0.5)])
+def test_depth_counts_once_in_the_factor_or_in_the_init(layer: type[PreLayer], std: float) -> None:
+    torch.manual_seed(0)
+    model = pre(4, layer=layer)
+    with torch.no_grad():
+        for each in model.layers:
+            for matrix in (each.attn.out.weight, each.ffn.down.weight):  # type: ignore[union-attr]
+                matrix.mul_(std)
+    assert serious(checked(model)) == (["init-depth"] if layer is ScaledLayer and std < 1 else [])
+
+
+class ConvLayer(PreLayer):
+    """A Conformer's: a convolution over time between attention and feed-forward, with a shortcut around it or not."""
+
+    def __init__(self, *, shortcut: bool) -> None:
+        super().__init__(visible=everywhere)
+        self.shortcut, self.conv_norm = shortcut, nn.LayerNorm(WIDTH)
+        self.wide, self.narrow = nn.Conv1d(WIDTH, 2 * WIDTH, 1), nn.Conv1d(WIDTH, WIDTH, 1)
+        self.over_time = nn.Conv1d(WIDTH, WIDTH, 5, padding=2, groups=WIDTH)
+
+    def convolved(self, x: Tensor) -> Tensor:
+        return self.narrow(F.silu(self.over_time(F.glu(self.wide(self.conv_norm(x).mT), dim=1)))).mT
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.attn_norm(x))
+        x = x + self.convolved(x) if self.shortcut else self.convolved(x)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+@pytest.mark.parametrize("shortcut", [True, False])
+def test_a_convolution_without_a_shortcut_is_one_finding(shortcut: bool) -> None:
+    torch.manual_seed(0)
+    layers = [ConvLayer(shortcut=shortcut) for _ in range(3)]
+    model = nn.Sequential(nn.Linear(6, WIDTH), *layers, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)).eval()
+    findings = checked(model, torch.randn(2, 10, 6))
+    assert serious(findings) == ([] if shortcut else ["shortcut-missing"])
+    assert shortcut or "convolution" in str(findings)

@@ -296,7 +296,7 @@ def test_nothing_is_markup_or_a_formula(study: Path) -> None:
 def test_the_headline_calls_nobody_best(study: Path) -> None:
     folders = in_order(study)
     short = headline(arms_of(folders))
-    assert short.startswith("0 of 6 arms trained; all arms: undecided (about ") and short.count("undecided") == 1
+    assert re.fullmatch(r"Too short to tell whether any arm trains \(about [\d,]+ more steps would tell\)\.", short)
     assert "best" not in short
     for folder in folders:
         edit(folder / "outcome.json", outcome="finished")

@@ -316,7 +316,7 @@ class Watch:
         for row in new:
             short = row["signal"] in _SHORT
             wired = [row["cause"]] if row["signal"] in _WIRING and self._asked_of else []
-            _log.warning("; ".join([row["message"], *wired, row["remedy"]] if short else [row["message"]]))
+            _log.warning("\n  ".join([row["message"], *wired, f"-> {row['remedy']}"] if short else [row["message"]]))
             for writer in self._writers:
                 writer.warn(row)
         _flush(self._writers)

@@ -20,7 +20,7 @@ HUGGING_FACE = ("CausalLM", "LMHeadModel", "Seq2SeqLM", "ForConditionalGeneratio
 
 def declares_causal(checked: CheckedModel, stack: str | None = None) -> str | None:
     """What says that a model over tokens, or one of its stacks, is causal, in words; None where nothing does."""
-    if not checked.takes_ids or checked.logits is None or _declares_both(checked):
+    if not checked.takes_ids or checked.logits is None or declares_both(checked):
         return None
     stacks = {s.name: s for s in checked.anatomy.stacks}
     crossed = [s for s in stacks.values() if s.cross]
@@ -32,7 +32,8 @@ def declares_causal(checked: CheckedModel, stack: str | None = None) -> str | No
     return next(_signs(checked), None)
 
 
-def _declares_both(checked: CheckedModel) -> bool:
+def declares_both(checked: CheckedModel) -> bool:
+    """Whether its name or its configuration says that a model reads both ways."""
     name = type(checked.model).__name__
     config = checked.config
     if config is not None and (getattr(config, "model_type", "") in BOTH_WAYS or "MaskedLM" in name):

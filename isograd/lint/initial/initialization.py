@@ -248,7 +248,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
 
 
 def depth(checked: CheckedModel) -> Iterator[Finding]:
-    """One of W_O and W_2 scaled down with depth, and the other not."""
+    """One of W_O and W_2 scaled down with depth, and the other not; or both, and their outputs once more."""
     if not checked.at_init or {"init-large", "init-small", "weights-zero"} & checked.reported:
         return
     for stack in checked.anatomy.stacks:
@@ -259,6 +259,21 @@ def depth(checked: CheckedModel) -> Iterator[Finding]:
         law = (2 * stack.layers) ** -0.5
         scaled = [abs(math.log(max(std, 1e-9) / max(up * law, 1e-9))) < math.log(1.15) for std in (out, down)]
         plain = [abs(math.log(max(std, 1e-9) / max(up, 1e-9))) < math.log(1.15) for std in (out, down)]
+        if law < 0.8 and all(scaled) and _multiplied(stack):
+            factor = stack.sublayers[0].scale.value
+            yield Finding(
+                code="init-depth",
+                severity="warning",
+                address=roles["attn_out"][0],
+                measured=factor,
+                message=f"depth is counted twice: W_O and W_2 begin with 1/sqrt(2L) of the other matrices' standard"
+                f" deviation, as in GPT-2, and what they make is multiplied by {factor:.3g} once more",
+                remedy="keep one of the two: the init as in GPT-2 and x + f(norm(x)), or the factor and one standard"
+                " deviation for all matrices",
+            )
+            continue
+        if _fan_in_alone(checked, roles["ffn_in"][0], roles["ffn_out"][0]) and plain[0]:
+            continue  # nn.Linear's own init, of W_2 from four times as many values, and 1/sqrt(2L) of two layers
         if law < 0.8 and ((scaled[0] and plain[1]) or (scaled[1] and plain[0])):
             missing, has = ("W_2", "W_O") if scaled[0] else ("W_O", "W_2")
             name = roles["ffn_out" if scaled[0] else "attn_out"][0]
@@ -271,6 +286,19 @@ def depth(checked: CheckedModel) -> Iterator[Finding]:
                 f" {missing} with all of it: both write to the stream",
                 remedy="nn.init.normal_(weight, std=0.02 / math.sqrt(2 * L)) for W_O and for W_2",
             )
+
+
+def _multiplied(stack: TracedStack) -> bool:
+    """Whether the output of every branch is multiplied by a constant that falls with depth."""
+    scales = [s.scale for s in stack.sublayers]
+    return all(s.even and not s.learned and s.value < 1.1 * stack.layers**-0.5 for s in scales)
+
+
+def _fan_in_alone(checked: CheckedModel, up: str, down: str) -> bool:
+    """Whether W_1 and W_2 make sums of one size: of d terms and of more."""
+    terms = min(checked.parameters[up].shape), max(checked.parameters[down].shape)
+    sizes = [checked.std(name) * math.sqrt(n) for name, n in zip((up, down), terms, strict=True)]
+    return abs(math.log(max(sizes[0], 1e-9) / max(sizes[1], 1e-9))) < math.log(1.15)
 
 
 def value_start(checked: CheckedModel) -> Iterator[Finding]:

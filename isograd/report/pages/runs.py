@@ -451,6 +451,8 @@ def headline(arms: Sequence[ArmFiles]) -> str:
         return f"Highest learning rate reached: {_rate(highest)}, by {highest.label}."
     measure = TASKS[arms[0].task].judged
     lost = [arm for arm in arms if "finished" not in arm.outcomes]
+    if len(arms) > 1 and {outcome for arm in arms for outcome in arm.outcomes} == {"undecided"}:
+        return f"Too short to tell whether any arm trains{_missing(arms)}."
     trained = [arm for arm in arms if arm.values(measure) and arm not in lost]
     parts = [f"{len(trained)} of {len(arms)} arms trained{_range(trained, measure)}"] if len(arms) > 1 else []
     parts += list(_not_finished(arms))
