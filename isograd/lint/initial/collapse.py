@@ -251,15 +251,18 @@ def norms_moved(checked: CheckedModel, traced: TracedStack) -> str:
     layers = [re.sub(r"\.\d+\..*", ".0", name) for name in names[:1]]
     layer = modules.get(layers[0]) if layers else None
     if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        return (
-            f"normalize what each branch reads, not the sum (Pre-LN): {type(layer).__name__}(..., norm_first=True);"
-            f" in {_holder(checked.model, layers[0])}.forward a LayerNorm after the last layer"
-        )
+        holder = _holder(checked.model, layers[0])
+        last = f"; in {type(holder).__name__}.forward a LayerNorm after the last layer"
+        if isinstance(holder, nn.TransformerEncoder | nn.TransformerDecoder):
+            norm = f" and {type(holder).__name__}(..., norm=nn.LayerNorm({layer.norm1.normalized_shape[0]}))"
+            last = norm if holder.norm is None else ""
+        what = f"{type(layer).__name__}(..., norm_first=True){last}"
+        return f"normalize what each branch reads, not the sum (Pre-LN): {what}"
     owner = names[0].removesuffix(".weight").rpartition(".")[0] if names else ""
     where = f" in {type(modules[owner]).__name__}.forward" if owner in modules and names else ""
     own = [s for s in traced.sublayers if _held(s, owner)]
     lines = list(dict.fromkeys(_moved(s, owner) for s in own)) or [_in_words("norm", "f")]
-    last = f"in {_holder(checked.model, owner)}.forward a LayerNorm after the last layer"
+    last = f"in {type(_holder(checked.model, owner)).__name__}.forward a LayerNorm after the last layer"
     return f"normalize what each branch reads, not the sum (Pre-LN):{where} {', and '.join(lines)}; {last}"
 
 
@@ -289,12 +292,12 @@ def _in_words(norm: str, branch: str) -> str:
     return f"x = x + {branch}(self.{norm}(x)) in place of x = self.{norm}(x + {branch}(x))"
 
 
-def _holder(model: nn.Module, layer: str) -> str:
-    """The class that holds the list of layers in which one stands."""
+def _holder(model: nn.Module, layer: str) -> nn.Module:
+    """The module that holds the list of layers in which one stands."""
     modules, above = dict(model.named_modules()), re.sub(r"\.?\d+$", "", layer)
     while above and isinstance(modules.get(above), nn.ModuleList | nn.Sequential | nn.ModuleDict | None):
         above = above.rpartition(".")[0]
-    return type(modules.get(above, model)).__name__
+    return modules.get(above, model)
 
 
 def _rule(checked: CheckedModel, traced: TracedStack) -> CollapseRule:
