@@ -43,6 +43,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "weights-mean": _INITS | {"init-large", "init-small"},
     "init-large": frozenset(("start-std", "init-depth", "initial-loss", "embedding-std", "gradient-cut")),
     "init-small": frozenset(("start-std", "init-depth", "gradient-zero", "parameter-unread")),
+    "value-start": frozenset(("start-std",)),
     "weights-partial": frozenset(("start-std", "init-depth", "weights-copied")),
     "parameter-unread": frozenset(("placement-mixed", "gradient-cut", "shortcut-doubled", "start-std")),
     "optimizer-other": frozenset(("optimizer-missing",)),

@@ -130,7 +130,7 @@ class CheckedModel:
     def looked_up(self) -> list[int]:
         """What tables give for the ids of the inputs; else for any."""
         given = set(self.trace.inputs.values())
-        lookups = [o for o in self.trace.operations if o.name == "embedding"]
+        lookups = self.dataflow.lookups
         return [o.makes[0] for o in lookups if given & self.trace.above(o.reads[1:])] or [o.makes[0] for o in lookups]
 
     @cached_property
@@ -204,8 +204,8 @@ class CheckedModel:
         """Names of all looked-up tables -> whether the model's ids look up in them."""
         ids = {v for at, v in self.trace.inputs.items() if not self.trace[v].is_floating_point() and "mask" not in at}
         tables: dict[str, bool] = {}
-        for operation in self.trace.operations:
-            if operation.name == "embedding" and (name := self.dataflow.parameter(operation.reads[0])) is not None:
+        for operation in self.dataflow.lookups:
+            if (name := self.dataflow.parameter(operation.reads[0])) is not None:
                 by_ids = not ids.isdisjoint(self.trace.above(operation.reads[1:]))
                 tables[name] = tables.get(name, False) or by_ids
         return tables

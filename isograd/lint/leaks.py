@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from isograd.lint.attention.intent import declares_both, declares_causal
-from isograd.lint.attention.masks import seen_by
+from isograd.lint.attention.masks import is_prefix, seen_by
+from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.trace.dataflow import bare
@@ -82,6 +83,10 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     place = _sequence(checked)
     reach = None if place is None else _reach(checked, place)
     if place is None or reach is None:
+        return
+    shown = (reach & ~torch.eye(len(reach), dtype=torch.bool)).any(0)  # what stands in the padding moves nothing else
+    reach = reach[shown][:, shown]
+    if is_prefix(reach):
         return
     length = len(reach)
     ahead = torch.triu(reach, diagonal=1)
@@ -190,6 +195,36 @@ def padding(checked: CheckedModel) -> Iterator[Finding]:
             else f'scores.masked_fill({mask_name}[:, None, None, :] == 0, float("-inf")) before the softmax of every'
             " attention: the mask belongs to the keys, the last axis",
         )
+        return
+    yield from _other_mask(checked)
+
+
+def _other_mask(checked: CheckedModel) -> Iterator[Finding]:
+    """Cross-attentions that see what the encoder hides as padding, in the sequences that were given."""
+    hidden = [(a.sublayer, keys) for a in checked.attentions if (keys := _hidden_keys(checked, a)) is not None]
+    padded = [(s.stack, keys) for s, keys in hidden if s.kind == "attn" and keys.any()]
+    for sublayer, keys in hidden:
+        own = [other for stack, other in padded if stack != sublayer.stack and other.shape == keys.shape]
+        if sublayer.kind == "cross" and own and (seen := own[-1] & ~keys).any():
+            yield Finding(
+                code="padding-leaks",
+                severity="error",
+                address=sublayer.address,
+                measured=seen.sum().item(),
+                message=f"the cross-attention sees {int(seen.sum())} positions of the source that the encoder hides as"
+                " padding" + (", and hides others: it has another mask" if (keys & ~own[-1]).any() else ""),
+                remedy="give the cross-attention the padding mask of the source, whose positions are its keys",
+            )
+            return
+
+
+def _hidden_keys(checked: CheckedModel, attention: MeasuredAttention) -> Tensor | None:
+    """(sequences, keys): which no query sees."""
+    visible, x = attention.visible, checked.trace[attention.sublayer.read]
+    batch = x.shape[1 if checked.time_first else 0]
+    if visible is None or x.ndim != 3 or visible.shape[0] % batch:
+        return None
+    return ~visible.any(1).unflatten(0, (batch, -1)).any(1)
 
 
 def _padding_gap(checked: CheckedModel, mask_name: str, name: str, like: Tensor, real: bool) -> float | None:

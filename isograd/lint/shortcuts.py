@@ -43,6 +43,37 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
             if 2 * posts > len(checked.anatomy.sublayers)
             else "x = x + f(norm(x)), not x = f(norm(x))",
         )
+        return
+    for stack in checked.anatomy.stacks:
+        totals = {s.total: s for s in stack.sublayers}
+        early = [s for s in stack.sublayers if s.skip_from and "post" not in s.norms and not s.design]
+        passed = [(s, totals[s.read]) for s in early if s.read in totals and not _goes_on(checked, s)]
+        if passed:
+            yield _early(passed)
+
+
+def _goes_on(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
+    """Whether the sum that a branch reads reaches the output beside the branch: a second stream, as in RevNets."""
+    trace, seen, todo = checked.trace, {sublayer.branch, sublayer.read}, [sublayer.read]
+    while todo:
+        new = {v for o in trace.read_by(todo.pop()) for v in o.makes} - seen
+        seen |= new
+        todo += new
+    return not seen.isdisjoint(trace.outputs.values())
+
+
+def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
+    """Of sublayers whose shortcut goes around the one before as well."""
+    after, lost = passed[0]
+    return Finding(
+        code="shortcut-missing",
+        severity="error",
+        address=lost.address,
+        measured=float(len(passed)),
+        message=f"the shortcut of the {after.kind} begins before the {lost.kind}, whose sum it leaves out: what the"
+        f" {lost.kind} adds reaches the next layer through the {after.kind} alone ({many(len(passed), 'layer')})",
+        remedy="x = x + attn(norm(x)); x = x + ffn(norm(x)): add each branch to what it has read",
+    )
 
 
 def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,10 @@ class TracedNorm:
     scales: bool = True
 
 
+def _is_integer(value: Tensor) -> bool:
+    return not value.is_floating_point() and value.dtype != torch.bool
+
+
 class Dataflow:
     """A trace with the answers to the questions that are asked of it.
 
@@ -83,10 +87,26 @@ class Dataflow:
         self._steps.clear()  # a walk stops at norms, which were not known before
 
     @cached_property
+    def lookups(self) -> list[Operation]:
+        """Where rows of a table are taken: an embedding, or a parameter that is indexed by ids that came in."""
+        trace = self.trace
+        given = {v for at, v in trace.inputs.items() if _is_integer(trace[v]) and "mask" not in at}
+        ids = {v for v in trace.below(given) if _is_integer(trace[v])}
+        return [
+            o
+            for o in trace.operations
+            if bare(o) in ("embedding", "embedding_bag")
+            or (bare(o) in ("index", "index_select") and self._is_table(o.reads[0]) and not ids.isdisjoint(o.reads[1:]))
+        ]
+
+    def _is_table(self, value: int) -> bool:
+        return self.parameter(value) is not None and self.trace[value].ndim >= 2
+
+    @cached_property
     def sources(self) -> list[int]:
         """Where activations begin: looked-up vectors, and inputs that are numbers."""
         trace = self.trace
-        tables = [o.makes[0] for o in trace.operations if bare(o) in ("embedding", "embedding_bag")]
+        tables = [o.makes[0] for o in self.lookups]
         numbers = [
             v
             for at, v in trace.inputs.items()
@@ -108,13 +128,24 @@ class Dataflow:
         return [name for v in operation.reads if v not in self.live and (name := self.parameter(v))]
 
     def parameter(self, value: int) -> str | None:
-        """The name of the parameter that a value is, or was computed from alone: a part, a layout, 1 + it, its exp."""
-        while value not in self.trace.names:
-            made = self.trace.made_by(value)
-            if made is None or len(made.reads) != 1:
-                return None
-            value = made.reads[0]
-        return self.trace.names[value]
+        """The name of the parameter that a value is, or was computed from alone: a part, a layout, 1 + it, its exp; it
+        over its norm, and times another parameter, as weight normalization has it.
+        """
+        return self._of_parameters.get(value)
+
+    @cached_property
+    def _of_parameters(self) -> dict[int, str]:
+        trace, found = self.trace, dict(self.trace.names)
+        shapes = {name: trace[value].shape for value, name in trace.names.items()}
+        for operation in trace.operations:
+            names = [found[v] for v in operation.reads if v in found]
+            if not names or len(names) < len(operation.reads):
+                continue
+            for value in operation.makes:
+                own = names if len(names) == 1 else [n for n in names if shapes[n] == trace[value].shape]
+                if own:
+                    found.setdefault(value, own[0])
+        return found
 
     def above(self, value: int) -> set[int]:
         """The value, and all that it was computed from."""

@@ -241,7 +241,7 @@ class _Finder:
 
     def _terms(self, operation: Operation) -> list[int]:
         """The summands, but x and u + g(u) of a branch u of x that ends in a shortcut of its own, as a short
-        convolution's.
+        convolution's. Not of a stream u that an earlier value of it is added to again, as in a U-Net.
         """
         whole = self.dataflow.data(operation)
         for value in whole if len(whole) == 2 else ():
@@ -250,6 +250,7 @@ class _Finder:
             if inner is None or not _is_inner(self.dataflow, inner):
                 continue
             starts = [self.dataflow.root(skip) for skip, _ in self._pairs(summands(self.dataflow, inner))]
+            starts = [v for v in starts if not self._is_stream(v, others[0])]
             if any(set(others) <= self.dataflow.above(v) - {v} and self._has_weights(others[0], v) for v in starts):
                 return whole
         return summands(self.dataflow, operation)

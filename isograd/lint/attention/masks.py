@@ -13,7 +13,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.trace.dataflow import bare
 
-View = Literal["left", "right", "both", "itself", "ahead", "not-itself", "other"]
+View = Literal["left", "right", "both", "prefix", "itself", "ahead", "not-itself", "other"]
 SHORTEST = 4  # positions from which on a view can be recognized
 
 
@@ -22,7 +22,8 @@ class Seen:
     """What one attention sees, over all its heads.
 
     Attributes:
-        view: "left" is causal; "ahead" sees all before and a few places ahead; "not-itself" hides itself.
+        view: "left" is causal, "prefix" but for a first part that sees all of itself; "ahead" sees all before and a few
+            places ahead; "not-itself" hides itself.
         ahead: of how many pairs (query, later key) the query sees the key, as a part of all.
         furthest: how many places ahead it sees at most.
         heads: how many heads see ahead, of how many.
@@ -73,10 +74,23 @@ def _view(every: Tensor) -> View:
         return "other" if sees_itself else "not-itself"
     if not sees_later:
         return "left" if sees_before else "itself"
+    if is_prefix(every):
+        return "prefix"
     distances = (every & torch.ones_like(every).triu(1)).nonzero()
     behind = (every & torch.ones_like(every).tril(-1)).nonzero()
     ahead, back = (int((pairs[:, 1] - pairs[:, 0]).abs().max()) for pairs in (distances, behind))
     return "ahead" if ahead * 2 <= back and ahead < time // 2 else "both"
+
+
+def is_prefix(every: Tensor) -> bool:
+    """Whether of (queries, keys) the first keys are seen by all queries before them, and the others from their own
+    query on.
+    """
+    time = len(every)
+    seen = [every[:key, key] for key in range(1, time)]
+    length = next((i for i, rows in enumerate(seen) if not rows.all()), time)
+    rest = every.triu()[:, length + 1 :]
+    return 0 < length < time - 1 and int(rest.sum()) == rest.shape[1] == int(every.diagonal()[length + 1 :].sum())
 
 
 def _weakness(weights: Tensor | None, later: Tensor) -> float | None:

@@ -58,14 +58,14 @@ def _can_vary(checked: CheckedModel) -> bool:
 
 
 def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
-    """Whether the last position's result stays when the earlier ones change places. Queries or keys that begin at 0
-    cannot show it: their weights are even, whatever turns them.
+    """Whether the last position's result stays when the earlier ones change places. Queries, keys or gates that begin
+    at 0 cannot show it: weights are even, whatever turns them, or nothing is added.
     """
     trace, sublayer = checked.trace, attention.sublayer
     x, result = trace[sublayer.read], trace[sublayer.total]
     if x.ndim != 3 or result.shape != x.shape or x.shape[1] < 4:
         return False
-    if not trace[attention.query].any() or not trace[attention.key].any():
+    if not trace[attention.query].any() or not trace[attention.key].any() or not sublayer.scale.value:
         return False
     other = x.clone()
     other[:, :-1] = x[:, :-1].flip(1)

@@ -21,6 +21,7 @@ MORE = 3.0  # nats above ln V
 DROWNS = 10.0  # standard deviation of positions over that of tokens
 DROWNED = 10.0  # size of token vectors over that of fixed positions
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
+RULED_OUT = -1e4  # logits that some models give to classes that cannot be
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 _SCHEMES = {name: said for name, (said, _) in BASES.items()}
 
@@ -322,6 +323,18 @@ def value_start(checked: CheckedModel) -> Iterator[Finding]:
                 " DeepNorm's beta was not applied to the value part",
                 remedy="scale the rows of W_V in the fused matrix, too (beta for V, O, 1 and 2; 1 for Q and K)",
             )
+        queries = [n for s, _ in found for n, role in s.roles.items() if role == "query"]
+        query = median(checked.std(n) / xavier(checked.parameters[n]) for n in queries) if queries else out
+        if out > 0.9 and out > FAR * query:
+            yield Finding(
+                code="value-start",
+                severity="error",
+                address=queries[0],
+                measured=query,
+                message=f"W_Q begins with {query:.3g} of Xavier's standard deviation, W_V and W_O with {value:.3g} and"
+                f" {out:.3g}: DeepNorm's beta stands at the wrong matrices",
+                remedy="beta for V, O, 1 and 2; 1 for Q and K",
+            )
 
 
 def _copied(checked: CheckedModel, group: list[TracedSublayer]) -> bool:
@@ -353,10 +366,13 @@ def _logit_factor(checked: CheckedModel) -> float:
 
 
 def _first_loss(checked: CheckedModel) -> float:
-    """Cross-entropy of the logits against labels drawn evenly: logsumexp - mean."""
+    """Cross-entropy of the logits against labels drawn evenly, of classes that the model does not rule out itself:
+    logsumexp - mean.
+    """
     assert checked.logits is not None
     logits = checked.trace[checked.logits].double()
-    return (logits.logsumexp(-1) - logits.mean(-1)).mean().item()
+    possible = logits.masked_fill(logits <= RULED_OUT, math.nan)
+    return (logits.logsumexp(-1) - possible.nanmean(-1)).mean().item()
 
 
 def _expected(checked: CheckedModel, name: str, scheme: str) -> float:

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from statistics import median
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
@@ -183,7 +185,7 @@ def copies(checked: CheckedModel) -> Iterator[Finding]:
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in dict.fromkeys(name for names in checked.by_role.values() for name in names):
         weight = checked.parameters[name].float()
-        if weight.numel() >= 16 and weight.std() > 0:
+        if weight.numel() >= 16 and len(weight.unique()) > 3:  # an identity is drawn from nothing
             groups.setdefault((weight.shape, *weight.flatten()[:32].tolist()), []).append(name)
     alike = [g for g in groups.values() if len(g) > 1 and torch.equal(*(checked.parameters[n] for n in g[:2]))]
     if alike:
@@ -210,9 +212,13 @@ def shared(checked: CheckedModel) -> Iterator[Finding]:
         firsts = {id(p): i for i, part in enumerate(reversed(parts)) for p in part.parameters() if p.ndim >= 2}
         total = sum(sum(p.ndim >= 2 for p in part.parameters()) for part in parts)
         unlike = len({type(part) for part in parts}) > 1
-        if parts and not unlike and len(firsts) < total and not _every_other(parts):
-            yield _shared(address, total, len(firsts), "matrices")
-            return
+        if parts and not unlike and len(firsts) < total:
+            if not _every_other(parts):
+                yield _shared(address, total, len(firsts), "matrices")
+                return
+            if (common := _in_every(parts)) and not isinstance(checked.model, PreTrainedModel):
+                yield _shared_part(f"{address}.0.{common}", len(parts))
+                return
     yield from _shared_norms(checked)
 
 
@@ -251,6 +257,26 @@ def _every_other(parts: list[nn.Module]) -> bool:
             counts[id(p)] = counts.get(id(p), 0) + 1
     having = [sum(counts[id(p)] > 1 for p in part.parameters()) for part in parts]
     return len(set(having)) == 1
+
+
+def _in_every(parts: list[nn.Module]) -> str:
+    """The submodule with matrices that all parts hold, beside matrices of their own; "" where there is none."""
+    held = [{id(p) for p in part.parameters() if p.ndim >= 2} for part in parts]
+    common = set.intersection(*held)
+    names = [n.split(".") for n, p in parts[0].named_parameters() if id(p) in common and len(common) < len(held[0])]
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*names, strict=False))
+    return ".".join(level[0] for level in levels).removesuffix(".weight")
+
+
+def _shared_part(address: str, built: int) -> Finding:
+    return Finding(
+        code="layers-shared",
+        severity="warning",
+        address=address,
+        measured=float(built),
+        message=f"one module stands in {built} layers, whose other matrices are their own: all have one set of weights",
+        remedy="build it in each layer, not once before the loop, unless it is shared on purpose",
+    )
 
 
 def _shared(address: str, built: int, different: int, what: str = "layers") -> Finding:

@@ -237,8 +237,27 @@ def _gradients(
         checked.twin.eval()
     if loss is None or not loss.requires_grad:
         return dict.fromkeys(parameters)
-    grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    return dict(zip(parameters, grads, strict=True))
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    grads: dict[str, Tensor | None] = dict(zip(parameters, found, strict=True))
+    if not training and any(grad is None for grad in grads.values()):
+        grads |= _left_by_backward(checked, {n: p for n, p in parameters.items() if grads[n] is None})
+    return grads
+
+
+def _left_by_backward(checked: CheckedModel, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor | None]:
+    """The gradients that backward() leaves: a reversible layer calls it itself, on its way back."""
+    every = list(checked.twin.parameters())
+    before = [p.grad for p in every]
+    try:
+        for p in every:
+            p.grad = None
+        loss = _loss(checked)
+        if loss is not None:
+            loss.backward()
+        return {name: p.grad for name, p in parameters.items()}
+    finally:
+        for p, grad in zip(every, before, strict=True):
+            p.grad = grad
 
 
 def _loss(checked: CheckedModel) -> Tensor | None:
@@ -276,10 +295,11 @@ def _wrong_derivative(checked: CheckedModel) -> float | None:
     if grad is None:
         return None
     kept, draw = parameter.detach().clone(), torch.Generator().manual_seed(2)
+    trained = (grad != 0).any(-1, keepdim=True)  # not the row of padding_idx
     rows: list[list[float]] = []
     try:
         for _ in range(3):
-            way = torch.randn(kept.shape, generator=draw) * kept.square().mean().sqrt()
+            way = torch.randn(kept.shape, generator=draw) * kept.square().mean().sqrt() * trained
             slopes = [_slope(checked, parameter, kept, way, step) for step in (STEP, STEP / 2)]
             rows.append([*slopes, (grad * way).sum().item()])
     finally:
