@@ -177,6 +177,7 @@ def factors(checked: CheckedModel) -> Iterator[Finding]:
         scaled = [s for s in plain if s.skip.even and abs(s.skip.value - 1) > EXACT and s not in doubled]
         scaled = [s for s in scaled if not _balanced(s)]
         large = [s for s in plain if s.scale.even and s.scale.value > MOST and not s.scale.learned]
+        large = [s for s in large if s.kind != "ffn" or not checked.routed]  # experts times how many are chosen
         if doubled:
             yield _doubled(doubled)
         if scaled:

@@ -222,6 +222,8 @@ def _mistake(checked: CheckedModel, attention: MeasuredAttention, factor: float)
     for name in ("attention_multiplier", "query_pre_attn_scalar"):
         number = checked.setting(name)
         legal += [float(number), float(number) ** -0.5] if number else []
+    stretched = {getattr(m, name, None) for m in checked.model.modules() for name in ("attention_scaling", "mscale")}
+    legal += [width**-0.5 * factor**2 for factor in stretched if isinstance(factor, float)]  # YaRN's, of q and of k
     if any(_near(factor, known) for known in legal):
         return None
     if _near(factor, 1 / width):
