@@ -7,13 +7,15 @@ import torch
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
-from isograd.trace.record import Operation
+from isograd.trace.record import Operation, in_double
 from isograd.trace.sublayers import TracedSublayer
 
 BENT = frozenset((
     "relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "celu", "clamp",
     "clamp_min", "relu6", "threshold",
 ))  # fmt: skip
+FEWEST = 8  # positions of which the first, the middle and the last are far apart
+EXACT = 1e-9  # relative, in double precision
 GATHERED = frozenset(
     ("grid_sampler", "grid_sampler_2d", "embedding", "gather", "softmax", "_softmax")
 )  # no plain layer
@@ -112,3 +114,75 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
                     remedy="return the logits; take the softmax where probabilities are needed",
                 )
                 return
+
+
+def shifted(checked: CheckedModel) -> Iterator[Finding]:
+    """Attentions of which no position gets back what its own query asked for, as where windows are not rolled back."""
+    found = [
+        s
+        for stack in checked.anatomy.stacks
+        for s in stack.sublayers
+        if s.kind == "attn" and stack.time is not None and _comes_elsewhere(checked, s, stack.time)
+    ]
+    if found:
+        yield Finding(
+            code="branch-shifted",
+            severity="error",
+            address=found[0].address,
+            measured=float(len(found)),
+            message="what the attention adds to a position does not depend on that position: it was computed for others"
+            f" ({many(len(found), 'attention')})",
+            remedy="undo each roll, shift or permutation of positions before the sum: torch.roll(x, (-s, -s), dims) by"
+            " torch.roll(x, (s, s), dims)",
+        )
+
+
+def _comes_elsewhere(checked: CheckedModel, sublayer: TracedSublayer, axis: int) -> bool:
+    """Whether another x at one position, the first, the middle or the last, moves the branch at others alone."""
+    trace, skip = checked.trace, sublayer.skip
+    x = in_double(trace[sublayer.read])
+    plain = skip.even and not skip.learned and not sublayer.skip_from and not sublayer.design
+    if not plain or x.ndim != 3 or trace[sublayer.total].shape != x.shape or x.shape[axis] < FEWEST:
+        return False
+    base = trace.replay({sublayer.read: x}, [sublayer.total], double=True)[0]
+    for place in (0, x.shape[axis] // 2, x.shape[axis] - 1):
+        other = x.clone()
+        other.select(axis, place).normal_(generator=torch.Generator().manual_seed(0)).mul_(x.std())
+        moved = trace.replay({sublayer.read: other}, [sublayer.total], double=True)[0]
+        moved = (moved - base - skip.value * (other - x)).abs()
+        size = moved.max().item()
+        if moved.select(axis, place).max() > EXACT * size or size < EXACT * x.std():
+            return False
+    return True
+
+
+def views(checked: CheckedModel) -> Iterator[Finding]:
+    """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
+    dataflow, trace = checked.dataflow, checked.trace
+    for operation in trace.operations:
+        if bare(operation) not in ("view", "reshape", "_unsafe_view") or len(dataflow.data(operation)) != 1:
+            continue
+        before, after = tuple(trace[operation.reads[0]].shape), tuple(trace[operation.makes[0]].shape)
+        if not (_exchanges(before, after) or _exchanges(after, before)):
+            continue
+        yield Finding(
+            code="axes-mixed",
+            severity="error",
+            address=operation.module,
+            measured=float(before[1]),
+            message=f"a view takes {before} for {after}: two axes change places by their lengths alone, and rows of"
+            " different positions are mixed",
+            remedy="move the axes first: x.transpose(1, 2).reshape(...)",
+        )
+        return
+
+
+def _exchanges(long: tuple[int, ...], short: tuple[int, ...]) -> bool:
+    """
+    >>> [_exchanges((2, 3, 5, 8), short) for short in ((10, 3, 8), (2, 5, 3, 8), (6, 5, 8))]
+    [True, True, False]
+    """
+    if len(long) != 4 or long[-1] != short[-1] or long[1] == long[2] or 1 in long[:3]:
+        return False
+    a, b, c, d = long
+    return short in ((a * c, b, d), (a, c, b, d))

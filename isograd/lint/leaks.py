@@ -29,14 +29,13 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     if base is None or x.ndim < 2 or x.shape[0] < 2 or base.shape[:1] != x.shape[:1] or _positions_first(checked):
         return
     beside = [n for n, v in named.items() if isinstance(v, Tensor) and "mask" not in n and v.shape[:1] == x.shape[:1]]
-    if base.shape == (len(x), len(x)) and len(beside) > 1:  # each text of a batch against each image, as CLIP's
-        return
     other = x.clone()
     other[0] = _others(checked, x)[0]
     moved = _run(checked, _given(checked, named | {place: other}))
     if moved is None or moved.shape != base.shape:
         return
-    gap = ((moved - base)[1:].abs().max() / base.abs().max()).item()
+    crossed = base.shape == (len(x), len(x)) and len(beside) > 1  # each text of a batch against each image, as CLIP's
+    gap = 0.0 if crossed else ((moved - base)[1:].abs().max() / base.abs().max()).item()
     where = _first_across(checked, x.shape[0])
     if gap > CHANGED or where is not None:
         yield Finding(

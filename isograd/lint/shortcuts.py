@@ -48,7 +48,8 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         totals = {s.total: s for s in stack.sublayers}
         early = [s for s in stack.sublayers if s.skip_from and "post" not in s.norms and not s.design]
         passed = [(s, totals[s.read]) for s in early if s.read in totals and not _goes_on(checked, s)]
-        if passed:
+        passed = [(s, lost) for s, lost in passed if s.kind == "ffn" != lost.kind]  # not around a whole stage
+        if 2 * len(passed) >= stack.layers:
             yield _early(passed)
 
 

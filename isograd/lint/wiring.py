@@ -77,7 +77,8 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
             usual = counts.most_common(1)[0][0]
             names = {_NUMBERS.sub("N", s.address) for s in peers if s.placement == usual}
             odd = [s for s in peers if s.placement != usual]
-            if _first_layers(stack, usual) or _in_every_layer(odd, peers):  # as Mix-LN's; as a macaron layer's last
+            first = [s.index for s in odd] == [1] and odd[0].placement == "none"  # as FT-Transformer's, which reads x
+            if first or _first_layers(stack, usual) or _in_every_layer(odd, peers):  # Mix-LN's; a macaron layer's last
                 continue
             if any(_NUMBERS.sub("N", s.address) in names for s in odd):  # else every layer has both, under two names
                 others = ", ".join(sorted({s.placement for s in odd}))

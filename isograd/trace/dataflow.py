@@ -173,11 +173,23 @@ class Dataflow:
         data = self.data(made)
         if bare(made) in REJOINS and len(data) > 1 and len(roots := {self.root(v) for v in data}) == 1:
             return roots.pop()  # parts of one activation, put together in another way
+        if len(data) == 2 and bare(made) in ("mul", "add"):
+            return self._modulated(data, value)
         if len(data) != 1:
             return None
         if bare(made) in LAYOUT or (bare(made) in SCALING and self.trace[data[0]].shape == self.trace[value].shape):
             return data[0]
         return data[0] if bare(made) == "einsum" and self._scales(made, data[0], value) else None
+
+    def _modulated(self, data: list[int], value: int) -> int | None:
+        """x, of x times or plus one vector for all positions, computed of something that has none, as in adaLN."""
+        trace = self.trace
+        shape = trace[value].shape
+        for x, other in (data, data[::-1]):
+            even = len(shape) > 2 and sum(size > 1 for size in trace[other].shape[1:]) <= 1
+            if even and trace[x].shape == shape != trace[other].shape and trace[other].ndim == len(shape):
+                return x if all(trace[v].shape != shape for v in self.above(other) & self.live) else None
+        return None
 
     def _scales(self, made: Operation, read: int, value: int) -> bool:
         """An einsum of an activation with a vector along one of its axes."""

@@ -425,7 +425,9 @@ class _Recorder(TorchDispatchMode):
         makes = tuple(self._add(t) for t in results)
         places = [p for p in tree_flatten((args, kwargs))[0] if isinstance(p, Value)]
         reads = tuple(dict.fromkeys(p.index for p in places))
-        reads = reads[:1] if func._schema.name.endswith("_as") else reads  # of the other a shape or a dtype
+        name = func._schema.name.split("::")[-1]
+        reads = reads[:1] if name.endswith("_as") else reads  # of the other a shape or a dtype
+        reads = () if name.endswith("_like") or name.startswith("new_") else reads  # these whatever it holds
         at = len(self.trace.operations)
         for value in reads:
             self.trace.readers.setdefault(value, []).append(at)
@@ -433,7 +435,7 @@ class _Recorder(TorchDispatchMode):
         self.trace.operations.append(
             Operation(
                 function=func,
-                name=func._schema.name.split("::")[-1],
+                name=name,
                 args=tuple(args),
                 kwargs=kwargs,
                 reads=reads,

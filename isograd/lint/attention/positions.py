@@ -177,6 +177,17 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
         if found:
             yield _finding(found, what, "apply the same rotation to q and k, after the split into heads, and none to v")
             return
+    flat = [t.attention for t in sides if t.query is False and t.key is False and _meets_a_table(t.attention)]
+    if flat:
+        what = (
+            "queries and keys are rotated alike at every position: the angles go along another axis, as that of heads"
+        )
+        yield _finding(
+            flat,
+            what,
+            "rotate along the axis of positions: angles of (T, D) fit q of (B, H, T, D), not of (B, T, H, D)",
+        )
+        return
     odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if checked.takes_ids else []
     if odd:
         remedy = "rotate q and k by one function, of pairs that are laid out alike"
@@ -185,6 +196,22 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
     if both and still and len(still) * 2 < len(sides) and not _regular(checked, [t.attention for t in sides], still):
         where = f"{len(both)} of {len(sides)} attentions rotate queries and keys by position, and this one does not"
         yield _finding(still, where, "rotate q and k in every layer")
+
+
+def _meets_a_table(attention: MeasuredAttention) -> bool:
+    """Whether queries are multiplied by numbers of several rows that are neither trained nor made of activations."""
+    trace, dataflow = attention.trace, attention.dataflow
+    made = attention.projection(attention.query)
+    for operation in dataflow.between(made, attention.query) if made is not None else ():
+        others = [v for v in operation.reads if v not in dataflow.live and dataflow.parameter(v) is None]
+        if bare(operation) == "mul" and any(_has_rows(trace[v]) for v in others):
+            return True
+    return False
+
+
+def _has_rows(table: Tensor) -> bool:
+    rows = table.reshape(-1, table.shape[-1]) if table.ndim > 1 else table[:0]
+    return bool((rows != rows[:1]).any())
 
 
 def _finding(found: list[MeasuredAttention], what: str, remedy: str) -> Finding:

@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.lint.wiring import waits, waits_for
+from isograd.trace.anatomy import numbered
 from isograd.trace.dataflow import LAYOUT, SCALING, bare
 from isograd.trace.parts import parts
 from isograd.trace.sublayers import TracedSublayer
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
-OF_SHAPE = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones")  # whatever a value holds
+ALIKE = 1e-5  # relative: two positions that rounding alone tells apart
 UNEVEN = 1.4  # times the size of the other heads' parts
 SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
@@ -31,7 +32,7 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     excused = checked.adapters | checked.idle_writers | _from_a_bottleneck(checked)
     for role, names in checked.by_role.items():
         empty = [n for n in names if not checked.parameters[n].any() and n not in excused]
-        empty = [n for n in empty if not _gates(checked, n)]
+        empty = [n for n in empty if not _gates(checked, n) and not _ends_a_branch(checked, n)]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
             found += [(n, f"{role} matrix") for n in empty]
@@ -55,6 +56,19 @@ def _from_a_bottleneck(checked: CheckedModel) -> set[str]:
     return {part.name for part in every if part.role in MAY_BE_ZERO and 2 * part.fan_in <= part.fan_out}
 
 
+def _ends_a_branch(checked: CheckedModel, name: str) -> bool:
+    """Whether what a matrix makes is gated and added, as that of a triangle update, and its likes all begin at 0."""
+    dataflow = checked.dataflow
+    if any(checked.parameters[n].any() for n in checked.parameters if numbered(n) == numbered(name)):
+        return False
+    for sublayer in checked.anatomy.sublayers:
+        for product in (o for o in checked.trace.operations if name in sublayer.roles and dataflow.is_product(o)):
+            if name in dataflow.weights(product):
+                after = dataflow.between(product.makes[0], sublayer.branch)
+                return bool(after) and all(bare(o) in {"mul"} | SCALING | LAYOUT for o in after)
+    return False
+
+
 def _gates(checked: CheckedModel, name: str) -> bool:
     """Whether what a matrix makes goes straight into a softmax or a gate, or says where to sample: even weights pass a
     gradient.
@@ -67,7 +81,7 @@ def _gates(checked: CheckedModel, name: str) -> bool:
             alone = len(dataflow.data(operation)) == 1
             if bare(operation) in SCALING | LAYOUT | {"stack", "cat"} and (alone or bare(operation) != "sub"):
                 todo += [made for made in operation.makes if made not in todo]
-            elif bare(operation) not in OF_SHAPE:
+            else:
                 gate = bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh")
                 ends.append(gate or operation.name.startswith("grid_sampl"))
     return bool(ends) and all(ends)
@@ -89,6 +103,31 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
             f" ({_matrices_of(len(found))})",
             remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
         )
+    yield from _equal_queries(checked)
+
+
+def _equal_queries(checked: CheckedModel) -> Iterator[Finding]:
+    """Trained vectors, as the queries of a decoder, that begin equal and stay so: no position or dropout parts them."""
+    trace = checked.trace
+    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in checked.model.modules()):
+        return
+    for stack in checked.anatomy.stacks:
+        x, above = trace[stack.sublayers[-1].total], checked.dataflow.above(stack.first)
+        if x.ndim != 3 or x.shape[1] < 2 or (x - x[:, :1]).abs().max() > ALIKE * x.abs().max():
+            continue
+        for value, name in trace.names.items():
+            rows = trace[value].shape[-2:-1]
+            if value in above and rows == x.shape[1:2] and trace[value].shape[-1] == x.shape[2]:
+                yield Finding(
+                    code="weights-constant",
+                    severity="error",
+                    address=name,
+                    measured=float(rows[0]),
+                    message=f"the {rows[0]} vectors of {name} begin equal, and nothing tells their positions apart:"
+                    " they compute the same, get one gradient and stay equal",
+                    remedy=f"nn.init.normal_({name}, std=0.02), or add positions to them",
+                )
+                return
 
 
 def _constant(weight: Tensor) -> str | None:
