@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
@@ -117,53 +118,61 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
 
 
 def shifted(checked: CheckedModel) -> Iterator[Finding]:
-    """Attentions of which no position gets back what its own query asked for, as where windows are not rolled back."""
-    found = [
-        s
-        for stack in checked.anatomy.stacks
-        for s in stack.sublayers
-        if s.kind == "attn" and stack.time is not None and _comes_elsewhere(checked, s, stack.time)
-    ]
+    """Attentions that give to other positions what the query of one has asked for, as where windows are not rolled
+    back, or parts of a joint attention are taken apart in another order.
+    """
+    time = {stack.name: stack.time for stack in checked.anatomy.stacks}
+    found = [a for a in checked.attentions if _goes_elsewhere(a, time.get(a.sublayer.stack))]
     if found:
         yield Finding(
             code="branch-shifted",
             severity="error",
             address=found[0].address,
             measured=float(len(found)),
-            message="what the attention adds to a position does not depend on that position: it was computed for others"
+            message="what a position's query asks for is added to other positions, and not to this one"
             f" ({many(len(found), 'attention')})",
-            remedy="undo each roll, shift or permutation of positions before the sum: torch.roll(x, (-s, -s), dims) by"
-            " torch.roll(x, (s, s), dims)",
+            remedy="undo each roll or permutation before the sum, torch.roll(x, (-s, -s), dims) by"
+            " torch.roll(x, (s, s), dims); split a joint attention in the order in which it was put together",
         )
 
 
-def _comes_elsewhere(checked: CheckedModel, sublayer: TracedSublayer, axis: int) -> bool:
-    """Whether another x at one position, the first, the middle or the last, moves the branch at others alone."""
-    trace, skip = checked.trace, sublayer.skip
-    x = in_double(trace[sublayer.read])
-    plain = skip.even and not skip.learned and not sublayer.skip_from and not sublayer.design
-    if not plain or x.ndim != 3 or trace[sublayer.total].shape != x.shape or x.shape[axis] < FEWEST:
+def _goes_elsewhere(attention: MeasuredAttention, axis: int | None) -> bool:
+    """Whether other queries of one position, the first, the middle and the last, move the sum at others alone."""
+    trace, sublayer = attention.trace, attention.sublayer
+    read, total, query = sublayer.read, sublayer.total, attention.query
+    x = in_double(trace[read])
+    if axis is None or x.ndim != 3 or trace[total].shape != x.shape or x.shape[axis] < FEWEST:
         return False
-    base = trace.replay({sublayer.read: x}, [sublayer.total], double=True)[0]
+    asked, base = (trace.replay({read: x}, [value], double=True)[0] for value in (query, total))
+    draw, judged = torch.Generator().manual_seed(0), False
     for place in (0, x.shape[axis] // 2, x.shape[axis] - 1):
         other = x.clone()
-        other.select(axis, place).normal_(generator=torch.Generator().manual_seed(0)).mul_(x.std())
-        moved = trace.replay({sublayer.read: other}, [sublayer.total], double=True)[0]
-        moved = (moved - base - skip.value * (other - x)).abs()
-        size = moved.max().item()
-        if moved.select(axis, place).max() > EXACT * size or size < EXACT * x.std():
+        other.select(axis, place).normal_(generator=draw).mul_(x.std())
+        own = trace.replay({read: other}, [query], double=True)[0] != asked
+        noise = torch.randn(asked.shape, generator=draw).to(asked) * asked.std()
+        moved = trace.replay({read: x, query: torch.where(own, noise, asked)}, [total], double=True)[0] - base
+        size = moved.abs().max().item()
+        if own.all() or not size > EXACT * x.std():
+            continue
+        if moved.select(axis, place).abs().max() > EXACT * size:
             return False
-    return True
+        judged = True
+    return judged
 
 
 def views(checked: CheckedModel) -> Iterator[Finding]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
     dataflow, trace = checked.dataflow, checked.trace
-    for operation in trace.operations:
-        if bare(operation) not in ("view", "reshape", "_unsafe_view") or len(dataflow.data(operation)) != 1:
-            continue
-        before, after = tuple(trace[operation.reads[0]].shape), tuple(trace[operation.makes[0]].shape)
-        if not (_exchanges(before, after) or _exchanges(after, before)):
+    shapes = [
+        (o, tuple(trace[o.reads[0]].shape), tuple(trace[o.makes[0]].shape))
+        for o in trace.operations
+        if bare(o) in ("view", "reshape", "_unsafe_view") and len(dataflow.data(o)) == 1
+    ]
+    widths = {trace[stack.first].shape[-1] for stack in checked.anatomy.stacks}
+    changes = {(before, after) for _, before, after in shapes}
+    for operation, before, after in shapes:
+        exchanged = _exchanges(before, after) and before[-1] in widths and (after, before) in changes  # and taken back
+        if not exchanged:
             continue
         yield Finding(
             code="axes-mixed",

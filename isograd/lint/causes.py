@@ -9,7 +9,14 @@ _PLACES = frozenset((
 _INITS = frozenset((
     "initial-loss", "embedding-std", "start-std", "value-start", "init-depth", "gradient-zero", "collapse-predicted",
 ))  # fmt: skip
-_ATTENTION = _MASKS | {"softmax-axis", "mask-after-softmax", "heads-mixed", "attention-scale", "rotary-wrong"}
+_ATTENTION = _MASKS | {
+    "branch-shifted",
+    "softmax-axis",
+    "mask-after-softmax",
+    "heads-mixed",
+    "attention-scale",
+    "rotary-wrong",
+}
 
 EXPLAINS: dict[str, frozenset[str]] = {
     "not-finite": _ATTENTION | _RUNS | _PLACES | _INITS | {"output-not-finite", "random-in-eval", "gradient-cut"},

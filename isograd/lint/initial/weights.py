@@ -113,7 +113,7 @@ def _equal_queries(checked: CheckedModel) -> Iterator[Finding]:
         return
     for stack in checked.anatomy.stacks:
         x, above = trace[stack.sublayers[-1].total], checked.dataflow.above(stack.first)
-        if x.ndim != 3 or x.shape[1] < 2 or (x - x[:, :1]).abs().max() > ALIKE * x.abs().max():
+        if x.ndim != 3 or x.shape[1] < 2 or not (x - x[:, :1]).abs().max() <= ALIKE * x.abs().max():
             continue
         for value, name in trace.names.items():
             rows = trace[value].shape[-2:-1]
