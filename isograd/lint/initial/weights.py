@@ -224,7 +224,7 @@ def copies(checked: CheckedModel) -> Iterator[Finding]:
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in dict.fromkeys(name for names in checked.by_role.values() for name in names):
         weight = checked.parameters[name].float()
-        if weight.numel() >= 16 and len(weight.unique()) > 3:  # an identity is drawn from nothing
+        if weight.numel() >= 16 and len(weight.flatten()[:256].unique()) > 3:  # an identity is not drawn
             groups.setdefault((weight.shape, *weight.flatten()[:32].tolist()), []).append(name)
     alike = [g for g in groups.values() if len(g) > 1 and torch.equal(*(checked.parameters[n] for n in g[:2]))]
     if alike:
