@@ -255,8 +255,11 @@ def shared(checked: CheckedModel) -> Iterator[Finding]:
             if not _every_other(parts):
                 yield _shared(address, total, len(firsts), "matrices")
                 return
-            if (common := _in_every(parts)) and not isinstance(checked.model, PreTrainedModel):
-                yield _shared_part(f"{address}.0.{common}", len(parts))
+            common = f"{address}.0.{inner}" if (inner := _in_every(parts)) else ""
+            branches = [n for names in checked.by_role.values() for n in names]  # no table of relative positions
+            held = common and any(n.startswith(f"{common}.") or n == f"{common}.weight" for n in branches)
+            if held and not isinstance(checked.model, PreTrainedModel):
+                yield _shared_part(common, len(parts))
                 return
     yield from _shared_norms(checked)
 
