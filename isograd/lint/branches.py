@@ -172,7 +172,7 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
     changes = {(before, after) for _, before, after in shapes}
     for operation, before, after in shapes:
         exchanged = _exchanges(before, after) and before[-1] in widths and (after, before) in changes  # and taken back
-        if not exchanged:
+        if not exchanged and not (_exchanges_data(before, after) and _is_raw(checked, operation.reads[0])):
             continue
         yield Finding(
             code="axes-mixed",
@@ -184,6 +184,23 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
             remedy="move the axes first: x.transpose(1, 2).reshape(...)",
         )
         return
+
+
+def _is_raw(checked: CheckedModel, value: int) -> bool:
+    """Whether no matrix has been applied yet."""
+    made = (checked.trace.made_by(v) for v in checked.dataflow.above(value))
+    return not any(o is not None and checked.dataflow.is_product(o) for o in made)
+
+
+def _exchanges_data(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Sequences of several series, one row for each, by their lengths alone: (b, t, c) as (b c, t).
+
+    >>> _exchanges_data((2, 48, 7), (14, 1, 48)), _exchanges_data((2, 48, 7), (96, 7))
+    (True, False)
+    """
+    if len(before) != 3 or before[1] == before[2] or 1 in before:
+        return False
+    return tuple(n for n in after if n != 1) == (before[0] * before[2], before[1])
 
 
 def _exchanges(long: tuple[int, ...], short: tuple[int, ...]) -> bool:

@@ -68,6 +68,7 @@ RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes t
     "axes-mixed": branches.views,
     "key-heads-order": heads.groups,
     "attention-scale": heads.scale,
+    "mask-hides-itself": masks.blank,
     "future-leaks mask-hides-itself masks-differ": masks.future,
     "norm-axis": norms.axis,
     "norm-scale": norms.size,

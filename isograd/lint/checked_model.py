@@ -102,16 +102,32 @@ class CheckedModel:
     @torch.no_grad()
     def run(self, inputs: Any, seed: int = 0) -> tuple[Tensor | None, list[Tensor]]:
         """The logits or the output's first tensor, and the losses beside it; what is drawn, is drawn from one seed."""
+        output = self._made(inputs, seed)
+        return answer(output), [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.ndim == 0]
+
+    @torch.no_grad()
+    def outputs(self, inputs: Any) -> list[Tensor]:
+        """Every tensor of the output."""
+        made = self._made(inputs)
+        parts = made.to_tuple() if hasattr(made, "to_tuple") else made
+        return [t for t in tree_leaves(parts) if isinstance(t, Tensor)]
+
+    def _made(self, inputs: Any, seed: int = 0) -> Any:
         args, kwargs = arguments(fitted(self.twin, inputs))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # the CPU's alone, which is put back
-            output = self.twin(*args, **kwargs)
-        return answer(output), [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.ndim == 0]
+            return self.twin(*args, **kwargs)
 
     @cached_property
     def reaching(self) -> set[int]:
         """Every value that an output was computed from."""
         return self.trace.above(self.trace.outputs.values())
+
+    @cached_property
+    def recurs(self) -> bool:
+        """Whether most matrices stand in several sublayers: layers that are run in a loop."""
+        names = [n for s in self.anatomy.sublayers for n in s.roles]
+        return 2 * len(set(names)) <= len(names) + 1
 
     @cached_property
     def time_first(self) -> bool:
@@ -188,7 +204,9 @@ class CheckedModel:
 
     @property
     def takes_ids(self) -> bool:
-        return any(not self.trace[v].is_floating_point() for v in self.trace.inputs.values())
+        """Whether integers come in; a mask of booleans is none."""
+        given = (self.trace[v] for v in self.trace.inputs.values())
+        return any(not x.is_floating_point() and x.dtype != torch.bool for x in given)
 
     @cached_property
     def head(self) -> str | None:

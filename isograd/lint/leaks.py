@@ -249,7 +249,7 @@ def _padding_gap(checked: CheckedModel, mask_name: str, name: str, like: Tensor,
     if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
         return None
     aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not _decodes(named)
-    shown = slice(None, -pad) if aligned and a.ndim >= 3 and a.shape[1] == time else slice(None)
+    shown = slice(None, -pad) if aligned and a.shape[1] == time else slice(None)  # (B, T) is a score for each position
     gap = (a[:, shown] - b[:, shown]).abs().max() / a.abs().max()
     return gap.item() if gap.isfinite() else None
 
@@ -274,6 +274,10 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
     if len(sequences) < 2:
         return
     base = _outputs(checked, checked.inputs)
+    if any(s.scale.value == 0 for s in checked.anatomy.sublayers) and checked.reaching.issuperset(
+        checked.trace.inputs.values()
+    ):  # gates that begin at zero let nothing in yet
+        return
     for name in sequences:
         moved = _outputs(checked, _given(checked, named | {name: _others(checked, named[name])}))
         if not base or [t.shape for t in moved] != [t.shape for t in base]:
@@ -291,8 +295,7 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
 
 
 def _outputs(checked: CheckedModel, inputs: Any) -> list[Tensor]:
-    first, losses = checked.run(inputs)
-    return losses if first is None else [first, *losses]
+    return [t for t in checked.outputs(inputs) if t.is_floating_point() and t.numel()]
 
 
 def _reach(checked: CheckedModel, name: str) -> Tensor | None:
@@ -365,11 +368,20 @@ def _others(checked: CheckedModel, x: Tensor) -> Tensor:
     ids = (getattr(checked.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls"))
     special = torch.tensor([i for i in ids if isinstance(i, int)], dtype=x.dtype)
     used = torch.unique(x)
+    special = torch.cat([special, _repeated_at_ends(x)])
     used = used[~torch.isin(used, special)]
     if len(used) < 2:
         return x + 1
     next_one = used[(torch.searchsorted(used, x.contiguous()) + 1) % len(used)]
     return torch.where(torch.isin(x, special), x, next_one)
+
+
+def _repeated_at_ends(ids: Tensor) -> Tensor:
+    """Ids that fill the first or the last places of some sequences and not of all: padding."""
+    if ids.ndim != 2 or ids.shape[1] < 4:
+        return ids.new_empty(0)
+    ends = [row[at] for row in ids for at, beside in ((0, 1), (-1, -2)) if row[at] == row[beside]]
+    return torch.stack(ends) if 0 < len(ends) < 2 * len(ids) else ids.new_empty(0)
 
 
 def _repeated(value: Any, like: Tensor, times: int) -> Any:

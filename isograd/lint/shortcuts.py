@@ -118,6 +118,7 @@ def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
     sums = [s.total for s in checked.anatomy.sublayers]
     claimed = {name for s in checked.anatomy.sublayers for name in s.parameters}
     yield from _at_end(checked, claimed)
+    found: list[tuple[TracedSublayer, int, str, str]] = []
     for sublayer in checked.anatomy.sublayers:
         origin = dataflow.back(sublayer.read)[0]
         made = trace.made_by(origin)
@@ -131,7 +132,14 @@ def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         products = [o for o in between if dataflow.is_product(o)]
         fresh = not any(name in claimed for o in products for name in dataflow.weights(o))
         if len(products) >= 2 and fresh and not any(is_attention(dataflow, o) for o in between):
-            yield _holder(products), "convolution" if any("conv" in o.name for o in products) else "feed-forward"
+            what = "convolution" if any("conv" in o.name for o in products) else "feed-forward"
+            found.append((sublayer, max(before), _holder(products), what))
+    stack_of = {s.total: stack.name for stack in checked.anatomy.stacks for s in stack.sublayers}
+    for sublayer, total, where, what in found:
+        if (
+            stack_of.get(total) == sublayer.stack or len(found) > 1
+        ):  # one between two stacks leads from one to the other
+            yield where, what
 
 
 def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[tuple[str, str]]:

@@ -437,3 +437,205 @@ def test_deepnorms_beta_at_queries_and_keys(right: bool) -> None:
         for matrix in (m for m in layer.modules() if isinstance(m, nn.Linear)):
             nn.init.xavier_normal_(matrix.weight, gain=64**-0.25 if matrix in scaled else 1.0)
     assert ("value-start" in checked(model).codes) != right
+
+
+class Ranked(Decoder):
+    """Two sequences in, scores of both out, as a recommender is trained."""
+
+    def forward(self, input_ids: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.final_norm(self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1])))
+        for layer in self.layers:
+            state = layer(state)
+        state = self.final_norm(state)
+        return (state * self.tokens(input_ids)).sum(-1), (state * self.tokens(negative)).sum(-1)
+
+
+def test_an_input_of_the_second_output_is_read() -> None:
+    torch.manual_seed(0)
+    model = started(Ranked([PreLayer() for _ in range(2)], nn.LayerNorm(WIDTH)))
+    assert "encoder-unread" not in isograd.check(model, tuple(torch.randint(VOCABULARY, (2, 2, 10)))).codes
+
+
+class Looking(nn.Module):
+    """Flamingo's: gates that begin at zero, and nothing for a text that stands before any picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(50, WIDTH), nn.Embedding(16, WIDTH)
+        self.layers = nn.ModuleList(PreLayer() for _ in range(2))
+        self.looks, self.norms = (
+            nn.ModuleList(make() for _ in range(2)) for make in (Attention, lambda: nn.LayerNorm(WIDTH))
+        )
+        self.gates_norm = nn.Parameter(torch.zeros(2))
+        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 50)
+
+    def forward(self, ids: Tensor, picture: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        after = (torch.arange(ids.shape[1]) > 3)[None, None, :, None]
+        for layer, look, norm, gate in zip(self.layers, self.looks, self.norms, self.gates_norm, strict=True):
+            q, k, v = split(look.query(norm(x))), split(look.key(picture)), split(look.value(picture))
+            weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).masked_fill(~after, 0.0)
+            x = layer(x + gate.tanh() * look.out(join(weights @ v)))
+        logits: Tensor = self.head(self.last(x))
+        return logits
+
+
+def test_closed_gates_and_texts_before_a_picture() -> None:
+    torch.manual_seed(0)
+    findings = isograd.check(Looking().eval(), (torch.randint(50, (2, 10)), torch.randn(2, 6, WIDTH)))
+    assert not findings.errors, str(findings)
+
+
+class Turns(nn.Module):
+    """Latents that read an input again and again: the first time with an attention of its own, as Perceiver's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(6, WIDTH) * 0.02)
+        self.first, self.shared = (
+            nn.TransformerDecoderLayer(WIDTH, HEADS, 64, 0.0, batch_first=True, norm_first=True) for _ in range(2)
+        )
+        inner = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, 0.0, batch_first=True, norm_first=True)
+        self.turns = nn.ModuleList(nn.ModuleList([outer, inner]) for outer in (self.first, self.shared, self.shared))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, points: Tensor, mask: Tensor) -> Tensor:
+        x = self.latents.expand(len(points), -1, -1)
+        for look, think in self.turns:
+            x = think(look(x, points, memory_key_padding_mask=mask))
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+def test_turns_that_share_all_but_the_first_attention() -> None:
+    torch.manual_seed(0)
+    mask = torch.arange(9).expand(2, 9) >= torch.tensor([[9], [6]])
+    findings = isograd.check(Turns().eval(), (torch.randn(2, 9, WIDTH), mask))
+    assert not {"layers-shared", "future-leaks"} & findings.codes, str(findings)
+
+
+class Loop(Decoder):
+    """Its layers run three times, and gradients of the last alone."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
+        for turn in range(3):
+            for layer in self.layers:
+                x = layer(x)
+            x = x.detach() + 0.1 * x if turn < 1 else x
+        logits: Tensor = self.head(self.final_norm(x))
+        return logits
+
+
+def test_what_a_loop_detaches_may_be_meant() -> None:
+    torch.manual_seed(0)
+    findings = isograd.check(started(Loop([PreLayer() for _ in range(2)], nn.LayerNorm(WIDTH))))
+    assert [f.severity for f in findings if f.code == "gradient-cut"] in ([], ["info"])
+
+
+class Scored(Masked):
+    """One score for each position."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        seen = attention_mask.bool()[:, None, :].expand(-1, input_ids.shape[1], -1)
+        return super().forward(input_ids, seen)[..., 0]
+
+
+def test_scores_of_padding_may_change_with_it() -> None:
+    torch.manual_seed(0)
+    model = started(Scored([PreLayer() for _ in range(2)], nn.LayerNorm(WIDTH)))
+    batch = {"input_ids": torch.randint(VOCABULARY, (2, 12)), "attention_mask": torch.ones(2, 12, dtype=torch.long)}
+    assert "padding-leaks" not in isograd.check(model, batch).codes
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_mask_of_padding_the_wrong_way_round_hides_whole_sequences(turned: bool) -> None:
+    torch.manual_seed(0)
+    model = started(Masked([PreLayer() for _ in range(2)], nn.LayerNorm(WIDTH)))
+    padding = torch.arange(10).expand(2, 10) >= torch.tensor([[10], [7]])
+    seen = (padding if turned else ~padding)[:, None, :].expand(-1, 10, -1)
+    findings = isograd.check(model, (torch.randint(VOCABULARY, (2, 10)), seen))
+    assert ("mask-hides-itself" in findings.codes) == turned, str(findings)
+
+
+class Window(nn.Module):
+    """A window of 3 x 3 patches with a table of relative places, 25 rows; (dy, dx) as a row of it, or their sum."""
+
+    def __init__(self, *, right: bool) -> None:
+        super().__init__()
+        self.patches, self.norm, self.head = nn.Linear(12, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
+        self.layers = nn.ModuleList(PreLayer() for _ in range(2))
+        self.tables = nn.ParameterList(torch.randn(25, HEADS) * 0.02 for _ in range(2))
+        places = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+        apart = places[:, None] - places + 2
+        self.register_buffer("rows", apart[..., 0] * (5 if right else 1) + apart[..., 1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x)
+        for layer, table in zip(self.layers, self.tables, strict=True):
+            y, bias = layer.attn_norm(x), table[self.get_buffer("rows").flatten()].view(9, 9, HEADS).permute(2, 0, 1)
+            q, k, v = (split(p(y)) for p in (layer.attn.query, layer.attn.key, layer.attn.value))
+            x = x + layer.attn.out(join(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
+            x = x + layer.ffn(layer.ffn_norm(x))
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_rows_of_relative_places_that_nothing_looks_up(right: bool) -> None:
+    torch.manual_seed(0)
+    findings = isograd.check(Window(right=right).eval(), torch.randn(2, 9, 12))
+    assert ("parameter-unread" in findings.codes) != right, str(findings)
+
+
+class Series(nn.Module):
+    """Each series of a batch on its own, (b, t, c) as (b c, t)."""
+
+    def __init__(self, *, right: bool) -> None:
+        super().__init__()
+        self.right, self.patches = right, nn.Linear(8, WIDTH)
+        self.places = nn.Parameter(torch.randn(6, WIDTH) * 0.02)
+        self.layers = nn.ModuleList(PreLayer(visible=everywhere) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        rows = x.transpose(1, 2).reshape(b * c, t) if self.right else x.reshape(b * c, t)
+        y = self.patches(rows.unflatten(-1, (6, 8))) + self.places
+        for layer in self.layers:
+            y = layer(y)
+        out: Tensor = self.head(self.norm(y)).mean(1).view(b, c, 4)
+        return out
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_series_that_are_taken_apart_by_a_view(right: bool) -> None:
+    torch.manual_seed(0)
+    findings = isograd.check(Series(right=right).eval(), torch.randn(2, 48, 5))
+    assert ("axes-mixed" in findings.codes) != right, str(findings)
+
+
+class Coded(nn.Module):
+    """An encoder and a decoder with a narrow map of two matrices between them, which is no feed-forward of either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.places = nn.Linear(6, WIDTH), nn.Parameter(torch.randn(10, WIDTH) * 0.02)
+        self.encoder, self.decoder = (nn.ModuleList(PreLayer(visible=everywhere) for _ in range(2)) for _ in range(2))
+        self.norm, self.last, self.head = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 6)
+        self.code = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x) + self.places
+        for layer in self.encoder:
+            x = layer(x)
+        x = self.code(self.norm(x))
+        for layer in self.decoder:
+            x = layer(x)
+        out: Tensor = self.head(self.last(x))
+        return out
+
+
+def test_a_bottleneck_between_two_stacks_needs_no_shortcut() -> None:
+    torch.manual_seed(0)
+    assert not isograd.check(Coded().eval(), torch.randn(2, 10, 6)).errors

@@ -168,7 +168,26 @@ def _cut(attention: MeasuredAttention) -> float | None:
     if before.shape != now.shape or not ((before > 1e-6) & (now == 0)).any():
         return None
     sums = attention.weights.sum(-1)
-    return sums.min().item() if sums.min() < 1 - 1e-3 else None
+    sums = sums[sums > 0]  # a query of which nothing is left asked for what is not there, as text before any picture
+    return sums.min().item() if sums.numel() and sums.min() < 1 - 1e-3 else None
+
+
+def blank(checked: CheckedModel) -> Iterator[Finding]:
+    """Attentions in which no position of a whole sequence sees any, as by a mask of padding the wrong way round."""
+    views = [(a, a.visible) for a in checked.attentions if a.sublayer.kind == "attn"]
+    found = [(a, 1 - seen.any(2).any(1).float().mean().item()) for a, seen in views if seen is not None]
+    found = [(a, share) for a, share in found if share]
+    if found:
+        yield Finding(
+            code="mask-hides-itself",
+            severity="error",
+            address=found[0][0].address,
+            measured=found[0][1],
+            message=f"in {found[0][1]:.0%} of the sequences no position sees any, nor itself: the mask is the wrong"
+            f" way round, or hides all ({many(len(found), 'attention')})",
+            remedy="a bool mask of F.scaled_dot_product_attention is True where a key may be seen; key_padding_mask and"
+            " attn_mask of nn.MultiheadAttention where it may not",
+        )
 
 
 def future(checked: CheckedModel) -> Iterator[Finding]:

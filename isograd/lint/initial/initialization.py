@@ -219,7 +219,7 @@ def _fan_in(weight: Tensor) -> int:
 
 def stds(checked: CheckedModel) -> Iterator[Finding]:
     """Weights of one role whose standard deviation is off the scheme that the others follow."""
-    if not checked.at_init:
+    if not checked.at_init or checked.recurs:  # at what depth a loop is scaled, it alone knows
         return
     for stack in checked.anatomy.stacks:
         roles = _by_role(checked, stack)
@@ -234,7 +234,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
             f for names in roles.values() for like in _alike(names) if (f := _one_off(checked, like)) is not None
         )
         hidden = {"deepnorm-swapped", "init-depth", "init-large", "init-small"}
-        if len(roles) < 3 or len(odd) * 2 > len(roles) or hidden & checked.reported:
+        if len(roles) < 3 or len(odd) * 2 >= len(roles) or hidden & checked.reported:
             continue
         for role, ratio in odd:
             yield Finding(

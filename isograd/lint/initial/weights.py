@@ -298,13 +298,16 @@ def _every_other(parts: list[nn.Module]) -> bool:
         for p in part.parameters():
             counts[id(p)] = counts.get(id(p), 0) + 1
     having = [sum(counts[id(p)] > 1 for p in part.parameters()) for part in parts]
-    return len(set(having)) == 1
+    return len(set(having)) == 1 or (len(having) > 2 and len(set(having[1:])) == 1)  # or the first has its own, as
+    # a Perceiver's
 
 
 def _in_every(parts: list[nn.Module]) -> str:
     """The submodule with matrices that all parts hold, beside matrices of their own; "" where there is none."""
     held = [{id(p) for p in part.parameters() if p.ndim >= 2} for part in parts]
     common = set.intersection(*held)
+    if any(part <= set().union(*held[:i], *held[i + 1 :]) for i, part in enumerate(held)):  # whole layers come again
+        return ""
     names = [n.split(".") for n, p in parts[0].named_parameters() if id(p) in common and len(common) < len(held[0])]
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*names, strict=False))
     return ".".join(level[0] for level in levels).removesuffix(".weight")

@@ -4,6 +4,7 @@ A parameter whose gradient is 0 because another one begins at 0 (ReZero, a zero 
 first update. So all that have a gradient are moved a little, and the pass is repeated, before any is called stuck.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -58,7 +59,7 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
     if not none and not zero and not choosing and (wrong := _wrong_derivative(checked)) is not None:
         yield Finding(
             code="gradient-cut",
-            severity="error",
+            severity="info" if checked.recurs else "error",  # truncated on purpose, maybe
             address=_detached(checked) or "",
             measured=wrong,
             message=f"the loss changes with the token vectors by another amount than the gradient says (off by"
@@ -92,6 +93,30 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
                     remedy="q, k, v = qkv.chunk(3, dim=-1), and use each once",
                 )
                 return
+    yield from _unread_places(checked)
+
+
+def _unread_places(checked: CheckedModel) -> Iterator[Finding]:
+    """Rows of a table of relative places in a window, (2 w - 1)^2 of them, that no pair of its w^2 places looks up."""
+    trace, dataflow = checked.trace, checked.dataflow
+    for operation in trace.operations:
+        name = dataflow.parameter(operation.reads[0]) if operation.reads and not dataflow.data(operation) else None
+        if name is None or bare(operation) not in ("index", "index_select", "embedding") or len(operation.reads) < 2:
+            continue
+        indices, rows = trace[operation.reads[1]], trace[operation.reads[0]].shape[0]
+        places = math.isqrt(indices.numel())
+        window, distinct = math.isqrt(places), len(indices.unique())
+        if rows == (2 * window - 1) ** 2 and indices.numel() == window**4 and 1 < distinct < rows:
+            yield Finding(
+                code="parameter-unread",
+                severity="error",
+                address=name,
+                measured=float(rows - distinct),
+                message=f"{rows - distinct} of the {rows} rows of this table of relative places are never looked up:"
+                " places of one difference share a row with places of another",
+                remedy="the row of a difference (dy, dx), both from 0 on, is dy * (2 * w - 1) + dx",
+            )
+            return
 
 
 def _are_read(checked: CheckedModel, name: str, rows: Tensor) -> bool:
