@@ -40,12 +40,10 @@ class Seen:
 
 def seen_by(attention: MeasuredAttention) -> Seen | None:
     """None for a cross-attention, for windows, and where the weights cannot be read."""
-    visible, trace = attention.visible, attention.trace
-    if visible is None or attention.sublayer.kind != "attn":
+    visible = _square(attention)
+    if visible is None:
         return None
     time = visible.shape[-1]
-    if visible.shape[-2] != time or time < SHORTEST or time not in trace[attention.sublayer.read].shape[:2]:
-        return None
     every = visible.any(0)
     later = torch.ones(time, time, dtype=torch.bool).triu(1)
     leaking = visible[:, later].any(-1)
@@ -58,6 +56,17 @@ def seen_by(attention: MeasuredAttention) -> Seen | None:
         heads=(int(leaking.sum()), len(leaking)),
         weakly=_weakness(attention.weights, later),
     )
+
+
+def _square(attention: MeasuredAttention) -> Tensor | None:
+    """(heads of all sequences, queries, keys) of a self-attention over all positions, whether a key has any weight."""
+    visible, trace = attention.visible, attention.trace
+    if visible is None or attention.sublayer.kind != "attn":
+        return None
+    time = visible.shape[-1]
+    if visible.shape[-2] != time or time < SHORTEST or time not in trace[attention.sublayer.read].shape[:2]:
+        return None
+    return visible
 
 
 def _view(every: Tensor) -> View:
@@ -174,7 +183,7 @@ def _cut(attention: MeasuredAttention) -> float | None:
 
 def blank(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions in which no position of a whole sequence sees any, as by a mask of padding the wrong way round."""
-    views = [(a, a.visible) for a in checked.attentions if a.sublayer.kind == "attn"]
+    views = [(a, _square(a)) for a in checked.attentions]
     found = [(a, 1 - seen.any(2).any(1).float().mean().item()) for a, seen in views if seen is not None]
     found = [(a, share) for a, share in found if share]
     if found:
