@@ -13,6 +13,7 @@ import gc
 import hashlib
 import json
 import multiprocessing as mp
+import re
 import resource
 import sys
 import time
@@ -122,8 +123,10 @@ def row_of(model_type: str, architecture: str) -> dict[str, Any]:
 
 def placement(findings: Any) -> str:
     """As "attn pre-ln 3; ffn pre-ln 3": kinds in alphabetical order."""
-    kinds = {a: next((k for k in ("attn", "cross", "ffn", "mix") if f"{k}(" in f or f"{k}[" in f), "?")
-             for a, f in findings.formulas.items()}  # fmt: skip
+    kinds, beside = dict[str, str](), list[str]()  # branches side by side have one formula
+    for address, formula in findings.formulas.items():
+        beside = beside or re.findall(r"(attn|cross|ffn|mix)[(\[]", formula) or ["?"]
+        kinds[address] = beside.pop(0)
     counts = Counter((kinds[address], name) for address, name in findings.placements.items())
     return "; ".join(f"{kind} {name} {count}" for (kind, name), count in sorted(counts.items()))
 
