@@ -188,7 +188,7 @@ def table(found: dict[Command, list[tuple[float, float]]], first: dict[str, list
         said = (f"`{one}` {statistics.median(t):.1f} ({min(t):.1f}..{max(t):.1f})" for one, t in first.items())
         lines += [
             "",
-            f"First line on stderr, when torch is loaded and the data are read, wall seconds: {', '.join(said)}.",
+            f"First line on stderr, what is about to be done, wall seconds: {', '.join(said)}.",
         ]
     return "\n".join(lines)
 
