@@ -136,9 +136,7 @@ def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
             found.append((sublayer, max(before), _holder(products), what))
     stack_of = {s.total: stack.name for stack in checked.anatomy.stacks for s in stack.sublayers}
     for sublayer, total, where, what in found:
-        if (
-            stack_of.get(total) == sublayer.stack or len(found) > 1
-        ):  # one between two stacks leads from one to the other
+        if stack_of.get(total) == sublayer.stack or len(found) > 1:  # a single one leads from one stack to another
             yield where, what
 
 

@@ -65,7 +65,7 @@ def _ends_a_branch(checked: CheckedModel, name: str) -> bool:
         for product in (o for o in checked.trace.operations if name in sublayer.roles and dataflow.is_product(o)):
             if name in dataflow.weights(product):
                 after = dataflow.between(product.makes[0], sublayer.branch)
-                return bool(after) and all(bare(o) in {"mul"} | SCALING | LAYOUT for o in after)
+                return bool(after) and all(bare(o) in SCALING | LAYOUT for o in after)
     return False
 
 
@@ -292,14 +292,15 @@ def _apart(users: list[TracedSublayer]) -> bool:
 
 
 def _every_other(parts: list[nn.Module]) -> bool:
-    """Whether all parts share alike, on purpose: each has as many parameters in common with some other."""
+    """Whether all parts share alike, on purpose: each has as many parameters in common with some other; the first may
+    have its own, as Perceiver's.
+    """
     counts: dict[int, int] = {}
     for part in parts:
         for p in part.parameters():
             counts[id(p)] = counts.get(id(p), 0) + 1
     having = [sum(counts[id(p)] > 1 for p in part.parameters()) for part in parts]
-    return len(set(having)) == 1 or (len(having) > 2 and len(set(having[1:])) == 1)  # or the first has its own, as
-    # a Perceiver's
+    return len(set(having)) == 1 or (len(having) > 2 and len(set(having[1:])) == 1)
 
 
 def _in_every(parts: list[nn.Module]) -> str:
