@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -256,7 +257,8 @@ def _end() -> None:
     """
     gc.freeze()
     if _cut_short.is_set():
-        sys.stdout.flush()
+        with suppress(OSError):  # the reader may have gone
+            sys.stdout.flush()
         os._exit(130)
 
 
