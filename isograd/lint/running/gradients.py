@@ -262,23 +262,12 @@ def _gradients(
         checked.twin.eval()
     if loss is None or not loss.requires_grad:
         return dict.fromkeys(parameters)
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    grads: dict[str, Tensor | None] = dict(zip(parameters, found, strict=True))
-    if not training and any(grad is None for grad in grads.values()):
-        grads |= _left_by_backward(checked, {n: p for n, p in parameters.items() if grads[n] is None})
-    return grads
-
-
-def _left_by_backward(checked: CheckedModel, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor | None]:
-    """The gradients that backward() leaves: a reversible layer calls it itself, on its way back."""
     every = list(checked.twin.parameters())
     before = [p.grad for p in every]
     try:
         for p in every:
             p.grad = None
-        loss = _loss(checked)
-        if loss is not None:
-            loss.backward()
+        loss.backward()  # not autograd.grad: a reversible layer calls backward() itself, on its way back
         return {name: p.grad for name, p in parameters.items()}
     finally:
         for p, grad in zip(every, before, strict=True):
