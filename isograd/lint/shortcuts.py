@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, many
-from isograd.trace.anatomy import TracedStack
+from isograd.trace.anatomy import TracedStack, numbered
 from isograd.trace.attention import FUSED, is_attention, query_key_value
 from isograd.trace.dataflow import SUMS, TracedNorm, bare
 from isograd.trace.record import Operation
@@ -134,9 +134,12 @@ def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         if len(products) >= 2 and fresh and not any(is_attention(dataflow, o) for o in between):
             what = "convolution" if any("conv" in o.name for o in products) else "feed-forward"
             found.append((sublayer, max(before), _holder(products), what))
-    stack_of = {s.total: stack.name for stack in checked.anatomy.stacks for s in stack.sublayers}
+    likes = {s.total: {numbered(n) for n in s.roles} for s in checked.anatomy.sublayers}
+    of_stack = {k.name: set[str]().union(*(likes[s.total] for s in k.sublayers)) for k in checked.anatomy.stacks}
+    stack_of = {s.total: s.stack for s in checked.anatomy.sublayers}
     for sublayer, total, where, what in found:
-        if stack_of.get(total) == sublayer.stack or len(found) > 1:  # a single one leads from one stack to another
+        alike = of_stack[stack_of[total]] & of_stack[sublayer.stack]  # else it leads from one stack to another
+        if alike or len(found) > 1:
             yield where, what
 
 

@@ -234,7 +234,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
             f for names in roles.values() for like in _alike(names) if (f := _one_off(checked, like)) is not None
         )
         hidden = {"deepnorm-swapped", "init-depth", "init-large", "init-small"}
-        if len(roles) < 3 or len(odd) * 2 >= len(roles) or hidden & checked.reported:
+        if len(roles) < 3 or len(odd) * 2 > len(roles) or hidden & checked.reported:
             continue
         for role, ratio in odd:
             yield Finding(
