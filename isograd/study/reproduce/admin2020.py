@@ -90,6 +90,7 @@ TRANSLATION = (  # of admin2020/18l-small: as few updates as still tell who trai
     "training.probe_every=50",
     "training.valid_every=0",
     "training.valid_pairs=500",
+    "training.precision=fp32",
     "search.pairs=200",
     "search.beam=1",
 )
