@@ -1,9 +1,15 @@
-"""This machine, as far as it is known without torch: its processor, its cores, where caches lie."""
+"""This machine, as far as it is known without torch: its processor, its cores, where caches lie, what is installed."""
 
+import json
 import os
 import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from shutil import which
+from subprocess import DEVNULL, SubprocessError, check_output
+
+from isograd.errors import UserError
 
 
 def processor() -> str:
@@ -27,6 +33,19 @@ def _told(name: str) -> str:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pin(to: Sequence[int]) -> None:
+    """This process, and those that it starts, run on these cores alone.
+
+    Raises:
+        UserError: no such core here, or a system that pins no process.
+    """
+    try:
+        os.sched_setaffinity(0, to)
+    except (AttributeError, OSError):
+        said = ", ".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "none"
+        raise UserError(f"--cores {' '.join(map(str, to))}: this process may be pinned to {said}") from None
 
 
 def quota() -> float | None:
@@ -54,3 +73,27 @@ def has_nvidia_driver() -> bool:
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/isograd, or ~/.cache/isograd."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isograd"
+
+
+def commit() -> str:
+    """What was built or installed: `git archive` writes it down, else git or pip knows it; "" where none does."""
+    root = Path(__file__).parent
+    written = (root / "commit.txt").read_text(encoding="utf-8").strip()
+    if not written.startswith("$"):
+        return written
+    if (root.parent / ".git").exists():
+        command = ["git", "-C", str(root.parent), "describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"]
+        try:
+            return check_output(command, stderr=DEVNULL, text=True).strip()
+        except (OSError, SubprocessError):
+            return ""
+    return _installed_from()
+
+
+def _installed_from() -> str:
+    """The commit that `pip install git+URL` has noted (PEP 610)."""
+    try:
+        noted = distribution("isograd").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return ""
+    return str(json.loads(noted or "{}").get("vcs_info", {}).get("commit_id", ""))[:7]

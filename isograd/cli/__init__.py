@@ -152,40 +152,12 @@ def _top(words: Sequence[str]) -> int:
         return 0
     if words and words[0] == "--version":
         from isograd import __version__
+        from isograd.machine import commit
 
         known = commit()
         print(f"isograd {__version__}{f' ({known})' if known else ''}")
         return 0
     return _refuse("isograd", f"unrecognized argument {words[0]}" if words else "expected a verb")
-
-
-def commit() -> str:
-    """What was built or installed: `git archive` writes it down, else git or pip knows it; "" where none does."""
-    root = Path(__file__).parents[1]
-    written = (root / "commit.txt").read_text(encoding="utf-8").strip()
-    if not written.startswith("$"):
-        return written
-    if (root.parent / ".git").exists():
-        from subprocess import DEVNULL, SubprocessError, check_output
-
-        command = ["git", "-C", str(root.parent), "describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"]
-        try:
-            return check_output(command, stderr=DEVNULL, text=True).strip()
-        except (OSError, SubprocessError):
-            return ""
-    return _installed_from()
-
-
-def _installed_from() -> str:
-    """The commit that `pip install git+URL` has noted (PEP 610)."""
-    import json
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        noted = distribution("isograd").read_text("direct_url.json")
-    except PackageNotFoundError:
-        return ""
-    return str(json.loads(noted or "{}").get("vcs_info", {}).get("commit_id", ""))[:7]
 
 
 def _group(words: Sequence[str]) -> int:

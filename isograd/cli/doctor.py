@@ -170,7 +170,7 @@ def _version(name: str) -> str | None:
 
 def _isograd() -> str:
     from isograd import __version__
-    from isograd.cli import commit
+    from isograd.machine import commit
 
     return f"{__version__}{f' ({known})' if (known := commit()) else ''}"
 

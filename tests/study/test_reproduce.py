@@ -216,6 +216,44 @@ def test_the_index_names_every_item_and_links_those_that_were_run(item: Item, tm
     _with_damaged_files(out / "items" / item.id, ["reproduce", "--index", str(index), "--out", str(out)])
 
 
+def test_the_index_keeps_what_is_elsewhere_and_earlier_verdicts(item: Item, tmp_path: Path) -> None:
+    """What another machine has found stays, and a verdict that changes leaves its line; the same one leaves none."""
+    out, index = tmp_path / "out", tmp_path / "index"
+    command = ("reproduce", item.id, "--out", str(out), "--index", str(index), "--jobs", "1")
+    assert called(*command)[0] == 0
+    stored = index / "results.json"
+    content = json.loads(stored.read_text())
+    assert content[item.id]["earlier"] == [] and content[item.id]["setup"] == item.setup()
+    elsewhere = "xiong2020/warmup-fig2"
+    old = content[item.id] | {"verdict": "opposite", "reason": "It was found before.", "date": "2026-01-02"}
+    stored.write_text(json.dumps({elsewhere: old | {"setup": "another"}, item.id: old}))
+    for _ in range(2):
+        assert called(*command)[0] == 0
+    content = json.loads(stored.read_text())
+    assert [one["verdict"] for one in content[item.id]["earlier"]] == ["opposite"]
+    assert content[elsewhere]["verdict"] == "opposite"
+    text, page = (index / "README.md").read_text(), (index / "xiong2020-tiny.md").read_text()
+    assert "opposite (its setup has changed since)" in text and "1 *same direction*" in text
+    assert "2026-01-02 |" in page and "It was found before." in page
+    stored.write_text("{")
+    assert "results.json is damaged" in refused(*command[:1], "--index", str(index), "--out", str(out))
+
+
+def test_all_takes_what_has_not_ended(item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item with a result of today's setup is left out; one whose rule was changed since is run again."""
+    monkeypatch.setattr("isograd.study.reproduce.registry.ITEMS", {item.id: item})
+    command = ("reproduce", "--all", "--out", str(tmp_path), "--json", "--cores", str(min(os.sched_getaffinity(0))))
+    before = os.sched_getaffinity(0)
+    try:
+        assert [len(json.loads(called(*command)[1])["items"]) for _ in range(2)] == [1, 0]
+        changed = replace(item, rule=f"{item.rule} More.")
+        monkeypatch.setattr("isograd.study.reproduce.registry.ITEMS", {item.id: changed})
+        assert len(json.loads(called(*command)[1])["items"]) == 1 and len(os.sched_getaffinity(0)) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert "--cores 99: this process may be pinned to" in refused(*command[:-1], "99")
+
+
 def _with_damaged_files(folder: Path, command: list[str]) -> None:
     """The file is named; changed settings are."""
     whole = {name: (folder / name).read_bytes() for name in ("result.json", "rows.csv")}

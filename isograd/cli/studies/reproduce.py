@@ -22,6 +22,7 @@ from isograd.cli.console import (
 )
 from isograd.cli.parser import Count, Folder
 from isograd.errors import IsogradError, UserError, one_line
+from isograd.machine import pin
 
 if TYPE_CHECKING:
     from isograd.study.reproduce.full import Needs
@@ -44,6 +45,7 @@ def reproduce(
     run: bool = False,
     world_size: Count | None = None,
     index: Folder | None = None,
+    cores: "list[int] | None" = None,
     json: bool = False,
 ) -> int:
     """Reproduce a table, a figure or a claim of the papers at a size for two cores: runs, figure, verdict.
@@ -54,6 +56,7 @@ def reproduce(
       isograd reproduce xiong2020/warmup-fig2 --data FOLDER
       isograd reproduce normformer2021 admin2020
       isograd reproduce xiong2020/warmup-fig2 training.steps=200 --seeds 1
+      isograd reproduce --all --data FOLDER --cores 0 --index docs/results/reproduce
       isograd reproduce xiong2020/warmup-fig2 --full
       isograd reproduce xiong2020/warmup-fig2 --full --run --world-size 8
 
@@ -64,7 +67,7 @@ def reproduce(
     Args:
         items: names of --list, or a paper for all of its items; then key=value for all runs
         list: print the items, and run nothing
-        all: every item
+        all: every item that --out has no result of with today's setup, by importance
         data: a folder of corpora, such as FOLDER/iwslt14-de-en; or one text file (as `isograd compare --data` takes it)
             for items that read plain text (default: the embedded texts)
         seeds: in place of each item's own
@@ -74,20 +77,22 @@ def reproduce(
         full: print what the paper's size needs (devices, hours, memory, data), and train nothing
         run: with --full: start it under torchrun, run after run; refused where it does not fit or data is missing
         world_size: devices of --full (default: the item's)
-        index: write the index of all items into this folder, and a page of each that --out has a result of; run nothing
+        index: write the index of all items into this folder, with a page of each that --out has a result of, whenever
+            an item ends; without items run nothing
+        cores: run on these alone, one run at a time on each, such as --cores 0
         json: the results as one JSON object on stdout, nothing else
     """
-    from isograd.study.reproduce.registry import ITEMS, chosen
+    from isograd.study.reproduce.registry import ITEMS, chosen, queue
 
     names = [name for name in items if "=" not in name]
-    found = [*ITEMS.values()] if all or (list and not names) else chosen(names)
+    found = queue() if all else [*ITEMS.values()] if list and not names else chosen(names)
     if list:
         _list(found, json)
         return 0
-    if index is not None:
+    if index is not None and not found:
         from isograd.report.pages.reproduce_index import write_index
 
-        print_path(f"index: {write_index([item.about() for item in found or ITEMS.values()], out, index)}")
+        print_path(f"index: {write_index([item.about() for item in ITEMS.values()], out, index)}")
         return 0
     if not found:
         raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
@@ -104,7 +109,28 @@ def reproduce(
         overrides=tuple(name for name in items if "=" in name),
         jobs=jobs,
     )
-    return _full(found, asked, world_size, run, json) if full else _reproduce(found, asked, retry, json)
+    if full:
+        return _full(found, asked, world_size, run, json)
+    if cores:
+        pin(cores)
+    if all:
+        found = [item for item in found if not _has_ended(item, asked)]
+        progress().print(f"{len(found)} items, {sum(item.minutes for item in found):.0f} minutes of one core at most")
+    return _reproduce(found, asked, retry, json, index)
+
+
+def _has_ended(item: "Item", asked: "Asked") -> bool:
+    """Whether --out has a result of it, with today's setup and of the same data."""
+    from isograd.files import read_object
+    from isograd.study.reproduce.plan import folder_of
+
+    path = folder_of(item, asked.out) / "result.json"
+    try:
+        result = read_object(path)
+    except ValueError:
+        return False
+    given = asked.data is not None and bool(item.corpora)
+    return result.get("setup") == item.setup() and result["with data"] == given and result["verdict"] != "not run"
 
 
 def _list(items: "Sequence[Item]", json: bool) -> None:
@@ -125,9 +151,11 @@ def _list(items: "Sequence[Item]", json: bool) -> None:
     print("min: minutes of one core, shared runs included; data: a folder below --data (what stands in without it)")
 
 
-def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool) -> int:
+def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool, index: Path | None) -> int:
     """Each item in turn; one that fails does not end the others."""
+    from isograd.report.pages.reproduce_index import write_index
     from isograd.study.reproduce.plan import plan_item
+    from isograd.study.reproduce.registry import ITEMS
 
     planned = [plan_item(item, asked) for item in items]
     results, failed = [], []
@@ -143,6 +171,8 @@ def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool)
             continue
         if not json:
             _print(results[-1], several=len(planned) > 1)
+        if index is not None:
+            write_index([item.about() for item in ITEMS.values()], asked.out, index)
     for line in [*failed, *(f"{one['item']}: {why}" for one in results for why in one.get("failed", ()))]:
         print(f"isograd reproduce: {line}", file=sys.stderr)
     if json:

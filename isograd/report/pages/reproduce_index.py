@@ -2,21 +2,24 @@
 
 FOLDER/README.md      the index: every item of the table with its verdict
 FOLDER/ID.md          the page of an item, its figures beside it
-FOLDER/results.json   verdicts and numbers, for programs
+FOLDER/results.json   verdicts and numbers, the earlier ones too; what `--out` has no result of is kept
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isograd.files import write_json, write_text
+from isograd.errors import DataError, one_line
+from isograd.files import read_object, write_json, write_text
 from isograd.report.markdown import markdown_table, write_markdown
-from isograd.report.page import Table
+from isograd.report.page import Section, Table
 from isograd.report.pages.reproduce import page_of, read_result
 
 Row = Mapping[str, Any]
-KEPT = ("verdict", "reason", "ours", "with data", "core minutes", "changed")
+KEPT = ("verdict", "reason", "ours", "with data", "core minutes", "changed", "date", "commit", "setup")
+EARLIER = ("date", "commit", "verdict", "reason", "changed")
 INDEX, RESULTS = "README.md", "results.json"
 
 
@@ -27,13 +30,51 @@ def write_index(items: Sequence[Row], out: Path, folder: Path) -> Path:
         the path of the index.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    results = {item["item"]: found for item in items if (found := _result(out, item["item"]))}
-    for name, result in results.items():
-        if result["verdict"] != "not run":
-            write_markdown(page_of(out / "items" / name, out), folder / file_of(name))
-    write_json(folder / RESULTS, {name: {key: result[key] for key in KEPT} for name, result in results.items()})
+    results: dict[str, Row] = {}
+    before = _before(folder / RESULTS)
+    for item in items:
+        name = item["item"]
+        kept, found = before.get(name), _result(out, name)
+        if found and not (found["verdict"] == "not run" and kept):
+            results[name] = {key: found.get(key) for key in KEPT} | {"earlier": _earlier(kept, found)}
+            if found["verdict"] != "not run":
+                _write_page(item, results[name], out, folder)
+        elif kept:
+            results[name] = kept
+    write_json(folder / RESULTS, results)
     write_text(folder / INDEX, "\n\n".join(_index(items, results)) + "\n")
     return folder / INDEX
+
+
+def _before(path: Path) -> Row:
+    try:
+        return read_object(path)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({one_line(error)}); it holds what was found before") from None
+
+
+def _earlier(kept: Row | None, found: Row) -> list[Row]:
+    """The verdicts before this one, the oldest first; the same result written again is none."""
+    if kept is None:
+        return []
+    same = (kept["reason"], kept["verdict"], kept["changed"]) == (found["reason"], found["verdict"], found["changed"])
+    return [*kept.get("earlier", ()), *([] if same else [{key: kept.get(key) for key in EARLIER}])]
+
+
+def _write_page(item: Row, result: Row, out: Path, folder: Path) -> None:
+    """The item's page; below it when its setup was changed, and what was found before."""
+    page = page_of(out / "items" / item["item"], out)
+    lines = [[one["date"] or "", one["commit"] or "", one["verdict"], one["reason"]] for one in result["earlier"]]
+    if item["revised"] or lines:
+        history = Section(
+            name="history",
+            title="Changes and earlier verdicts",
+            sentence="Each change of the setup or the rule was written before the runs that follow it.",
+            verdicts=item["revised"],
+            table=Table(header=["date", "commit", "verdict", "what was found"], lines=lines, left=4) if lines else None,
+        )
+        page = replace(page, sections=[*page.sections, history])
+    write_markdown(page, folder / file_of(item["item"]))
 
 
 def file_of(name: str) -> str:
@@ -98,6 +139,8 @@ def _line(item: Row, result: Row | None) -> list[str]:
     linked = result is not None and verdict != "not run"
     minutes = f"{result['core minutes']:.1f}" if result and linked else f"about {item['minutes']:g}"
     changed = f" (other settings: {', '.join(result['changed'])})" if result and result["changed"] else ""
+    if result and result.get("setup") not in (None, item["setup"]):
+        changed += " (its setup has changed since)"
     return [
         f"[{name}]({file_of(name)})" if linked else name,
         item["shows"],

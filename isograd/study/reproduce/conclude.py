@@ -8,9 +8,11 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 
 from isograd.files import finite, locked, write_json, write_text
+from isograd.machine import commit
 from isograd.study.plan import ARM, CELLS
 from isograd.study.reproduce.context import Context, Trained
 from isograd.study.reproduce.item import Item, Row, Rows, Verdict
@@ -121,6 +123,8 @@ def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, second
         "cells": [cell.name for cell in planned.cells],
         "rows": len(rows),
         "core minutes": round(seconds / 60, 2),
+        "date": date.today().isoformat(),
+        "commit": commit(),
         "provenance": provenance(),
     }
 

@@ -1,8 +1,12 @@
 """What an item is: its claim, the paper's numbers, what is run, the rule of its verdict. Data; no torch."""
 
+import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from isograd.recipes import path_of
 
 if TYPE_CHECKING:
     from isograd.study.reproduce.context import Context
@@ -153,6 +157,8 @@ class Item:
         rule: of the verdict, in words, written before the runs.
         missing: why it is not run; "" where it is.
         details: the page's closing remarks: what else the runs show, findings against the paper.
+        revised: changes of the setup or the rule, each a line that begins with its date and says why; written before
+            the runs that it is for.
     """
 
     id: str
@@ -173,6 +179,7 @@ class Item:
     full: Full | None = None
     missing: str = ""
     details: str = ""
+    revised: tuple[str, ...] = ()
 
     @property
     def paper(self) -> str:
@@ -194,6 +201,12 @@ class Item:
         named = [self.corpus, *(runs.corpus for runs in self.runs)]
         return {corpus.name: corpus for corpus in named if corpus}
 
+    def setup(self) -> str:
+        """A hash of what a verdict rests on: the runs, their recipes, the rule in words and as code, the measure."""
+        code = [inspect.getsource(one) for one in (self.judge, self.measure) if one is not None]
+        recipes = [path_of(runs.recipe).read_text(encoding="utf-8") for runs in self.runs]
+        return hashlib.sha256(repr((self.runs, self.corpus, self.rule, code, recipes)).encode()).hexdigest()[:12]
+
     def about(self) -> dict[str, Any]:
         """As `--list --json` says it."""
         return {
@@ -207,4 +220,6 @@ class Item:
             "data": self.data,
             "command": f"isograd reproduce {self.id}",
             "missing": self.missing or None,
+            "revised": [*self.revised],
+            "setup": self.setup(),
         }

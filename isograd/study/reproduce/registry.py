@@ -11,6 +11,22 @@ ITEMS: dict[str, Item] = {
 }
 
 
+# by importance: the papers' main tables and figures, those that share runs beside each other; then all others
+FIRST = (
+    *("admin2020/depth-table2", "admin2020/hybrid-table1"),
+    *("verydeep2020/60l-12l", "verydeep2020/shallow-decoder", "verydeep2020/depth-grid", "verydeep2020/ter-chrf"),
+    *("verydeep2020/word-frequency", "verydeep2020/sentence-length"),
+    *("normformer2021/lr-stability-fig5", "normformer2021/clm-table2"),
+    *("xiong2020/warmup-fig2", "xiong2020/pre-ln-fig4", "xiong2020/bert-fig5a", "xiong2020/mrpc-fig5b"),
+    *("xiong2020/rte-fig5c", "normformer2021/mlm-glue-table3"),
+)
+
+
+def queue() -> list[Item]:
+    """Every item, by importance."""
+    return sorted(ITEMS.values(), key=lambda item: FIRST.index(item.id) if item.id in FIRST else len(FIRST))
+
+
 def chosen(names: Sequence[str]) -> list[Item]:
     """The items of these ids; a paper's name, such as xiong2020, means all of its items.
 

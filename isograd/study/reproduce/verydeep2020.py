@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from isograd.statistics import median_interval
 from isograd.study.reproduce import judge
-from isograd.study.reproduce.admin2020 import FAILS, TRANSLATION, deep, fails, runs
+from isograd.study.reproduce.admin2020 import FAILS, FLOAT32, TRANSLATION, deep, fails, runs
 from isograd.study.reproduce.data import MULTI30K, TATOEBA_EN_FR
 from isograd.study.reproduce.item import Chart, Direction, Full, Item, Published, Row, Rows, Runs, Verdict
 from isograd.study.reproduce.judge import by_seed, measured, of_arm
@@ -360,6 +360,7 @@ ITEMS = (
         runs=runs({"ADMIN, 60+12": DEEP["ADMIN, 60+12"]}),
         measure=translations.folded,
         charts=(_bars("speed", "Time to translate, before over after", "speed", "times as fast"),),
+        revised=(FLOAT32,),
     ),
     Item(
         id="verydeep2020/shallow-decoder",
@@ -420,5 +421,6 @@ ITEMS = (
         run_charts=("loss",),
         charts=(_bars("loss-end", "Validation loss", "validation_loss", "validation loss (nats per token)"),),
         full=Full(recipe="verydeep2020/wmt14-en-fr", overrides=_SIXTEEN, devices=16),
+        revised=(FLOAT32,),
     ),
 )
