@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from isograd.train.forecast.memory import keep_freed_memory
 from isograd.transformer.kernels import linear
+from isograd.transformer.products import choose, use
 
 SHAPE = Shape(width=64, layers=12, heads=4, vocabulary=175, time=32, batch=16)
 HEAD = SHAPE.width // SHAPE.heads
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=100, help="steps (default 100)")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    use(choose(1).products)
     keep_freed_memory()
     ids = torch.randint(4, SHAPE.vocabulary, (SHAPE.batch, SHAPE.time))
     models = contestants(options.placement, options.compile)

@@ -17,7 +17,6 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from contestants import BUILDERS, CASES, IGNORE, MASKED, NORMFORMER, OURS, Contestant, Loss, Shape, contestants
+
+from isograd.machine import processor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,12 +215,8 @@ def version(package: str) -> str:
 
 def machine() -> dict[str, str]:
     """Processor and versions."""
-    model = platform.processor() or platform.machine()
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text()
-        model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), model)
     packages = ("torch", "transformers", "x-transformers", "isograd")
-    return {"processor": model, "cores": str(os.cpu_count())} | {p: version(p) for p in packages}
+    return {"processor": processor(), "cores": str(os.cpu_count())} | {p: version(p) for p in packages}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -10,13 +10,13 @@ page and a figure beside it; --quantities FILE keeps the coordinate check, so th
 import argparse
 import json
 import math
-import platform
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from isograd.files import read_json, write_json, write_text
+from isograd.machine import processor
 from isograd.report.style import Drawing, drawing, heading, label, log, look, save
 from isograd.study.transfer.coordinates import FLAT, SEEDS, UPDATES, Coordinate, coordinate_check
 from isograd.study.transfer.drift import LIMIT, Drift, read_drifts
@@ -75,7 +75,7 @@ def _checked(run: Run, axis: Any, ruled: bool) -> list[Coordinate]:
 def page(found: list[Drift], rows: list[dict[str, Any]], study: dict[str, Any]) -> str:
     """The page as Markdown."""
     steps = study["budget"]["steps"]
-    unit = f"{steps:g} updates each, {platform.processor() or platform.machine()} CPU, one thread"
+    unit = f"{steps:g} updates each, {processor()}, one thread"
     drifts = [f"| {' | '.join(one.cells())} |" for one in found]
     head = HEAD.format(unit=unit, limit=f"{LIMIT:g}")
     check = CHECK.format(

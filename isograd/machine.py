@@ -13,8 +13,14 @@ from isograd.errors import UserError
 
 
 def processor() -> str:
-    """The processor's own name where the system tells it."""
-    return _told("model name") or platform.processor() or platform.machine()
+    """The processor's own name where the system tells it, with its family and model: several generations share a name.
+
+    "AMD EPYC, family 25, model 1" is a Zen 3.
+    """
+    name = _told("model name") or platform.processor() or platform.machine()
+    return ", ".join(
+        [name, *(f"{word.split()[-1]} {said}" for word in ("cpu family", "model") if (said := _told(word)))]
+    )
 
 
 def computes_bf16() -> bool | None:

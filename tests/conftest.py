@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from isograd.placement import CATALOGUE
+from isograd.transformer.products import ONEDNN, use
 
 torch.set_num_threads(1)
+use(ONEDNN)
 # torch.manual_seed keeps the stack of each call where a GPU might come later: a third of a millisecond, and for ever
 SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 

@@ -300,4 +300,4 @@ def _print_sizes(sizes: list[Facts]) -> None:
         for one in sizes
     ]
     print_table([*header, "torch ms"], [[*row, f"{one['torch_ms']:.3g}"] for row, one in zip(rows, sizes, strict=True)])
-    output().print("[dim]time of oneDNN over torch's own; below 1 oneDNN is faster. At 2^20 it is shown only.[/]")
+    output().print("[dim]time of oneDNN over torch's own; below 1 oneDNN is faster.[/]")

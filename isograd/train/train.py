@@ -44,7 +44,7 @@ from isograd.train.run import Run, sharded_by
 from isograd.train.tasks import Task, task_of
 from isograd.train.trainer import IsogradTrainer, check_machine
 from isograd.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
-from isograd.transformer.products import Products, available, in_use, recorded, rule, used
+from isograd.transformer.products import TORCHS, Products, available, in_use, recorded, used
 
 
 def train(run: Run, folder: Path, progress: Progress | None = None, report: Report | None = None) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
 
 def _products(folder: Path) -> Products:
     """What a run has begun with; in a new one what this process uses, on every process what the first one does."""
-    agreed = [recorded(folder / "resolved.json") or (in_use() if available() else rule())]
+    agreed = [recorded(folder / "resolved.json") or (in_use() if available() else TORCHS)]
     if PartialState().num_processes > 1:
         broadcast_object_list(agreed)
     return agreed[0]

@@ -2,9 +2,10 @@
 
 **Products** y = x W^T + b go to the faster of the two libraries that torch carries.
 
-On a CPU torch hands float32 products to MKL, which on AMD processors runs at less than half the speed of oneDNN (100
-against 235 GFLOP/s on one core of an EPYC with AVX-512; the same float32 arithmetic, the same rounding error). torch
-offers no switch for that, so large float32 products on a CPU go to oneDNN by name here. Everything else is
+On a CPU torch hands float32 products to MKL, which on some AMD processors runs at less than half the speed of oneDNN
+(100 against 235 GFLOP/s on one core of a Zen 4; the same float32 arithmetic, the same rounding error), on others not.
+torch offers no switch for that, so where `products` has measured a gain, float32 products on a CPU of that size go to
+oneDNN by name here. Everything else is
 `torch.nn.functional.linear`: other devices and dtypes, autocast, compiled graphs, small products, torch.func,
 forward-mode AD, tracers, counters of operations. `torch.backends.mkldnn.set_flags(False)` sends everything there.
 
@@ -20,6 +21,7 @@ Kernels of our own (here, in `loss` and in `attention`) serve plain eager autogr
 more of them than values and first gradients, torch's own operations do the work: slower, the same numbers.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,8 +33,7 @@ from torch.nn import functional as F
 
 PLAIN = {Tensor, Parameter, type(None)}
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-RULE = 2**20  # multiplications from which on oneDNN's higher cost per call is repaid, measured on AMD processors
-WORTHWHILE: float = RULE  # what this process does: `products.use` sets it
+WORTHWHILE = math.inf  # multiplications from which on oneDNN is the faster one: `products.use` sets it
 ROWS_TO_JOIN = 512  # from which on one product of stacked matrices is no slower than one after another, measured
 
 

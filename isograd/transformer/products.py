@@ -1,13 +1,12 @@
 """Which library multiplies float32 matrices on a CPU: oneDNN from a size on, or torch's own product at every size.
 
-`kernels` sends products of at least 2^20 multiplications to oneDNN, which is a rule for AMD processors. Here both are
-measured in a tenth of a second, forward and for both gradients, at sizes from there on; oneDNN is left out as far as
-it is clearly slower, and the rule stays in every other case, so that noise does not decide. The choice is kept in the
-user's cache by processor, version of torch and threads. `isograd train` and the verbs that train many runs ask for
-it, once, before anything is trained; a run writes its choice into resolved.json and goes on with that. Plain use of
-the library keeps the rule: `use(choose().products)` asks.
+Which is the faster one depends on the processor and on the size. Both are measured in a tenth of a second, forward and
+for both gradients, at four sizes; oneDNN begins at the smallest from which on it is faster at every one. The choice is
+kept in the user's cache by processor, version of torch and threads. `isograd train` and the verbs that train many
+runs ask for it, once, before anything is trained; a run writes its choice into resolved.json and goes on with that.
+Plain use of the library is torch's own; `use(choose().products)` asks.
 
-ISOGRAD_PRODUCTS=onednn is the rule, =torch never oneDNN; neither measures.
+ISOGRAD_PRODUCTS=onednn is oneDNN from 2^20 multiplications on, =torch never oneDNN; neither measures.
 """
 
 import hashlib
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,10 @@ from isograd.files import read_object, write_json
 from isograd.machine import cache_folder, processor
 from isograd.transformer import kernels
 
-SLOWER = {2**22: 1.25, 2**24: 1.1, 2**26: 1.1}  # times torch's time, in three of four pairs: clearly slower
 VARIABLE = "ISOGRAD_PRODUCTS"
 PRODUCTS = ("forward", "gradient of the input", "gradient of the weight")
 SHAPES = (  # rows, fan-in, fan-out, pairs of measurements, calls in each
-    (256, 64, 64, 11, 8),  # 2^20 multiplications, where the two are near each other: shown, and decides nothing
+    (256, 64, 64, 11, 8),  # 2^20 multiplications
     (512, 64, 128, 11, 3),  # 2^22
     (512, 128, 256, 11, 1),  # 2^24
     (512, 256, 512, 7, 1),  # 2^26
@@ -43,12 +42,15 @@ SHAPES = (  # rows, fan-in, fan-out, pairs of measurements, calls in each
 class Products:
     """oneDNN from so many multiplications on; None: torch's own product at every size."""
 
-    onednn_from: int | None = kernels.RULE
+    onednn_from: int | None
 
     def __str__(self) -> str:
         if self.onednn_from is None:
             return "torch's own"
         return f"oneDNN from 2^{math.log2(self.onednn_from):.3g} multiplications on"
+
+
+ONEDNN, TORCHS = Products(onednn_from=2**20), Products(onednn_from=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +102,6 @@ def available() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 
 
-def rule() -> Products:
-    """What is done without a measurement."""
-    return Products() if available() else Products(onednn_from=None)
-
-
 def in_use() -> Products:
     """What this process does now, where oneDNN is available."""
     return Products(onednn_from=None if math.isinf(kernels.WORTHWHILE) else int(kernels.WORTHWHILE))
@@ -139,13 +136,11 @@ def choose(threads: int | None = None, again: bool = False) -> Choice:
     if said := os.environ.get(VARIABLE):
         if said not in ("onednn", "torch"):
             raise UserError(f"{VARIABLE}={said}: expected onednn or torch; unset it to have both measured")
-        return Choice(
-            products=Products(onednn_from=kernels.RULE if said == "onednn" else None), source=f"{VARIABLE}={said}"
-        )
+        return Choice(products=ONEDNN if said == "onednn" else TORCHS, source=f"{VARIABLE}={said}")
     if not available():
-        return Choice(products=Products(onednn_from=None), source="this build of torch has no oneDNN")
+        return Choice(products=TORCHS, source="this build of torch has no oneDNN")
     if torch.cuda.is_available() and not again:
-        return Choice(products=Products(), source="the rule; with a GPU nothing is measured")
+        return Choice(products=TORCHS, source="with a GPU nothing is measured")
     threads = threads or torch.get_num_threads()
     path = cache_path(threads)
     known = None if again else _kept(path, threads)
@@ -173,20 +168,17 @@ def measure(threads: int) -> tuple[Size, ...]:
 
 
 def decide(sizes: Sequence[Size]) -> Products:
-    """The rule, raised above the largest size at which oneDNN is clearly slower; never, where that is the last."""
-    slower = [n for size in sizes if size.low > SLOWER.get(n := size.multiplications, math.inf)]
-    if not slower:
-        return Products()
-    return Products(onednn_from=min((n for n in (s.multiplications for s in sizes) if n > max(slower)), default=None))
+    """oneDNN from the smallest size from which on it is faster at every one, by the medians; else torch's own."""
+    faster = takewhile(lambda size: size.ratio < 1.0, reversed(sizes))
+    return Products(onednn_from=min((size.multiplications for size in faster), default=None))
 
 
 def recorded(path: Path) -> Products | None:
-    """What resolved.json or study.json says (of earlier versions the rule); None where neither can be read."""
+    """What resolved.json or study.json says; None where neither does."""
     try:
-        content = read_object(path)
+        return _products(read_object(path).get("products"))
     except ValueError:
         return None
-    return (_products(content.get("products")) or rule()) if content else None
 
 
 def cache_path(threads: int) -> Path:
@@ -222,10 +214,10 @@ def _products(content: Any) -> Products | None:
 def _size(rows: int, fan_in: int, fan_out: int, pairs: int, times: int, clock: Callable[[], float]) -> Size:
     """In turn, after one that is not counted, so that a machine that slows down slows down both."""
     calls = _calls(rows, fan_in, fan_out)
-    never, always = Products(onednn_from=None), Products(onednn_from=1)
+    always = Products(onednn_from=1)
 
     def pair() -> list[tuple[float, float]]:
-        return [(_timed(call, never, times, clock), _timed(call, always, times, clock)) for call in calls]
+        return [(_timed(call, TORCHS, times, clock), _timed(call, always, times, clock)) for call in calls]
 
     with torch.no_grad():
         found = [pair() for _ in range(pairs + 1)][1:]
