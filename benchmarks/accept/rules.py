@@ -347,6 +347,28 @@ def causes_named(table: Callable[[Folders], Path], named: int, clean: int) -> Ru
     return rule
 
 
+def at_first_sight(named: tuple[int, int], alarms: tuple[int, int]) -> Rule:
+    """Over all sets of models written without sight of the rules, each counted once: so many named, so many alarms."""
+
+    def rule(folders: Folders) -> Measured:
+        from isograd.statistics import wilson
+
+        with (RESULTS / "first-sight.csv").open(encoding="utf-8", newline="") as file:
+            rows = [
+                {key: int(row[key]) for key in ("faults", "named", "clean", "alarms")} for row in csv.DictReader(file)
+            ]
+        faults, right, clean, wrong = (sum(row[key] for row in rows) for key in ("faults", "named", "clean", "alarms"))
+        ends = [
+            f"{100 * one.low:.0f} to {100 * one.high:.0f} %" for one in (wilson(right, faults), wilson(wrong, clean))
+        ]
+        return Measured(
+            said=f"named {right} of {faults} ({ends[0]}), alarms on {wrong} of {clean} ({ends[1]})",
+            holds=((right, faults), (wrong, clean)) == (named, alarms),
+        )
+
+    return rule
+
+
 def every(*rules: Rule) -> Rule:
     """All of them hold."""
 
