@@ -49,7 +49,7 @@ def sizes(*ratios: float) -> list[Size]:
     ("ratios", "begins"),
     [
         ((0.9, 0.6, 0.5, 0.5), 2**20),
-        ((1.2, 0.7, 0.6, 0.5), 2**22),  # a Zen 4
+        ((1.2, 0.7, 0.6, 0.5), 2**22),  # an EPYC with AVX512-BF16
         ((1.65, 1.15, 0.9, 0.8), 2**24),
         ((2.3, 1.4, 1.1, 1.1), None),  # a Zen 3
         ((0.9, 1.2, 0.9, 0.8), 2**24),  # a gain below a size at which it is slower is no gain
