@@ -3,9 +3,9 @@
 **Products** y = x W^T + b go to the faster of the two libraries that torch carries.
 
 On a CPU torch hands float32 products to MKL, which on some AMD processors runs at less than half the speed of oneDNN
-(100 against 235 GFLOP/s on a core with AVX512-BF16; the same float32 arithmetic, the same rounding error), on others not.
-torch offers no switch for that, so where `products` has measured a gain, float32 products on a CPU of that size go to
-oneDNN by name here. Everything else is
+(100 against 235 GFLOP/s on a core with AVX512-BF16; the same float32 arithmetic, the same rounding error), on others
+not. torch offers no switch for that, so where `products` has measured a gain, float32 products on a CPU of that size
+go to oneDNN by name here. Everything else is
 `torch.nn.functional.linear`: other devices and dtypes, autocast, compiled graphs, small products, torch.func,
 forward-mode AD, tracers, counters of operations. `torch.backends.mkldnn.set_flags(False)` sends everything there.
 
