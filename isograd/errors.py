@@ -39,6 +39,14 @@ class ModelError(IsogradError, ValueError):
     """A model or a callable that does not exist or cannot be built."""
 
 
+class ForeignError(ModelError, DataError):
+    """A checkpoint with files that are damaged, or that lie outside its folder."""
+
+
+class RemoteCodeError(ForeignError):
+    """A checkpoint that wants to run code of its own."""
+
+
 class InputsError(IsogradError, ValueError):
     """No inputs that the model runs on."""
 

@@ -1,33 +1,164 @@
-"""What a user types as a model or a data set, as far as that can be said without loading anything.
+"""The door through which everything foreign is loaded, and what can be said of a name before anything is.
+
+`from_pretrained`, `from_config`, `load_dataset` and `snapshot` alone call what they are named after. A checkpoint may
+name code of its own in its configurations (`auto_map`); that runs only within `trusting()`, which is
+`--trust-remote-code` on the command line. Nobody is asked.
 
 huggingface_hub, asked for a name without a network, tries again for half a minute; here the network is asked once,
 for a second or two, before anything is imported. What is in the cache still loads.
 """
 
 import ast
+import json
 import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from huggingface_hub import constants
 
-from isograd.errors import DataError, ModelError
+from isograd.errors import DataError, ForeignError, ModelError, RemoteCodeError
 
 Kind = Literal["model", "dataset"]
 
+TRUST = "--trust-remote-code"
+_trusted = False
 SECONDS = 2.0  # for an answer; a resolver without a network may take longer to give up
 _NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _CALLABLE = re.compile(r"[\w.]+:.+")
+
+
+@contextmanager
+def trusting() -> Iterator[None]:
+    """In this block code that a checkpoint brings along runs when it is loaded."""
+    global _trusted
+    before, _trusted = _trusted, True
+    try:
+        yield
+    finally:
+        _trusted = before
+
+
+def remote_code_is_trusted() -> bool:
+    """What a run, a report and an import write down."""
+    return _trusted
+
+
+def from_pretrained(kind: Any, place: "str | Path | None", **options: Any) -> Any:
+    """`kind.from_pretrained(place, **options)`, without code of the checkpoint's own.
+
+    Args:
+        kind: a class of transformers, of a model, a configuration, a tokenizer, a processor.
+        place: a folder or a name on the hub; None: weights that are given.
+
+    Raises:
+        RemoteCodeError: it wants to run code, which nobody has trusted.
+        ForeignError: a list of weights that leads outside the folder, or weights that are damaged.
+    """
+    if place is not None and Path(place).is_dir():
+        _must_stay_inside(Path(place) / options.get("subfolder", ""))
+    if isinstance(place, Path):
+        place = str(place)
+    with _without_its_code(place):
+        try:
+            return kind.from_pretrained(place, **options, trust_remote_code=_trusted)
+        except Exception as error:
+            if damaged := _damaged(place, error):
+                raise ForeignError(damaged) from error
+            raise
+
+
+def from_config(kind: Any, config: Any) -> Any:
+    """The model of a configuration, at initialization, without code of the checkpoint's own.
+
+    Raises:
+        RemoteCodeError: it wants to run code, which nobody has trusted.
+    """
+    with _without_its_code(getattr(config, "_name_or_path", "")):
+        return kind.from_config(config, trust_remote_code=_trusted) if hasattr(kind, "from_config") else kind(config)
+
+
+def load_dataset(name: str, configuration: str | None = None, **options: Any) -> Any:
+    """`datasets.load_dataset`, which runs no code of a data set since version 4."""
+    import datasets
+
+    return datasets.load_dataset(name, configuration, **options)
+
+
+def snapshot(name: str, patterns: Sequence[str]) -> Path:
+    """The folder of a model on the hub, with the files of these patterns."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, allow_patterns=list(patterns)))
+
+
+@contextmanager
+def _without_its_code(place: "str | Path | None") -> Iterator[None]:
+    """transformers' long refusal as one line that names the files."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if _trusted or TRUST.strip("-").replace("-", "_") not in str(error):
+            raise
+        files = ", ".join(sorted(own_code(Path(place)))) if place and Path(place).is_dir() else ""
+        code = f"code of its own ({files})" if files else "code of its own"
+        raise RemoteCodeError(f"{place}: wants to run {code}; read it, then add {TRUST}") from error
+
+
+def own_code(folder: Path) -> set[str]:
+    """The files, or repository--files, that configurations in a folder name as code."""
+    found: set[str] = set()
+    for path in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            named = content.get("auto_map") if isinstance(content, dict) else None
+            found |= {f"{name.rpartition('.')[0]}.py" for name in _texts(named)}
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in lists and objects of JSON."""
+    if isinstance(value, str):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(one)
+
+
+def _must_stay_inside(folder: Path) -> None:
+    """A list of shards names files in its own folder."""
+    for path in sorted(folder.glob("*.index.json")):
+        try:
+            files = {*_texts(json.loads(path.read_text(encoding="utf-8")).get("weight_map"))}
+        except (OSError, ValueError, AttributeError):
+            continue  # whoever reads it will say so
+        outside = sorted(name for name in files if Path(name).is_absolute() or ".." in Path(name).parts)
+        if outside:
+            raise ForeignError(f"{path}: names {outside[0]}, which lies outside the folder")
+
+
+def _damaged(place: str | None, error: Exception) -> str:
+    """Which file of weights in a folder cannot be read, and how; "" where all can."""
+    if place is None or not Path(place).is_dir() or type(error).__name__ != "SafetensorError":
+        return ""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(Path(place).rglob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as why:
+            return f"{path}: is damaged or cut off ({why})"
+    return ""
 
 
 def must_be_a_model(text: str, *, callables: bool = False, owned: bool = False) -> None:

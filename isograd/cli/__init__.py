@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -115,7 +115,12 @@ def _run(verb: str, words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's '&' has it ignored
         signal.signal(signal.SIGINT, _interrupt)
-    code = _quietly(call) if options.quiet else call()
+    with ExitStack() as around:
+        if options.trust:
+            from isograd.hub import trusting
+
+            around.enter_context(trusting())
+        code = _quietly(call) if options.quiet else call()
     sys.stdout.flush()
     return code
 

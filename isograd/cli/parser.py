@@ -25,6 +25,7 @@ from isograd.errors import nearest
 EACH = object()  # marks a list of which every value takes an option of its own: --ignore A --ignore B
 _COMMON = (
     ("--import", "imports", "append", "a module to import first, such as one of yours that registers placements"),
+    ("--trust-remote-code", "trust", "store_true", "run the code that a checkpoint brings along; read it first"),
     ("--quiet", "quiet", "store_true", "no progress on stderr"),
 )
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from isograd.data.text import OPEN, datasets_library, file_text, first_line, must_have_datasets
+from isograd.data.text import OPEN, file_text, first_line, must_have_datasets
 from isograd.errors import DataError
-from isograd.hub import absent
+from isograd.hub import absent, load_dataset
 
 HELD_OUT = 10  # one row in ten, where there is no dev part; of MRPC's 4,076 that is as many as GLUE's own dev part has
 HUB = "nyu-mll/glue"
@@ -418,10 +418,10 @@ def must_be_there(source: str) -> None:
 
 
 def _loaded(source: str, kind: GlueTask) -> Any:
-    datasets = datasets_library(source)
+    must_have_datasets(source)
     inner = Path(source) / kind.config
     try:
-        return datasets.load_dataset(str(inner)) if inner.is_dir() else datasets.load_dataset(source, kind.config)
+        return load_dataset(str(inner)) if inner.is_dir() else load_dataset(source, kind.config)
     except Exception as error:  # the hub raises many kinds; a user needs one line
         what = "as a data set" if Path(source).exists() else "no such folder here, and as a data set on the hub"
         raise DataError(

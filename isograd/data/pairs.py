@@ -14,7 +14,6 @@ from isograd.data import numbers
 from isograd.data.text import (
     JSON_LINES,
     OPEN,
-    datasets_library,
     file_kind,
     file_sha256,
     file_text,
@@ -26,7 +25,7 @@ from isograd.data.text import (
     parquet_file,
 )
 from isograd.errors import DataError
-from isograd.hub import absent
+from isograd.hub import absent, load_dataset
 
 NUMBERS = "numbers"
 COLUMNS = ".tsv"
@@ -266,11 +265,11 @@ def _unzipped(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _load(name: str, base: str, part: str, source: str) -> Any:
-    datasets = datasets_library(name)
+    must_have_datasets(name)
     errors: list[Exception] = []
     for path, configuration in _ways(base):
         try:
-            return datasets.load_dataset(path, configuration, split=part)
+            return load_dataset(path, configuration, split=part)
         except Exception as error:  # the hub raises many kinds; a user needs one line
             errors.append(error)
             if not isinstance(error, OSError):  # it is there, but not so

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isograd.errors import DataError
-from isograd.hub import absent
+from isograd.hub import absent, load_dataset
 
 Document = tuple[str, str]
 Ends = Literal["file", "blank-line"]
@@ -205,9 +205,9 @@ def parquet_file(path: Path) -> Iterator[Any]:
 
 def _hub(name: str, field: str, split: str) -> list[Document]:
     _must_be_within_reach(name)
-    datasets = datasets_library(name)
+    must_have_datasets(name)
     try:
-        rows = datasets.load_dataset(name, split=split)
+        rows = load_dataset(name, split=split)
     except Exception as error:  # the hub raises many kinds; a user needs one line
         raise DataError(
             f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {first_line(error)}"
@@ -229,18 +229,6 @@ def must_have_datasets(name: str) -> None:
         there = False
     if not there:
         raise DataError(f"data set {name!r} needs the datasets library; pip install 'isograd[data]'")
-
-
-def datasets_library(name: str) -> Any:
-    """The library that loads the data set of this name.
-
-    Raises:
-        DataError: it is missing.
-    """
-    must_have_datasets(name)
-    import datasets
-
-    return datasets
 
 
 def _column(names: Iterable[str], values: Callable[[], Iterable[Any]], where: str, field: str) -> list[Document]:

@@ -17,9 +17,9 @@ from transformers import (
 import isograd.models  # noqa: F401  (registers isograd's with the Auto classes)
 from isograd.data.subwords import PairTokenizer
 from isograd.data.text import first_line
-from isograd.errors import DataError, UnknownPlacement
+from isograd.errors import DataError, ForeignError, IsogradError, UnknownPlacement
 from isograd.files import read_json
-from isograd.hub import model_place
+from isograd.hub import from_pretrained, model_place, snapshot
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 
 T = TypeVar("T")
@@ -35,11 +35,11 @@ def load_causal_model(name: str | Path, dtype: torch.dtype = torch.float32) -> t
         DataError: no model there, none that reads from left to right, or one whose tokenizer is another's.
     """
     place = str(model_place(str(name)) or name)
-    config = _loaded(name, lambda: AutoConfig.from_pretrained(place))
+    config = _loaded(name, lambda: from_pretrained(AutoConfig, place))
     _must_read_left_to_right(name, config)
-    tokenizer = _loaded(name, lambda: AutoTokenizer.from_pretrained(place), "the tokenizer")
+    tokenizer = _loaded(name, lambda: from_pretrained(AutoTokenizer, place), "the tokenizer")
     model, info = _loaded(
-        name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype, output_loading_info=True)
+        name, lambda: from_pretrained(AutoModelForCausalLM, place, dtype=dtype, output_loading_info=True)
     )
     if info["missing_keys"]:
         raise DataError(f"{name}: weights are missing, such as {min(info['missing_keys'])}")
@@ -59,6 +59,8 @@ def empty_context(config: Any, tokenizer: Any) -> int | None:
 def _loaded(name: str | Path, load: Callable[[], T], what: str = "the model") -> T:
     try:
         return load()
+    except IsogradError:
+        raise
     except Exception as error:  # of JSON, of safetensors, of tokenizers, and the hub's many kinds
         here = Path(name).exists()
         where = f"{what} cannot be loaded" if here else f"no such folder here, and on the hub {what} cannot be loaded"
@@ -128,10 +130,8 @@ def own_config(path: Path) -> dict[str, Any]:
 
 
 def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
+        return snapshot(name, _FILES)
     except Exception as error:  # the hub raises many kinds; a user needs one line
         raise DataError(
             f"{name}: no such folder here, and on the hub it cannot be loaded: {first_line(error)}"
@@ -150,7 +150,9 @@ def _tokenizer(folder: Path) -> PairTokenizer:
 def _model(folder: Path, dtype: torch.dtype) -> IsogradForSeq2SeqLM:
     try:
         own_config(folder / "config.json")
-        model, info = IsogradForSeq2SeqLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        model, info = from_pretrained(IsogradForSeq2SeqLM, folder, dtype=dtype, output_loading_info=True)
+    except ForeignError:
+        raise
     except (OSError, ValueError, RuntimeError, SafetensorError, UnknownPlacement) as error:
         raise DataError(f"{folder}: the model cannot be loaded ({first_line(error)})") from error
     if info["missing_keys"]:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from isograd.errors import FoldError
 from isograd.evaluate.loading import model_folder
 from isograd.files import new_folder
+from isograd.hub import from_pretrained
 from isograd.interop.checkpoints.folder import copy_companions, load_isograd
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.parity import ParityReport, hashes, measure
@@ -98,7 +99,7 @@ def fold_folder(
     with new_folder(out) as part:
         folded.save_pretrained(part)
         copy_companions(folder, part)
-        written = type(folded).from_pretrained(part)
+        written = from_pretrained(type(folded), part)
         report = measure_fold(model, written, sample, untie=untie, files=hashes(part), source=hashes(folder), date=date)
         report.write(part)
     return report

@@ -27,6 +27,7 @@ from transformers.utils import logging
 from isograd.data.subwords import Subwords
 from isograd.errors import InteropError, needed
 from isograd.files import new_folder
+from isograd.hub import from_pretrained
 from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, special
 from isograd.interop.hf.family import later
@@ -104,7 +105,7 @@ def measure_gguf(
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        loaded = getattr(transformers, done.class_name).from_pretrained(folder, gguf_file=FILE, config=config)
+        loaded = from_pretrained(getattr(transformers, done.class_name), folder, gguf_file=FILE, config=config)
     finally:
         if bars:
             logging.enable_progress_bar()

@@ -28,6 +28,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import isograd
 from isograd.errors import IsogradError
+from isograd.hub import remote_code_is_trusted
 from isograd.interop.sample import Batch, Sample, random_sample
 
 NAME = "parity.json"
@@ -300,6 +301,7 @@ def _versions() -> dict[str, str]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
+        **({"trust_remote_code": "yes"} if remote_code_is_trusted() else {}),
     }
 
 

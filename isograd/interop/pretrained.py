@@ -28,6 +28,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from isograd.data.subwords import PairTokenizer
 from isograd.errors import InteropError
 from isograd.files import new_folder, read_json
+from isograd.hub import from_pretrained
 from isograd.interop.checkpoints.folder import Source, Written, copy_companions
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
@@ -141,7 +142,8 @@ def built(fit: Fit, *, shared: bool = False, emptied: bool = False) -> PreTraine
     config = cls.config_class(**family.to_options(model.config, fit.kind))
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in cls(copy.deepcopy(config)).state_dict().items()}
-    native, info = cls.from_pretrained(
+    native, info = from_pretrained(
+        cls,
         None,
         config=config,
         state_dict=_state(fit, shapes, shared=shared, emptied=emptied),
@@ -195,7 +197,7 @@ def write_native(source: Source, folder: Path, to: str) -> Written:
     built(done, shared=True, emptied=kept is not None).save_pretrained(folder)
     copy_companions(source.folder, folder)
     notes = (*done.notes, *_fit_tokenizer(source, folder, done))
-    loaded = getattr(transformers, done.class_name).from_pretrained(folder)
+    loaded = from_pretrained(getattr(transformers, done.class_name), folder)
     report = measure_native(
         source.model, done, loaded, source.sample, before=kept, files=hashes(folder), **source.facts
     )
@@ -213,7 +215,7 @@ def write_isograd(source: Source, folder: Path) -> Written:
     name, before = type(source.model).__name__, _before(source)
     report = measure(
         before,
-        type(source.model).from_pretrained(folder),
+        from_pretrained(type(source.model), folder),
         source.sample,
         about=f"{name} ({source.model.config.placement}), saved and loaded",
         files=hashes(folder),
@@ -380,8 +382,8 @@ def _generation(model: IsogradPreTrainedModel) -> GenerationConfig:
 
 def _in_double(model: IsogradPreTrainedModel, fitted: Fit, native: PreTrainedModel) -> PreTrainedModel:
     double = built(fit(copy.deepcopy(model).double(), fitted.family.name))
-    made = type(native).from_pretrained(
-        None, config=copy.deepcopy(native.config), state_dict=double.state_dict(), dtype=torch.float64
+    made = from_pretrained(
+        type(native), None, config=copy.deepcopy(native.config), state_dict=double.state_dict(), dtype=torch.float64
     )
     assert isinstance(made, PreTrainedModel)
     return made.eval()
@@ -538,7 +540,7 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
         del model  # of a large one nothing is left: it is read again
         report = measure(
             before.side if isinstance(before, Remembered) else before,
-            cls.from_pretrained(part),
+            from_pretrained(cls, part),
             before.sample if isinstance(before, Remembered) else None,
             about=f"{about} imported as {placement}",
             files=hashes(part),

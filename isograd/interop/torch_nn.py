@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from isograd.errors import DataError, InteropError
 from isograd.files import new_folder
+from isograd.hub import from_pretrained
 from isograd.interop.checkpoints.checkpoint import read_checkpoint, tensors
 from isograd.interop.checkpoints.weights import Names, fill, from_theirs
 from isograd.interop.parity import ParityReport, hashes, measure
@@ -124,7 +125,7 @@ def import_torch(path: str | Path, out: str | Path, layout: Layout, *, date: str
     model = from_torch(state, layout)
     with new_folder(out) as part:
         model.save_pretrained(part)
-        written: Any = type(model).from_pretrained(part)
+        written: Any = from_pretrained(type(model), part)
         bare = isinstance(model, IsogradModel)
         report = measure(
             Original(model.config, state, layout),

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from isograd.data.text import first_line
-from isograd.errors import InputsError
+from isograd.errors import InputsError, IsogradError
+from isograd.hub import from_pretrained
 from isograd.trace.pretrained_inputs import BATCH, floats, of_pretrained
 from isograd.trace.record import arguments, fitted
 
@@ -230,7 +231,9 @@ def _tokenizer(name: str) -> Any:
     if not own and (path.exists() or ":" in name):
         raise InputsError(f"{name} has no tokenizer")
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(own[0]) if own else name)
+        return from_pretrained(transformers.AutoTokenizer, own[0] if own else name)
+    except IsogradError:
+        raise
     except Exception as error:  # of the hub, of JSON, of the tokenizers library
         raise InputsError(f"{name}: no tokenizer that can be read ({first_line(error)})") from error
 

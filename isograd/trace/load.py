@@ -20,8 +20,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 import isograd.models
 from isograd.data.text import first_line
-from isograd.errors import ModelError
-from isograd.hub import model_place, takes_arguments
+from isograd.errors import IsogradError, ModelError
+from isograd.hub import from_config, from_pretrained, model_place, takes_arguments
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -95,12 +95,12 @@ def _of_callable(text: str) -> nn.Module:
 def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
     """With its weights, or at initialization. Any error is one line: the hub, JSON and models raise what they like."""
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = from_pretrained(AutoConfig, name)
         kind = _class(config)
         if not has_weights:
-            model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-            return model.eval()
-        model, info = kind.from_pretrained(name, output_loading_info=True)
+            made: nn.Module = from_config(kind, config)
+            return made.eval()
+        model, info = from_pretrained(kind, name, output_loading_info=True)
         if info["missing_keys"]:
             raise ValueError(f"weights are missing, such as {min(info['missing_keys'])}")
         if surplus := _beyond_the_depth(info["unexpected_keys"], model):
@@ -108,6 +108,8 @@ def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
         if integers := _stored_as_integers(Path(name), model):
             raise ValueError(f"weights are stored as integers without a quantization_config, such as {min(integers)}")
         return model
+    except IsogradError:  # of the door, which names what it refuses
+        raise
     except json.JSONDecodeError as error:
         raise ModelError(f"{refusal}: its config.json is no JSON ({first_line(error)})") from error
     except Exception as error:
@@ -141,7 +143,7 @@ def _class(config: PretrainedConfig) -> Any:
             return named
     for name in _AUTO:
         auto = getattr(transformers, name)
-        if type(config) in auto._model_mapping:
+        if type(config) in auto._model_mapping or name in (getattr(config, "auto_map", None) or ()):
             return auto
     raise ValueError(f"transformers has no model for model_type {config.model_type!r}")
 

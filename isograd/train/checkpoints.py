@@ -12,6 +12,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from isograd.files import append_rows, new_folder, read_json, read_rows, write_json
+from isograd.hub import from_pretrained
 from isograd.models import IsogradConfig
 from isograd.models.config import TERMS
 from isograd.train.run import Run
@@ -116,7 +117,7 @@ def fork(checkpoint: Path, run: Run, folder: Path, *, drawn_anew: bool) -> None:
             append_rows(made / name, [row for row in read_rows(parent / name) if row["step"] <= step])
         copy = made / CHECKPOINTS / checkpoint.name
         shutil.copytree(checkpoint, copy)
-        config = IsogradConfig.from_pretrained(copy)
+        config = from_pretrained(IsogradConfig, copy)
         for name, value in run.model.options().items():
             if name.endswith("dropout"):
                 setattr(config, TERMS.get(name, name), value)

@@ -16,6 +16,7 @@ from isograd.data.text import file_sha256, first_line
 from isograd.data.tokenizers import reads_text
 from isograd.errors import DataError, RecipeError, UnknownPlacement
 from isograd.evaluate.loading import model_folder, own_config
+from isograd.hub import from_pretrained
 from isograd.models import IsogradConfig, IsogradModel
 
 _HEADS = ("head.", "lm_head.", "next_sentence.", "dense.", "classifier.")  # of our models; none is taken over
@@ -61,7 +62,7 @@ class PreTrained:
             DataError: weights are missing or not finite, or there are others than those of a stack and its head.
         """
         try:
-            stack, info = IsogradModel.from_pretrained(self.folder, dtype=torch.float32, output_loading_info=True)
+            stack, info = from_pretrained(IsogradModel, self.folder, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise DataError(f"{self.name}: the weights cannot be loaded ({first_line(error)})") from error
         if info["missing_keys"]:
@@ -79,7 +80,7 @@ class PreTrained:
         """The tokenizer, which of itself makes <s> A </s> or <s> A </s> B </s>, as a fine-tuned model reads it."""
         types = ["token_type_ids"] if self.config.type_vocab_size else []
         inputs = {"model_input_names": ["input_ids", *types, "attention_mask"], "model_max_length": length}
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(self.folder, **inputs)
+        tokenizer: PreTrainedTokenizerFast = from_pretrained(PreTrainedTokenizerFast, self.folder, **inputs)
         begin, end = (tokenizer.convert_ids_to_tokens(i) for i in (self.begin, self.end))
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single=f"{begin} $A {end}",
@@ -127,7 +128,7 @@ def config_here(name: str) -> IsogradConfig:
 def _config(name: str, folder: Path) -> IsogradConfig:
     try:
         own_config(folder / "config.json")
-        config: IsogradConfig = IsogradConfig.from_pretrained(folder)
+        config: IsogradConfig = from_pretrained(IsogradConfig, folder)
     except (OSError, ValueError, UnknownPlacement) as error:
         raise DataError(f"{name}: its config.json cannot be read ({first_line(error)})") from error
     if config.is_encoder_decoder:
@@ -147,7 +148,7 @@ def _tokenizer(name: str, folder: Path) -> PreTrainedTokenizerFast:
     if not (folder / "tokenizer.json").is_file():
         raise DataError(f"{name}: no tokenizer.json beside the model")
     try:
-        found: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+        found: PreTrainedTokenizerFast = from_pretrained(PreTrainedTokenizerFast, folder)
         return found
     except Exception as error:  # of JSON, of a key, and what the tokenizers library raises, which is an Exception
         raise DataError(f"{name}: its tokenizer cannot be loaded ({first_line(error)})") from error

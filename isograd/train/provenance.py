@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import isograd
+from isograd.hub import remote_code_is_trusted
 from isograd.machine import processor
 from isograd.transformer.products import in_use
 
@@ -22,4 +23,5 @@ def provenance() -> dict[str, Any]:
         "device": gpu or f"{processor()}, {torch.get_num_threads()} threads",
         "products": str(in_use()),
         "system": platform.system(),
+        **({"trust_remote_code": True} if remote_code_is_trusted() else {}),
     }

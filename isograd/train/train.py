@@ -21,6 +21,7 @@ from isograd.diagnose.watch.loops.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS, judge
 from isograd.errors import RecipeError
 from isograd.files import append_rows, finite, keep_until, locked, read_object, read_rows, write_json
+from isograd.hub import from_pretrained
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.outcome import ENDED, LAST, LossWatch, Onset, lr_reached
 from isograd.placement import Stack
@@ -323,7 +324,7 @@ def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel,
     before parameters are sharded.
     """
     if checkpoint:
-        return task.build(IsogradConfig.from_pretrained(checkpoint)), []
+        return task.build(from_pretrained(IsogradConfig, checkpoint)), []
     model = task.build(task.config())
     if not model.config.calibrated_stacks() or model.config.calibration is not None:
         return model, []

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from isograd.data.subwords import PairTokenizer
 from isograd.files import read_json, write_text
+from isograd.hub import from_pretrained
 from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.kinds import KINDS, ModelKind
 from isograd.models import IsogradConfig
@@ -69,7 +70,7 @@ def write_run_card(run: Path) -> Path | None:
     folder = run / "model"
     if not (folder / "config.json").is_file():
         return None
-    config: Any = AutoConfig.from_pretrained(folder)
+    config: Any = from_pretrained(AutoConfig, folder)
     names: list[str] = config.architectures or []
     kind = next((one for one in KINDS if one.cls.__name__ in names), None)
     if kind is None:

@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 from isograd.data.subwords import PairTokenizer, Subwords
 from isograd.data.text import first_line
 from isograd.data.tokenizers import SPECIAL, for_transformers
-from isograd.errors import InteropError
+from isograd.errors import InteropError, IsogradError
+from isograd.hub import from_pretrained
 
 _FILES = ("tokenizer*", "*vocab*", "translation.json", "*.model", "*.spm", "merges.txt")
 
@@ -29,7 +30,9 @@ def load_tokenizer(name: str | Path) -> Any:
     try:
         if (folder / "translation.json").is_file():
             return PairTokenizer.load(folder)
-        return AutoTokenizer.from_pretrained(str(name))
+        return from_pretrained(AutoTokenizer, name)
+    except IsogradError:
+        raise
     except Exception as error:  # of JSON, of a key, and what the tokenizers library raises, which is an Exception
         raise InteropError(f"{name}: no tokenizer that can be read ({first_line(error)})") from error
 

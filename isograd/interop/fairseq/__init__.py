@@ -17,6 +17,7 @@ from torch import Tensor
 
 from isograd.errors import DataError, InteropError
 from isograd.files import new_folder, read_json
+from isograd.hub import from_pretrained
 from isograd.interop.checkpoints.checkpoint import Options, plain, read_checkpoint, tensors
 from isograd.interop.checkpoints.vocabulary import save_tokenizer
 from isograd.interop.checkpoints.weights import fill, refuse
@@ -192,7 +193,7 @@ def _measured(checkpoint: Checkpoint, model: IsogradPreTrainedModel, part: Path,
     options = dict(checkpoint.options)
     state, stored = tables(checkpoint.state)
     state |= {f"{stack}.embed_positions.weight": table for stack, table in stored.items()}
-    written = type(model).from_pretrained(part, dtype=torch.promote_types(model.dtype, torch.float32))
+    written = from_pretrained(type(model), part, dtype=torch.promote_types(model.dtype, torch.float32))
     original = Original(model.config, upgraded(state), options).to(written.dtype)
     arch = options.get("arch") or options.get("_name") or type(model).__name__
     return measure(

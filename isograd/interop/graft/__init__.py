@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from isograd.errors import GraftError, hint
 from isograd.files import new_folder, refuse_existing
+from isograd.hub import from_pretrained
 from isograd.interop.checkpoints.folder import copy_companions
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.graft.fitted import placement, qk_norm
@@ -204,7 +205,7 @@ def graft_folder(
         if kept is not None:  # one at a time
             del model, made, first
         progress("comparing what was written")
-        written = kind.from_pretrained(part, dtype=dtype)
+        written = from_pretrained(kind, part, dtype=dtype)
         facts["files"] = hashes(part)
         if kept is None:
             report = proven(first, written, wide=doubles, **facts)

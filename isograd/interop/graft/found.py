@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import GraftError
+from isograd.hub import from_pretrained
 from isograd.interop.parity import is_large
 from isograd.models import IsogradConfig
 from isograd.trace.anatomy import Anatomy, TracedStack, find_anatomy
@@ -153,8 +154,8 @@ def rebuilt(model: PreTrainedModel, state: State, changes: Mapping[str, Any]) ->
     """
     config = changed(model.config, changes)
     try:
-        made, info = type(model).from_pretrained(
-            None, config=config, state_dict=state, dtype=model.dtype, output_loading_info=True
+        made, info = from_pretrained(
+            type(model), None, config=config, state_dict=state, dtype=model.dtype, output_loading_info=True
         )
     except Exception as error:
         raise GraftError(f"{type(model).__name__} cannot be built with {dict(changes)}: {error}") from error

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from isograd.hub import from_pretrained
 from isograd.study.reproduce.context import Context, Trained
 from isograd.study.reproduce.item import Row, Rows
 
@@ -135,7 +136,7 @@ def _maps(one: Trained) -> dict[str, Any]:
     labels = task.first_batch()["labels"]
     batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
     batch["decoder_attention_mask"] = (labels != -100).long()
-    trained = IsogradForSeq2SeqLM.from_pretrained(one.folder / "model")
+    trained = from_pretrained(IsogradForSeq2SeqLM, one.folder / "model")
     found = {}
     for when, network in (("init", model), ("trained", trained)):
         for stack in ("encoder", "decoder"):
