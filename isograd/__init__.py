@@ -1,9 +1,16 @@
 """isograd: level gradients at every depth. Placements of the norms in deep Transformers, side by side.
 
 Importing the package is cheap: the placements load at once, torch and transformers only when what needs them is named.
+The Auto classes know isograd's models from then on, whichever of the two packages is imported first: transformers looks
+up a `model_type` in one table, whose entry names the class, and its module is loaded when somebody asks for it.
 """
 
+import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from isograd.placement import Placement, get, register
@@ -70,3 +77,36 @@ def __getattr__(name: str) -> Any:
     if name in _DOORS:
         return import_module(f"isograd.{name}")
     raise AttributeError(f"module 'isograd' has no attribute {name!r}")
+
+
+class _WithAuto(MetaPathFinder):
+    """Waits for transformers' table of configurations, and is gone when it is there."""
+
+    table = "transformers.models.auto.configuration_auto"
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self.table:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _register(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _register(auto: ModuleType) -> None:
+    auto.CONFIG_MAPPING_NAMES["isograd"] = "IsogradConfig"
+    auto.CONFIG_MAPPING._modules["isograd"] = sys.modules[__name__]
+
+
+if _WithAuto.table in sys.modules:
+    _register(sys.modules[_WithAuto.table])
+else:
+    sys.meta_path.insert(0, _WithAuto())

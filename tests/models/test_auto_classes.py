@@ -1,0 +1,57 @@
+"""`import isograd` is all that the Auto classes need, before transformers or after it, and it loads neither."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import build
+
+LOADS = """
+config = AutoConfig.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+assert type(model).__name__ == "IsogradForCausalLM" and type(config).__name__ == "IsogradConfig"
+assert AutoConfig.for_model("isograd").model_type == "isograd" and "isograd" in CONFIG_MAPPING
+"""
+AUTO = (
+    "from transformers import AutoConfig, AutoModelForCausalLM\n"
+    "from transformers.models.auto.configuration_auto import CONFIG_MAPPING\n"
+)
+ORDERS = {
+    "isograd first": "import isograd\n" + AUTO,
+    "transformers first": "import transformers\nimport isograd\n" + AUTO,
+    "the table first": AUTO + "import isograd\n",
+    "twice": "import isograd\n" + AUTO + "import importlib; importlib.reload(isograd)\n",
+    "isograd.models too": "import isograd.models\n" + AUTO,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    build.model().save_pretrained(path)
+    return path
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_auto_classes_load_isograds_models(order: str, folder: Path) -> None:
+    run(f"folder = {str(folder)!r}\n{ORDERS[order]}{LOADS}")
+
+
+def test_nothing_is_loaded_before_it_is_asked_for() -> None:
+    run("import isograd, sys; assert not {'torch', 'transformers'} & {*sys.modules}")
+    code = "import isograd, sys; from transformers import AutoConfig; AutoConfig.for_model('llama')"
+    run(f"{code}; assert 'isograd.models' not in sys.modules")
+
+
+def test_without_isograd_the_class_is_not_known(folder: Path) -> None:
+    """The negative control."""
+    code = f"from transformers import AutoConfig\ntry: AutoConfig.from_pretrained({str(folder)!r})"
+    assert "no isograd" in run(f"{code}\nexcept ValueError: print('no isograd')")
