@@ -37,6 +37,7 @@ TIMES = 2.0  # times what it took to come there
 VANISHED = 100.0  # times apart, by `CollapseWatch.apart`; of those that train 58 at most
 SOON = 40  # steps at the full rate
 SURE = 2.0  # standard errors
+LITTLE = 0.05  # of the reference: a gain that is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +229,95 @@ class Onset:
         thrown, back = mean >= self._lowest + BREAK, self._learnt and excess >= 0
         self.since = self._low + 1 if thrown else self._below + 1 if back else None
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How a run went on the scale of its own loss, whatever that measures: what a replay compares with.
+
+        gain = reference - best      of the mean of ten losses; noise is that of such a mean
+
+    The reference is what a prediction without inputs gives (unigram entropy of tokens, entropy of class frequencies,
+    variance of targets), and the run's own first loss where that is not known. A run has broken where a loss is not
+    finite, where the end has lost a quarter of the gain, or where there was no gain: nothing beyond noise and `LITTLE`
+    of the reference. One that goes on from before has *finished* where its end has lost no more than a quarter of the
+    gain; one that goes on from where nothing was gained, where it has gained something.
+
+    Attributes:
+        since: the first step that is no longer near the best; None where the run has not broken.
+        learned: whether there was a gain.
+        known: whether the reference is that of a prediction without inputs.
+    """
+
+    reference: float
+    best: float
+    noise: float
+    since: int | None
+    learned: bool
+    known: bool
+
+    @classmethod
+    def of(cls, losses: Mapping[int, float], level: float | None = None) -> "Course":
+        """Of a run whose losses are these, by step.
+
+        Args:
+            level: the reference; None: the first loss.
+
+        >>> steps = range(1, 101)
+        >>> fell = {n: 1.0 / n for n in steps}
+        >>> Course.of(fell).since, Course.of(fell | {n: 5.0 for n in steps if n > 60}).since
+        (None, 61)
+        >>> Course.of({n: 2.0 for n in steps}).since, Course.of(fell | {70: 9.0}).since
+        (1, None)
+        """
+        steps, values = [*losses], [*losses.values()]
+        bad = next((i for i, loss in enumerate(values) if not math.isfinite(loss)), None)
+        finite = values[:bad]
+        if not finite:
+            return cls(
+                reference=math.nan if level is None else level,
+                best=math.nan, noise=0.0, since=steps[0] if steps else None, learned=False, known=level is not None,
+            )  # fmt: skip
+        known = level is not None and math.isfinite(level)
+        reference = level if level is not None and known else finite[0]
+        ends = range(min(WINDOW, len(finite)), len(finite) + 1)
+        means = [fmean(finite[max(0, i - WINDOW) : i]) for i in ends]
+        low = min(range(len(means)), key=means.__getitem__)
+        best, upto = means[low], ends[low]
+        noise = max(SURE * _noise(finite[max(0, upto - 50) : upto]) / math.sqrt(WINDOW), 1e-9 * abs(reference))
+        gain = reference - best
+        learned = gain > max(2 * noise, LITTLE * abs(reference))
+        lost = means[-1] - best > max(gain / 4 if learned else LITTLE * abs(reference), 4 * noise)
+        since = None
+        if lost or (bad is not None and learned):
+            near = best + max(gain / 10 if learned else 0.0, 2 * noise)
+            last = next(i for i in reversed(range(len(means))) if means[i] <= near)
+            since = steps[min(ends[last], len(steps) - 1)] if lost else steps[len(finite)]
+        elif not learned:
+            since = steps[0]
+        return cls(reference=reference, best=best, noise=noise, since=since, learned=learned, known=known)
+
+    def finished(self, losses: Sequence[float]) -> bool:
+        """Whether a run that goes on from before the break trains to its end, by its losses there."""
+        if len(losses) < WINDOW or not all(map(math.isfinite, losses)):
+            return False
+        own = 0.0 if self.learned else 2 * SURE * _noise(losses) / math.sqrt(WINDOW)
+        return fmean(losses[-WINDOW:]) <= self.bound - own
+
+    def said(self) -> str:
+        """What is asked of a run that has finished, in words."""
+        what = "a prediction without inputs" if self.known else "its own first loss (no baseline is known)"
+        beside = f"{what}: {self.reference:.4g}"
+        if self.learned:
+            return f"the last {WINDOW} losses at most {self.bound:.4g} (best: {self.best:.4g}; {beside})"
+        return f"the last {WINDOW} losses below {self.bound:.4g} ({beside})"
+
+    @property
+    def bound(self) -> float:
+        """Of the mean of the last losses of a run that has finished."""
+        if self.learned:
+            return self.best + max((self.reference - self.best) / 4, 2 * self.noise)
+        return self.reference - LITTLE * abs(self.reference)
 
 
 def lr_reached(rows: Sequence[Mapping[str, Any]], unigram: float | Sequence[float]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from isograd.diagnose.watch.batches import Batches
-from isograd.diagnose.watch.collapse import ASK, CollapseWatch, TokenCounts, labels_of
+from isograd.diagnose.watch.batches import Batches, form_of_loss
+from isograd.diagnose.watch.collapse import ASK, CollapseWatch, Targets, labels_of
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
@@ -111,7 +111,7 @@ def watch(
     kept = Nonfinite(where, overflows=overflows)
     made = Watch(model, addresses, writers, kept, every=every, unigram_entropy=unigram_entropy, updates=updates)
     made.trained_by.optimizer = optimizer
-    made.replays = None if replay is None else Replays(loop=replay)
+    made.replays = None if replay is None else Replays(loop=replay, model=model)
     return made
 
 
@@ -146,7 +146,7 @@ class Watch:
         self._nonfinite = nonfinite
         self._every = every
         self._updates = updates
-        self._counts = TokenCounts() if unigram_entropy is None else None
+        self._targets, self._given = Targets(), unigram_entropy
         self._watched = find_layers(model, addresses)
         self._by_layer = by_layer(self._watched)
         self._collapse = CollapseWatch(self._by_layer.addresses, self._by_layer.stacks, unigram_entropy)
@@ -199,12 +199,12 @@ class Watch:
             self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
             self._read += 1
             if self.replays is not None:
-                self.replays.follow(step, reading.loss, self._collapse.unigram_entropy)
+                self.replays.follow(step, reading.loss, self._level())
             if self.on_reading is not None:
                 self.on_reading(step, reading.loss)
             for writer in self._writers:
                 writer.write(self.row, self.layers)
-            self._count(batch)
+            self._count(batch, reading.loss)
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
             new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy, moved)
             new += self._batches.look(step, batch, self._collapse, reading.loss)
@@ -213,19 +213,21 @@ class Watch:
         self._waiting.clear()
 
     def replay(
-        self, changes: Mapping[str, Callable[[], None]], *, steps: int = 100, start: int | None = None
+        self, changes: Mapping[str, Callable[[], None]], *, steps: int | None = None, start: int | None = None
     ) -> list[Row]:
         """Take the loop back to before its break, and train it on from there once per change.
 
         Args:
             changes: by name, what is called before the first step, such as to lower the rate of the optimizer.
-            steps: of each.
+            steps: of each; None: until sixty after the break.
             start: go back to the last state kept at or before this step; None: before the break.
 
         Returns:
-            rows of "change", "from", "steps", "loss" (mean of the last ten) and "cures": whether that lies near or
-            below the lowest loss before; the first row is the loop as it was, with "bit_equal" to what it did then.
-            With a folder also in replayed.json. The loop stands at the state that it was taken back to.
+            rows of "change", "from", "steps", "loss" (mean of the last ten), "finished" (by `outcome.Course`, whose
+            bound is "asked"), "moved" (how far the weights went, over how far they went in as many steps before),
+            "verdict" and "cures". The first row is the loop as it was, the negative control, with "bit_equal" to what
+            it did then: where it finishes, nothing cures, and the verdict says so. With a folder also in replayed.json.
+            The loop stands at the state that it was taken back to.
 
         Raises:
             ValueError: the watch was made without `replay`.
@@ -287,13 +289,18 @@ class Watch:
         message = f"{broken['message']}: {cause}" if found or "no label" in cause else broken["message"]
         return {**broken, "layer": layer, "message": message, "cause": cause, "remedy": remedy}
 
-    def _count(self, batch: Any) -> None:
-        if self._counts is None:
-            return
-        for labels in labels_of(batch):
-            self._counts.add(labels)
+    def _count(self, batch: Any, loss: float) -> None:
+        self._targets.add(batch)
+        if self._read == 1 and self._targets.kind == "numbers":
+            self._targets.form = form_of_loss(self._model, batch, loss)
+        if self._given is None and self._read % TOGETHER == 0:
+            self._collapse.unigram_entropy = self._targets.tokens.entropy()
         if self._read % TOGETHER == 0:
-            self._collapse.unigram_entropy = self._counts.entropy()
+            self._losses.baseline = (self._targets.said(), self._level()) if self._targets.kind else None
+
+    def _level(self) -> float | None:
+        """The loss of a prediction without inputs."""
+        return self._targets.level() if self._given is None else self._given
 
     def _advised(self, row: Row) -> Row:
         """With what the wiring of the model has to do with a collapse, asked once; as it is where that is not known."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.diagnose.watch.collapse import LABELS, CollapseWatch
+from isograd.diagnose.watch.collapse import LABELS, CollapseWatch, Form, form_of, target_of
 from isograd.diagnose.watch.writers import Row, alarm
 
 LOOKED_AT = 12  # batches from the first on
@@ -149,6 +149,19 @@ class Batches:
                     )
                 ]  # fmt: skip
         return []
+
+
+def form_of_loss(model: nn.Module, batch: Any, loss: float) -> Form | None:
+    """Which loss of numbers is trained, by one forward pass in evaluation mode; None where that cannot be told."""
+    target = target_of(batch)
+    inputs = next((batch[n] for n in INPUTS if n in batch), None) if isinstance(batch, Mapping) else batch[0]
+    if target is None or not isinstance(inputs, Tensor):
+        return None
+    with suppress(Exception), _looking(model):  # somebody else's model
+        output = getattr(model, "_orig_mod", model)(inputs)
+        if isinstance(output, Tensor):
+            return form_of(output, target, loss)
+    return None
 
 
 def tokens_of(batch: Any) -> Pair | None:

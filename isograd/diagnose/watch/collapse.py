@@ -17,13 +17,14 @@ on: docs/watch.md.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from isograd.diagnose.watch.writers import Row
 from isograd.outcome import Stay
@@ -237,6 +238,94 @@ class TokenCounts:
         if not len(some) or total < 10 * len(some):
             return None
         return math.log(total) - float((some * some.log()).sum()) / total + (len(some) - 1) / (2 * total)
+
+
+class Targets:
+    """What the loss is measured against: that of the best prediction without inputs.
+
+        tokens, classes    the entropy of their frequencies, nats
+        numbers            the loss of their mean (of an absolute loss: their median), where it is known which it is
+
+    Attributes:
+        kind: of the targets seen so far; None where there were none.
+        tokens: the counts of tokens: what signals about collapse go by.
+        form: of numbers, the loss as a function of predictions and targets; see `form_of`.
+    """
+
+    def __init__(self) -> None:
+        self.kind: str | None = None
+        self.tokens = TokenCounts()
+        self.form: Form | None = None
+        self._classes = TokenCounts()
+        self._numbers: deque[Tensor] = deque(maxlen=KEPT_TARGETS)
+
+    def add(self, batch: Any) -> None:
+        """The targets of one batch."""
+        for labels in labels_of(batch):
+            self.kind = "tokens"
+            self.tokens.add(labels)
+        target = None if self.kind == "tokens" else target_of(batch)
+        if target is not None and target.is_floating_point():
+            self.kind = "numbers"
+            rows = target.detach().reshape(len(target), -1)[:ROWS, :COLUMNS].float()
+            if self._numbers and self._numbers[-1].shape[1] != rows.shape[1]:
+                self._numbers.clear()
+            self._numbers.append(rows)
+        elif target is not None:
+            self.kind = "classes"
+            self._classes.add(target)
+
+    def level(self) -> float | None:
+        """The loss without inputs, where it is known."""
+        if self.kind == "numbers":
+            values = torch.cat(list(self._numbers))
+            if self.form is None or len(values) < ROWS:
+                return None
+            return min(float(self.form(one.expand_as(values), values)) for one in (values.mean(0), values.median(0)[0]))
+        return {"tokens": self.tokens, "classes": self._classes}[self.kind].entropy() if self.kind else None
+
+    def said(self) -> str:
+        """What a loss at the level is, in words."""
+        if self.kind == "numbers":
+            return "the variance of its targets" if self.form in _SQUARES else "that of its targets' best constant"
+        return f"the entropy of the {'class' if self.kind == 'classes' else 'token'} frequencies"
+
+
+Form = Callable[[Tensor, Tensor], Tensor]
+
+
+def _half(x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(x, y) / 2
+
+
+def _root(x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(x, y).sqrt()
+
+
+_SQUARES: tuple[Form, ...] = (F.mse_loss, _half)
+FORMS: tuple[Form, ...] = (*_SQUARES, F.l1_loss, F.smooth_l1_loss, _root)
+LIKE = 0.25  # a form whose value is so near that of the loss, which dropout and a rounding may have moved
+
+
+def form_of(output: Tensor, target: Tensor, loss: float) -> Form | None:
+    """Which loss of numbers this is, by its value for one batch; None where none gives it."""
+    if output.numel() != target.numel() or not math.isfinite(loss) or loss <= 0:
+        return None
+    output, target = output.detach().float().reshape(target.shape), target.float()
+    near = min(FORMS, key=lambda form: abs(math.log(max(float(form(output, target)), 1e-30) / loss)))
+    return near if abs(float(near(output, target)) / loss - 1) < LIKE else None
+
+
+KEPT_TARGETS, ROWS, COLUMNS = 64, 64, 32  # batches, and of each so many rows and numbers of a row
+
+
+def target_of(batch: Any) -> Tensor | None:
+    """The targets of a batch: the entry of a mapping by its usual names, or the second of two."""
+    if isinstance(batch, Mapping):
+        found = next((batch[name] for name in LABELS if name in batch), None)
+    else:
+        found = batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+    return found if isinstance(found, Tensor) and found.ndim > 0 and found.numel() > 0 else None
 
 
 LABELS = ("labels", "shift_labels", "targets", "target", "y")

@@ -54,6 +54,12 @@ class Losses:
         self._jumped = False  # from one step to the next
         self._risen: list[float] = []
         self._last: deque[float] = deque(maxlen=RESTS)
+        self.baseline: tuple[str, float | None] | None = None  # the loss without inputs, in words and as a number
+
+    @property
+    def first(self) -> float | None:
+        """The loss before any update."""
+        return self._first[0] if self._first else None
 
     def follow(
         self, step: int, loss: float, norm: float, entropy: float | None, moved: Moved | None = None
