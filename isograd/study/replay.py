@@ -7,17 +7,21 @@ RUN/replay/
 
 A change of a rate, of clipping or of the batches' order goes on from the last checkpoint before the break, with the
 weights and the optimizer's state of then; the first steps are taken with the same batches. A change of the placement,
-the init or the warm-up begins again at step 0. A change cures the run where it has *finished* with every seed.
+the init or the warm-up begins again at step 0. First comes the run as it was, from the same checkpoint: the negative
+control. A change cures the run where that fails again, and the changed one has *finished* with every seed, by the rule
+of outcomes (where the loss is not one of tokens, by `outcome.Course`, on the scale of the run's own loss), at a rate
+that trains anything.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isograd.errors import RecipeError, UserError, hint
-from isograd.files import locked, read_json, write_json
-from isograd.outcome import ENDED
+from isograd.files import locked, read_json, read_object, read_rows, write_json
+from isograd.outcome import ENDED, Course
 from isograd.placement import get
 from isograd.study.labels import said
 from isograd.study.plan import CELLS, Cell
@@ -31,7 +35,8 @@ if TYPE_CHECKING:
 REPLAY = "replay.json"
 BROKEN = ("diverged", "collapsed")
 ENOUGH = 400  # updates after the break, or after the last step of a longer warm-up: what an outcome takes at most
-CONTROL = "another seed"
+CONTROL, UNCHANGED = "another seed", "as it was"
+LEAST = 0.01  # of the rate of before the break: a run at a lower one hardly moves its weights
 GOES_ON = (  # what may differ from a checkpoint on; everything else begins at step 0
     *("lr", "decay", "decay_to", "decay_at", "power", "betas", "eps", "weight_decay", "clip", "label_smoothing"),
     *("dropout", "attention_dropout", "activation_dropout", "embedding_dropout", "precision", "seed"),
@@ -100,7 +105,7 @@ def load_replay(
     broke, checkpoint = _where(parent, step)
     begins = checkpoint[0] if checkpoint else 0
     end = _end(run, wanted, broke or 0, begins, steps)
-    changes = [_change(run, settings, begins, seeds, end) for settings in wanted]
+    changes = [_change(run, [], begins, 1, end), *(_change(run, settings, begins, seeds, end) for settings in wanted)]
     return Replay(
         parent=parent,
         run=run,
@@ -166,7 +171,7 @@ def replay(
             _prepare(plan, change, folder)
         write_json(folder / REPLAY, described(plan, []))
         rows = run_cells(cells, folder, engine, on_step, on_row, retry=retry, on_note=on_note)
-        content = described(plan, rows)
+        content = described(plan, [*_judged(plan, rows, folder)])
         write_json(folder / REPLAY, content)
     return content
 
@@ -182,6 +187,10 @@ def described(plan: Replay, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """replay.json: what was asked, and what of it is known."""
     ended = {row["cell"]: row for row in rows}
     changes = [_described(change, ended) for change in plan.changes]
+    unchanged = changes[0]["verdict"]
+    for one in changes[1:] if unchanged == "cures" else ():
+        one["verdict"] = NO_VERDICT
+    changes[0]["verdict"] = {"cures": "finishes", "does not cure": "fails"}.get(unchanged, unchanged)
     keep = ("outcome", "reason", "final_loss", "warning")
     return {
         "parent": str(plan.parent.resolve()),
@@ -192,7 +201,34 @@ def described(plan: Replay, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "changes": changes,
         "cures": [one["change"] for one in changes if one["verdict"] == "cures" and not one["control"]],
         "by_chance": any(one["control"] and one["verdict"] == "cures" for one in changes),
+        "unchanged": changes[0]["verdict"],
     }
+
+
+NO_VERDICT = "no verdict"
+
+
+def _judged(plan: Replay, rows: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows, where what merely stayed finite, or was not trained, has not finished."""
+    of = {cell.name: change for change in plan.changes for cell in cells_of(change)}
+    before = [row for row in read_rows(plan.parent / "metrics.jsonl") if row["step"] < (plan.broke_from or math.inf)]
+    rate = max((row["lr"] for row in before), default=0.0)
+    tokens = plan.outcome.get("judged", {}).get("excess") is not None
+    data = read_object(plan.parent / "resolved.json").get("data", {})
+    level = data.get("unigram_entropy", data.get("constant_loss"))
+    course = Course.of({one["step"]: one["loss"] for one in read_rows(plan.parent / "metrics.jsonl")}, level)
+    broke = plan.outcome.get("outcome")
+    for row in rows:
+        change = of[row["cell"]]
+        own = [one for one in read_rows(folder / CELLS / row["cell"] / "metrics.jsonl") if one["step"] > change.step]
+        reason = ""
+        if row["outcome"] == "finished" and change.step and max((one["lr"] for one in own), default=0.0) < LEAST * rate:
+            reason = f"the rate is below a hundredth of what it was ({rate:g}): the weights hardly move"
+        elif row["outcome"] in ("finished", "undecided") and not course.finished([one["loss"] for one in own]):
+            if change.label == UNCHANGED and row["outcome"] == "undecided" and broke in BROKEN:
+                row = {**row, "outcome": broke}  # as it was: too short for a verdict of its own
+            reason = f"asked: {course.said()}" if row["outcome"] == "finished" and not tokens else ""
+        yield {**row, "outcome": "undecided", "reason": reason} if reason else row
 
 
 def _described(change: Change, ended: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -204,7 +240,7 @@ def _described(change: Change, ended: dict[str, dict[str, Any]]) -> dict[str, An
     return {
         "change": change.label,
         "settings": list(change.settings),
-        "control": change.label == CONTROL,
+        "control": change.label in (CONTROL, UNCHANGED),
         "begins": change.step,
         "finished": sum(one["outcome"] == "finished" for one in runs),
         "seeds": len(runs),
@@ -270,7 +306,7 @@ def _change(run: Run, settings: Sequence[str], begins: int, seeds: int, end: int
     plain |= {"stop_when_broken": False} if run.training.stop_when_broken else {}
     runs = [replace(one, training=replace(one.training, **plain)) for one in runs]
     return Change(
-        label=CONTROL if keys == ["seed"] else _label(run, settings),
+        label=UNCHANGED if not keys else CONTROL if keys == ["seed"] else _label(run, settings),
         settings=tuple(settings),
         step=begins if goes_on else 0,
         runs=tuple(runs),
@@ -281,7 +317,7 @@ def _changed(run: Run, settings: Sequence[str], more: int) -> Run:
     """The run with a change, and with a seed so much larger: for its weights, its dropout, and its batches."""
     changed = replace(with_overrides(run, settings), name=None)
     get(changed.model.placement)
-    if changed == replace(run, name=None):
+    if settings and changed == replace(run, name=None):
         raise RecipeError(f"{' '.join(settings)} changes nothing: the run has it already")
     moved = changed.seed + more - run.seed
     data = changed.data if changed.data.seed is None else replace(changed.data, seed=changed.data.seed + moved)

@@ -93,23 +93,39 @@ def test_replay_names_the_cure_and_goes_on_where_it_was_killed(broken: Path, tmp
         pass
 
     def killed(i: int, row: dict[str, Any]) -> None:
-        if i == 2:
+        if i == 3:
             raise KilledError
 
     with pytest.raises(KilledError):
         replay(plan, tmp_path, HERE, on_row=killed)
     content = replay(plan, tmp_path, HERE)
-    assert (content["changes"][0]["change"], content["changes"][0]["verdict"]) == ("lr 0.05", "cures")
-    assert content["changes"][1]["verdict"] == "does not cure"
-    assert content["changes"][2]["control"] and content["cures"] == ["lr 0.05"]
+    was, lower, higher, seed = content["changes"]
+    assert (was["change"], was["verdict"], was["seeds"], content["unchanged"]) == ("as it was", "fails", 1, "fails")
+    assert (lower["change"], lower["verdict"]) == ("lr 0.05", "cures") and higher["verdict"] == "does not cure"
+    assert was["control"] and seed["control"] and content["cures"] == ["lr 0.05"]
     again = replay(load_replay(broken, [["lr=0.05"], ["lr=1e30"], ["seed=7"]], seeds=2), tmp_path / "again", HERE)
     assert again == content
     assert json.loads((tmp_path / "replay.json").read_text()) == content
 
 
+def test_where_the_run_as_it_was_finishes_there_is_no_verdict(tmp_path: Path) -> None:
+    """A run that is replayed though it did not break; and a rate that trains nothing is no cure of one that did."""
+    run = small(training=LONG | {"lr": 1e-2, "checkpoint_every": 20, "stop_at": 100})
+    train(run, tmp_path / "fine")
+    content = replay(load_replay(tmp_path / "fine", [["lr=5e-3"]], step=60), tmp_path / "replay", HERE)
+    assert content["unchanged"] == "finishes" and content["cures"] == []
+    assert [one["verdict"] for one in content["changes"]] == ["finishes", "no verdict"]
+
+
+def test_a_rate_that_trains_nothing_cures_nothing(broken: Path, tmp_path: Path) -> None:
+    content = replay(load_replay(broken, [["lr=1e-9"]], steps=60), tmp_path, HERE)
+    assert content["cures"] == [] and content["unchanged"] == "fails"
+    assert content["changes"][1]["verdict"] in ("undecided", "does not cure")
+
+
 def test_a_change_of_the_placement_begins_at_step_0(broken: Path) -> None:
     plan = load_replay(broken, [["placement=deepnorm"], ["warmup=20", "lr=1"], ["clip=1"]])
-    assert [bool(change.step) for change in plan.changes] == [False, False, True]
+    assert [bool(change.step) for change in plan.changes] == [True, False, False, True]
     early = load_replay(broken, [["clip=1"]], step=5)
     assert early.checkpoint is None and early.changes[0].step == 0  # no checkpoint is as old
 
@@ -159,7 +175,7 @@ def test_a_page_of_files_alone(broken: Path, tmp_path: Path) -> None:
     page, read = write_replay(tmp_path / "here")
     assert read == content and "lr 0.05 cures the run." in page.read_text()
     assert "as it was" in page.read_text()
-    content["changes"][0] |= {"verdict": "undecided"}  # the negative control: the page says what the file says
+    content["changes"][1] |= {"verdict": "undecided"}  # the negative control: the page says what the file says
     write_json(tmp_path / "here/replay.json", content)
     assert "No change cures the run" in write_replay(tmp_path / "here")[0].read_text()
 

@@ -51,8 +51,9 @@ def write_replay(
 
 
 _CHANGES = (
-    "Each change alone. It cures the run where it finished (its final loss is 0.10 nat below the unigram loss, what a"
-    " model reaches that knows token frequencies only) with every seed. Another seed is the negative control: where it"
+    "Each change alone. The run as it was is the negative control: where it finishes, nothing can be said of a change."
+    " A change cures the run where it finished (its final loss is 0.10 nat below the unigram loss, what a model reaches"
+    " that knows token frequencies only; of other losses, near the best before) with every seed. Where another seed"
     " finishes, too, chance explains as much as any change. A change that begins at a later step than 0 goes on"
     " from the run's own checkpoint of that step."
 )
@@ -66,6 +67,8 @@ def headline(content: Row) -> str:
     ...                       change | {"change": "another seed", "verdict": "does not cure"}]})
     'lr 0.0003 cures the run; another seed does not.'
     """
+    if content.get("unchanged") == "finishes":
+        return "The run as it was finishes from there, too: nothing can be said of a change."
     by_verdict: dict[str, list[str]] = {}
     for one in content["changes"]:
         by_verdict.setdefault(one["verdict"], []).append(one["change"])
@@ -96,6 +99,8 @@ def warnings(content: Row) -> list[str]:
             "Another seed alone finished with every seed: the break depends on chance (the batches from there on, or"
             " the init), so that a change which finishes may have done nothing. Replay with more seeds."
         )
+    if content.get("unchanged") in ("undecided", "failed", "interrupted"):
+        found.append(f"The run as it was is {content['unchanged']}: it has not failed again, and cures are not sure.")
     if all(one["seeds"] == 1 for one in content["changes"]):
         found.append("One seed per change: a change that cures here may not with another seed (--seeds 3).")
     return found

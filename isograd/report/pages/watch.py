@@ -42,8 +42,8 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
 
 _ENTROPY = "The unigram entropy is the loss of a model that reads no context: one that rests there has collapsed."
 _REPLAYED = (
-    "From before the break, once as it was and once per change: the mean of the last ten losses, and whether it lies"
-    " near or below the lowest loss before the break."
+    "From before the break, first as it was, the negative control: where that finishes, nothing can be said of a change."
+    " Then once per change: the mean of the last ten losses, and what follows."
 )
 
 
@@ -55,7 +55,7 @@ def replayed(folder: Path) -> Table | None:
     lines = []
     for row in read_json(path)["changes"]:
         loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
-        lines.append((row["change"], f"{row['from']:,}", f"{row['steps']:,}", loss, "cures" if row["cures"] else "no"))
+        lines.append((row["change"], f"{row['from']:,}", f"{row['steps']:,}", loss, row["verdict"]))
     return Table(header=("change", "from step", "steps", "loss", "verdict"), lines=lines)
 
 
