@@ -195,6 +195,28 @@ def test_an_interrupt_is_one_line(name: str, text: Path, tmp_path: Path) -> None
     assert len(runs(tmp_path / "out")) == 2  # the third had not begun
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_of_runs_that_move_is_no_failure(jobs: str, text: Path, tmp_path: Path) -> None:
+    """Twice, and in all processes: nothing is called failed, and the same command goes on from the last checkpoint."""
+    out = tmp_path / "out"
+    command = compare_command(text, out, "--placements", "pre-ln", "admin", "--jobs", jobs, steps=3000)
+
+    def farthest() -> int:
+        return max((int(path.name.split("-")[1]) for path in out.glob("*/checkpoints/checkpoint-*")), default=0)
+
+    for _ in range(2):
+        process, end, before = started(command), time.monotonic() + PATIENCE, farthest()
+        while farthest() <= before:
+            assert process.poll() is None and time.monotonic() < end, process.communicate()
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130 and "interrupted" in stderr and gone(process.pid), stderr
+        ended = [json.loads(path.read_text())["outcome"] for path in out.glob("*/outcome.json")]
+        assert {*ended} <= {"interrupted"} and "failed" not in stderr
+
+
 def test_an_interrupt_within_an_import_is_one_line_too() -> None:
     """A library in C makes another error of it, and its half would crash the interpreter where that takes it down."""
     script = """

@@ -54,10 +54,13 @@ def test_what_was_replayed(watched: Path) -> None:
     from isograd.report.pages.watch import replayed
 
     assert replayed(watched) is None
-    row = {"change": "lower rate", "from": 21, "steps": 40, "loss": 1.5, "cures": True}
+    row = {"change": "lower rate", "from": 21, "steps": 40, "loss": 1.5, "verdict": "cures"}
     write_json(
-        watched / "replayed.json", {"changes": [row, row | {"change": "as it was", "loss": None, "cures": False}]}
+        watched / "replayed.json", {"changes": [row, row | {"change": "as it was", "loss": None, "verdict": "fails"}]}
     )
     table = replayed(watched)
     assert table is not None
-    assert table.lines[0] == ("lower rate", "21", "40", "1.500", "cures") and table.lines[1][3:] == ("not finite", "no")
+    assert table.lines[0] == ("lower rate", "21", "40", "1.500", "cures") and table.lines[1][3:] == (
+        "not finite",
+        "fails",
+    )

@@ -42,8 +42,8 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
 
 _ENTROPY = "The unigram entropy is the loss of a model that reads no context: one that rests there has collapsed."
 _REPLAYED = (
-    "From before the break, first as it was, the negative control: where that finishes, nothing can be said of a change."
-    " Then once per change: the mean of the last ten losses, and what follows."
+    "From before the break, first as it was, the negative control: where that finishes, nothing can be said of a"
+    " change. Then once per change: the mean of the last ten losses, and what follows."
 )
 
 

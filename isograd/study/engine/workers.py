@@ -190,12 +190,12 @@ class _Worker:
     def end(self) -> None:
         """At once, whatever it does: its files are whole at any time."""
         self.job = None
-        self.pipe.close()
         self.process.terminate()
         self.process.join(5)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+        self.pipe.close()  # last: a run that still trains would take it for an error of its own
 
     def _start(self) -> None:
         context = server.context(bool(visible_gpus())) if self.gpu is None else mp.get_context("spawn")
@@ -242,12 +242,19 @@ def _work(
     prepare(threads)
     use(products)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def tell(news: Any) -> None:
+        try:
+            pipe.send(news)
+        except OSError:  # nobody hears it any more: an interrupt, which is no failure of the run
+            os._exit(1)
+
     while True:
         try:
             placement, *job = pipe.recv()
         except EOFError:
             return
-        pipe.send(_outcome(placement, (job[0], job[1]), lambda step, loss: pipe.send((step, loss)), strict))
+        tell(_outcome(placement, (job[0], job[1]), lambda step, loss: tell((step, loss)), strict))
 
 
 def _outcome(placement: Placement, job: Job, progress: Progress, strict: bool) -> dict[str, Any] | Exception:
