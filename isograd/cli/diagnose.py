@@ -64,7 +64,7 @@ def diagnose(
 
         found = _profile(model, batch, text, seed, device, shown)
         shown("drawing")
-        content = plain(found.as_dict())
+        content = plain(found.as_dict()) | {"text": str(text) if text or batch else None}
         facts = {
             "model": model,
             "inputs": str(text or batch or "random"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 
 from isograd.cli.console import announce, loading, output, print_json, print_lines, print_path, print_table
-from isograd.cli.parser import Folder
+from isograd.cli.parser import File, Folder
 from isograd.errors import InputsError, IsogradError, UserError, one_line
 from isograd.hub import must_be_a_model
 
@@ -23,6 +23,7 @@ def explain(
     model: Annotated[str, "RUN|MODEL"],
     *,
     batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
+    text: File | None = None,
     lr: float | None = None,
     warmup: int | None = None,
     out: Folder | None = None,
@@ -43,6 +44,7 @@ def explain(
     Args:
         model: the folder of a run; or a folder with a checkpoint, a hub id, package.module:callable, file.py:callable
         batch: for a model: returns what forward takes, where it cannot be guessed
+        text: for a model: real text, read with its own tokenizer (default: the embedded text where it has one)
         lr: for a model: the peak learning rate you plan to use
         warmup: for a model: the warm-up steps you plan to use
         out: where to write (default: RUN/explain, or runs/explain/NAME)
@@ -50,8 +52,10 @@ def explain(
     """
     folder = Path(model)
     is_run = (folder / "run.json").is_file()
-    if is_run and (batch or lr is not None or warmup is not None):
-        raise UserError("--batch, --lr and --warmup are for a model; a run has its own")
+    if is_run and (batch or text or lr is not None or warmup is not None):
+        raise UserError("--batch, --text, --lr and --warmup are for a model; a run has its own")
+    if batch and text:
+        raise UserError("--batch and --text contradict each other; give one")
     if not is_run:
         must_be_a_model(model, callables=True)
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
@@ -62,7 +66,7 @@ def explain(
             status(line)
             announce(f"{line} ...")
 
-        content = _of_run(folder, shown) if is_run else _of_model(model, batch, lr, warmup, shown)
+        content = _of_run(folder, shown) if is_run else _of_model(model, batch, text, lr, warmup, shown)
         from isograd.report.pages.explain import write_explanation
 
         page = write_explanation(content, out or (folder / "explain" if is_run else Path("runs/explain") / name))
@@ -106,17 +110,40 @@ def _checked(model: str, batch: str | None, lr: float | None, warmup: int | None
         raise UserError(f"{model} does not run: {type(error).__name__}: {one_line(error)}") from error
 
 
+def _inputs(model: "nn.Module", name: str, batch: str | None, text: Path | None) -> tuple[Any, Any, str | None]:
+    """What the model is run on, its labels, and which text that is; None: random inputs."""
+    from isograd.data.text import EMBEDDED, read
+    from isograd.trace.inputs import text_inputs
+    from isograd.trace.load import load_callable
+
+    if batch:
+        return load_callable(batch)(), None, None
+    if text is None and not Path(name).is_dir():  # nothing is asked of the hub for a look at random ids
+        return None, None, None
+    source = str(text) if text else EMBEDDED
+    try:
+        documents = read(source)
+        return *text_inputs(model, name, "\n".join(one for _, one in documents)), source
+    except IsogradError as error:
+        if text:
+            raise UserError(f"--text {one_line(error)}") from error
+        return None, None, None
+
+
 def _of_model(
-    name: str, batch: str | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
+    name: str, batch: str | None, text: Path | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
 ) -> dict[str, Any]:
     from isograd.diagnose import profile
     from isograd.report.pages.profile import USUAL, gradients_said, plain, verdict
-    from isograd.trace.load import load_callable, load_model
+    from isograd.trace.load import load_model
 
     shown(f"recording one forward and backward pass of {name}")
     found = [one.as_dict() for one in _checked(name, batch, lr, warmup)]
+    read = None
     try:
-        measured = profile(load_model(name), load_callable(batch)() if batch else None, progress=shown)
+        loaded = load_model(name)
+        inputs, labels, read = _inputs(loaded, name, batch, text)
+        measured = profile(loaded, inputs, labels, progress=shown)
     except IsogradError as error:
         measured, said = None, one_line(error)
     except Exception as error:  # a model's own code
@@ -124,9 +151,10 @@ def _of_model(
     serious = [one for one in found if one["severity"] == "error"]
     reported = [one for one in found if one["severity"] != "info"]
     known = next((one for one in found if one["code"] == "collapse-predicted"), None)
-    seen = verdict(plain(measured.as_dict()), judged=known is not None) if measured else f"No depth profile: {said}."
+    shape = plain(measured.as_dict()) | {"text": read} if measured else {}
+    seen = verdict(shape, judged=known is not None) if measured else f"No depth profile: {said}."
     if measured and reported and seen.startswith(USUAL):
-        seen = f"The depth profile does not show it: {gradients_said(plain(measured.as_dict()))}."
+        seen = f"The depth profile does not show it: {gradients_said(shape)}."
     head = reported[0] if reported else known
     first = f"{head['message'][:1].upper()}{head['message'][1:]} ({head['address'] or 'the model'})." if head else ""
     first = first if reported or not first else f"No fault found, but whether it trains depends on the rate: {first}"

@@ -136,4 +136,8 @@ def test_the_verdict(causal: dict[str, Any]) -> None:
     vanished = {**causal, "ratios": {group: {"first_last": 1e-3, "max_min": 1e3}}}
     assert profile_page.verdict(vanished).startswith("Gradients vanish towards the input: first/last layer 0.001")
     loud = {**causal, "loss": 9.0, "ln_classes": 3.0, "objective": "next token"}
-    assert "6.0 nats above a uniform guess" in profile_page.verdict(loud)
+    assert "6.0 nats above a uniform guess: the head" in profile_page.verdict(loud)
+    trained = loud | {"trained": True}
+    assert "random inputs say nothing about a trained model's loss" in profile_page.verdict(trained)
+    assert "on a text that the model was not trained on" in profile_page.verdict(trained | {"text": "mine.txt"})
+    assert "as expected" in profile_page.verdict(trained | {"text": "mine.txt", "loss": 2.0})

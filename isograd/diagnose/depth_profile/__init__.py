@@ -80,6 +80,7 @@ def profile(
         parameters=sum(p.numel() for p in model.parameters()),
         stacks=stacks,
         inputs={at: tuple(anatomy.trace[v].shape) for at, v in anatomy.trace.inputs.items()},
+        trained=_trained(model),
         loss=graded.loss if graded else None,
         objective=asked.kind if asked else None,
         ln_classes=asked.ln_classes if asked else None,
@@ -89,6 +90,14 @@ def profile(
         rows=made,
         expected=expected(stacks, made),
     )
+
+
+def _trained(model: nn.Module) -> bool:
+    """Whether most vectors called weight, those of norms, are uneven."""
+    named = [(name, p.detach().float()) for name, p in model.named_parameters() if p.ndim == 1 and not p.is_meta]
+    weights = [p for name, p in named if name.rpartition(".")[2] in ("weight", "scale", "gamma", "g") and p.numel() > 1]
+    uneven = sum(bool((w - w[0]).abs().max() > 1e-6) for w in weights)
+    return 2 * uneven > len(weights) > 0
 
 
 def _unlabelled(model: nn.Module, inputs: Inputs) -> Inputs:

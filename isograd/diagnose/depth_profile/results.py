@@ -97,6 +97,7 @@ class Profile:
 
     Attributes:
         model: its class.
+        trained: whether most norm weights differ from each other, which no init makes them.
         loss: None where there is none.
         objective: what the loss is of: "next token", "given labels", "random labels", "random targets" (no logits:
             mean square of the distance to numbers drawn from N(0, 1)).
@@ -110,6 +111,7 @@ class Profile:
     parameters: int
     stacks: tuple[StackProfile, ...]
     inputs: Mapping[str, tuple[int, ...]]
+    trained: bool
     loss: float | None
     objective: str | None
     ln_classes: float | None

@@ -177,7 +177,15 @@ def verdict(profile: Row, judged: bool = False) -> str:
     said = [*_gradients_of(profile), *_loss_of(profile), *stream, *_attention_of(profile)]
     if judged or said:
         return " ".join(said)
-    return f"{USUAL}: {gradients_said(profile)}; the loss is as expected."
+    loss = (
+        "random inputs say nothing about a trained model's loss" if _says_nothing(profile) else "the loss is as expected"
+    )
+    return f"{USUAL}: {gradients_said(profile)}; {loss}."
+
+
+def _says_nothing(profile: Row) -> bool:
+    """Whether the loss is that of a trained model on random inputs: it has learned that they do not come."""
+    return bool(profile.get("trained")) and profile.get("text") is None
 
 
 def gradients_said(profile: Row) -> str:
@@ -201,7 +209,11 @@ def _gradients_of(profile: Row) -> Iterator[str]:
 
 def _loss_of(profile: Row) -> Iterator[str]:
     loss, guess = profile["loss"], profile["ln_classes"]
-    if loss is not None and guess is not None and loss > guess + 1 and profile["objective"] != "given labels":
+    if _says_nothing(profile) or loss is None or guess is None:
+        return
+    if loss > guess + 1 and profile.get("trained"):
+        yield f"The loss is {loss - guess:.1f} nats above a uniform guess on a text that the model was not trained on."
+    elif loss > guess + 1 and profile["objective"] != "given labels":
         yield f"The loss is {loss - guess:.1f} nats above a uniform guess: the head, or what it reads, is too large."
 
 
