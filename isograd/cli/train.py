@@ -68,7 +68,8 @@ def train(
 
         print(yaml.safe_dump(run.as_dict(everything=True), sort_keys=False), end="")
         return 0
-    get(run.model.placement)  # refused before torch is loaded
+    if not run.pretrained:  # which may have a formula of its own
+        get(run.model.placement)  # refused before torch is loaded
     if dry_run:
         return _forecast(run, world_size or 1, json)
     if world_size is not None:

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,30 @@ from isograd.machine import cache_folder
 
 _FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A tokenizer that is there already, of a model that is trained further.
+
+    Attributes:
+        end: the id between documents.
+        by_line: whether lines are encoded one by one, as this package trains its models, or whole documents.
+    """
+
+    tokenizer: Tokenizer
+    end: int
+    by_line: bool
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps([self.tokenizer.to_str(), self.end, self.by_line]).encode()).hexdigest()
+
+    @cached_property
+    def of_characters(self) -> bool:
+        """Whether it is one that `train_tokenizer` made of characters, which a table encodes as well."""
+        own = self.tokenizer.token_to_id(SPECIAL["eos_token"]) == self.end
+        return own and self.by_line and '"pattern":{"Regex":"[\\\\s\\\\S]"}' in self.tokenizer.to_str()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +86,7 @@ def load_corpus(
     valid: str | None = None,
     documents: Ends = "file",
     mask: bool = False,
+    reader: Reader | None = None,
     cache: Path | None = None,
 ) -> Corpus:
     """Read, tokenize and split; a bar shows how far it is where there is a terminal.
@@ -74,6 +99,7 @@ def load_corpus(
         valid: a source for validation; None holds out one document in twenty, or the last twentieth of a single one.
         documents: what ends a document of a text file; </s> stands between documents.
         mask: the tokenizer has a <mask>.
+        reader: takes the place of `level`, `vocab_size` and `mask`.
         cache: folder for tokenizers and encoded text; None takes `cache_folder()`.
 
     Raises:
@@ -83,11 +109,11 @@ def load_corpus(
     if not asked:
         raise DataError("no source of text is named")
     _check_once(asked)
-    if level == "bpe" and vocab_size < smallest_bpe(mask):
+    if level == "bpe" and not reader and vocab_size < smallest_bpe(mask):
         raise DataError(
             f"vocab_size={vocab_size}: BPE needs at least {smallest_bpe(mask)}, the bytes and the special tokens"
         )
-    how = _How(level=level, vocab_size=vocab_size if level == "bpe" else 0, mask=mask)
+    how = _How(level=level, vocab_size=vocab_size if level == "bpe" else 0, mask=mask, reader=reader)
     cache = cache or cache_folder()
     known = _known_as(cache, asked, valid, field, documents, how)
     if known and (digest := read_digest(known)) and (cache / digest[:32] / MARK).exists():
@@ -125,9 +151,12 @@ class _How:
     level: Level
     vocab_size: int
     mask: bool
+    reader: Reader | None
 
     def as_list(self) -> list[Any]:
         """What goes into hashes; without a mask as it was before there were masks."""
+        if self.reader:
+            return [_FORMAT, self.reader.sha256]
         return [_FORMAT, self.level, self.vocab_size, *(["mask"] if self.mask else [])]
 
 
@@ -186,25 +215,37 @@ def _digest(train: list[Document], valid: list[Document], how: _How) -> str:
 
 
 def _fill(folder: Path, train: list[Document], valid: list[Document], how: _How) -> None:
-    tokenizer = train_tokenizer((text for _, text in train), how.level, how.vocab_size, how.mask)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    encoded = encode_characters if how.level == "char" else encode
-    ids = encoded(tokenizer, train)
+    reader = how.reader or _trained(train, how)
+    reader.tokenizer.save(str(folder / "tokenizer.json"))
+    encoded = encode_characters if reader.of_characters else encode
+    ids = encoded(reader, train)
     np.save(folder / "train.npy", ids)
-    np.save(folder / "valid.npy", encoded(tokenizer, valid))
+    np.save(folder / "valid.npy", encoded(reader, valid))
     facts = {"unigram_entropy": unigram_entropy(ids), "characters": sum(len(t) for _, t in train)}
     (folder / MARK).write_text(json.dumps(facts))
 
 
-def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
+def _trained(train: list[Document], how: _How) -> Reader:
+    return own_reader(train_tokenizer((text for _, text in train), how.level, how.vocab_size, how.mask))
+
+
+def own_reader(tokenizer: Tokenizer) -> Reader:
+    """How a tokenizer of `train_tokenizer` reads."""
+    end = tokenizer.token_to_id(SPECIAL["eos_token"])
+    assert end is not None
+    return Reader(tokenizer=tokenizer, end=end, by_line=True)
+
+
+def encode(reader: Reader, documents: list[Document]) -> np.ndarray:
     """Ids of all documents in a row, </s> between them, in the smallest unsigned type that holds the vocabulary."""
+    tokenizer = reader.tokenizer
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-    end = np.array([tokenizer.token_to_id(SPECIAL["eos_token"])], dtype=dtype)
+    end = np.array([reader.end], dtype=dtype)
     parts: list[np.ndarray] = []
     characters = sum(len(text) for _, text in documents)
     with tqdm(total=characters, desc="tokenizing", unit="char", unit_scale=True, disable=None, delay=1) as bar:
         for text in filter(None, (text for _, text in documents)):
-            lines = text.splitlines(keepends=True)
+            lines = text.splitlines(keepends=True) if reader.by_line else [text]
             for begin in range(0, len(lines), _LINES):
                 some = lines[begin : begin + _LINES]
                 encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
@@ -214,13 +255,14 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
     return np.concatenate(parts[:-1]) if parts[:-1] else np.zeros(0, dtype=dtype)
 
 
-def encode_characters(tokenizer: Tokenizer, documents: list[Document]) -> np.ndarray:
+def encode_characters(reader: Reader, documents: list[Document]) -> np.ndarray:
     """What `encode` gives with a tokenizer of characters, by a table of code points: a hundredth of its time."""
+    tokenizer = reader.tokenizer
     known = {token: i for token, i in tokenizer.get_vocab().items() if len(token) == 1}
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     table = np.full(sys.maxunicode + 1, tokenizer.token_to_id(SPECIAL["unk_token"]), dtype=dtype)
     table[[ord(token) for token in known]] = list(known.values())
-    end = np.array([tokenizer.token_to_id(SPECIAL["eos_token"])], dtype=dtype)
+    end = np.array([reader.end], dtype=dtype)
     parts = [part for _, text in documents if text for part in (table[_code_points(text)], end)]
     return np.concatenate(parts[:-1]) if parts else np.zeros(0, dtype=dtype)
 

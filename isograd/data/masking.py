@@ -27,6 +27,7 @@ class Masking:
     Args:
         mask: id of <mask>, the last of the vocabulary.
         first: the first ordinary id; those before it are special, and never predicted nor put in.
+        ordinary: all such ids, where they do not lie between `first` and `mask`.
     """
 
     mask: int
@@ -34,17 +35,23 @@ class Masking:
     rate: float = 0.15
     random: float = 0.1
     kept: float = 0.1
+    ordinary: np.ndarray | None = None
 
     def hide(self, ids: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """Change `ids` (time,) in place; the places that are to be predicted, in their order."""
-        ordinary = np.flatnonzero(ids >= self.first)
+        ordinary = np.flatnonzero(ids >= self.first if self.ordinary is None else np.isin(ids, self.ordinary))
         count = min(len(ordinary), max(1, round(self.rate * len(ordinary))))
         places = np.sort(draw.permutation(ordinary)[:count])
         fate = draw.random(count)
-        others = draw.integers(self.first, self.mask, count)
+        others = self._others(draw, count)
         kept = np.where(fate < self.random + self.kept, ids[places], self.mask)
         ids[places] = np.where(fate < self.random, others, kept)
         return places
+
+    def _others(self, draw: np.random.Generator, count: int) -> np.ndarray:
+        if self.ordinary is None:
+            return draw.integers(self.first, self.mask, count)
+        return self.ordinary[draw.integers(0, len(self.ordinary), count)]
 
 
 class MaskedSequences(Dataset[dict[str, Tensor]]):

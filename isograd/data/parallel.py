@@ -7,7 +7,7 @@ call only maps arrays.
 import hashlib
 import json
 from collections.abc import Iterable, Sequence, Sized
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -127,6 +127,7 @@ class _Wanted:
     tokenized: bool
     longest: int
     ratio: float
+    given: PairTokenizer | None
 
 
 def load_parallel(
@@ -143,6 +144,7 @@ def load_parallel(
     tokenized: bool = False,
     longest: int = 250,
     ratio: float = 0.0,
+    tokenizer: PairTokenizer | None = None,
     cache: Path | None = None,
 ) -> ParallelCorpus:
     """Read, clean, encode.
@@ -159,6 +161,7 @@ def load_parallel(
         tokenized: the text is Moses-tokenised; written beside the vocabulary, it changes no id.
         longest: tokens of a side, </s> not counted; longer training pairs are left out.
         ratio: of the longer side to the shorter one in tokens; above it training pairs are left out, 0 keeps any.
+        tokenizer: of a model that is trained further, in place of `vocabulary` and what belongs to it.
         cache: folder for encoded text; None takes `cache_folder()`.
 
     Raises:
@@ -174,6 +177,7 @@ def load_parallel(
         tokenized=tokenized,
         longest=longest,
         ratio=ratio,
+        given=tokenizer,
     )
     _check(wanted, train)
     if not valid and all(name.partition(":")[0] == NUMBERS for name in train):
@@ -207,8 +211,15 @@ def _key(wanted: _Wanted, found: Sequence[Sequence[PairsFound]]) -> str:
 
 def _sha(wanted: _Wanted, content: Any) -> str:
     files = [file_sha256(Path(name)) for name in (wanted.codes, *wanted.dictionaries) if name]
-    options = asdict(wanted) | {"codes": None, "dictionaries": None}
+    options = asdict(replace(wanted, given=None)) | {"codes": None, "dictionaries": None}
+    options.pop("given")
+    files += [_sha_of(wanted.given)] if wanted.given else []
     return hashlib.sha256(json.dumps([_FORMAT, options, files, content]).encode()).hexdigest()
+
+
+def _sha_of(tokenizer: PairTokenizer) -> str:
+    both = [[side.tokenizer.to_str(), side.vocab_size] for side in (tokenizer.source, tokenizer.target)]
+    return hashlib.sha256(json.dumps(both).encode()).hexdigest()
 
 
 def _text_sha(*parts: list[Pair]) -> list[str]:
@@ -249,6 +260,8 @@ def _some_left(pairs: Sized, counts: dict[str, int]) -> None:
 
 
 def _vocabularies(wanted: _Wanted, pairs: list[Pair]) -> PairTokenizer:
+    if wanted.given:
+        return PairTokenizer(wanted.given.source, wanted.given.target, wanted.languages, wanted.tokenized)
     sides = [[pair[i] for pair in pairs] for i in (0, 1)]
     texts: list[Iterable[str]] = [chain(*sides)] if wanted.joint else [*sides]
     files = wanted.dictionaries or (None,) * len(texts)

@@ -4,8 +4,9 @@
     ctranslate2.Translator("model-ct2").translate_batch([tokens], beam_size=5)
 
 CTranslate2 knows two placements, post-ln and pre-ln (its `pre_norm`), with LayerNorm or RMSNorm, and norms on the
-queries and keys of each head in self-attention; coefficients are folded first, and a norm anywhere else is refused. Its
-beam search is fairseq's, as ours is with `early_stopping=True`: the same scores, </s> counted in the length.
+queries and keys of each head in self-attention; of a causal model also grouped heads of any width and scale, and rotary
+positions in a part of their features. Coefficients are folded first, and a norm anywhere else is refused. Its beam
+search is fairseq's, as ours is with `early_stopping=True`: the same scores, </s> counted in the length.
 
 | ours | CTranslate2's |
 | --- | --- |
@@ -170,8 +171,25 @@ def _has_coefficients(model: nn.Module) -> bool:
     return any(isinstance(module, Coefficient | Constant | ScaledAdd) for module in model.modules())
 
 
+def _said(model: Holds) -> set[str]:
+    """Options of attention and positions that its decoder has too, where it reads nothing but itself."""
+    if not isinstance(model, IsogradForCausalLM):
+        return set()
+    rules = model.config.rope_rules().values()
+    plain = all(rule.get("rope_type", "default") == "default" for rule in rules) and len(rules) <= 1
+    said = {
+        "num_key_value_heads",
+        "head_dim",
+        "attention_multiplier",
+        "rope_interleaved",
+        "scale_embedding",
+        "bias_roles",
+    }
+    return said | ({"rope_parameters"} if plain and model.config.rotary_layers is None else set())
+
+
 def _refuse_norms(model: Holds) -> None:
-    if reason := next(beyond(model.config), None):
+    if reason := next(beyond(model.config, _said(model)), None):
         raise InteropError(f"CTranslate2 cannot hold it: {reason}; {ELSEWHERE}")
     for stack in [module for module in model.modules() if isinstance(module, IsogradModel)]:
         if stack.stack == "encoder" and not isinstance(stack.embedding.project, nn.Identity):
@@ -235,12 +253,19 @@ def _stack(stack: IsogradModel) -> Any:
         "qk_norm": True,  # taken out where there is none
     }
     if stack.rotary:
-        options |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rope_theta}
+        share = config.rope_of("full_attention").get("partial_rotary_factor", 1.0)
+        turned = 0 if share == 1.0 else int(config.head_size * share)
+        options |= {"rotary_dim": turned, "rotary_interleave": config.rope_interleaved}
+        options["rotary_base"] = config.rope_theta
     layers = [layer for layer in stack.layers if isinstance(layer, Layer)]
     depth, heads = len(layers), config.num_attention_heads
     if stack.causal:
         cross = layers[0].cross is not None
         options |= {"with_encoder_attention": cross, "project_in_out": True}
+        if config.key_value_heads != heads:
+            options["num_heads_kv"] = config.key_value_heads
+        if config.head_size * heads != config.hidden_size:
+            options["head_dim"] = config.head_size
         spec = specs.TransformerDecoderSpec(depth, heads, **options)
         table = spec.embeddings
         _set_projection(spec, "project_in", embedding.project)
@@ -284,6 +309,8 @@ def _set_attention(spec: Any, sublayer: Sublayer) -> None:
     )
     for linear, group in zip(spec.linear, [*groups, [branch.out]], strict=True):
         _set_linear(linear, *group)
+    if branch.scaling != branch.head_size**-0.5:
+        spec.queries_scale = np.float32(branch.scaling)
     (common,) = needed("export", "ctranslate2.specs.common_spec")
     for name, norm in (("q_norm", branch.query_norm), ("k_norm", branch.key_norm)):
         if isinstance(norm, nn.Identity):
@@ -308,8 +335,9 @@ def _set_feedforward(spec: Any, sublayer: Sublayer) -> None:
 def _set_linear(spec: Any, *projections: nn.Linear) -> None:
     """The projections on top of each other."""
     spec.weight = _values(torch.cat([projection.weight for projection in projections]))
-    if projections[0].bias is not None:
-        spec.bias = _values(torch.cat([projection.bias for projection in projections]))
+    if any(projection.bias is not None for projection in projections):
+        biases: list[Tensor] = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections]
+        spec.bias = _values(torch.cat(biases))
 
 
 def _set_projection(spec: Any, name: str, projection: nn.Module) -> None:

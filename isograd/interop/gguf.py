@@ -22,7 +22,6 @@ import numpy as np
 import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers.utils import logging
 
 from isograd.data.subwords import Subwords
 from isograd.errors import InteropError, needed
@@ -32,7 +31,7 @@ from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, special
 from isograd.interop.hf.family import later
 from isograd.interop.parity import ParityReport, hashes, measure
-from isograd.interop.pretrained import Fit, built, fit
+from isograd.interop.pretrained import Fit, built, fit, silent
 from isograd.interop.sample import Sample
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradPreTrainedModel
 
@@ -102,13 +101,8 @@ def measure_gguf(
     needed("export", "gguf")
     done = held(model)
     config = built(done).config  # the reader would take GPT-2's inner width and positions for the usual ones
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with silent():
         loaded = from_pretrained(getattr(transformers, done.class_name), folder, gguf_file=FILE, config=config)
-    finally:
-        if bars:
-            logging.enable_progress_bar()
     return measure(
         {"fp32": model},
         {"fp32": loaded.eval()},

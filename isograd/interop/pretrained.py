@@ -15,7 +15,8 @@ what it has and we have not: biases, token types, attention that never runs, as 
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
 
 from isograd.data.subwords import PairTokenizer
 from isograd.errors import InteropError
 from isograd.files import new_folder, read_json
-from isograd.hub import from_pretrained
+from isograd.hub import from_pretrained, model_place
 from isograd.interop.checkpoints.folder import Source, Written, copy_companions
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
@@ -519,17 +521,13 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
         ModelError, InteropError: no model there, or one that has no counterpart here.
         ParityError: the model does not compute what the original does; nothing is written.
     """
-    theirs = load_model(str(name)).eval()
-    if isinstance(theirs, IsogradPreTrainedModel) or not isinstance(theirs, PreTrainedModel):
-        raise InteropError(f"{name}: a {type(theirs).__name__}, expected a model of transformers' own")
+    theirs = _theirs(name)
     read, about = _read(theirs), type(theirs).__name__
     dtype: Any = theirs.dtype
     before = _original(theirs, read.family)
     model = _made(read, dtype, shared=True)
-    tokenizer = load_tokenizer(name)
-    if tokenizer is not None:  # what begins and ends a text, where the configuration does not say
-        model.config.bos_token_id = _first(model.config.bos_token_id, tokenizer.bos_token_id, tokenizer.cls_token_id)
-        model.config.eos_token_id = _first(model.config.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
+    tokenizer = load_tokenizer(model_place(str(name)) or name)
+    _complete_ids(model.config, tokenizer)
     if model.can_generate() and theirs.generation_config is not None:
         model.generation_config = copy.deepcopy(theirs.generation_config)
     with new_folder(out) as part:
@@ -549,6 +547,46 @@ def import_pretrained(name: str | Path, out: str | Path, *, date: str | None = N
         )
         report.write(part)
     return report
+
+
+def read_pretrained(name: str) -> tuple[IsogradPreTrainedModel, Any]:
+    """A model of transformers' as one of ours, and its tokenizer; nothing is written.
+
+    Raises:
+        ModelError, InteropError: as `import_pretrained`.
+    """
+    with silent():
+        model, tokenizer = from_transformers(_theirs(name), shared=True), load_tokenizer(model_place(name) or name)
+    _complete_ids(model.config, tokenizer)
+    return model, tokenizer
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """transformers' bars and notices off."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _theirs(name: str | Path) -> PreTrainedModel:
+    theirs = load_model(str(name)).eval()
+    if isinstance(theirs, IsogradPreTrainedModel) or not isinstance(theirs, PreTrainedModel):
+        raise InteropError(f"{name}: a {type(theirs).__name__}, expected a model of transformers' own")
+    return theirs
+
+
+def _complete_ids(config: IsogradConfig, tokenizer: Any) -> None:
+    """What begins and ends a text, where the configuration does not say."""
+    if tokenizer is not None:
+        config.bos_token_id = _first(config.bos_token_id, tokenizer.bos_token_id, tokenizer.cls_token_id)
+        config.eos_token_id = _first(config.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
 
 
 def _original(theirs: PreTrainedModel, family: Family) -> Side | Remembered:

@@ -48,7 +48,7 @@ def _language(arms: Sequence[ArmFiles]) -> str:
 
     said = [
         f"{of('model.layers')} layers, width {of('model.width')}, {of('model.heads')} heads; sequences of"
-        f" {of('data.length')} ({of('data.level')} level), batch {of('training.batch')}, {of('training.optimizer')}"
+        f" {of('data.length')} ({_level(arms)}), batch {of('training.batch')}, {of('training.optimizer')}"
         f" at LR {of('training.lr')}, {of('training.steps')} steps"
     ]
     names = {"data.mask": "masked {}", "data.mask_random": "of these random {}", "data.mask_kept": "kept {}"}
@@ -56,6 +56,12 @@ def _language(arms: Sequence[ArmFiles]) -> str:
     masked = [names[key].format(values[key]) for key in names if key in values]
     masked += [f"packing {values['data.packing']}"] if "data.packing" in values else []
     return "; ".join([*said, *([", ".join(masked)] if masked else [])])
+
+
+def _level(arms: Sequence[ArmFiles]) -> str:
+    if _known(arms, "model.from"):
+        return f"tokenizer and weights of {_each(arms, 'model.from')}"
+    return f"{_each(arms, 'data.level')} level"
 
 
 def _known(arms: Sequence[ArmFiles], key: str) -> bool:

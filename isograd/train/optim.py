@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,6 +115,31 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {
         id(p) for n, p in named.items() if p.ndim == 2 and role_of.get(n, "dense") in hidden and id(p) not in tables
     }
+
+
+OPTIMIZER = "optimizer.pt"  # beside a model: what its optimizer held
+
+
+def keep_state(path: Path, kind: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """The optimizer's state by the names of the parameters."""
+    held = {name: optimizer.state[p] for name, p in model.named_parameters() if p in optimizer.state}
+    torch.save({"optimizer": kind, "state": held}, path)
+
+
+def take_state(state: Mapping[str, Mapping[str, Any]], optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """What `keep_state` wrote, each tensor beside its parameter.
+
+    Raises:
+        RecipeError: it is of other parameters.
+    """
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if state.keys() != own.keys():
+        raise RecipeError(f"{OPTIMIZER} is of other parameters, such as {min(state.keys() ^ own.keys())}")
+    for name, p in own.items():
+        optimizer.state[p] = {
+            key: value.to(p.device) if isinstance(value, torch.Tensor) and value.ndim else value
+            for key, value in state[name].items()
+        }
 
 
 Factors = tuple[float, float, float]  # on learning rate, eps, weight decay

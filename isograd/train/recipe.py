@@ -6,6 +6,7 @@ from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,7 +15,7 @@ from jsonargparse import ArgumentParser
 
 from isograd.errors import RecipeError, nearest
 from isograd.recipes import path_of
-from isograd.train.run import Run
+from isograd.train.run import Run, written
 from isograd.train.tasks import DEFAULT, TASKS
 
 COMPARED = ("arms", "seeds", "axes", "also", "budget", "keep_models")  # top-level keys of comparisons and studies
@@ -70,9 +71,56 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
     task = content.get("task", DEFAULT)
     if not isinstance(task, str) or task not in TASKS:
         raise RecipeError(f"task is {json.dumps(task, default=str)}; expected {' or '.join(TASKS)}")
+    content = _with_one_name(content, TASKS[task].recipe.from_key)
     _check_keys(content, task)
-    run: Run = _built(TASKS[task].recipe, _listed(content))
+    content = _listed(content)
+    if name := content.get("model", {}).get("from"):
+        return _from_model(str(name), content, task)
+    run: Run = _built(TASKS[task].recipe, content)
     return run
+
+
+def _from_model(name: str, content: dict[str, Any], task: str) -> Run:
+    """A run that trains a model further: what is left out is the model's.
+
+    Raises:
+        RecipeError: what is given contradicts it, each such key with the model's value.
+    """
+    from isograd.train.pretrained import FREE, find_pretrained, keys_of
+
+    theirs = keys_of(find_pretrained(name), task, [key for key in _defaults(task) if key != "model.from"])
+    for key, value in theirs.items():
+        section, _, inner = key.partition(".")
+        own = content.get(section) or {}
+        if own.get(inner) is None:
+            content[section] = {**own, inner: value}
+    run: Run = _built(TASKS[task].recipe, content)
+    given = {key: getattr(getattr(run, key.split(".")[0]), key.split(".")[1]) for key in theirs}
+    wrong = {key: value for key, value in theirs.items() if _plainly(given[key]) != value and key not in FREE}
+    if wrong:
+        said = ", ".join(f"{key}={json.dumps(_plainly(given[key]))}" for key in wrong)
+        right = " ".join(f"{key}={json.dumps(value)}" for key, value in wrong.items())
+        raise RecipeError(f"model.from={name} contradicts {said}; leave them out, or set {right}")
+    return run
+
+
+def _with_one_name(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """`model.from` under the task's own name for it, as its placement where none is given."""
+    model, (section, _, inner) = content.get("model"), key.partition(".")
+    own = content.get(section, {})
+    if key == "model.from" or not isinstance(model, Mapping) or not isinstance(own, Mapping) or "from" not in model:
+        return content
+    from isograd.train.pretrained import find_pretrained
+
+    name = str(model["from"])
+    if own.get(inner) not in (None, name):
+        raise RecipeError(f"model.from={name} and {key}={own[inner]} name two models; leave one of them out")
+    rest = {"placement": find_pretrained(name).config.placement} | {k: v for k, v in model.items() if k != "from"}
+    return {**content, "model": rest, section: {**own, inner: name}}
+
+
+def _plainly(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _built(kind: type, content: Mapping[str, Any], section: str = "") -> Any:
@@ -80,12 +128,16 @@ def _built(kind: type, content: Mapping[str, Any], section: str = "") -> Any:
     types = _types(kind)
     return kind(
         **{
-            name: _built(types[name], value, f"{section}{name}.")
-            if is_dataclass(types[name])
+            _field(name): _built(types[name], value, f"{section}{name}.")
+            if is_dataclass(types[_field(name)])
             else _typed(kind, section + name, value)
             for name, value in content.items()
         }
     )
+
+
+def _field(key: str) -> str:
+    return f"{key}_" if iskeyword(key) else key
 
 
 @cache
@@ -119,7 +171,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 def _parser(kind: type, key: str) -> ArgumentParser:
     """Of one key: one of a whole recipe takes 20 ms for each cell of a study."""
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument(f"--run.{key}", type=_types(kind)[key.rpartition(".")[2]])
+    parser.add_argument(f"--run.{key}", type=_types(kind)[_field(key.rpartition(".")[2])])
     return parser
 
 
@@ -149,7 +201,7 @@ def _defaults(task: str) -> dict[str, Any]:
     for key in fields(TASKS[task].recipe):
         section: Any = key.default_factory
         if is_dataclass(section):
-            found |= {f"{key.name}.{inner.name}": inner.default for inner in fields(section)}
+            found |= {f"{key.name}.{written(inner.name)}": inner.default for inner in fields(section)}
         else:
             found[key.name] = key.default
     return found

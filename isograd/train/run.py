@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 from isograd.errors import RecipeError
@@ -23,8 +25,10 @@ Kept = Literal["last", "best", "average"]
 Select = Kept | Literal["auto"]
 MOST_LAYERS = 4096  # of a stack; four times the deepest ones published
 # keys that were added later: at these values a run is the one that it was without them
-LATER = {"stop_at": 0, "recover": None, "recoveries": 3}
+LATER = {"stop_at": 0, "recover": None, "recoveries": 3, "keep_optimizer": False}
 MODEL_LATER = (  # and of the model: at their defaults they are neither written down nor handed on
+    "from_",
+    "optimizer_state",
     "kv_heads",
     "head_dim",
     "rope",
@@ -54,6 +58,8 @@ class Placed:
 class Model(Placed):
     """The shape of the model; see `isograd.IsogradConfig` for each term."""
 
+    from_: str | None = None  # a trained model, a folder or a hub name: its shape, tokenizer and weights; `from`
+    optimizer_state: Literal["fresh", "stored"] = "fresh"  # "stored": what `training.keep_optimizer` left beside it
     layers: int = 12  # of the decoder in a translation
     width: int = 64
     heads: int = 4
@@ -85,6 +91,8 @@ class Model(Placed):
 
     def options(self) -> dict[str, Any]:
         options = {name: value for name, value in super().options().items() if not _as_before(name, value)}
+        for name in ("from_", "optimizer_state"):
+            options.pop(name, None)
         if "rope" in options and self.positions != "rotary":
             raise RecipeError(f"model.rope needs model.positions=rotary, and here they are {self.positions}")
         if "layer_types" in options:
@@ -92,6 +100,8 @@ class Model(Placed):
         return options
 
     def __post_init__(self) -> None:
+        if self.optimizer_state == "stored" and self.from_ is None:
+            raise RecipeError("model.optimizer_state=stored needs model.from: the model that it belongs to")
         for key in ("norm_eps", "initializer_range"):
             if not 0 < getattr(self, key) < math.inf:
                 raise RecipeError(f"model.{key}={getattr(self, key)} must be finite and above 0")
@@ -147,6 +157,7 @@ class Training:
     recover: Recover | None = None  # where the loss leaves its course: back to the last good state and on with the next
     # batches, "lower-rate" at half the rate
     recoveries: int = 3  # how often at most
+    keep_optimizer: bool = False  # its state beside the model, for a run with model.optimizer_state=stored
     stop_at: int = 0  # the update after which the run ends, its schedule that of `steps`; 0: the last one
 
     # Without a type these are no keys of a recipe: what a task trains with that has none of its own.
@@ -165,6 +176,7 @@ class Run:
 
     Attributes:
         batch_key: the key that says how many samples an update has.
+        from_key, length_key: the keys that name a model to be trained further, and the longest sequence.
         vocabulary: "char", "bpe", ..: how text becomes ids; None where a pre-trained model decides it.
         predicted: the share of tokens that the head of a language model is asked for.
         sized: whether the recipe alone gives the model's shape.
@@ -179,6 +191,8 @@ class Run:
     training: Training
 
     batch_key: ClassVar[str] = "training.batch"
+    from_key: ClassVar[str] = "model.from"
+    length_key: ClassVar[str] = "data.length"
     sized: ClassVar[bool] = True
     counts_rows: ClassVar[bool] = False
 
@@ -206,6 +220,16 @@ class Run:
     def encoder_layers(self) -> int | None:
         """Layers of the encoder; None in a model of one stack."""
         return None
+
+    @property
+    def pretrained(self) -> str | None:
+        """The model that is trained further; None where weights are drawn."""
+        return self.model.from_ if isinstance(self.model, Model) else None
+
+    @property
+    def stored_optimizer(self) -> bool:
+        """Whether the optimizer begins with the state that lies beside that model."""
+        return isinstance(self.model, Model) and self.model.optimizer_state == "stored"
 
     @property
     def data_seed(self) -> int:
@@ -240,7 +264,7 @@ class Run:
     @property
     def corpus_key(self) -> Any:
         """Runs that agree in this read the same corpus."""
-        return self.task, self.data
+        return self.task, self.data, self.pretrained
 
     def micro_batch(self, processes: int) -> int:
         """Samples of one process in one pass."""
@@ -272,6 +296,7 @@ class Run:
     def folder_name(self) -> str:
         """A folder's name that people can read and that no other run has."""
         t, encoder = self.training, "" if self.encoder_layers is None else f"{self.encoder_layers}l-"
+        encoder = f"from-{short_name(self.pretrained)}-{encoder}" if self.pretrained else encoder
         return f"{self.model.placement}-{encoder}{self.layers}l-lr{t.lr:g}-w{t.warmup}-s{self.seed}-{self.key()}"
 
     def described(self) -> dict[str, Any]:
@@ -284,7 +309,7 @@ class Run:
             "seed": self.seed,
             "task": self.task,
             "encoder_layers": self.encoder_layers,
-        }
+        } | ({"from": self.pretrained} if self.pretrained else {})
 
     def as_dict(self, everything: bool = False) -> dict[str, Any]:
         """Plain nested data, as it is written to run.json; the training comes last.
@@ -294,7 +319,8 @@ class Run:
         """
         content = json.loads(json.dumps(asdict(self)))
         model = content["model"].items()
-        content["model"] = {key: value for key, value in model if everything or not _as_before(key, value)}
+        model_ = {key: value for key, value in model if everything or not _as_before(key, value)}
+        content["model"] = {written(key): value for key, value in model_.items()}
         training = content.pop("training")
         training = {key: value for key, value in training.items() if everything or LATER.get(key, ...) != value}
         return content | {"training": training}
@@ -303,6 +329,26 @@ class Run:
         """Ten hexadecimal digits of everything that can change a number (not the name)."""
         content = {k: v for k, v in self.as_dict().items() if k != "name"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def written(field_name: str) -> str:
+    """The key of a field whose own name is a word of Python's.
+
+    >>> written("from_"), written("layers")
+    ('from', 'layers')
+    """
+    return field_name.rstrip("_")
+
+
+def short_name(model: str) -> str:
+    """What a folder's name says of a model's place.
+
+    >>> short_name("runs/mine/model/"), short_name("openai-community/gpt2"), short_name(".")
+    ('mine', 'gpt2', 'here')
+    """
+    parts = [part for part in Path(model).parts if part not in ("/", "..")]
+    named = parts[:-1] if len(parts) > 1 and parts[-1] == "model" else parts
+    return re.sub(r"[^\w.-]", "-", named[-1]) if named else "here"
 
 
 def with_steps(run: R, steps: int) -> R:
@@ -361,6 +407,8 @@ def _check_training(t: Training) -> None:
         raise RecipeError(f"training.optimizer={t.optimizer} cannot run on shards ({shards}); take another optimizer")
     if t.deepspeed is not None:
         _check_deepspeed(t)
+    if shards and t.keep_optimizer:
+        raise RecipeError(f"training.keep_optimizer=true and {shards} contradict each other: its state lies in shards")
     if t.recover and (shards or t.stop_when_broken):
         other = shards or "training.stop_when_broken=true"
         raise RecipeError(f"training.recover={t.recover} and {other} contradict each other; leave one of them out")

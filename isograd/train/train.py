@@ -39,7 +39,7 @@ from isograd.train.callbacks import (
     take_back,
 )
 from isograd.train.checkpoints import CHECKPOINTS, INITIAL, Seal, drop_broken, keep_only, last_checkpoint, step_of
-from isograd.train.optim import schedule_of
+from isograd.train.optim import OPTIMIZER, keep_state, schedule_of
 from isograd.train.provenance import provenance
 from isograd.train.run import Run, sharded_by
 from isograd.train.tasks import Task, task_of
@@ -215,7 +215,8 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         # the name in newer versions of transformers, and in older ones, of the same method
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-    trainer = IsogradTrainer(run, model, task.samples, folder / CHECKPOINTS, task.updates_per_epoch)
+    held = task.pretrained.moments(run.training.optimizer) if task.pretrained and run.stored_optimizer else None
+    trainer = IsogradTrainer(run, model, task.samples, folder / CHECKPOINTS, task.updates_per_epoch, held)
     begun = step_of(checkpoint) if checkpoint else 0
     warning = EarlyWarning(trainer, folder, task.token_entropy, checkpoint)
     if trainer.is_world_process_zero():
@@ -244,18 +245,26 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         trainer.save_model(str(folder / "model"))
     if trainer.is_world_process_zero() and run.keeps_model:
         task.save_tokenizer(folder / "model")
+        if run.training.keep_optimizer:
+            keep_state(folder / "model" / OPTIMIZER, run.training.optimizer, trainer.optimizer, model)
     rows = read_rows(folder / "quantities.jsonl")
     stack = model.config.stacks()[-1]
-    return outcome | {
-        "steps": trainer.state.global_step,
-        "unigram_entropy": task.unigram_entropy,
-        "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1], stack),
-        "gradient_ratio_end": gradient_ratio([r for r in rows if r["step"] > trainer.state.global_step - 50], stack),
-        "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
-        "cpu_seconds_per_step": log.cpu_seconds_per_step(),
-        "parameters": count,
-        "warning": first_warning(folder),
-    }
+    return (
+        outcome
+        | {
+            "steps": trainer.state.global_step,
+            "unigram_entropy": task.unigram_entropy,
+            "gradient_ratio_start": gradient_ratio([r for r in rows if r["step"] == 1], stack),
+            "gradient_ratio_end": gradient_ratio(
+                [r for r in rows if r["step"] > trainer.state.global_step - 50], stack
+            ),
+            "tokens_per_second": log.tokens_per_second(task.tokens_per_update()),
+            "cpu_seconds_per_step": log.cpu_seconds_per_step(),
+            "parameters": count,
+            "warning": first_warning(folder),
+        }
+        | task.origin()
+    )
 
 
 def _recovery(task: Task, checkpoint: Path | None) -> Recovery | None:
@@ -373,7 +382,7 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "steps": task.run.training.steps,
         "products": asdict(in_use()),
         "data": task.facts(),
-    }
+    } | task.origin()
 
 
 def _numbers(config: IsogradConfig, stack: Stack) -> list[dict[str, object]]:

@@ -5,6 +5,7 @@ order of the data fixed beforehand, gradients read before clipping, and non-fini
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ from isograd.errors import RecipeError
 from isograd.models import IsogradPreTrainedModel
 from isograd.placement import get
 from isograd.train.forecast.memory import available_memory, must_fit
-from isograd.train.optim import apply_rates, optimizer_of, schedule_of
+from isograd.train.optim import apply_rates, optimizer_of, schedule_of, take_state
 from isograd.train.run import Run, sharded_by
 from isograd.train.zero import settings
 from isograd.transformer.loss import smoothing_of
@@ -42,6 +43,7 @@ class IsogradTrainer(Trainer):
         train_dataset: the samples of the whole training in their order, one epoch of them.
         folder: where checkpoints go.
         updates_per_epoch: where the recipe counts in epochs.
+        moments: the state that the optimizer begins with; None: none.
     """
 
     lr_scheduler: Any
@@ -53,6 +55,7 @@ class IsogradTrainer(Trainer):
         train_dataset: Dataset[Any],
         folder: Path,
         updates_per_epoch: int | None = None,
+        moments: Mapping[str, Any] | None = None,
     ) -> None:
         self.recipe = run
         self.schedule = schedule_of(run.training, updates_per_epoch)
@@ -63,6 +66,7 @@ class IsogradTrainer(Trainer):
         self.norms: Tensor | None = None  # of each of `graded`; None where an engine keeps them
         self.graded: list[nn.Parameter] = []  # the parameters that have gradients
         self.rate = 0.0  # of this update
+        self.moments = moments
         super().__init__(
             model=model,
             args=arguments(run, folder),
@@ -81,6 +85,9 @@ class IsogradTrainer(Trainer):
         made = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
         model = self.model
+        if made and self.moments:
+            take_state(self.moments, optimizer, model)
+            self.moments = None
         if made and isinstance(model, IsogradPreTrainedModel):
             if rates := model.rates():
                 apply_rates(optimizer, {p: rates[name] for name, p in model.named_parameters() if name in rates})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isograd.data import load_corpus
-from isograd.data.corpus import encode, split, unigram_entropy
+from isograd.data.corpus import encode, own_reader, split, unigram_entropy
 from isograd.data.text import embedded, read
 from isograd.data.tokenizers import train_tokenizer
 from isograd.errors import DataError
@@ -188,7 +188,7 @@ def test_unigram_entropy_by_hand(tmp_path: Path) -> None:
 @pytest.mark.skipif(not REAL.exists(), reason="the real corpora are not beside this checkout")
 def test_entropy_of_a_real_corpus() -> None:
     documents = read(str(REAL))
-    ids = encode(train_tokenizer((t for _, t in documents), "char"), documents)
+    ids = encode(own_reader(train_tokenizer((t for _, t in documents), "char")), documents)
     assert len(ids) == len(documents[0][1])
     assert round(unigram_entropy(ids), 4) == 3.0017
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from isograd.data import PackedSequences
 from isograd.data.batches import as_is
-from isograd.data.corpus import encode, encode_characters
+from isograd.data.corpus import encode, encode_characters, own_reader
 from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text, train_tokenizer
 from isograd.errors import DataError
 
@@ -26,7 +26,7 @@ IDS = np.arange(4, 4 + 53).astype(np.uint16)
 @given(st.text(st.sampled_from(sorted(set(TEXTS[0]))), max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_characters_round_trip(text: str) -> None:
-    ids = encode(CHARACTERS, [("", text)])
+    ids = encode(own_reader(CHARACTERS), [("", text)])
     assert CHARACTERS.decode(ids.tolist()) == text
     assert len(ids) == len(text) and (ids >= len(SPECIAL)).all()
 
@@ -37,14 +37,16 @@ def test_the_table_of_characters_is_the_tokenizer(texts: list[str], mask: bool) 
     """Of known and unknown characters, in several documents, with empty ones."""
     documents = [(str(i), text + TEXTS[0][i::7]) for i, text in enumerate(texts)] + [("", "")] * len(texts)
     tokenizer = train_tokenizer(TEXTS, "char", mask=mask)
-    expected, found = encode(tokenizer, documents), encode_characters(tokenizer, documents)
+    reader = own_reader(tokenizer)
+    assert reader.of_characters and not own_reader(PIECES).of_characters
+    expected, found = encode(reader, documents), encode_characters(reader, documents)
     assert found.dtype == expected.dtype and found.tolist() == expected.tolist()
 
 
 @given(st.text(max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_pieces_round_trip_any_text(text: str) -> None:
-    ids = encode(PIECES, [("", text)])
+    ids = encode(own_reader(PIECES), [("", text)])
     assert PIECES.decode(ids.tolist()) == text
     assert (ids >= len(SPECIAL)).all()
 
@@ -69,8 +71,8 @@ def test_unknown_characters_and_the_size_of_a_vocabulary() -> None:
     assert tokenizer.encode("abz").ids == [4, 5, 1]
     assert tokenizer.get_vocab_size() == 4 + 3
     assert PIECES.get_vocab_size() <= 400
-    assert encode(tokenizer, [("", "abc"), ("", "c")]).tolist() == [4, 5, 6, 3, 6]
-    assert encode(tokenizer, []).dtype == np.uint16
+    assert encode(own_reader(tokenizer), [("", "abc"), ("", "c")]).tolist() == [4, 5, 6, 3, 6]
+    assert encode(own_reader(tokenizer), []).dtype == np.uint16
 
 
 @pytest.mark.parametrize("seed", [None, 0, 7])

@@ -108,6 +108,29 @@ def test_the_same_function(made: Any, options: dict[str, Any], tmp_path: Path) -
     assert gap(made(**options), tmp_path) < 5e-5
 
 
+ATTENTIONS: Sequence[dict[str, Any]] = (
+    {"num_key_value_heads": 2},
+    {"num_key_value_heads": 1, "position_embedding_type": "rotary", "norm": "rmsnorm", "hidden_act": "swiglu"},
+    {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_type": "rotary", "bias": False},
+    {"head_dim": 2},
+    {"attention_multiplier": 0.2, "num_key_value_heads": 2, "scale_embedding": 3.0},
+    {"position_embedding_type": "rotary", "rope_interleaved": True, "rope_theta": 50.0, "head_dim": 8},
+    {"position_embedding_type": "rotary", "head_dim": 8, "num_key_value_heads": 1}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}},
+    {"bias_roles": ["query", "key", "value"], "num_key_value_heads": 2},
+    {"bias_roles": ["value", "ffn_out"], "placement": "post-ln"},
+    {"placement": "admin", "num_key_value_heads": 2},
+)
+
+
+@pytest.mark.parametrize("options", ATTENTIONS, ids=lambda options: "-".join(map(str, options)))
+def test_grouped_heads_of_any_width(options: dict[str, Any], tmp_path: Path) -> None:
+    """Greedy continuations too, which are computed with a cache."""
+    model = causal(num_attention_heads=4, **options)
+    assert gap(model, tmp_path) < 5e-5
+    assert not measure_ctranslate2(model, TARGET, tmp_path / "ct2").failures()
+
+
 @pytest.mark.parametrize("made", [translator, causal])
 def test_norms_on_queries_and_keys(made: Any, tmp_path: Path, own_catalogue: None) -> None:
     normed = Residual(pre=N, projections=ProjectionNorm(of=("query", "key"), over="head"))

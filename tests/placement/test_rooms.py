@@ -12,7 +12,7 @@ import isograd
 ROOT = Path(isograd.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 # errors <- files, statistics, outcome, recipes, hub, machine <- placement <- transformer <- residual, models <- data
-# <- trace <- lint <- diagnose <- evaluate, theory <- train <- interop <- study <- report <- cli, pytest_plugin
+# <- trace <- lint <- diagnose <- evaluate, theory <- interop <- train <- study <- report <- cli, pytest_plugin
 LEVELS = [
     {"errors"},
     {"files", "statistics", "outcome", "recipes", "hub", "machine"},
@@ -24,8 +24,8 @@ LEVELS = [
     {"lint"},
     {"diagnose"},
     {"evaluate", "theory"},
-    {"train"},
     {"interop"},
+    {"train"},
     {"study"},
     {"transfer"},
     {"report"},

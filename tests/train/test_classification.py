@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from isograd.errors import DataError, RecipeError
+from isograd.errors import DataError, InteropError, RecipeError
 from isograd.files import read_rows
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM, IsogradForSequenceClassification
 from isograd.train.run import Run
@@ -331,9 +331,9 @@ def test_what_is_no_pretrained_model_is_refused(tmp_path: Path) -> None:
     other = Path(pretrained(tmp_path / "other"))
     content = json.loads((other / "model/config.json").read_text())
     (other / "model/config.json").write_text(json.dumps(content | {"model_type": "bert"}))
-    says("model_type is 'bert', expected 'isograd'", other)
+    says("expected a model of transformers' own", other, InteropError)
     (other / "model/config.json").write_text(json.dumps(content | {"bos_token_id": None}))
-    says("has no id of the token 'begin'", other)
+    says("no bos_token_id in its config.json", other)
     (other / "model/config.json").write_text("{")
     says("its config.json cannot be read", other)
     both = tmp_path / "both"

@@ -12,7 +12,7 @@ import pytest
 from isograd.errors import RecipeError
 from isograd.train.optim import optimizer_of, schedule_of
 from isograd.train.recipe import known_keys, load_run, run_from_dict
-from isograd.train.run import Model, Run
+from isograd.train.run import Model, Run, written
 from isograd.train.tasks import TASKS
 from isograd.train.tasks.language import LanguageModelling, LanguageRun
 from isograd.train.train import load_task
@@ -189,6 +189,8 @@ OTHER: dict[str, Any] = {
     "data.documents": "blank-line", "training.stop_at": 5,
     "training.recover": "rollback", "training.recoveries": 1,
 }  # fmt: skip
+# keys of a model that is trained further; tests/train/test_from.py shows what they do
+OF_A_MODEL = {"model.from", "model.optimizer_state", "training.keep_optimizer"}
 OF_A_MASKED: dict[str, Any] = {
     "data.packing": "segment-pair", "data.mask": 0.5, "data.mask_random": 0.5, "data.mask_kept": 0.5,
 }  # fmt: skip
@@ -254,11 +256,11 @@ ALL = {"name", "task", "seed"}
 
 def test_the_tables_hold_every_key() -> None:
     tables = (OTHER, OF_A_MASKED, OF_A_CLASSIFICATION, OF_A_TRANSLATION)
-    assert {*VALUES, "task"} == set(known_keys()) and sum(map(len, tables)) == len(VALUES)
+    assert {*VALUES, *OF_A_MODEL, "task"} == set(known_keys()) and sum(map(len, tables)) == len(VALUES)
     for task in TASKS.values():
         sections = {f.name: f.default_factory for f in dataclasses.fields(task.recipe) if f.name not in ALL}
         inside = {
-            f"{s}.{f.name}"
+            f"{s}.{written(f.name)}"
             for s, of in sections.items()
             if of is not dataclasses.MISSING
             for f in dataclasses.fields(of)

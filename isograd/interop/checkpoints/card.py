@@ -179,6 +179,7 @@ def _training(run: Mapping[str, Any], resolved: Mapping[str, Any], outcome: Mapp
         ("seed", run.get("seed")),
         ("data", _names(data.get("source"))),
         ("sha256 of the data", data.get("sha256")),
+        ("trained further from", _names(run.get("model", {}).get("from"))),
         ("tokens", data.get("tokens")),
         ("parameters", resolved.get("parameters")),
     ]

@@ -1,6 +1,6 @@
 """What a family of transformers' classes is: its options, its weights, and what it can hold exactly."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -299,9 +299,15 @@ def later(config: IsogradConfig) -> dict[str, Any]:
     return found
 
 
-def beyond(config: IsogradConfig) -> Iterator[str]:
-    """What no family of another library has, of those that isograd writes: a line each."""
+def beyond(config: IsogradConfig, said: Collection[str] = ()) -> Iterator[str]:
+    """What no family of another library has, of those that isograd writes: a line each.
+
+    Args:
+        said: options of `later` that this library can say.
+    """
     for name, value in later(config).items():
+        if name in said:
+            continue
         yield f"it has no {name}, and this model has {value}"
     entries, every = [config.of(stack).entry() for stack in config.stacks()], residuals(config)
     for kind in {type(entry.stream) for entry in entries} - {Plain}:

@@ -178,7 +178,9 @@ def verdict(profile: Row, judged: bool = False) -> str:
     if judged or said:
         return " ".join(said)
     loss = (
-        "random inputs say nothing about a trained model's loss" if _says_nothing(profile) else "the loss is as expected"
+        "random inputs say nothing about a trained model's loss"
+        if _says_nothing(profile)
+        else "the loss is as expected"
     )
     return f"{USUAL}: {gradients_said(profile)}; {loss}."
 

@@ -4,6 +4,7 @@ A task is a subclass of `Task` and of `Run`, in a file of its own that imports n
 are loaded: recipes are checked, and reports written, without them.
 """
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from isograd.models import IsogradConfig, IsogradPreTrainedModel
+    from isograd.train.pretrained import PreTrained
 
 CHARACTERS = 256  # of a vocabulary of characters, before data are read
 LOOKED_AT = 2000  # steps at the end of a run whose batches are formed again, for their unigram loss
@@ -72,6 +74,7 @@ class Task(ABC):
     Attributes:
         run: the recipe, with the number of steps that its epochs come to.
         corpus: the data itself.
+        pretrained: the model that is trained further.
         updates_per_epoch: None where a run does not count epochs.
         source, sha256: what was read.
         unigram_entropy: of the predicted tokens, nats.
@@ -98,6 +101,7 @@ class Task(ABC):
 
     run: Run
     corpus: Any
+    pretrained: "PreTrained | None" = None
     updates_per_epoch: int | None = None
     source: str
     sha256: str
@@ -130,7 +134,21 @@ class Task(ABC):
 
     def build(self, config: "IsogradConfig") -> "IsogradPreTrainedModel":
         """The model as it is trained."""
-        return self.empty(config)
+        return self.first(config)
+
+    def first(self, config: "IsogradConfig") -> "IsogradPreTrainedModel":
+        """A fresh model of this shape, with the weights of `model.from` where the run has one."""
+        model = self.empty(config)
+        if self.pretrained is not None:
+            model.load_state_dict(self.pretrained.loaded(type(model)).state_dict())
+        return model
+
+    def origin(self) -> dict[str, Any]:
+        """What resolved.json and outcome.json say of the model that is trained further."""
+        if self.pretrained is None:
+            return {}
+        optimizer = "stored" if self.run.stored_optimizer else "fresh"
+        return {"from": {"model": self.pretrained.name, "sha256": self.pretrained.sha256, "optimizer_state": optimizer}}
 
     @abstractmethod
     def first_batch(self, process: int = 0, processes: int = 1) -> "Mapping[str, Tensor]":
@@ -212,8 +230,29 @@ class Task(ABC):
         """Beside the model."""
 
 
+def pretrained_of(run: Run) -> "PreTrained | None":
+    """The model that a run trains further, its optimizer's state found where the run wants it."""
+    if not run.pretrained:
+        return None
+    from isograd.train.pretrained import find_pretrained
+
+    found = find_pretrained(run.pretrained)
+    if run.stored_optimizer:
+        found.moments(run.training.optimizer)
+    return found
+
+
+def with_weights(sha256: str, pretrained: "PreTrained | None") -> str:
+    """Of the data, and of the model that is trained further on them: a run goes on with both."""
+    return hashlib.sha256(f"{sha256}{pretrained.sha256}".encode()).hexdigest() if pretrained else sha256
+
+
 def config_from(run: Run, **facts: Any) -> "IsogradConfig":
-    """The configuration that a run's model section and the facts of its data describe."""
+    """The configuration that a run's model section and the facts of its data describe, or that of `model.from`."""
+    if run.pretrained:
+        from isograd.train.pretrained import continued
+
+        return continued(run, facts["max_position_embeddings"], next_sentence=facts.get("next_sentence", False))
     from isograd.models import IsogradConfig
     from isograd.models.config import TERMS
 

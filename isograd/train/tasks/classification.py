@@ -62,6 +62,7 @@ class ClassificationRun(RowRun):
     glue: Glue = field(default_factory=Glue)
     training: FineTuning = field(default_factory=FineTuning)
 
+    from_key = "glue.model"
     sized = False
     counts_rows = True
 
@@ -104,13 +105,13 @@ class ClassificationRun(RowRun):
         from isograd.data.glue import must_be_there
         from isograd.hub import model_place
 
-        model_place(str(self.glue.model), owned=True)
+        model_place(str(self.glue.model))
         must_be_there(self.glue.source)
 
     def config(self) -> "IsogradConfig":
-        from isograd.train.pretrained import config_here
+        from isograd.train.pretrained import find_pretrained
 
-        return config_here(str(self.glue.model))
+        return find_pretrained(str(self.glue.model)).config
 
     def folder_name(self) -> str:
         t, weights = self.training, "scratch" if self.glue.scratch else "pretrained"
@@ -348,10 +349,10 @@ class Classification(Task):
 def _load(glue: Glue) -> _Corpus:
     from isograd.data.glue import load_glue
     from isograd.data.labelled import encode
-    from isograd.train.pretrained import find_pretrained
+    from isograd.train.pretrained import find_one_stack
 
     assert glue.model is not None
-    pretrained = find_pretrained(glue.model)
+    pretrained = find_one_stack(glue.model)
     data = load_glue(glue.task, glue.source)
 
     def encoded(part: "Examples") -> "Encoded":

@@ -25,6 +25,8 @@ from isograd.train.tasks.base import (
     RowTraining,
     Task,
     config_from,
+    pretrained_of,
+    with_weights,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from isograd.data import Corpus, PackedSequences
     from isograd.models import IsogradConfig, IsogradForCausalLM
+    from isograd.train.pretrained import PreTrained
 
 TARGETS = ("labels", "shift_labels", "masked_positions", "next_sentence_label")  # what only a loss reads
 
@@ -45,7 +48,7 @@ class TextData(Data):
     valid: str | None = None
     field: str = "text"
     documents: Literal["file", "blank-line"] = "file"  # what ends a document of a text file
-    level: Literal["char", "bpe"] = "char"
+    level: Literal["char", "bpe", "model"] = "char"  # "model": the tokenizer of model.from
     vocab_size: int = 8192  # of the BPE
     length: int = 32
 
@@ -84,13 +87,18 @@ class TextRun(RowRun):
     data: TextData = field(default_factory=TextData)
     training: TextTraining = field(default_factory=TextTraining)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.level == "model" and not self.pretrained:
+            raise RecipeError("data.level=model is the tokenizer of model.from, and none is named")
+
     @property
     def places(self) -> int:
         return self.data.length
 
     @property
-    def vocabulary(self) -> str:
-        return self.data.level
+    def vocabulary(self) -> str | None:
+        return None if self.data.level == "model" else self.data.level
 
     def must_find_its_data(self) -> None:
         from isograd.data.text import must_be_there
@@ -132,8 +140,9 @@ class OnText(Task):
 
     def __init__(self, run: TextRun, corpus: "Corpus | None" = None) -> None:
         self.run = run
-        self.corpus = corpus or load_corpus_of(run)
-        self.source, self.sha256 = self.corpus.source, self.corpus.sha256
+        self.pretrained = pretrained_of(run)
+        self.corpus = corpus or load_corpus_of(run, self.pretrained)
+        self.source, self.sha256 = self.corpus.source, with_weights(self.corpus.sha256, self.pretrained)
         self.unigram_entropy = self.corpus.unigram_entropy
         self.samples = self._sequences(self.corpus.train, run.training.steps * run.training.batch, run.data_seed)
         self.comparable = run.training.label_smoothing == 0
@@ -150,7 +159,7 @@ class OnText(Task):
             self._sequences(self.corpus.valid, None, None)
         except DataError as error:
             raise DataError(f"the validation part: {error}; name another one (data.valid)") from error
-        if (self.corpus.valid < len(SPECIAL)).all():
+        if not self.pretrained and (self.corpus.valid < len(SPECIAL)).all():
             raise DataError("the validation part has no character of the training part; name another one (data.valid)")
 
     @abstractmethod
@@ -237,7 +246,7 @@ class OnText(Task):
         corpus = self.corpus
         return {
             "source": corpus.source,
-            "sha256": corpus.sha256,
+            "sha256": self.sha256,
             "characters": corpus.characters,
             "tokens": len(corpus.train),
             "vocab_size": corpus.vocab_size,
@@ -247,6 +256,9 @@ class OnText(Task):
     def save_tokenizer(self, folder: Path) -> None:
         from isograd.data.tokenizers import for_transformers
 
+        if self.pretrained:
+            self.pretrained.save_tokenizer(folder)
+            return
         for_transformers(self.corpus.tokenizer).save_pretrained(folder)
 
 
@@ -298,17 +310,18 @@ def _batch(samples: Any, places: range) -> "Mapping[str, Tensor]":
     return rows
 
 
-def load_corpus_of(run: TextRun) -> "Corpus":
+def load_corpus_of(run: TextRun, pretrained: "PreTrained | None" = None) -> "Corpus":
     """The corpus that a run names; the tokenizer of a masked model has one more token."""
     from isograd.data import load_corpus
 
     data = run.data
     return load_corpus(
         data.source,
-        level=data.level,
+        level="char" if data.level == "model" else data.level,
         vocab_size=data.vocab_size,
         field=data.field,
         valid=data.valid,
         documents=data.documents,
         mask=run.has_mask,
+        reader=pretrained.corpus_reader if pretrained else None,
     )

@@ -10,6 +10,7 @@ from isograd.train.tasks.base import GRADIENT, LABEL, OUTCOME, RATIO, SIZE, SPEE
 from isograd.train.tasks.language import OnText, TextData, TextRun
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from isograd.data import Corpus
@@ -123,14 +124,24 @@ class MaskedLanguageModelling(OnText):
         import numpy as np
 
         from isograd.data.masking import MaskedSequences, Masking, SegmentPairs
-        from isograd.data.tokenizers import MASK, SPECIAL
 
         data, tokenizer = self.run.data, self.corpus.tokenizer
-        vocabulary = tokenizer.get_vocab()
-        masking = Masking(mask=vocabulary[MASK], rate=data.mask, random=data.mask_random, kept=data.mask_kept)
-        ends = {"begin": vocabulary[SPECIAL["bos_token"]], "end": vocabulary[SPECIAL["eos_token"]]}
+        special, ordinary = self._special()
+        rates: dict[str, Any] = {"rate": data.mask, "random": data.mask_random, "kept": data.mask_kept}
+        masking = Masking(mask=special["mask"], ordinary=ordinary, **rates)
+        ends = {"begin": special["begin"], "end": special["end"]}
         if not self.run.pairs:
             return MaskedSequences(ids, data.length, masking, **ends, samples=samples, seed=seed)
-        pad = vocabulary[SPECIAL["pad_token"]]
+        pad = special["pad"]
         word = np.array([tokenizer.decode([i])[:1].isspace() for i in range(tokenizer.get_vocab_size())])  # begins one
         return SegmentPairs(ids, data.length, masking, **ends, pad=pad, word=word, samples=samples, seed=seed)
+
+    def _special(self) -> "tuple[dict[str, int], np.ndarray | None]":
+        """Ids of <mask>, <s>, </s> and <pad>; and the ordinary ids, where a tokenizer of another library has them."""
+        from isograd.data.tokenizers import MASK, SPECIAL
+
+        if self.pretrained:
+            return self.pretrained.masked_ids()
+        known = self.corpus.tokenizer.get_vocab()
+        roles = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
+        return {"mask": known[MASK]} | {role: known[SPECIAL[token]] for role, token in roles.items()}, None

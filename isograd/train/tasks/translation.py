@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from isograd.errors import RecipeError
 from isograd.train.run import Model, Run, Smoothing, Training, at_least, sharded_by, share, with_steps
-from isograd.train.tasks.base import CHARACTERS, GRADIENT, LABEL, OUTCOME, SPEED, Column, Task, config_from
+from isograd.train.tasks.base import (
+    CHARACTERS,
+    GRADIENT,
+    LABEL,
+    OUTCOME,
+    SPEED,
+    Column,
+    Task,
+    config_from,
+    pretrained_of,
+    with_weights,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,7 +52,7 @@ class PairsSection:
     valid: tuple[str, ...] = ()  # none: 500 pairs of `train` are held out
     source: str = "de"
     target: str = "en"
-    vocabulary: Literal["bpe", "unigram", "char", "subword-nmt"] = "bpe"
+    vocabulary: Literal["bpe", "unigram", "char", "subword-nmt", "model"] = "bpe"  # "model": that of model.from
     vocab_size: int = 8000
     joint: bool = True
     codes: str | None = None  # subword-nmt's merges
@@ -114,9 +125,12 @@ class TranslationRun(Run):
     training: TranslationTraining = field(default_factory=TranslationTraining)
 
     batch_key = "training.tokens"
+    length_key = "pairs.longest"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.pairs.vocabulary == "model" and not self.pretrained:
+            raise RecipeError("pairs.vocabulary=model is that of model.from, and none is named")
         if self.model.share_embeddings and not (self.pairs.joint and self.model.tie_embeddings):
             raise RecipeError("model.share_embeddings=true needs pairs.joint=true and model.tie_embeddings=true")
         if (shards := sharded_by(self.training)) and self.search.pairs:
@@ -141,8 +155,8 @@ class TranslationRun(Run):
         return self.pairs.longest
 
     @property
-    def vocabulary(self) -> str:
-        return self.pairs.vocabulary
+    def vocabulary(self) -> str | None:
+        return None if self.pairs.vocabulary == "model" else self.pairs.vocabulary
 
     @property
     def tokens_per_update(self) -> int:
@@ -150,7 +164,7 @@ class TranslationRun(Run):
 
     @property
     def corpus_key(self) -> Any:
-        return self.task, self.pairs
+        return self.task, self.pairs, self.pretrained
 
     def micro_batch(self, processes: int) -> int:
         return 1  # a sample is a whole micro-batch
@@ -214,8 +228,11 @@ class Translation(Task):
         from isograd.data.parallel import load_parallel
 
         settings = {name: value for name, value in vars(run.pairs).items() if name != "pool"}
+        self.pretrained = pretrained_of(run)
+        if self.pretrained:
+            settings |= {"vocabulary": "char", "tokenizer": self.pretrained.translator}
         self.corpus = corpus or load_parallel(**settings)
-        self.source, self.sha256 = self.corpus.source, self.corpus.sha256
+        self.source, self.sha256 = self.corpus.source, with_weights(self.corpus.sha256, self.pretrained)
         self.unigram_entropy = self.corpus.unigram_entropy
         self.held_out = self._held_out(run.training.valid_pairs)
         self.blind_loss = loss_by_place(
@@ -289,7 +306,7 @@ class Translation(Task):
 
     def build(self, config: "IsogradConfig") -> "IsogradForSeq2SeqLM":
         """A fresh model, which keeps the recipe's search as its own in generation_config.json."""
-        model = self.empty(config)
+        model = self.first(config)
         s = self.run.search
         model.generation_config.update(num_beams=s.beam, max_length=config.max_position_embeddings)
         if s.beam > 1:  # transformers refuses them without beams
@@ -363,7 +380,7 @@ class Translation(Task):
         corpus = self.corpus
         return {
             "source": corpus.source,
-            "sha256": corpus.sha256,
+            "sha256": self.sha256,
             "pairs": corpus.counts,
             "valid_pairs": len(self.held_out[0]),
             "tokens": int(corpus.train_target.lengths.sum()),
