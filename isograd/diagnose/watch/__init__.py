@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
+from isograd.diagnose.watch.baseline import Targets, labels_of
 from isograd.diagnose.watch.batches import Batches
-from isograd.diagnose.watch.collapse import ASK, CollapseWatch, TokenCounts, labels_of
+from isograd.diagnose.watch.collapse import ASK, CollapseWatch
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
@@ -121,6 +122,7 @@ class Watch:
     Attributes:
         row, layers: the row of the last step that was read, and the rows of its layers.
         warnings: what was reported, as the rows of warnings.jsonl: step, signal, layer, message, cause, remedy.
+        baseline: what the loss is measured against; None where it is not known, or not yet.
     """
 
     def __init__(
@@ -146,7 +148,8 @@ class Watch:
         self._nonfinite = nonfinite
         self._every = every
         self._updates = updates
-        self._counts = TokenCounts() if unigram_entropy is None else None
+        self._targets = Targets(unigram_entropy)
+        self.baseline = self._targets.baseline()
         self._watched = find_layers(model, addresses)
         self._by_layer = by_layer(self._watched)
         self._collapse = CollapseWatch(self._by_layer.addresses, self._by_layer.stacks, unigram_entropy)
@@ -184,6 +187,7 @@ class Watch:
             self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
             self._steps = Steps(list(self._model.parameters()), self._every)
         assert self._updates_of is not None and self._steps is not None
+        self._targets.recognize(self._model, batch, loss)
         self._gradients.take(loss)
         self._steps.take()
         self._waiting.append((self._step, batch))
@@ -288,12 +292,11 @@ class Watch:
         return {**broken, "layer": layer, "message": message, "cause": cause, "remedy": remedy}
 
     def _count(self, batch: Any) -> None:
-        if self._counts is None:
-            return
-        for labels in labels_of(batch):
-            self._counts.add(labels)
+        self._targets.add(batch)
         if self._read % TOGETHER == 0:
-            self._collapse.unigram_entropy = self._counts.entropy()
+            self.baseline = self._targets.baseline()
+            tokens = self.baseline is not None and self.baseline.kind == "tokens"
+            self._collapse.unigram_entropy = self.baseline.value if self.baseline and tokens else None
 
     def _advised(self, row: Row) -> Row:
         """With what the wiring of the model has to do with a collapse, asked once; as it is where that is not known."""

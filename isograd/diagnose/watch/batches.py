@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.diagnose.watch.collapse import LABELS, CollapseWatch
+from isograd.diagnose.watch.baseline import LABELS
+from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.writers import Row, alarm
 
 LOOKED_AT = 12  # batches from the first on

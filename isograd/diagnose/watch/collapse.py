@@ -22,9 +22,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from isograd.diagnose.watch.writers import Row
 from isograd.outcome import Stay
 
@@ -198,59 +195,3 @@ class _Fallen:
     first: int
     behind: float
     apart: float
-
-
-class TokenCounts:
-    """How often each label came, none below 0 (what losses ignore), and the entropy of that."""
-
-    def __init__(self) -> None:
-        self._counts = torch.zeros(0, dtype=torch.int64)
-        self._waiting: list[Tensor] = []
-
-    def add(self, labels: Tensor) -> None:
-        """Labels of one batch, of any shape; they are counted when the entropy is asked for."""
-        self._waiting.append(labels.detach().flatten())
-
-    def _count(self) -> None:
-        if not self._waiting:
-            return
-        ids = torch.cat(self._waiting)
-        self._waiting.clear()
-        counts = torch.bincount(ids[ids >= 0]).cpu()
-        if len(counts) < len(self._counts):
-            counts, self._counts = self._counts, counts
-        counts[: len(self._counts)] += self._counts
-        self._counts = counts
-
-    def entropy(self) -> float | None:
-        """-sum p ln p + (K - 1) / 2n, nats, of K kinds among n labels (Miller 1955); None below 10 labels of a kind.
-
-        The second term is what the first one lacks on average with so few labels.
-
-        >>> counts = TokenCounts()
-        >>> counts.add(torch.arange(4).repeat(1000)), round(counts.entropy(), 3)
-        (None, 1.387)
-        """
-        self._count()
-        some = self._counts[self._counts > 0].double()
-        total = float(some.sum())
-        if not len(some) or total < 10 * len(some):
-            return None
-        return math.log(total) - float((some * some.log()).sum()) / total + (len(some) - 1) / (2 * total)
-
-
-LABELS = ("labels", "shift_labels", "targets", "target", "y")
-
-
-def labels_of(batch: Any) -> list[Tensor]:
-    """The labels of a batch, or of several, that hold tokens, not classes: whole numbers, (batch, time).
-
-    Entries of a mapping by their usual names, or the second of two tensors of one shape.
-    """
-    if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(one, Tensor) for one in batch):
-        found = [batch[1]] if batch[0].shape == batch[1].shape else []
-    else:
-        several = batch if isinstance(batch, list | tuple) else [batch]
-        named = [next((n for n in LABELS if n in one), None) if isinstance(one, Mapping) else None for one in several]
-        found = [one[name] for one, name in zip(several, named, strict=True) if name is not None]
-    return [x for x in found if isinstance(x, Tensor) and x.ndim > 1 and not x.is_floating_point()]

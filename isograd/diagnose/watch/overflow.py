@@ -49,26 +49,25 @@ def _run(model: nn.Module, batch: Any, low: torch.dtype | None) -> tuple[str, st
         for name, module in model.named_modules():
             if name:
                 stack.callback(module.register_forward_hook(look(name), with_kwargs=True).remove)
-        _call(getattr(model, "_orig_mod", model), batch)
+        call(getattr(model, "_orig_mod", model), batch)
     return found[0] if found else None
 
 
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Mapping):
-        for one in batch:
-            _call(model, one)
-    elif isinstance(batch, Mapping):
+def call(model: nn.Module, batch: Any) -> Any:
+    """What a model gives for a batch, or for several, of the form that it takes."""
+    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Mapping | list | tuple):
+        return [call(model, one) for one in batch]
+    if isinstance(batch, Mapping):
         try:
-            model(**batch)
+            return model(**batch)
         except TypeError:
-            model(next(iter(batch.values())))
-    elif isinstance(batch, list | tuple):
-        try:
-            model(batch[0])
-        except TypeError:
-            model(*batch)
-    elif isinstance(batch, Tensor):
-        model(batch)
+            return model(next(iter(batch.values())))
+    if not isinstance(batch, list | tuple):
+        return model(batch)
+    try:
+        return model(batch[0])
+    except TypeError:
+        return model(*batch)
 
 
 def _largest(value: Any, masks: bool) -> float:
