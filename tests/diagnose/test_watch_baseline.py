@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import isograd
 from isograd.diagnose.watch.baseline import Baseline, Targets
+from isograd.diagnose.watch.collapse import CollapseWatch
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -85,7 +86,7 @@ def test_looking_at_the_loss_changes_nothing() -> None:
     model, x = Net(1), torch.randn(16, 8)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     state, targets = torch.get_rng_state(), Targets()
-    targets.recognize(model, (x, x[:, :1]), float(functional.mse_loss(model.head(x * 0), x[:, :1])))
+    targets.recognize(model, (x, x[:, :1]), functional.mse_loss(model.head(x * 0), x[:, :1]).item())
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())  # statistics of the batch norm
     assert torch.equal(torch.get_rng_state(), state) and model.training
 
@@ -99,3 +100,48 @@ def test_what_is_given_is_taken() -> None:
 def test_targets_of_a_constant_have_no_baseline() -> None:
     found: Any = baseline_of(lambda p, y: functional.mse_loss(p[:, 0], y), lambda x: torch.full((64,), 7.0))
     assert found is None
+
+
+def warnings_of(loss: Loss, target: Callable[[Tensor], Tensor], out: int, *, shuffled: bool, steps: int = 260) -> Any:
+    """What a loop that trains such a model is told."""
+    model, draw = Net(out), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    watch = isograd.watch(model, optimizer=optimizer)
+    for _ in range(steps):
+        x = torch.randn(32, 8, generator=draw)
+        y = target(x)
+        y = y[torch.randperm(len(y), generator=draw)] if shuffled else y
+        value = loss(model(x), y)
+        value.backward()
+        watch.step(value, batch=(x, y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return watch.warnings
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("l1", "stays at the mean absolute deviation of its targets (1."),
+        ("mse", "stays at the variance of its targets ("),
+        ("classes", "stays at the entropy of the class frequencies (1.04 nats)"),
+    ],
+)
+def test_targets_of_other_samples(kind: str, words: str) -> None:
+    """Shuffled targets of numbers and classes are found as those of tokens are, and nothing is said of tokens."""
+    loss, target, _ = REGRESSIONS[kind]
+    target = target if kind == "classes" else lambda x: 2 * x[:, 0]
+    (row,) = warnings_of(loss, target, 3 if kind == "classes" else 1, shuffled=True)
+    assert row["signal"] == "labels" and words in row["message"], row["message"]
+    assert "token" not in row["message"] and "one is shuffled" in row["cause"]
+    assert warnings_of(loss, target, 3 if kind == "classes" else 1, shuffled=False) == []
+
+
+def test_a_regression_that_stays_at_its_variance_for_long() -> None:
+    watch = CollapseWatch([], [])
+    watch.baseline = Baseline(kind="mse", value=250.0)
+    for step in range(1, 300):
+        watch.follow(step, 400.0 if step < 10 else 251.0, [])
+    (row,) = watch.warnings
+    assert "(251) has not gone below the variance of its targets (250): the model predicts no better" in row["message"]
+    assert "token" not in row["message"] + row["cause"]

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import isograd
 from isograd.diagnose.watch import causes
+from isograd.diagnose.watch.baseline import Baseline
 from isograd.diagnose.watch.batches import leaks
 from isograd.diagnose.watch.batches import moved as moved_by
 from isograd.diagnose.watch.losses import RESTS, STAYS, Losses
@@ -21,6 +22,7 @@ from isograd.diagnose.watch.overflow import culprit
 from isograd.diagnose.watch.steps import Moved, Steps, settings_of
 
 TIME, VOCABULARY = 12, 31
+LEVEL = Baseline(kind="tokens", value=3.0)
 Change = Callable[["Small"], None]
 
 
@@ -216,7 +218,11 @@ def cause_of(
         row
         for i, loss in enumerate(losses)
         for row in watch.follow(
-            i + 1, loss, norms[i] if i < len(norms) else 1.0, 3.0, moved(by[i], known.get("size", 1.0)) if by else None
+            i + 1,
+            loss,
+            norms[i] if i < len(norms) else 1.0,
+            LEVEL,
+            moved(by[i], known.get("size", 1.0)) if by else None,
         )
     ]
     (row,) = found
@@ -302,8 +308,8 @@ def test_why_no_weight_moves() -> None:
 
 
 def followed(losses: list[float], entropy: float | None = 3.0, norm: float = 1.0) -> list[tuple[int, str]]:
-    watch = Losses()
-    rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, entropy)]
+    watch, level = Losses(), None if entropy is None else Baseline(kind="tokens", value=entropy)
+    rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, level)]
     return [(row["step"], row["signal"]) for row in rows]
 
 

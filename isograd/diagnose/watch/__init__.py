@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from isograd.diagnose.watch.baseline import Targets, labels_of
+from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets, labels_of
 from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
@@ -35,6 +35,7 @@ from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
 from isograd.diagnose.watch.losses import Losses
 from isograd.diagnose.watch.overflow import culprit
 from isograd.diagnose.watch.steps import Moved, Steps, TrainedBy
+from isograd.diagnose.watch.trained import FirstBatch
 from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (
     JsonLines,
@@ -95,7 +96,7 @@ def watch(
         replay: how the loop can be taken back, for `Watch.replay`.
 
     Raises:
-        ValueError: no layers found; `every` below 1; `tensorboard` without a folder.
+        ValueError: `every` below 1; `tensorboard` without a folder.
         AttributeError: an address that the model does not have.
         ImportError: tensorboard is not installed.
     """
@@ -122,7 +123,6 @@ class Watch:
     Attributes:
         row, layers: the row of the last step that was read, and the rows of its layers.
         warnings: what was reported, as the rows of warnings.jsonl: step, signal, layer, message, cause, remedy.
-        baseline: what the loss is measured against; None where it is not known, or not yet.
     """
 
     def __init__(
@@ -149,15 +149,16 @@ class Watch:
         self._every = every
         self._updates = updates
         self._targets = Targets(unigram_entropy)
-        self.baseline = self._targets.baseline()
-        self._watched = find_layers(model, addresses)
+        self._watched = [] if addresses is None else find_layers(model, addresses)
         self._by_layer = by_layer(self._watched)
-        self._collapse = CollapseWatch(self._by_layer.addresses, self._by_layer.stacks, unigram_entropy)
+        self._collapse = CollapseWatch([], [], unigram_entropy)
         self._losses, self._batches = Losses(self.trained_by), Batches(model)
+        self._first = FirstBatch(model, self._targets)
         self._steps: Steps | None = None
         self._gradients: Gradients | None = None
         self._updates_of: Updates | None = None
-        self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
+        self._waiting: list[tuple[int, Any, float | None]] = []  # steps that were taken and not read yet: batch, rate
+        self._ended: set[str] = set()  # looks that failed
         self._step = 0
         self._closed = self._asked_of = False
         self._read = 0  # how many so far
@@ -181,25 +182,62 @@ class Watch:
             self.replays.before_update(self._step)
         if self._gradients is not None and self._step % self._every:
             return
-        if self._gradients is None:  # only now are the parameters what FSDP2 made of them
-            self._watched = find_layers(self._model, self._addresses)
-            self._gradients = Gradients(self._model, self._watched, self._updates)
-            self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
-            self._steps = Steps(list(self._model.parameters()), self._every)
-        assert self._updates_of is not None and self._steps is not None
-        self._targets.recognize(self._model, batch, loss)
-        self._gradients.take(loss)
-        self._steps.take()
-        self._waiting.append((self._step, batch))
-        self._report(self._updates_of.look(self._step))
+        if all(p.grad is None for p in self._model.parameters()):
+            raise ValueError("no parameter has a gradient; call step() after loss.backward() and before zero_grad()")
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
+        if self._gradients is None:
+            self._try("the model", lambda: self._begin(batch, loss))
+        elif self._read < TRIES:
+            self._try("targets", lambda: self._targets.recognize(self._model, batch, loss))
+        if self._gradients is None or self._try("gradients", lambda: self._take(loss, batch)) is None:
+            return
+        if self._updates_of is not None:
+            look = self._updates_of.look
+            self._report(self._try("updates of weights", lambda: look(self._step)) or [])
         if self._gradients.waiting >= self._gradients.together:
             self.read()
+
+    def _begin(self, batch: Any, loss: Tensor | float) -> None:
+        """At the first step: only now are the parameters what FSDP2 made of them, and lazy ones there."""
+        self._watched = find_layers(self._model, self._addresses)
+        self._by_layer = by_layer(self._watched)
+        level, self._collapse = self.baseline, CollapseWatch(self._by_layer.addresses, self._by_layer.stacks)
+        self._collapse.baseline = level
+        self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
+        self._steps = Steps(list(self._model.parameters()), self._every)
+        self._gradients = Gradients(self._model, self._watched, self._updates)
+        self._try("targets", lambda: self._targets.recognize(self._model, batch, loss))
+        self._try("the first batch", lambda: self._first.begin(batch, loss))
+
+    def _take(self, loss: Tensor | float, batch: Any) -> bool:
+        assert self._gradients is not None and self._steps is not None
+        self._gradients.take(loss)
+        self._try("steps of weights", self._steps.take)
+        self._waiting.append((self._step, batch, self.trained_by.rate))
+        return True
+
+    def _try(self, what: str, look: Callable[[], Any]) -> Any:
+        """A look at somebody else's model or batch: one that fails is not taken again, and the run goes on."""
+        if what in self._ended:
+            return None
+        try:
+            return look()
+        except Exception as error:
+            self._ended.add(what)
+            _log.warning("watch: %s: not looked at any more, %s: %s", what, type(error).__name__, error)
+            return None
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """What the loss is measured against; None where that is not known, or not yet."""
+        return self._collapse.baseline
 
     def read(self) -> None:
         """Read the steps that wait (on an accelerator: up to ten); with sharded gradients for all processes at once."""
         readings = self._gradients.read() if self._gradients else []
-        moves: list[Moved | None] = (self._steps.read() if self._steps else []) or [None] * len(readings)
-        for reading, moved, (step, batch) in zip(readings, moves, self._waiting, strict=True):
+        moves: list[Moved | None] = (self._try("steps of weights", self._steps.read) if self._steps else None) or []
+        moves = moves if len(moves) == len(readings) else [None] * len(readings)
+        for reading, moved, (step, batch, rate) in zip(readings, moves, self._waiting, strict=True):
             self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
             self._read += 1
             if self.replays is not None:
@@ -208,10 +246,11 @@ class Watch:
                 self.on_reading(step, reading.loss)
             for writer in self._writers:
                 writer.write(self.row, self.layers)
-            self._count(batch)
+            self._try("targets", lambda batch=batch: self._count(batch))
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
-            new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy, moved)
-            new += self._batches.look(step, batch, self._collapse, reading.loss)
+            undone = self._first.follow(reading.loss)
+            new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
+            new += self._try("batches", lambda: self._batches.look(step, batch, self._collapse, reading.loss)) or []
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()
@@ -294,9 +333,7 @@ class Watch:
     def _count(self, batch: Any) -> None:
         self._targets.add(batch)
         if self._read % TOGETHER == 0:
-            self.baseline = self._targets.baseline()
-            tokens = self.baseline is not None and self.baseline.kind == "tokens"
-            self._collapse.unigram_entropy = self.baseline.value if self.baseline and tokens else None
+            self._collapse.baseline = self._targets.baseline()
 
     def _advised(self, row: Row) -> Row:
         """With what the wiring of the model has to do with a collapse, asked once; as it is where that is not known."""

@@ -9,8 +9,8 @@ is measured, not assumed: the batch is run once more, and the loss is the one th
 """
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from isograd.trace.record import tensors, unwrapped
+
 LABELS = ("labels", "shift_labels", "targets", "target", "y", "label")
 SAME = 0.1  # the log of the ratio of two losses that are one, but for dropout
+OWN = "the model's own"
 TRIES = 3  # batches on which the loss may be recognized
 ENTRIES = 1 << 18  # of targets that are kept
 ENOUGH = 32  # targets from which on their best constant is known
@@ -71,8 +74,12 @@ class Baseline:
     def name(self) -> str:
         return REGRESSIONS[self.kind][1] if self.kind in REGRESSIONS else ENTROPIES[self.kind]
 
+    def number(self, loss: float) -> str:
+        """A loss as it is printed beside this one."""
+        return f"{loss:.3g}" if self.kind in REGRESSIONS else f"{loss:.2f}"
+
     def __str__(self) -> str:
-        return f"{self.name} ({self.value:.3g})" if self.kind in REGRESSIONS else f"{self.name} ({self.value:.2f} nats)"
+        return f"{self.name} ({self.number(self.value)}{'' if self.kind in REGRESSIONS else ' nats'})"
 
 
 class Targets:
@@ -102,7 +109,7 @@ class Targets:
             return
         self._tries += 1
         with suppress(Exception):  # somebody else's model: what does not run is not recognized
-            self._kind = kind_of(outputs_of(model, batch), targets[0], float(loss))
+            self._kind = kind_of(losses_of(model, batch), float(loss))
 
     def add(self, batch: Any) -> None:
         """The next batch."""
@@ -118,6 +125,17 @@ class Targets:
             return self._known
         kind = self._kind or "tokens"
         value = self._counts.entropy() if kind in ("tokens", "classes") else self._numbers.best(kind)
+        return None if value is None or value <= 0 else Baseline(kind=kind, value=value)
+
+    def of(self, batch: Any) -> Baseline | None:
+        """The best constant of one batch by itself: what knows no inputs cannot come below it there."""
+        alone, targets = Targets(), targets_of(batch)
+        kind = self._kind or ("tokens" if targets and is_tokens(targets[0]) else None)
+        if kind is None:
+            return None
+        alone._kind = kind
+        alone.add(batch)
+        value = alone._counts.plain() if kind in ("tokens", "classes") else alone._numbers.lowest(kind)
         return None if value is None or value <= 0 else Baseline(kind=kind, value=value)
 
 
@@ -144,45 +162,86 @@ def labels_of(batch: Any) -> list[Tensor]:
     return [target for target in targets_of(batch) if is_tokens(target)]
 
 
-def outputs_of(model: nn.Module, batch: Any) -> list[Tensor]:
-    """What a model gives for a batch, all its tensors of numbers; it stays as it is, random numbers too."""
+def losses_of(model: nn.Module, batch: Any) -> dict[str, float]:
+    """What each known loss is of a batch, or of several on average, by its name; the model stays as it is."""
     from isograd.diagnose.watch.overflow import call
-    from isograd.trace.record import tensors, undisturbed, unwrapped
 
-    bare = unwrapped(model)
-    devices = {p.device.index for p in bare.parameters() if p.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng([d for d in devices if d is not None]), undisturbed(bare):
-        return [x.float() for _, x in tensors(call(bare, batch)) if x.is_floating_point() and x.ndim]
+    parts = list(batch) if isinstance(batch, list) and batch and not isinstance(batch[0], Tensor) else [batch]
+    with left_alone(model):
+        found = [dict(_losses(call(unwrapped(model), part), targets_of(part))) for part in parts]
+    return {name: sum(one[name] for one in found) / len(found) for name in found[0] if all(name in x for x in found)}
 
 
-def kind_of(outputs: list[Tensor], target: Tensor, loss: float) -> str | None:
-    """The loss that outputs and targets give, of those that are known; None where none gives this number.
+@contextmanager
+def left_alone(model: nn.Module) -> Iterator[None]:
+    """Runs inside keep no gradient, and leave modes, buffers, attributes and random numbers as they were."""
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    held = [(module, dict(vars(module))) for module in model.modules()]
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng([d for d in devices if d is not None]):
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            for module, attributes in held:
+                vars(module).clear()
+                vars(module).update(attributes)
 
-    >>> x, y = torch.tensor([[0.5], [2.0]]), torch.tensor([1.0, 4.0])
-    >>> kind_of([x], y, 2.125), kind_of([x], y, 1.25), kind_of([x], y, 77.0)
-    ('mse', 'l1', None)
+
+def kind_of(given: Mapping[str, float], loss: float) -> str | None:
+    """The kind of the loss that comes out, of those that are known; None where none is near."""
+    name = nearest(given, loss)
+    return None if name is None or name == OWN else name.partition(",")[0]
+
+
+def nearest(given: Mapping[str, float], loss: float) -> str | None:
+    """The name of the loss that has this value; None where none is near.
+
+    >>> nearest({"mse": 2.125, "l1": 1.25}, 2.1), nearest({"mse": 2.125, "l1": 1.25}, 77.0)
+    ('mse', None)
     """
-    given = [one for output in outputs for one in _losses(output, target)]
-    apart = [(abs(math.log(value / loss)), kind) for kind, value in given if value > 0 and loss > 0]
-    nearest, kind = min(apart, default=(math.inf, None))
-    return kind if nearest < SAME else None
+    apart = [(abs(math.log(value / loss)), name) for name, value in given.items() if value > 0 and loss > 0]
+    by, name = min(apart, default=(math.inf, None))
+    return name if by < SAME else None
 
 
-def _losses(x: Tensor, y: Tensor) -> list[tuple[str, float]]:
-    if not y.is_floating_point() and y.ndim == 1 and x.ndim == 2 and x.shape[1] > int(y.max()):
-        both = (functional.cross_entropy(x, y), functional.nll_loss(x, y))
-        return [("classes", float(value)) for value in both]
+def _losses(output: Any, targets: list[Tensor]) -> Iterator[tuple[str, float]]:
+    values = dict(tensors(output))
+    for place, x in values.items():
+        if x.is_floating_point() and x.ndim and targets:
+            y = targets[0].to(x.device)
+            for name, value in (_cross_entropies if not y.is_floating_point() else _of_numbers)(x.float(), y):
+                yield f"{name}, {place}", float(value)
+    own = values.get("loss")
+    if own is not None and own.ndim == 0:
+        yield OWN, float(own)
+
+
+def _cross_entropies(x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Of classes, and of ids at every position, as they are or of the next one."""
+    if y.ndim == 1 and x.ndim == 2 and len(x) == len(y) and x.shape[1] > int(y.max()):
+        yield "classes", functional.cross_entropy(x, y)
+        yield "classes, of log-probabilities", functional.nll_loss(x, y)
+    elif x.shape[:-1] == y.shape and x.shape[-1] > int(y.max()):
+        yield "tokens", functional.cross_entropy(x.flatten(0, -2), y.flatten())
+        if y.ndim == 2:
+            yield "tokens, the next", functional.cross_entropy(x[:, :-1].flatten(0, 1), y[:, 1:].flatten())
+    elif x.numel() == y.numel():
+        yield from _of_numbers(x, y.to(x.dtype))
+
+
+def _of_numbers(x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
     if x.numel() != y.numel() or len(x) != len(y):
-        return []
+        return
     x, y = x.flatten(), y.float().flatten()
     if y.min() >= 0 and y.max() <= 1 and torch.equal(y, y.round()):
-        binary = [functional.binary_cross_entropy_with_logits(x, y)]
-        binary += [functional.binary_cross_entropy(x, y)] if x.min() >= 0 and x.max() <= 1 else []
-        found = [("binary", float(value)) for value in binary]
-    else:
-        found = []
-    means = [(kind, float(each(x, y).mean())) for kind, (each, _) in REGRESSIONS.items()]
-    return found + [(kind, math.sqrt(mean) if kind == "rmse" else mean) for kind, mean in means]
+        yield "binary", functional.binary_cross_entropy_with_logits(x, y)
+        if x.min() >= 0 and x.max() <= 1:
+            yield "binary, of probabilities", functional.binary_cross_entropy(x, y)
+    for kind, (each, _) in REGRESSIONS.items():
+        mean = each(x, y).mean()
+        yield kind, mean.sqrt() if kind == "rmse" else mean
 
 
 class Numbers:
@@ -208,10 +267,13 @@ class Numbers:
         if self._kept < ENOUGH:
             return None
         if self._best is None or self._kept >= 2 * self._best[0]:
-            self._best = (self._kept, self._of(kind))
+            lowest = self.lowest(kind)
+            correction = 1.0 if kind == "binary" else self._kept / (self._kept - 1)
+            self._best = (self._kept, lowest * (math.sqrt(correction) if kind == "rmse" else correction))
         return self._best[1]
 
-    def _of(self, kind: str) -> float:
+    def lowest(self, kind: str) -> float:
+        """Of these rows by themselves."""
         rows = torch.cat(self._rows)
         rows = rows[torch.isfinite(rows).all(dim=1)]
         if kind == "binary":
@@ -220,8 +282,7 @@ class Numbers:
         constants = [rows.mean(dim=0), *rows.sort(dim=0).values[:: max(1, len(rows) // CONSTANTS)]]
         each = REGRESSIONS[kind][0]
         lowest = torch.stack([each(c.expand_as(rows), rows).mean(dim=0) for c in constants]).amin(dim=0).mean()
-        value = float(lowest) * len(rows) / max(1, len(rows) - 1)
-        return math.sqrt(value) if kind == "rmse" else value
+        return math.sqrt(float(lowest)) if kind == "rmse" else float(lowest)
 
 
 class TokenCounts:
@@ -255,9 +316,12 @@ class TokenCounts:
         >>> counts.add(torch.arange(4).repeat(1000)), round(counts.entropy(), 3)
         (None, 1.387)
         """
+        plain, kinds, total = self.plain(), int((self._counts > 0).sum()), int(self._counts.sum())
+        return None if plain is None or total < 10 * kinds else plain + (kinds - 1) / (2 * total)
+
+    def plain(self) -> float | None:
+        """Of these labels by themselves, -sum p ln p."""
         self._count()
         some = self._counts[self._counts > 0].double()
         total = float(some.sum())
-        if not len(some) or total < 10 * len(some):
-            return None
-        return math.log(total) - float((some * some.log()).sum()) / total + (len(some) - 1) / (2 * total)
+        return math.log(total) - float((some * some.log()).sum()) / total if len(some) else None

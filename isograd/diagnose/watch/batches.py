@@ -22,7 +22,8 @@ LOOKED_AT = 12  # batches from the first on
 SEQUENCES = 2  # that a leak is looked for in
 MOST = 4096  # entries of a tensor that tell two batches apart
 COPIED = 0.95  # the share of labels that are the inputs, moved
-NEAR = 0.3  # nats around that of token frequencies
+NEAR = 0.3  # above a baseline, over its scale: as far as the noise of updates drives a loss
+BELOW = {True: 0.3, False: 0.1}  # the same below that of token frequencies, and below another
 ROWS = 32  # of a batch that are compared with each other
 SUMMED = 16  # labels of a batch, from which on a sum differs clearly from a mean
 FARTHEST = 16  # tokens ahead that labels are looked for
@@ -39,8 +40,8 @@ class Batches:
     same-batch  all of the first twelve are equal
     leak        outputs depend on later tokens, and the labels are the next tokens
     loss-sum    the first loss is that of a guess times the number of labels
-    labels      labels are the previous tokens; or the tokens after next; or, where the loss stays at that of token
-                frequencies, have nothing to do with the inputs
+    labels      labels are the previous tokens; or the tokens after next; or, where the loss stays at its baseline,
+                have nothing to do with the inputs
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -63,10 +64,10 @@ class Batches:
                 self._mixed.append(self._moved[-1] is None and mixed(*pair))
                 if len(self._seen) == 0:
                     found += self._leak(step, batch, pair) + self._summed(step, pair[1], loss)
-            self._seen.append(_mark(batch))
+            self._seen.append(_mark(batch) if _tensors(batch) else str(step))
             if len(self._seen) == LOOKED_AT:
                 found += self._same(step) + self._labels(step)
-        found += self._unrelated(step, collapse, loss)
+        found += self._unrelated(step, collapse)
         new = [row for row in found if row["signal"] not in self._reported]
         self._reported |= {row["signal"] for row in new}
         return new
@@ -99,19 +100,34 @@ class Batches:
         remedy = "make labels[:, t] what is to be predicted from inputs[:, : t + 1], the token inputs[:, t + 1]"
         return [alarm(step, "labels", None, symptom, cause, remedy)]
 
-    def _unrelated(self, step: int, collapse: CollapseWatch, loss: float) -> list[Row]:
-        """Labels that are not the inputs, wherever moved: of a translation rightly so, but then the loss falls."""
-        entropy = collapse.unigram_entropy
-        if not self._moved or {*self._moved} != {None} or entropy is None or len(self._seen) < LOOKED_AT:
+    def _unrelated(self, step: int, collapse: CollapseWatch) -> list[Row]:
+        """A loss that stays at its baseline, and labels that are not the inputs, wherever moved.
+
+        Of a translation rightly so, but then the loss falls.
+        """
+        level = collapse.baseline
+        if level is None or len(self._seen) < LOOKED_AT or (level.kind == "tokens" and {*self._moved} != {None}):
             return []
         mean = collapse.recent_loss  # a single batch is too noisy
-        self._waited = self._waited + 1 if abs(mean - entropy) < NEAR else 0
+        above = (mean - level.value) / level.scale
+        self._waited = self._waited + 1 if -BELOW[level.kind == "tokens"] < above < NEAR else 0
         if self._waited < WAITS:
             return []
+        if level.kind != "tokens":
+            return [
+                alarm(
+                    step, "labels", None,
+                    f"the loss ({level.number(mean)}) stays at {level}",
+                    "inputs and targets are not of the same samples (one is shuffled, or of another batch), or outputs"
+                    " do not depend on the inputs",
+                    "print one input with its target, and shuffle both together: x, y = x[order], y[order]",
+                )
+            ]  # fmt: skip
         return [
             alarm(
                 step, "labels", None,
-                f"the loss stays at that of token frequencies ({entropy:.2f} nats), and labels are not the next tokens",
+                f"the loss stays at that of token frequencies ({level.value:.2f} nats), and labels are not the next"
+                " tokens",
                 "inputs and labels are not of the same samples (one is shuffled, or of another batch)",
                 "take both from one slice: x, y = data[:, :-1], data[:, 1:], and shuffle them together",
             )

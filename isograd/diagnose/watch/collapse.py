@@ -5,7 +5,8 @@ Signals, each reported once, at the step at which it is first detected:
     gradients  for HOLD readings in a row the gradients have been APART times apart: since its own first value that of
                the median layer of a stack has fallen so many times further than that of the layer in the upper half
                which fell least, both as medians of five readings; and the loss is not LEARNS below the unigram entropy
-    unigram    the loss has settled where a model without any context lies, and for as long as a run must before it is
+    unigram    the loss has settled where a model that does not look at its inputs lies (the unigram entropy of tokens,
+               the variance of the targets of a regression: `baseline`), and for as long as a run must before it is
                called collapsed (`isograd.outcome.Stay`)
 
 The first is a ratio of ratios. What all gradients do together, as the loss falls, cancels, and so does how far apart
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from isograd.diagnose.watch.baseline import Baseline
 from isograd.diagnose.watch.writers import Row
 from isograd.outcome import Stay
 
@@ -37,6 +39,7 @@ class CollapseWatch:
     """Follows the losses and the gradients of a run, and reports when it collapses.
 
     Attributes:
+        baseline: what the loss is measured against; None where that is not known.
         warnings: what was reported so far, at most once per signal: step, signal, layer (None where no layer is to
             blame), a message in one sentence.
         apart: how many times further the median layer's gradient has fallen than that of the layer in the upper half
@@ -52,7 +55,7 @@ class CollapseWatch:
     def __init__(self, layers: Sequence[str], stacks: Sequence[str], unigram_entropy: float | None = None) -> None:
         """Layers by address, and the stack of each: layers of one stack are compared with each other."""
         self.layers = list(layers)
-        self.unigram_entropy = unigram_entropy
+        self.baseline = None if unigram_entropy is None else Baseline(kind="tokens", value=unigram_entropy)
         self.warnings: list[Row] = []
         self.apart: float | None = None
         members: dict[str, list[int]] = {}
@@ -70,23 +73,30 @@ class CollapseWatch:
         reported = {row["signal"] for row in self.warnings}
         found = []
         self._keep(norms)
-        entropy = self.unigram_entropy
-        stayed = entropy is not None and self._stay.follow(step, loss, entropy)
+        level = self.baseline
+        stayed = level is not None and self._stay.follow(step, loss / level.unit, level.value / level.unit)
         fallen = [one for indices in self._stacks if (one := self._fallen(step, indices)) is not None]
         self.apart = max((one.apart for one in fallen), default=None)
         if "gradients" not in reported:
             self._held = self._held + 1 if (self.apart or 0.0) >= APART else 0
             if self._held >= HOLD and not self._learns():
                 found.append(self._gradients(step, max(fallen, key=lambda one: one.apart)))
-        if "unigram" not in reported and entropy is not None and stayed:
-            found.append(self._unigram(step, self._stay.mean, entropy))
+        if "unigram" not in reported and level is not None and stayed:
+            found.append(self._unigram(step, level))
         self.warnings += found
         return found
 
     @property
     def recent_loss(self) -> float:
         """Mean of the last twenty; not a number before there are any, or where one is not finite."""
-        return self._stay.mean if self._stay.losses else math.nan
+        if not self._stay.losses or self.baseline is None:
+            return math.nan
+        return self._stay.mean * self.baseline.unit
+
+    @property
+    def unigram_entropy(self) -> float | None:
+        """Of tokens, nats; None of another loss."""
+        return self.baseline.value if self.baseline is not None and self.baseline.kind == "tokens" else None
 
     def state(self) -> dict[str, Any]:
         """What it knows, as JSON can keep it."""
@@ -136,10 +146,8 @@ class CollapseWatch:
         return _Fallen(least=least, first=first, behind=10 ** (moved[least] - moved[first]), apart=apart)
 
     def _learns(self) -> bool:
-        """Whether the loss is below what token frequencies give; False where these are not known."""
-        if self.unigram_entropy is None:
-            return False
-        return self._stay.mean < self.unigram_entropy - LEARNS
+        """Whether the loss is below its baseline; False where that is not known."""
+        return self.baseline is not None and self.recent_loss < self.baseline.value - LEARNS * self.baseline.scale
 
     def _gradients(self, step: int, fallen: "_Fallen") -> Row:
         layer = self.layers[fallen.first]
@@ -159,19 +167,23 @@ class CollapseWatch:
             ),
         }
 
-    def _unigram(self, step: int, mean: float, entropy: float) -> Row:
+    def _unigram(self, step: int, level: Baseline) -> Row:
+        since = f"step {step}: since step {self._stay.since} the loss ({level.number(self.recent_loss)})"
+        tokens = level.kind == "tokens"
+        reads = "reads no context, as if collapsed" if tokens else "predicts no better than one answer for every input"
         return {
             "step": step,
             "signal": "unigram",
             "layer": None,
-            "loss": mean,
-            "unigram_entropy": entropy,
-            "cause": "the stack passes on no context, or labels do not belong to the inputs",
-            "remedy": f"lower the rate, warm it up longer, look at one batch; {ASK}",
-            "message": (
-                f"step {step}: since step {self._stay.since} the loss ({mean:.2f}) has not gone below the entropy of"
-                f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
+            "loss": self.recent_loss,
+            "unigram_entropy" if tokens else "baseline": level.value,
+            "cause": (
+                "the stack passes on no context, or labels do not belong to the inputs"
+                if tokens
+                else "the stack passes on nothing of its inputs, or the targets do not belong to them"
             ),
+            "remedy": f"lower the rate, warm it up longer, look at one batch; {ASK}",
+            "message": f"{since} has not gone below {level}: the model {reads}",
         }
 
 
