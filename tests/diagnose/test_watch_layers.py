@@ -178,16 +178,20 @@ def through(model: Own, x: Tensor) -> Tensor:
     return x
 
 
+def looped(model: Own, x: Tensor) -> Tensor:
+    return model.block(x + model.block(x))
+
+
 UNUSUAL: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "one block in a list, many times": (lambda: Own(through, blocks=nn.ModuleList([block()] * 4)), ["blocks.0"]),
-    "one block, run in a loop": (lambda: Own(lambda m, x: m.block(x + m.block(x)), block=block()), ["block.0", "block.2"]),
+    "one block, run in a loop": (lambda: Own(looped, block=block()), ["block.0", "block.2"]),
     "no list of layers": (lambda: Own(through, first=nn.Linear(8, 8), second=nn.Linear(8, 8)), ["model"]),
     "one matrix": (lambda: nn.Linear(8, 8), ["model"]),
     "recurrent": (lambda: Own(lambda m, x: m.cell(x[None])[0][0], cell=nn.LSTM(8, 8, 2)), ["model"]),
     "sizes known later": (lambda: Own(through, a=nn.LazyLinear(8), b=nn.LazyLinear(8)), ["model"]),
     "vectors only": (lambda: Own(lambda m, x: m.norm(x), norm=nn.LayerNorm(8)), ["model"]),
     "numbers of one entry": (lambda: Own(lambda m, x: m.act(x), act=nn.PReLU()), ["model"]),
-    "complex": (lambda: Own(lambda m, x: m.linear(x.cfloat()).abs(), linear=nn.Linear(8, 8, dtype=torch.cfloat)), ["model"]),
+    "complex": (lambda: Own(lambda m, x: m.a(x.cfloat()).abs(), a=nn.Linear(8, 8, dtype=torch.cfloat)), ["model"]),
 }  # fmt: skip
 
 

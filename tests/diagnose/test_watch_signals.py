@@ -214,17 +214,11 @@ def cause_of(
 ) -> tuple[str, str]:
     """The signal and the cause; a norm of 1 where none is given, no movement where that is not."""
     watch = Losses(lambda: known.get("settings"))
-    found = [
-        row
-        for i, loss in enumerate(losses)
-        for row in watch.follow(
-            i + 1,
-            loss,
-            norms[i] if i < len(norms) else 1.0,
-            LEVEL,
-            moved(by[i], known.get("size", 1.0)) if by else None,
-        )
-    ]
+    size, found = known.get("size", 1.0), []
+    for i, loss in enumerate(losses):
+        went = moved(by[i], size) if by else None
+        rate = known["rates"][i] if "rates" in known else None
+        found += watch.follow(i + 1, loss, norms[i] if i < len(norms) else 1.0, LEVEL, went, rate)
     (row,) = found
     return row["signal"], row["cause"]
 
@@ -249,6 +243,11 @@ def test_the_cause_of_a_rise_by_what_was_first_out_of_the_ordinary() -> None:
         by = [leaps.get(i, x) for i, x in enumerate(steady)]
         signal, cause = cause_of(risen, norms, by)
         assert signal == "rise" and words in cause, cause
+    rates = [*[1e-3] * 150, *[0.3] * 100]
+    leaps = [*[1e-3] * 151, *[0.3] * 99]
+    assert cause_of(risen, large, leaps, rates=rates)[1] == "the learning rate rose from 0.001 to 0.3 at step 151"
+    steady_rate = cause_of(risen, [], [*[1e-3] * 150, 0.3, *[1e-3] * 99], rates=[1e-3] * 250)[1]
+    assert "other weights were loaded" in steady_rate and "rate" not in steady_rate
     up = [4 + 0.3 * i for i in range(90)]
     assert "maximized (a sign is turned)" in cause_of(up, by=[0.01] * 90)[1]
     assert "far too high: weights go 50% of their size" in cause_of(up, by=[0.5] * 90)[1]

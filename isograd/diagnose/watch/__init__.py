@@ -186,14 +186,13 @@ class Watch:
             raise ValueError("no parameter has a gradient; call step() after loss.backward() and before zero_grad()")
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         if self._gradients is None:
-            self._try("the model", lambda: self._begin(batch, loss))
+            self._try("the model", self._begin, batch, loss)
         elif self._read < TRIES:
-            self._try("targets", lambda: self._targets.recognize(self._model, batch, loss))
-        if self._gradients is None or self._try("gradients", lambda: self._take(loss, batch)) is None:
+            self._try("targets", self._targets.recognize, self._model, batch, loss)
+        if self._gradients is None or self._try("gradients", self._take, loss, batch) is None:
             return
         if self._updates_of is not None:
-            look = self._updates_of.look
-            self._report(self._try("updates of weights", lambda: look(self._step)) or [])
+            self._report(self._try("updates of weights", self._updates_of.look, self._step) or [])
         if self._gradients.waiting >= self._gradients.together:
             self.read()
 
@@ -206,8 +205,8 @@ class Watch:
         self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
         self._steps = Steps(list(self._model.parameters()), self._every)
         self._gradients = Gradients(self._model, self._watched, self._updates)
-        self._try("targets", lambda: self._targets.recognize(self._model, batch, loss))
-        self._try("the first batch", lambda: self._first.begin(batch, loss))
+        self._try("targets", self._targets.recognize, self._model, batch, loss)
+        self._try("the first batch", self._first.begin, batch, loss)
 
     def _take(self, loss: Tensor | float, batch: Any) -> bool:
         assert self._gradients is not None and self._steps is not None
@@ -216,12 +215,12 @@ class Watch:
         self._waiting.append((self._step, batch, self.trained_by.rate))
         return True
 
-    def _try(self, what: str, look: Callable[[], Any]) -> Any:
+    def _try(self, what: str, look: Callable[..., Any], *args: Any) -> Any:
         """A look at somebody else's model or batch: one that fails is not taken again, and the run goes on."""
         if what in self._ended:
             return None
         try:
-            return look()
+            return look(*args)
         except Exception as error:
             self._ended.add(what)
             _log.warning("watch: %s: not looked at any more, %s: %s", what, type(error).__name__, error)
@@ -246,11 +245,11 @@ class Watch:
                 self.on_reading(step, reading.loss)
             for writer in self._writers:
                 writer.write(self.row, self.layers)
-            self._try("targets", lambda batch=batch: self._count(batch))
+            self._try("targets", self._count, batch)
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
             undone = self._first.follow(reading.loss)
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
-            new += self._try("batches", lambda: self._batches.look(step, batch, self._collapse, reading.loss)) or []
+            new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()
@@ -284,6 +283,11 @@ class Watch:
     def report(self, row: Row) -> None:
         """A warning from elsewhere: to the console, and into warnings.jsonl."""
         self._report([row])
+
+    def begin_again(self) -> None:
+        """After the run has gone back to a state of before: what its losses said until then holds no longer."""
+        self._losses = Losses(self.trained_by)
+        self._first.begin_again()
 
     def close(self) -> None:
         """Read and write what is left; where gradients are sharded, every process has to call this."""

@@ -15,6 +15,7 @@ Ask = Callable[[], Settings | None]
 ABOUT = 13  # readings in which a rise begins, up to where it is seen
 LEAP = 5.0  # times the usual step
 ROSE = 3.0  # times the rate before
+LATE = 12  # readings: as a mean of ten sees a rise, after it has begun
 GENTLE = 0.005  # of their size: how far trained weights may go in their first step
 WARM = 20  # steps of warm-up that are advised for trained weights
 GROWN = 10.0  # times the usual gradient: then the step before the rise was one of its own
@@ -58,9 +59,9 @@ class History:
         """What was first out of the ordinary where a loss has just begun to rise: a step, a gradient, or neither."""
         seen = list(self._seen)
         before, last = seen[:-ABOUT], seen[-ABOUT:]
-        jump = _rate_rose(before[-1:] + last)
-        if jump is not None:
-            return jump
+        rose = self.rose()
+        if rose is not None:
+            return rose
         usual = self.by(end=-ABOUT)
         if usual is None or len(before) < ABOUT:
             return None
@@ -72,6 +73,18 @@ class History:
         if large:
             return steep(large[0].step, max(one.norm for one in large) / norm)
         return None
+
+    def rose(self) -> Cause | None:
+        """A rate that rose from one reading to the next, within those in which a loss began to rise."""
+        pairs = [*pairwise(self._seen)][1:][-ABOUT - LATE :]  # not the first ones of a warm-up
+        jumps = [(a.rate, b) for a, b in pairs if a.rate and b.rate and b.rate >= ROSE * a.rate]
+        if not jumps:
+            return None
+        before, at = jumps[0]
+        return (
+            f"the learning rate rose from {before:g} to {at.rate:g} at step {at.step}",
+            f"mend its schedule, and go on from a checkpoint before, at lr={before:g}",
+        )
 
     def highest_rate(self) -> float | None:
         """So far; None where it is not known."""
@@ -101,33 +114,20 @@ def one_digit(rate: float) -> float:
     return float(f"{math.floor(rate / power + 1e-9) * power:.1g}")
 
 
-def _rate_rose(seen: Sequence[Seen]) -> Cause | None:
-    """A rate that rose within the readings in which a loss began to rise."""
-    before = seen[0].rate
-    above = [one for one in seen if one.rate is not None and before and one.rate >= ROSE * before]
-    if not above or before is None:
-        return None
-    most = max(one.rate or 0.0 for one in above)
-    return (
-        f"the learning rate rose from {before:g} to {most:g} at step {above[0].step}",
-        f"mend its schedule, and go on from a checkpoint before, at lr={before:g}",
-    )
-
-
 def _leapt(leaps: Sequence[Seen], usual: float, *, known: bool) -> Cause:
     """`known`: the rates are, and did not rise."""
     step, times = leaps[0].step, max(one.moved.by for one in leaps if one.moved is not None) / usual
     if len(leaps) == 1:
-        rate = "" if known else ", or the rate was that high for one step"
+        rate, look = ("", "") if known else (", or the rate was that high for one step", "; print the rate")
         return (
             f"up to step {step} weights jumped {times:.0f} times their usual step, once: other weights were loaded"
             f" there (a restart without its checkpoint){rate}",
-            f"look at what the loop does there: load model and optimizer of the checkpoint{'' if known else '; print the rate'}",
+            f"look at what the loop does there: load model and optimizer of the checkpoint{look}",
         )
     if known:
         return (
             f"from step {step} on weights went up to {times:.0f} times their usual step, for {len(leaps)} steps, at the"
-            " same learning rate: the state of the optimizer was lost or is another's, or something else writes weights",
+            " same learning rate: the optimizer's state was lost or is another's, or something else writes weights",
             "look at what the loop does there: load the optimizer of the checkpoint, too",
         )
     return (

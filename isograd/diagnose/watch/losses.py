@@ -106,9 +106,11 @@ class Losses:
         self._reported.add("rise")
         loss = fmean(list(self._last)[-3:])
         rate = self._history.highest_rate()
-        cause, remedy = causes.undone(lost.before, lost.now, rate, self._history.gentle(), self._history.furthest())
+        gentle = self._history.gentle()
+        too_high = causes.undone(lost.before, lost.now, rate, gentle, self._history.furthest())
+        cause, remedy = self._history.rose() or too_high
         symptom = f"the loss rose from {_number(self._first[0])} to {_number(loss)}"
-        return alarm(step, "rise", None, symptom, cause, remedy, since=1, lowest=lost.before, loss=loss)
+        return alarm(step, "rise", None, symptom, cause, remedy, since=1, lowest=lost.before, loss=loss, lr=gentle)
 
     def _rise(self, step: int, loss: float, norm: float, level: Baseline | None) -> Row | None:
         usual = median(self._usual) if self._usual else math.inf

@@ -50,6 +50,7 @@ class FirstBatch:
         self._count = 0
         self._next = 2 + LAST
         self._lost = 0.0  # at the last look
+        self._done = False
 
     def begin(self, batch: Any, loss: Tensor | float) -> None:
         """With the first batch and its loss, before the first update."""
@@ -67,13 +68,15 @@ class FirstBatch:
                 self._batch, self._name = batch, name
                 self._before, self._knew = float(loss), level.value - float(loss)
 
+    def begin_again(self) -> None:
+        """From weights of before."""
+        self._last.clear()
+        self._count, self._next, self._lost, self._done = 1, 2 + LAST, 0.0, False
+
     def follow(self, loss: float) -> Undone | None:
         """The next reading; once the updates have undone what the model knew."""
         self._count += 1
-        if self._batch is None or self._count == 1:
-            return None
-        if self._count > WITHIN:
-            self._batch = None
+        if self._batch is None or self._done or not 1 < self._count <= WITHIN:
             return None
         self._last.append(loss)
         if self._count < self._next or not fmean(self._last) > self._before + LOST * self._knew / 2:
@@ -85,23 +88,20 @@ class FirstBatch:
         try:
             now = losses_of(self._model, self._batch)[self._name]
         except Exception:  # of a model that has become another
-            self._batch = None
+            self._done = True
             return None
         lost, before = now - self._before, self._lost
         self._lost = lost if lost > LOST * self._knew else 0.0
         comes_back = lost < COMES_BACK * before and lost < self._knew
         if not self._lost or not before or comes_back:
             return None
-        self._batch = None
+        self._done = True
         return Undone(before=self._before, now=now)
 
 
 @torch.no_grad()
 def norms_moved(model: nn.Module) -> bool:
     """Whether the weights of a norm are no longer all one number, as any initialization makes them."""
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if "norm" in type(module).__name__.lower() and isinstance(weight, Tensor) and weight.ndim == 1:
-            if not isinstance(weight, DTensor) and weight.numel() > 1:
-                return bool(weight.min() != weight.max())
-    return False
+    norms = [m for m in model.modules() if "norm" in type(m).__name__.lower()]
+    weights = [w for m in norms if isinstance(w := getattr(m, "weight", None), Tensor) and w.numel() > 1]
+    return bool(weights) and not isinstance(weights[0], DTensor) and bool(weights[0].min() != weights[0].max())
