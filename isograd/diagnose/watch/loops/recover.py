@@ -1,8 +1,9 @@
 """Back to the last good state while a run goes on: weights and optimizer of before the break, then the next batches.
 
 The number of the step, the schedule and the data go on: the batches since that state are skipped. A run is in trouble
-at a loss that is not finite; and where the mean of ten losses lies 0.5 nat above its lowest, by more than noise does,
-or is back at that of token frequencies; or where a watch warns that it rose. What is kept are copies on the host, of three moments twenty steps apart.
+at a loss that is not finite; where the mean of ten losses lies 0.5 nat above its lowest, by more than noise does, or is
+back at that of token frequencies; and where a watch warns that the loss rose. What is kept are copies on the host, of
+three moments twenty steps apart.
 """
 
 import copy
