@@ -26,14 +26,14 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets, labels_of
+from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
 from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
 from isograd.diagnose.watch.losses import Losses
-from isograd.diagnose.watch.overflow import culprit
+from isograd.diagnose.watch.overflow import IN_FLOAT32, origin, out_of_range
 from isograd.diagnose.watch.steps import Moved, Steps, TrainedBy
 from isograd.diagnose.watch.trained import FirstBatch
 from isograd.diagnose.watch.updates import Updates
@@ -45,6 +45,7 @@ from isograd.diagnose.watch.writers import (
     Row,
     TensorBoard,
     Writer,
+    alarm,
     rank,
 )
 from isograd.files import write_json
@@ -61,7 +62,7 @@ _FOLLOWS_FROM = {  # a signal that says no more than one that is known
 }
 _WIRING = ("gradients", "unigram")  # signals that the wiring of a model can explain
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
-SIGNALS = frozenset(_FOLLOWS_FROM) | {signal for known in _FOLLOWS_FROM.values() for signal in known}
+SIGNALS = frozenset(_FOLLOWS_FROM) | {"ids"} | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
 
@@ -196,6 +197,12 @@ class Watch:
         if self._gradients.waiting >= self._gradients.together:
             self.read()
 
+    def before(self, batch: Any) -> None:
+        """Call before the forward pass, which would fail: token ids without a row are named; on a CPU only."""
+        found = self._try("ids", out_of_range, self._model, batch)
+        if found is not None and not any(row["signal"] == "ids" for row in self.warnings):
+            self._report([alarm(self._step + 1, "ids", None, "a batch cannot be looked up", *found)])
+
     def _begin(self, batch: Any, loss: Tensor | float) -> None:
         """At the first step: only now are the parameters what FSDP2 made of them, and lazy ones there."""
         self._watched = find_layers(self._model, self._addresses)
@@ -318,21 +325,14 @@ class Watch:
         }
 
     def _explained(self, broken: Row, batch: Any) -> Row:
-        """With the module that made the first number that is not finite, where the batch can be run again at once."""
-        at_once, broken_loss = self._gradients is not None and self._gradients.together == 1, self.row["loss"]
-        found = (
-            culprit(self._model, batch, forward=not math.isfinite(broken_loss))
-            if batch is not None and at_once
-            else None
-        )
-        cause = f"{found[0]} {found[1]}" if found else "an overflow in the backward pass, or a loss of log(0) or 0 / 0"
-        remedy = "compute that part in float32, clip gradients, lower the rate; torch.autograd.set_detect_anomaly(True)"
-        labels = labels_of(batch)
-        if not found and labels and not math.isfinite(broken_loss) and not any(bool((y >= 0).any()) for y in labels):
-            cause, remedy = "no label of this batch counts (all are -100): its mean is 0 / 0", "leave out such batches"
-        layer = found[0] if found else broken["layer"]
-        message = f"{broken['message']}: {cause}" if found or "no label" in cause else broken["message"]
-        return {**broken, "layer": layer, "message": message, "cause": cause, "remedy": remedy}
+        """With what made the first number that is not finite: the batch, or a module."""
+        again = self._gradients is not None and self._gradients.together == 1
+        found = self._try("the origin of NaN", lambda: origin(self._model, batch, self.row["loss"], again=again))
+        layer, cause, remedy = found or (
+            broken["layer"], "an overflow in the backward pass, or a loss of log(0) or 0 / 0", IN_FLOAT32
+        )  # fmt: skip
+        message = f"{broken['message']}: {cause}" if found else broken["message"]
+        return {**broken, "layer": layer or broken["layer"], "message": message, "cause": cause, "remedy": remedy}
 
     def _count(self, batch: Any) -> None:
         self._targets.add(batch)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.diagnose.watch.baseline import LABELS
+from isograd.diagnose.watch.baseline import LABELS, is_tokens, targets_of
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.writers import Row, alarm
 
@@ -47,6 +47,7 @@ class Batches:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: list[str] = []
+        self._targets: set[float | None] = set()  # the one value of all targets of a batch; None where they differ
         self._reported: set[str] = set()
         self._mixed: list[bool] = []  # whether labels are the next tokens of another row
         self._moved: list[int | None] = []  # by how many places the labels of each batch are its inputs
@@ -64,9 +65,10 @@ class Batches:
                 self._mixed.append(self._moved[-1] is None and mixed(*pair))
                 if len(self._seen) == 0:
                     found += self._leak(step, batch, pair) + self._summed(step, pair[1], loss)
+            self._targets |= {same(target) for target in targets_of(batch)}
             self._seen.append(_mark(batch) if _tensors(batch) else str(step))
             if len(self._seen) == LOOKED_AT:
-                found += self._same(step) + self._labels(step)
+                found += self._same(step) or self._constant(step, batch) or self._labels(step)
         found += self._unrelated(step, collapse)
         new = [row for row in found if row["signal"] not in self._reported]
         self._reported |= {row["signal"] for row in new}
@@ -81,6 +83,21 @@ class Batches:
                 f"the first {LOOKED_AT} batches are equal, to the last token",
                 "one batch is trained on: it is taken before the loop, or a new iterator is made in every step",
                 "take the next batch: `for batch in loader:`, not `next(iter(loader))` inside the loop",
+            )
+        ]  # fmt: skip
+
+    def _constant(self, step: int, batch: Any) -> list[Row]:
+        """One target throughout; of classes, and of zeros and ones, that may be the first part of sorted data."""
+        value = next(iter(self._targets), None) if len(self._targets) == 1 else None
+        target = (targets_of(batch) or [None])[0]
+        if value is None or target is None or not (is_tokens(target) or value not in (0.0, 1.0)):
+            return []
+        return [
+            alarm(
+                step, "labels", None,
+                f"all targets of the first {LOOKED_AT} batches are {value:g}",
+                "they are constant: another column, a default or a padding was read in their place",
+                "print the targets where they are made, and give the loss the ones that are to be predicted",
             )
         ]  # fmt: skip
 
@@ -166,6 +183,16 @@ class Batches:
                     )
                 ]  # fmt: skip
         return []
+
+
+def same(target: Tensor) -> float | None:
+    """The one value of at least two targets that count; None where they differ.
+
+    >>> same(torch.tensor([7.0, 7.0])), same(torch.tensor([[4, -100], [4, -100]])), same(torch.tensor([1, 2]))
+    (7.0, 4.0, None)
+    """
+    some = target.flatten() if target.is_floating_point() else target[target >= 0]
+    return float(some[0]) if some.numel() > 1 and bool((some == some[0]).all()) else None
 
 
 def tokens_of(batch: Any) -> Pair | None:

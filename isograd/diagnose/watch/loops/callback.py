@@ -83,7 +83,8 @@ class WatchCallback(TrainerCallback):
         self._sent = 0
         for reporter in reporters_of(self.trainer):
             judge(ALERTING.get(type(reporter), ""))
-        observe(self._replaced, self.trainer, "training_step", after=self._keep)
+        see = self.watch.before
+        observe(self._replaced, self.trainer, "training_step", lambda _, inputs, *__, **___: see(inputs), self._keep)
         if accelerator.scaler is None:
             for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping
                 observe(self._replaced, self.trainer, name, before=self._measure)
