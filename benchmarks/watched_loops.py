@@ -4,6 +4,7 @@
     python benchmarks/watched_loops.py                      every loop, on both models; some four minutes
     python benchmarks/watched_loops.py --part held-out      the loops that no threshold was chosen on
     python benchmarks/watched_loops.py --only same-batch --model handwritten
+    python benchmarks/watched_loops.py --fine-tunes         rates at which trained weights are trained on; ten minutes
 
 A loop is that of docs/watch.md with one thing changed: in `BROKEN` something that keeps a model from training (the signal
 that has to come beside it), in `HEALTHY` something unusual that does not. Loops are parted by a hash of their name, before
@@ -11,15 +12,19 @@ any threshold was chosen. Text: the one that every Python carries, characters; 4
 """
 
 import argparse
+import copy
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -273,6 +278,241 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# ----------------------------------------------------------------------------------------------------------- fine-tunes
+
+SHAPE: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": WIDTH,
+    "intermediate_size": 128,
+}
+TUNE_STEPS, TUNE_BATCH = 60, 8
+PROTOTYPES = torch.randn(10, 1, 12, 12, generator=torch.Generator().manual_seed(5))
+
+
+class Vision(nn.Module):
+    """A small residual network for images of ten kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(1, 16, 3, 2, 1), nn.Linear(16, 10)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean((2, 3)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """A model that is trained on, its batches (of a text, of a size, by a seed), and the loss of one."""
+
+    build: Callable[[int], nn.Module]
+    batch: Callable[[Tensor, int, int], Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+
+
+def _causal(ids: Tensor, rows: int, seed: int) -> Any:
+    x, _ = sample(ids, rows, seed)
+    return {"input_ids": x, "labels": x}
+
+
+def _masked(ids: Tensor, rows: int, seed: int) -> Any:
+    x, _ = sample(ids, rows, seed)
+    hidden = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.2
+    return {"input_ids": x.masked_fill(hidden, int(ids.max()) + 1), "labels": x.masked_fill(~hidden, -100)}
+
+
+def _images(ids: Tensor, rows: int, seed: int) -> Any:
+    """The text says only which: images of the other one are mixed with their neighbours."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(10, (rows,), generator=draw)
+    mixed = PROTOTYPES[y] + (0.3 if len(ids) < 10**6 else 0.0) * PROTOTYPES[(y + 1) % 10]
+    return mixed + 1.5 * torch.randn(rows, 1, 12, 12, generator=draw), y
+
+
+def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+    return model(**batch).loss
+
+
+def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+
+
+def _llama(vocabulary: int) -> nn.Module:
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=vocabulary, num_key_value_heads=2, **SHAPE)
+    )
+
+
+def _bert(vocabulary: int) -> nn.Module:
+    return transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=vocabulary + 1, **SHAPE))
+
+
+def _gpt2(vocabulary: int) -> nn.Module:
+    shape = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": TIME}
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM", **shape)
+    )
+
+
+TUNED = {
+    "llama": Tuned(build=_llama, batch=_causal, loss=_own_loss),
+    "gpt2": Tuned(build=_gpt2, batch=_causal, loss=_own_loss),
+    "bert": Tuned(build=_bert, batch=_masked, loss=_own_loss),
+    "torch": Tuned(build=lambda vocabulary: OfTorch(vocabulary, 2), batch=sample, loss=_cross_entropy),
+    "vision": Tuned(build=lambda _: Vision(), batch=_images, loss=_cross_entropy),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A fine-tune: a peak rate, its schedule over steps (from 0), and what else is done."""
+
+    rate: float
+    schedule: Callable[[int], float] = lambda step: 1.0
+    sgd: bool = False
+    rows: int = TUNE_BATCH
+    same_text: bool = False
+    kept_state: bool = False
+    bad: int | None = None  # a step whose labels are shuffled
+
+
+RATES = {f"{rate:g}": Case(rate=rate) for rate in (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)} | {
+    f"{rate:g} warm-up {steps}": Case(rate=rate, schedule=lambda step, steps=steps: min(1.0, step / steps))
+    for rate, steps in ((1e-3, 15), (1e-2, 15), (0.1, 15), (0.3, 40))
+}
+RESTARTS = {
+    "same text, a new optimizer": Case(rate=2e-3, same_text=True),
+    "same text, the old optimizer": Case(rate=5e-4, same_text=True, kept_state=True),
+    "warm restarts": Case(rate=1e-3, schedule=lambda step: 0.5 + 0.5 * math.cos(math.pi * (step % 15) / 15)),
+    "cyclic": Case(rate=1e-3, schedule=lambda step: abs((step / 10) % 2 - 1)),
+    "one cycle": Case(rate=2e-3, schedule=lambda step: 1 - abs(step - 30) / 30),
+    "batches of one": Case(rate=1e-3, rows=1),
+    "one bad batch": Case(rate=1e-3, bad=9),
+    "sgd": Case(rate=1e-2, sgd=True),
+}
+
+
+def trained_weights(tuned: Tuned, ids: Tensor, vocabulary: int, steps: int = 500) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = tuned.build(vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 2e-3 * min(1, (step + 1) / 50) * min(1, (steps - step) / 200)
+        tuned.loss(model, tuned.batch(ids, 12, step)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+
+def tune(
+    tuned: Tuned, case: Case, model: nn.Module, state: Any, ids: Tensor, steps: int
+) -> tuple[Any, list[float], float]:
+    """The watch, the losses, and how much more the first batch has at the end."""
+    torch.manual_seed(1)
+    model.load_state_dict(state[0])
+    made = torch.optim.SGD if case.sgd else torch.optim.AdamW
+    optimizer = made(model.parameters(), case.rate)
+    if case.kept_state:
+        optimizer.load_state_dict(state[1])
+    watch, losses = isograd.watch(model, optimizer=optimizer), []
+    first = tuned.batch(ids, case.rows, 10**6)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = case.rate * case.schedule(step)
+        batch = tuned.batch(ids, case.rows, 10**6 + step)
+        if step == case.bad:
+            batch = (
+                {**batch, "labels": batch["labels"].flip(0, 1)}
+                if isinstance(batch, dict)
+                else (batch[0], batch[1].flip(0))
+            )
+        loss = tuned.loss(model, batch)
+        loss.backward()
+        watch.step(loss, batch=batch)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    with torch.no_grad():
+        return watch, losses, tuned.loss(model, first).item() - losses[0]
+
+
+def fine_tunes(ids: Tensor, other: Tensor, vocabulary: int, part: str, only: str | None) -> list[dict[str, Any]]:
+    """A row per model and case: the step of the first warning, whether trained weights were undone, what to do trains."""
+    rows = []
+    for name, tuned in TUNED.items():
+        if only not in (None, name):
+            continue
+        model, state = trained_weights(tuned, ids, vocabulary)
+        for label, case in (RATES | RESTARTS).items():
+            if part != "all" and held_out(f"{name} {label}") != (part == "held-out"):
+                continue
+            text = ids if case.same_text else other
+            with torch.no_grad():
+                model.load_state_dict(state[0])
+                frozen = [
+                    tuned.loss(model, tuned.batch(text, case.rows, 10**6 + step)).item() for step in range(TUNE_STEPS)
+                ]
+            watch, losses, first = tune(tuned, case, model, state, text, TUNE_STEPS)
+            excess = fmean(losses[-20:]) - fmean(frozen[-20:])
+            row = {
+                "model": name,
+                "case": label,
+                "held_out": held_out(f"{name} {label}"),
+                "excess": excess,
+                "first": first,
+            }
+            undone = first > 0.1 and excess > 0.2
+            row |= {"kind": "undone" if undone else "healthy" if excess < 0.1 else "between"}
+            row |= {"warnings": [(w["step"], w["signal"], w["message"]) for w in watch.warnings]}
+            found = re.search(r"at lr=([\d.e-]+) with (\d+) steps", " ".join(w["remedy"] for w in watch.warnings))
+            if found:
+                rate, steps = float(found[1]), int(found[2])
+                mended = Case(
+                    rate=rate,
+                    schedule=lambda step, steps=steps: min(1.0, step / steps),
+                    sgd=case.sgd,
+                    same_text=case.same_text,
+                )
+                again, losses, _ = tune(tuned, mended, model, state, text, TUNE_STEPS)
+                row |= {"try": rate, "mended": fmean(losses[-20:]) - fmean(frozen[-20:]), "again": len(again.warnings)}
+            rows.append(row)
+            print(f"{name:7} {label:30} {row['kind']:8} {excess:+7.2f} {first:+7.2f}", [w[:2] for w in row["warnings"]],
+                  f"try {row['try']:g}: {row['mended']:+.2f}" if found else "", flush=True)  # fmt: skip
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    """Rate x model, the step of the warning; then what was right, in each part."""
+    models = [name for name in TUNED if any(row["model"] == name for row in rows)]
+    print("| fine-tune | " + " | ".join(models) + " |\n" + "|---" * (1 + len(models)) + "|")
+    for label in RATES | RESTARTS:
+        cells = {row["model"]: row for row in rows if row["case"] == label}
+        steps = [_cell(cells[name]) if name in cells else "" for name in models]
+        print(f"| {label} | " + " | ".join(steps) + " |")
+    for part in (False, True):
+        those = [row for row in rows if row["held_out"] is part]
+        undone = [row for row in those if row["kind"] == "undone"]
+        named = [row for row in undone if row["warnings"] and row["warnings"][0][0] <= 20]
+        healthy = [row for row in those if row["kind"] == "healthy"]
+        mended = [row for row in those if "try" in row]
+        print(f"{'held out' if part else 'for fitting'}: undone, named within 20 steps {len(named)} of {len(undone)};",
+              f"healthy, silent {sum(not row['warnings'] for row in healthy)} of {len(healthy)};",
+              f"the rate to try trains {sum(row['mended'] < 0.1 and not row['again'] for row in mended)} of {len(mended)}")  # fmt: skip
+
+
+def _cell(row: dict[str, Any]) -> str:
+    step = str(row["warnings"][0][0]) if row["warnings"] else "silent"
+    return f"{step} ({row['excess']:+.2f})"
+
+
 def held_out(name: str) -> bool:
     """A half of the names, by their hash."""
     return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
@@ -293,9 +533,16 @@ def main() -> None:
     parser.add_argument("--only")
     parser.add_argument("--model", choices=tuple(MODELS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--fine-tunes", action="store_true")
     options = parser.parse_args()
     corpus = load_corpus("embedded")
     ids, other = (torch.as_tensor(part.astype("int64")) for part in (corpus.train, corpus.valid))
+    if options.fine_tunes:
+        tuned = fine_tunes(ids, other, corpus.vocab_size, options.part, options.only)
+        table(tuned)
+        if options.json:
+            options.json.write_text(json.dumps(tuned, indent=1))
+        return
     rows = []
     for loop, signal in loops(options.part, options.only, [options.model] if options.model else list(MODELS)):
         loop.kept |= {"ids": ids, "other": other}

@@ -22,7 +22,7 @@ PROFILED = 12  # sublayers from which on a good profile's skips have grown
 
 def finite(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that are no numbers: nothing else that is measured says anything."""
-    bad = {n: many for n, p in checked.parameters.items() if (many := int((~p.isfinite()).sum()))}
+    bad = {n: count for n, p in checked.parameters.items() if (count := int((~p.isfinite()).sum()))}
     if bad:
         others = f", and {many(len(bad) - 1, 'more parameter')}" if len(bad) > 1 else ""
         yield Finding(

@@ -340,8 +340,6 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_watched_is_said() -> None:
-    with pytest.raises(ValueError, match=r"no layers found in Linear: .* pass addresses="):
-        isograd.watch(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="every=0 must be at least 1"):
         isograd.watch(ours(), every=0)
     with pytest.raises(ValueError, match="tensorboard=True needs a folder"):

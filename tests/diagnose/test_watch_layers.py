@@ -1,10 +1,11 @@
 """Which modules are taken for layers, in models of several libraries and wrapped in several ways."""
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AlbertConfig,
     AlbertForMaskedLM,
@@ -20,6 +21,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+import isograd
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from tests.build import model
 
@@ -150,5 +152,89 @@ def test_one_layer_that_is_run_many_times_is_one() -> None:
     config = AlbertConfig(embedding_size=8, vocab_size=40, **SHAPE)
     (layer,) = find_layers(AlbertForMaskedLM(config))
     assert layer.facts["address"] == "albert.encoder.albert_layer_groups.0"
-    with pytest.raises(ValueError, match="no layers found"):
-        find_layers(nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2)])}))  # a head
+
+
+class Own(nn.Module):
+    """A model of parts, as people write one: what `run` does with them is up to it."""
+
+    def __init__(self, run: Callable[["Own", Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+
+def through(model: Own, x: Tensor) -> Tensor:
+    for part in model.children():
+        for one in part if isinstance(part, nn.ModuleList) else [part]:
+            x = x + one(x)
+    return x
+
+
+def looped(model: Own, x: Tensor) -> Tensor:
+    return model.block(x + model.block(x))
+
+
+UNUSUAL: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "one block in a list, many times": (lambda: Own(through, blocks=nn.ModuleList([block()] * 4)), ["blocks.0"]),
+    "one block, run in a loop": (lambda: Own(looped, block=block()), ["block.0", "block.2"]),
+    "no list of layers": (lambda: Own(through, first=nn.Linear(8, 8), second=nn.Linear(8, 8)), ["model"]),
+    "one matrix": (lambda: nn.Linear(8, 8), ["model"]),
+    "recurrent": (lambda: Own(lambda m, x: m.cell(x[None])[0][0], cell=nn.LSTM(8, 8, 2)), ["model"]),
+    "sizes known later": (lambda: Own(through, a=nn.LazyLinear(8), b=nn.LazyLinear(8)), ["model"]),
+    "vectors only": (lambda: Own(lambda m, x: m.norm(x), norm=nn.LayerNorm(8)), ["model"]),
+    "numbers of one entry": (lambda: Own(lambda m, x: m.act(x), act=nn.PReLU()), ["model"]),
+    "complex": (lambda: Own(lambda m, x: m.a(x.cfloat()).abs(), a=nn.Linear(8, 8, dtype=torch.cfloat)), ["model"]),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_a_model_of_any_structure_is_watched(name: str) -> None:
+    build, addresses = UNUSUAL[name]
+    torch.manual_seed(0)
+    model = build()
+    watch = isograd.watch(model)
+    optimizer: torch.optim.Optimizer | None = None
+    for step in range(14):
+        x = torch.randn(16, 8)
+        loss = (model(x) - 0.9 * x).square().mean()
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), 1e-3)
+        loss.backward()
+        watch.step(loss, batch=(x, x) if step % 2 else {"frames": x, "name": "mine"})
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [row["address"] for row in watch.layers] == addresses and watch.warnings == []
+    assert watch.row["loss"] == pytest.approx(loss.item()) and watch.row["grad_norm"] > 0
+
+
+class Mondays(Mapping[str, Any]):
+    """A batch that cannot be read."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise RuntimeError("only on Mondays")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["labels"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_look_that_fails_ends_and_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    model = Own(through, first=nn.Linear(8, 8), second=nn.Linear(8, 8))
+    watch = isograd.watch(model)
+    for _ in range(3):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        watch.step(loss, batch=Mondays())
+    assert watch.row["step"] == 3 and watch.warnings == []
+    messages = [message for message in caplog.messages if "not looked at any more" in message]
+    assert messages and len(messages) == len(set(messages)) and "only on Mondays" in messages[0]

@@ -158,11 +158,6 @@ def test_rows_and_warnings_go_to_the_loggers(tmp_path: Path) -> None:
     assert [event.step for event in events.Tensors("isograd/warnings/text_summary")] == [3]
 
 
-def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no layers found in Language: .* pass addresses="):
-        fit(tmp_path, LightningWatch(), module=Language(nn.Embedding(31, 31)))
-
-
 def test_a_strategy_that_hides_gradients_is_refused() -> None:
     class FSDPStrategy: ...
 

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import isograd
 from isograd.diagnose.watch import causes
+from isograd.diagnose.watch.baseline import Baseline
 from isograd.diagnose.watch.batches import leaks
 from isograd.diagnose.watch.batches import moved as moved_by
 from isograd.diagnose.watch.losses import RESTS, STAYS, Losses
@@ -21,6 +22,7 @@ from isograd.diagnose.watch.overflow import culprit
 from isograd.diagnose.watch.steps import Moved, Steps, settings_of
 
 TIME, VOCABULARY = 12, 31
+LEVEL = Baseline(kind="tokens", value=3.0)
 Change = Callable[["Small"], None]
 
 
@@ -212,13 +214,11 @@ def cause_of(
 ) -> tuple[str, str]:
     """The signal and the cause; a norm of 1 where none is given, no movement where that is not."""
     watch = Losses(lambda: known.get("settings"))
-    found = [
-        row
-        for i, loss in enumerate(losses)
-        for row in watch.follow(
-            i + 1, loss, norms[i] if i < len(norms) else 1.0, 3.0, moved(by[i], known.get("size", 1.0)) if by else None
-        )
-    ]
+    size, found = known.get("size", 1.0), []
+    for i, loss in enumerate(losses):
+        went = moved(by[i], size) if by else None
+        rate = known["rates"][i] if "rates" in known else None
+        found += watch.follow(i + 1, loss, norms[i] if i < len(norms) else 1.0, LEVEL, went, rate)
     (row,) = found
     return row["signal"], row["cause"]
 
@@ -243,6 +243,11 @@ def test_the_cause_of_a_rise_by_what_was_first_out_of_the_ordinary() -> None:
         by = [leaps.get(i, x) for i, x in enumerate(steady)]
         signal, cause = cause_of(risen, norms, by)
         assert signal == "rise" and words in cause, cause
+    rates = [*[1e-3] * 150, *[0.3] * 100]
+    leaps = [*[1e-3] * 151, *[0.3] * 99]
+    assert cause_of(risen, large, leaps, rates=rates)[1] == "the learning rate rose from 0.001 to 0.3 at step 151"
+    steady_rate = cause_of(risen, [], [*[1e-3] * 150, 0.3, *[1e-3] * 99], rates=[1e-3] * 250)[1]
+    assert "other weights were loaded" in steady_rate and "rate" not in steady_rate
     up = [4 + 0.3 * i for i in range(90)]
     assert "maximized (a sign is turned)" in cause_of(up, by=[0.01] * 90)[1]
     assert "far too high: weights go 50% of their size" in cause_of(up, by=[0.5] * 90)[1]
@@ -302,8 +307,8 @@ def test_why_no_weight_moves() -> None:
 
 
 def followed(losses: list[float], entropy: float | None = 3.0, norm: float = 1.0) -> list[tuple[int, str]]:
-    watch = Losses()
-    rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, entropy)]
+    watch, level = Losses(), None if entropy is None else Baseline(kind="tokens", value=entropy)
+    rows = [row for step, loss in enumerate(losses, 1) for row in watch.follow(step, loss, norm, level)]
     return [(row["step"], row["signal"]) for row in rows]
 
 
@@ -461,3 +466,85 @@ def test_where_the_wiring_says_nothing_the_warning_stays_as_it_is() -> None:
     model.breaks = True
     watch.report(ALARM)
     assert watch.warnings == [ALARM]
+
+
+# ------------------------------------------------------------------------------------------------- what is in the batch
+
+
+def looked_up(
+    bad: Callable[[dict[str, Tensor]], None], loss: Callable[[Tensor, Tensor], Tensor]
+) -> list[dict[str, Any]]:
+    """The warnings of a loop whose sixth batch is a bad one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    watch = isograd.watch(model)
+    for step in range(1, 8):
+        batch = {"features": torch.randn(8, 6), "target": torch.randn(8)}
+        if step == 6:
+            bad(batch)
+        value = loss(model(batch["features"])[:, 0], batch["target"])
+        value.backward()
+        watch.step(value, batch=batch)
+        model.zero_grad()
+    return watch.warnings
+
+
+def correlation(x: Tensor, y: Tensor) -> Tensor:
+    return 1 - ((x - x.mean()) * (y - y.mean())).mean() / (x.std() * y.std())
+
+
+@pytest.mark.parametrize(
+    ("bad", "loss", "words"),
+    [
+        (lambda b: b["features"][3, 1:3].fill_(math.nan), functional.mse_loss,
+         "the batch holds it: batch['features'][3, 1] is nan (2 of its 48 entries are not finite)"),
+        (lambda b: b["target"][5:6].fill_(math.inf), functional.mse_loss,
+         "the batch holds it: batch['target'][5] is inf"),
+        (lambda b: b["target"].fill_(2.5), correlation, "all targets of this batch are 2.5 (batch['target'])"),
+    ],
+)  # fmt: skip
+def test_a_bad_batch_is_named_by_its_tensor_and_place(bad: Any, loss: Any, words: str) -> None:
+    (row,) = looked_up(bad, loss)
+    assert row["signal"] == "nonfinite" and row["step"] == 6 and row["layer"] is None
+    assert row["cause"].startswith(words) and words in row["message"], row["message"]
+    assert "float32" not in row["remedy"]
+    assert looked_up(lambda batch: None, loss) == []
+
+
+def test_a_mask_may_hold_what_is_not_finite() -> None:
+    def bad(batch: dict[str, Tensor]) -> None:
+        batch["mask"] = torch.full((2, 2), -math.inf)
+        batch["features"] *= math.nan
+
+    assert "batch['features'][0, 0] is nan" in looked_up(bad, functional.mse_loss)[0]["cause"]
+
+
+def test_an_id_that_has_no_row() -> None:
+    """Before the forward pass fails on it; what the loss ignores, and a whole batch, are in order."""
+    watch, ids = isograd.watch(Small()), torch.randint(VOCABULARY, (2, TIME))
+    watch.before({"input_ids": ids, "labels": torch.full_like(ids, -100)})
+    assert watch.warnings == []
+    ids[1, 4] = VOCABULARY + 3
+    watch.before({"input_ids": ids, "labels": ids})
+    (row,) = watch.warnings
+    assert row["signal"] == "ids"
+    assert row["cause"] == "an id is out of range: batch['input_ids'][1, 4] is 34, and the model has 31 embeddings"
+
+
+def test_targets_that_are_all_the_same() -> None:
+    (row,) = [row for row in looked_up_constant(7.5) if row["signal"] == "labels"]
+    assert "all targets of the first 12 batches are 7.5" in row["message"]
+    assert looked_up_constant(1.0) == []  # a discriminator's, or the first part of sorted classes
+
+
+def looked_up_constant(value: float) -> list[dict[str, Any]]:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    watch, optimizer = isograd.watch(model), torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(14):
+        x, y = torch.randn(8, 6), torch.full((8, 1), value)
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        watch.step(loss, batch=(x, y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return watch.warnings

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from isograd.diagnose.watch.collapse import APART, HOLD, READINGS, CollapseWatch, TokenCounts, labels_of
+from isograd.diagnose.watch.baseline import TokenCounts, labels_of
+from isograd.diagnose.watch.collapse import APART, HOLD, READINGS, CollapseWatch
 from isograd.outcome import PATIENCE
 
 LAYERS = [f"layers.{i}" for i in range(6)]

@@ -26,14 +26,16 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from isograd.diagnose.watch.batches import Batches, form_of_loss
-from isograd.diagnose.watch.collapse import ASK, CollapseWatch, Targets, labels_of
+from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
+from isograd.diagnose.watch.batches import Batches
+from isograd.diagnose.watch.collapse import ASK, CollapseWatch
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
 from isograd.diagnose.watch.losses import Losses
-from isograd.diagnose.watch.overflow import culprit
+from isograd.diagnose.watch.overflow import IN_FLOAT32, origin, out_of_range
 from isograd.diagnose.watch.steps import Moved, Steps, TrainedBy
+from isograd.diagnose.watch.trained import FirstBatch
 from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (
     JsonLines,
@@ -43,6 +45,7 @@ from isograd.diagnose.watch.writers import (
     Row,
     TensorBoard,
     Writer,
+    alarm,
     rank,
 )
 from isograd.files import write_json
@@ -59,7 +62,7 @@ _FOLLOWS_FROM = {  # a signal that says no more than one that is known
 }
 _WIRING = ("gradients", "unigram")  # signals that the wiring of a model can explain
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
-SIGNALS = frozenset(_FOLLOWS_FROM) | {signal for known in _FOLLOWS_FROM.values() for signal in known}
+SIGNALS = frozenset(_FOLLOWS_FROM) | {"ids"} | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
 
@@ -94,7 +97,7 @@ def watch(
         replay: how the loop can be taken back, for `Watch.replay`.
 
     Raises:
-        ValueError: no layers found; `every` below 1; `tensorboard` without a folder.
+        ValueError: `every` below 1; `tensorboard` without a folder.
         AttributeError: an address that the model does not have.
         ImportError: tensorboard is not installed.
     """
@@ -146,15 +149,17 @@ class Watch:
         self._nonfinite = nonfinite
         self._every = every
         self._updates = updates
-        self._targets, self._given = Targets(), unigram_entropy
-        self._watched = find_layers(model, addresses)
+        self._targets = Targets(unigram_entropy)
+        self._watched = [] if addresses is None else find_layers(model, addresses)
         self._by_layer = by_layer(self._watched)
-        self._collapse = CollapseWatch(self._by_layer.addresses, self._by_layer.stacks, unigram_entropy)
+        self._collapse = CollapseWatch([], [], unigram_entropy)
         self._losses, self._batches = Losses(self.trained_by), Batches(model)
+        self._first = FirstBatch(model, self._targets)
         self._steps: Steps | None = None
         self._gradients: Gradients | None = None
         self._updates_of: Updates | None = None
-        self._waiting: list[tuple[int, Any]] = []  # steps that were taken and not read yet, with their batches
+        self._waiting: list[tuple[int, Any, float | None]] = []  # steps that were taken and not read yet: batch, rate
+        self._ended: set[str] = set()  # looks that failed
         self._step = 0
         self._closed = self._asked_of = False
         self._read = 0  # how many so far
@@ -178,36 +183,80 @@ class Watch:
             self.replays.before_update(self._step)
         if self._gradients is not None and self._step % self._every:
             return
-        if self._gradients is None:  # only now are the parameters what FSDP2 made of them
-            self._watched = find_layers(self._model, self._addresses)
-            self._gradients = Gradients(self._model, self._watched, self._updates)
-            self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
-            self._steps = Steps(list(self._model.parameters()), self._every)
-        assert self._updates_of is not None and self._steps is not None
-        self._gradients.take(loss)
-        self._steps.take()
-        self._waiting.append((self._step, batch))
-        self._report(self._updates_of.look(self._step))
+        if all(p.grad is None for p in self._model.parameters()):
+            raise ValueError("no parameter has a gradient; call step() after loss.backward() and before zero_grad()")
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
+        if self._gradients is None:
+            self._try("the model", self._begin, batch, loss)
+        elif self._read < TRIES:
+            self._try("targets", self._targets.recognize, self._model, batch, loss)
+        if self._gradients is None or self._try("gradients", self._take, loss, batch) is None:
+            return
+        if self._updates_of is not None:
+            self._report(self._try("updates of weights", self._updates_of.look, self._step) or [])
         if self._gradients.waiting >= self._gradients.together:
             self.read()
+
+    def before(self, batch: Any) -> None:
+        """Call before the forward pass, which would fail: token ids without a row are named; on a CPU only."""
+        found = self._try("ids", out_of_range, self._model, batch)
+        if found is not None and not any(row["signal"] == "ids" for row in self.warnings):
+            self._report([alarm(self._step + 1, "ids", None, "a batch cannot be looked up", *found)])
+
+    def _begin(self, batch: Any, loss: Tensor | float) -> None:
+        """At the first step: only now are the parameters what FSDP2 made of them, and lazy ones there."""
+        self._watched = find_layers(self._model, self._addresses)
+        self._by_layer = by_layer(self._watched)
+        level, self._collapse = self.baseline, CollapseWatch(self._by_layer.addresses, self._by_layer.stacks)
+        self._collapse.baseline = level
+        self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
+        self._steps = Steps(list(self._model.parameters()), self._every)
+        self._gradients = Gradients(self._model, self._watched, self._updates)
+        self._try("targets", self._targets.recognize, self._model, batch, loss)
+        self._try("the first batch", self._first.begin, batch, loss)
+
+    def _take(self, loss: Tensor | float, batch: Any) -> bool:
+        assert self._gradients is not None and self._steps is not None
+        self._gradients.take(loss)
+        self._try("steps of weights", self._steps.take)
+        self._waiting.append((self._step, batch, self.trained_by.rate))
+        return True
+
+    def _try(self, what: str, look: Callable[..., Any], *args: Any) -> Any:
+        """A look at somebody else's model or batch: one that fails is not taken again, and the run goes on."""
+        if what in self._ended:
+            return None
+        try:
+            return look(*args)
+        except Exception as error:
+            self._ended.add(what)
+            _log.warning("watch: %s: not looked at any more, %s: %s", what, type(error).__name__, error)
+            return None
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """What the loss is measured against; None where that is not known, or not yet."""
+        return self._collapse.baseline
 
     def read(self) -> None:
         """Read the steps that wait (on an accelerator: up to ten); with sharded gradients for all processes at once."""
         readings = self._gradients.read() if self._gradients else []
-        moves: list[Moved | None] = (self._steps.read() if self._steps else []) or [None] * len(readings)
-        for reading, moved, (step, batch) in zip(readings, moves, self._waiting, strict=True):
+        moves: list[Moved | None] = (self._try("steps of weights", self._steps.read) if self._steps else None) or []
+        moves = moves if len(moves) == len(readings) else [None] * len(readings)
+        for reading, moved, (step, batch, rate) in zip(readings, moves, self._waiting, strict=True):
             self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
             self._read += 1
             if self.replays is not None:
-                self.replays.follow(step, reading.loss, self._level())
+                self.replays.follow(step, reading.loss, self.baseline.value if self.baseline else None)
             if self.on_reading is not None:
                 self.on_reading(step, reading.loss)
             for writer in self._writers:
                 writer.write(self.row, self.layers)
-            self._count(batch, reading.loss)
+            self._try("targets", self._count, batch)
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
-            new += self._losses.follow(step, reading.loss, reading.norm, self._collapse.unigram_entropy, moved)
-            new += self._batches.look(step, batch, self._collapse, reading.loss)
+            undone = self._first.follow(reading.loss)
+            new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
+            new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()
@@ -244,6 +293,11 @@ class Watch:
         """A warning from elsewhere: to the console, and into warnings.jsonl."""
         self._report([row])
 
+    def begin_again(self) -> None:
+        """After the run has gone back to a state of before: what its losses said until then holds no longer."""
+        self._losses = Losses(self.trained_by)
+        self._first.begin_again()
+
     def close(self) -> None:
         """Read and write what is left; where gradients are sharded, every process has to call this."""
         self.read()
@@ -273,34 +327,19 @@ class Watch:
         }
 
     def _explained(self, broken: Row, batch: Any) -> Row:
-        """With the module that made the first number that is not finite, where the batch can be run again at once."""
-        at_once, broken_loss = self._gradients is not None and self._gradients.together == 1, self.row["loss"]
-        found = (
-            culprit(self._model, batch, forward=not math.isfinite(broken_loss))
-            if batch is not None and at_once
-            else None
-        )
-        cause = f"{found[0]} {found[1]}" if found else "an overflow in the backward pass, or a loss of log(0) or 0 / 0"
-        remedy = "compute that part in float32, clip gradients, lower the rate; torch.autograd.set_detect_anomaly(True)"
-        labels = labels_of(batch)
-        if not found and labels and not math.isfinite(broken_loss) and not any(bool((y >= 0).any()) for y in labels):
-            cause, remedy = "no label of this batch counts (all are -100): its mean is 0 / 0", "leave out such batches"
-        layer = found[0] if found else broken["layer"]
-        message = f"{broken['message']}: {cause}" if found or "no label" in cause else broken["message"]
-        return {**broken, "layer": layer, "message": message, "cause": cause, "remedy": remedy}
+        """With what made the first number that is not finite: the batch, or a module."""
+        again = self._gradients is not None and self._gradients.together == 1
+        found = self._try("the origin of NaN", lambda: origin(self._model, batch, self.row["loss"], again=again))
+        layer, cause, remedy = found or (
+            broken["layer"], "an overflow in the backward pass, or a loss of log(0) or 0 / 0", IN_FLOAT32
+        )  # fmt: skip
+        message = f"{broken['message']}: {cause}" if found else broken["message"]
+        return {**broken, "layer": layer or broken["layer"], "message": message, "cause": cause, "remedy": remedy}
 
-    def _count(self, batch: Any, loss: float) -> None:
+    def _count(self, batch: Any) -> None:
         self._targets.add(batch)
-        if self._read == 1 and self._targets.kind == "numbers":
-            self._targets.form = form_of_loss(self._model, batch, loss)
-        if self._given is None and self._read % TOGETHER == 0:
-            self._collapse.unigram_entropy = self._targets.tokens.entropy()
         if self._read % TOGETHER == 0:
-            self._losses.baseline = (self._targets.said(), self._level()) if self._targets.kind else None
-
-    def _level(self) -> float | None:
-        """The loss of a prediction without inputs."""
-        return self._targets.level() if self._given is None else self._given
+            self._collapse.baseline = self._targets.baseline()
 
     def _advised(self, row: Row) -> Row:
         """With what the wiring of the model has to do with a collapse, asked once; as it is where that is not known."""

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.diagnose.watch.collapse import LABELS, CollapseWatch, Form, form_of, target_of
+from isograd.diagnose.watch.baseline import LABELS, is_tokens, targets_of
+from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.writers import Row, alarm
 
 LOOKED_AT = 12  # batches from the first on
 SEQUENCES = 2  # that a leak is looked for in
 MOST = 4096  # entries of a tensor that tell two batches apart
 COPIED = 0.95  # the share of labels that are the inputs, moved
-NEAR = 0.3  # nats around that of token frequencies
+NEAR = 0.3  # above a baseline, over its scale: as far as the noise of updates drives a loss
+BELOW = {True: 0.3, False: 0.1}  # the same below that of token frequencies, and below another
 ROWS = 32  # of a batch that are compared with each other
 SUMMED = 16  # labels of a batch, from which on a sum differs clearly from a mean
 FARTHEST = 16  # tokens ahead that labels are looked for
@@ -38,13 +40,14 @@ class Batches:
     same-batch  all of the first twelve are equal
     leak        outputs depend on later tokens, and the labels are the next tokens
     loss-sum    the first loss is that of a guess times the number of labels
-    labels      labels are the previous tokens; or the tokens after next; or, where the loss stays at that of token
-                frequencies, have nothing to do with the inputs
+    labels      labels are the previous tokens; or the tokens after next; or, where the loss stays at its baseline,
+                have nothing to do with the inputs
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: list[str] = []
+        self._targets: set[float | None] = set()  # the one value of all targets of a batch; None where they differ
         self._reported: set[str] = set()
         self._mixed: list[bool] = []  # whether labels are the next tokens of another row
         self._moved: list[int | None] = []  # by how many places the labels of each batch are its inputs
@@ -62,10 +65,11 @@ class Batches:
                 self._mixed.append(self._moved[-1] is None and mixed(*pair))
                 if len(self._seen) == 0:
                     found += self._leak(step, batch, pair) + self._summed(step, pair[1], loss)
-            self._seen.append(_mark(batch))
+            self._targets |= {same(target) for target in targets_of(batch)}
+            self._seen.append(_mark(batch) if _tensors(batch) else str(step))
             if len(self._seen) == LOOKED_AT:
-                found += self._same(step) + self._labels(step)
-        found += self._unrelated(step, collapse, loss)
+                found += self._same(step) or self._constant(step, batch) or self._labels(step)
+        found += self._unrelated(step, collapse)
         new = [row for row in found if row["signal"] not in self._reported]
         self._reported |= {row["signal"] for row in new}
         return new
@@ -79,6 +83,21 @@ class Batches:
                 f"the first {LOOKED_AT} batches are equal, to the last token",
                 "one batch is trained on: it is taken before the loop, or a new iterator is made in every step",
                 "take the next batch: `for batch in loader:`, not `next(iter(loader))` inside the loop",
+            )
+        ]  # fmt: skip
+
+    def _constant(self, step: int, batch: Any) -> list[Row]:
+        """One target throughout; of classes, and of zeros and ones, that may be the first part of sorted data."""
+        value = next(iter(self._targets), None) if len(self._targets) == 1 else None
+        target = next(iter(targets_of(batch)), None)
+        if value is None or target is None or not (is_tokens(target) or value not in (0.0, 1.0)):
+            return []
+        return [
+            alarm(
+                step, "labels", None,
+                f"all targets of the first {LOOKED_AT} batches are {value:g}",
+                "they are constant: another column, a default or a padding was read in their place",
+                "print the targets where they are made, and give the loss the ones that are to be predicted",
             )
         ]  # fmt: skip
 
@@ -98,19 +117,34 @@ class Batches:
         remedy = "make labels[:, t] what is to be predicted from inputs[:, : t + 1], the token inputs[:, t + 1]"
         return [alarm(step, "labels", None, symptom, cause, remedy)]
 
-    def _unrelated(self, step: int, collapse: CollapseWatch, loss: float) -> list[Row]:
-        """Labels that are not the inputs, wherever moved: of a translation rightly so, but then the loss falls."""
-        entropy = collapse.unigram_entropy
-        if not self._moved or {*self._moved} != {None} or entropy is None or len(self._seen) < LOOKED_AT:
+    def _unrelated(self, step: int, collapse: CollapseWatch) -> list[Row]:
+        """A loss that stays at its baseline, and labels that are not the inputs, wherever moved.
+
+        Of a translation rightly so, but then the loss falls.
+        """
+        level = collapse.baseline
+        if level is None or len(self._seen) < LOOKED_AT or (level.kind == "tokens" and {*self._moved} != {None}):
             return []
         mean = collapse.recent_loss  # a single batch is too noisy
-        self._waited = self._waited + 1 if abs(mean - entropy) < NEAR else 0
+        above = (mean - level.value) / level.scale
+        self._waited = self._waited + 1 if -BELOW[level.kind == "tokens"] < above < NEAR else 0
         if self._waited < WAITS:
             return []
+        if level.kind != "tokens":
+            return [
+                alarm(
+                    step, "labels", None,
+                    f"the loss ({level.number(mean)}) stays at {level}",
+                    "inputs and targets are not of the same samples (one is shuffled, or of another batch), or outputs"
+                    " do not depend on the inputs",
+                    "print one input with its target, and shuffle both together: x, y = x[order], y[order]",
+                )
+            ]  # fmt: skip
         return [
             alarm(
                 step, "labels", None,
-                f"the loss stays at that of token frequencies ({entropy:.2f} nats), and labels are not the next tokens",
+                f"the loss stays at that of token frequencies ({level.value:.2f} nats), and labels are not the next"
+                " tokens",
                 "inputs and labels are not of the same samples (one is shuffled, or of another batch)",
                 "take both from one slice: x, y = data[:, :-1], data[:, 1:], and shuffle them together",
             )
@@ -151,17 +185,14 @@ class Batches:
         return []
 
 
-def form_of_loss(model: nn.Module, batch: Any, loss: float) -> Form | None:
-    """Which loss of numbers is trained, by one forward pass in evaluation mode; None where that cannot be told."""
-    target = target_of(batch)
-    inputs = next((batch[n] for n in INPUTS if n in batch), None) if isinstance(batch, Mapping) else batch[0]
-    if target is None or not isinstance(inputs, Tensor):
-        return None
-    with suppress(Exception), _looking(model):  # somebody else's model
-        output = getattr(model, "_orig_mod", model)(inputs)
-        if isinstance(output, Tensor):
-            return form_of(output, target, loss)
-    return None
+def same(target: Tensor) -> float | None:
+    """The one value of at least two targets that count; None where they differ.
+
+    >>> same(torch.tensor([7.0, 7.0])), same(torch.tensor([[4, -100], [4, -100]])), same(torch.tensor([1, 2]))
+    (7.0, 4.0, None)
+    """
+    some = target.flatten() if target.is_floating_point() else target[target >= 0]
+    return float(some[0]) if some.numel() > 1 and bool((some == some[0]).all()) else None
 
 
 def tokens_of(batch: Any) -> Pair | None:

@@ -1,8 +1,10 @@
 """What made a loss rise, stand still or never fall, by how far the weights went and how the optimizer is set."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from isograd.diagnose.watch.steps import Moved, Settings
@@ -12,6 +14,10 @@ Ask = Callable[[], Settings | None]
 
 ABOUT = 13  # readings in which a rise begins, up to where it is seen
 LEAP = 5.0  # times the usual step
+ROSE = 3.0  # times the rate before
+LATE = 12  # readings: as a mean of ten sees a rise, after it has begun
+GENTLE = 0.005  # of their size: how far trained weights may go in their first step
+WARM = 20  # steps of warm-up that are advised for trained weights
 GROWN = 10.0  # times the usual gradient: then the step before the rise was one of its own
 FAR = 0.2  # of their size: weights that go so far in each of the first steps forget where they began
 NOT_FAR = 0.02  # at most: such steps do not make a loss rise by themselves
@@ -24,11 +30,12 @@ EFFECTIVE = 0.1  # of plain descent: how far weights go over rate times gradient
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A reading: its step, the norm of all gradients, and how far the weights went to it."""
+    """A reading: its step, the norm of all gradients, how far the weights went to it, the rate of the step to come."""
 
     step: int
     norm: float
     moved: Moved | None
+    rate: float | None = None
 
 
 class History:
@@ -37,8 +44,8 @@ class History:
     def __init__(self, most: int = 200) -> None:
         self._seen: deque[Seen] = deque(maxlen=most)
 
-    def add(self, step: int, norm: float, moved: Moved | None) -> None:
-        self._seen.append(Seen(step=step, norm=norm, moved=moved))
+    def add(self, step: int, norm: float, moved: Moved | None, rate: float | None = None) -> None:
+        self._seen.append(Seen(step=step, norm=norm, moved=moved, rate=rate))
 
     def latest(self) -> Moved | None:
         return self._seen[-1].moved if self._seen else None
@@ -52,6 +59,9 @@ class History:
         """What was first out of the ordinary where a loss has just begun to rise: a step, a gradient, or neither."""
         seen = list(self._seen)
         before, last = seen[:-ABOUT], seen[-ABOUT:]
+        rose = self.rose()
+        if rose is not None:
+            return rose
         usual = self.by(end=-ABOUT)
         if usual is None or len(before) < ABOUT:
             return None
@@ -59,24 +69,87 @@ class History:
         leaps = [one for one in last if one.moved is not None and one.moved.by > LEAP * usual]
         large = [one for one in last if one.norm > GROWN * norm]
         if leaps and not (large and large[0].step < leaps[0].step):
-            return _leapt(leaps, usual)
+            return _leapt(leaps, usual, known=last[0].rate is not None)
         if large:
             return steep(large[0].step, max(one.norm for one in large) / norm)
         return None
 
+    def rose(self) -> Cause | None:
+        """A rate that rose from one reading to the next, within those in which a loss began to rise."""
+        pairs = [*pairwise(self._seen)][1:][-ABOUT - LATE :]  # not the first ones of a warm-up
+        jumps = [(a.rate, b) for a, b in pairs if a.rate and b.rate and b.rate >= ROSE * a.rate]
+        if not jumps:
+            return None
+        before, at = jumps[0]
+        return (
+            f"the learning rate rose from {before:g} to {at.rate:g} at step {at.step}",
+            f"mend its schedule, and go on from a checkpoint before, at lr={before:g}",
+        )
 
-def _leapt(leaps: Sequence[Seen], usual: float) -> Cause:
+    def highest_rate(self) -> float | None:
+        """So far; None where it is not known."""
+        return max((one.rate for one in self._seen if one.rate is not None), default=None)
+
+    def furthest(self) -> float | None:
+        """The largest step, over the size of the weights."""
+        return max((one.moved.by for one in self._seen if one.moved is not None), default=None)
+
+    def gentle(self) -> float | None:
+        """A rate at which weights go `GENTLE` of their size in a step, by the steps so far; None without rates."""
+        pairs = [(a.rate, b.moved.by) for a, b in pairwise(self._seen) if b.moved is not None and a.rate]
+        ratios = [by / rate for rate, by in pairs if by > 0]
+        rates = [one.rate for one in self._seen if one.rate]
+        if not rates:
+            return None
+        return one_digit(min(GENTLE / max(ratios), max(rates) / 3) if ratios else max(rates) / 30)
+
+
+def one_digit(rate: float) -> float:
+    """Rounded down.
+
+    >>> one_digit(3.9e-4), one_digit(1e-3)
+    (0.0003, 0.001)
+    """
+    power = 10.0 ** math.floor(math.log10(rate) + 1e-9)
+    return float(f"{math.floor(rate / power + 1e-9) * power:.1g}")
+
+
+def _leapt(leaps: Sequence[Seen], usual: float, *, known: bool) -> Cause:
+    """`known`: the rates are, and did not rise."""
     step, times = leaps[0].step, max(one.moved.by for one in leaps if one.moved is not None) / usual
     if len(leaps) == 1:
+        rate, look = ("", "") if known else (", or the rate was that high for one step", "; print the rate")
         return (
             f"up to step {step} weights jumped {times:.0f} times their usual step, once: other weights were loaded"
-            " there (a restart without its checkpoint), or the rate was that high for one step",
-            "look at what the loop does there: load model and optimizer of the checkpoint; print the rate",
+            f" there (a restart without its checkpoint){rate}",
+            f"look at what the loop does there: load model and optimizer of the checkpoint{look}",
+        )
+    if known:
+        return (
+            f"from step {step} on weights went up to {times:.0f} times their usual step, for {len(leaps)} steps, at the"
+            " same learning rate: the optimizer's state was lost or is another's, or something else writes weights",
+            "look at what the loop does there: load the optimizer of the checkpoint, too",
         )
     return (
         f"the learning rate jumped: from step {step} on weights went up to {times:.0f} times their usual step, for"
         f" {len(leaps)} steps",
         "print the rate of optimizer.param_groups there, and mend its schedule; go on from a checkpoint before",
+    )
+
+
+def undone(before: float, now: float, rate: float | None, gentle: float | None, by: float | None) -> Cause:
+    """Of updates that undo what a trained model knew of its first batch; `gentle`: a rate to try."""
+    proof = f"the first batch had {before:.2f} before the first update, and has {now:.2f} now"
+    if rate is None or gentle is None:
+        times = "a hundredfold" if not by else f"{max(3.0, by / GENTLE):.0f}-fold"
+        return (
+            f"the learning rate is too high for trained weights: {proof}",
+            f"load the weights of before, and train at a rate lowered {times}, with {WARM} steps of warm-up;"
+            " isograd.watch(model, optimizer=optimizer) says which rate it is",
+        )
+    return (
+        f"the learning rate {rate:g} is too high for trained weights: {proof}",
+        f"load the weights of before, and train at lr={gentle:g} with {WARM} steps of warm-up",
     )
 
 

@@ -5,7 +5,8 @@ Signals, each reported once, at the step at which it is first detected:
     gradients  for HOLD readings in a row the gradients have been APART times apart: since its own first value that of
                the median layer of a stack has fallen so many times further than that of the layer in the upper half
                which fell least, both as medians of five readings; and the loss is not LEARNS below the unigram entropy
-    unigram    the loss has settled where a model without any context lies, and for as long as a run must before it is
+    unigram    the loss has settled where a model that does not look at its inputs lies (the unigram entropy of tokens,
+               the variance of the targets of a regression: `baseline`), and for as long as a run must before it is
                called collapsed (`isograd.outcome.Stay`)
 
 The first is a ratio of ratios. What all gradients do together, as the loss falls, cancels, and so does how far apart
@@ -17,15 +18,12 @@ on: docs/watch.md.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
+from isograd.diagnose.watch.baseline import Baseline
 from isograd.diagnose.watch.writers import Row
 from isograd.outcome import Stay
 
@@ -41,6 +39,7 @@ class CollapseWatch:
     """Follows the losses and the gradients of a run, and reports when it collapses.
 
     Attributes:
+        baseline: what the loss is measured against; None where that is not known.
         warnings: what was reported so far, at most once per signal: step, signal, layer (None where no layer is to
             blame), a message in one sentence.
         apart: how many times further the median layer's gradient has fallen than that of the layer in the upper half
@@ -56,7 +55,7 @@ class CollapseWatch:
     def __init__(self, layers: Sequence[str], stacks: Sequence[str], unigram_entropy: float | None = None) -> None:
         """Layers by address, and the stack of each: layers of one stack are compared with each other."""
         self.layers = list(layers)
-        self.unigram_entropy = unigram_entropy
+        self.baseline = None if unigram_entropy is None else Baseline(kind="tokens", value=unigram_entropy)
         self.warnings: list[Row] = []
         self.apart: float | None = None
         members: dict[str, list[int]] = {}
@@ -74,23 +73,30 @@ class CollapseWatch:
         reported = {row["signal"] for row in self.warnings}
         found = []
         self._keep(norms)
-        entropy = self.unigram_entropy
-        stayed = entropy is not None and self._stay.follow(step, loss, entropy)
+        level = self.baseline
+        stayed = level is not None and self._stay.follow(step, loss / level.unit, level.value / level.unit)
         fallen = [one for indices in self._stacks if (one := self._fallen(step, indices)) is not None]
         self.apart = max((one.apart for one in fallen), default=None)
         if "gradients" not in reported:
             self._held = self._held + 1 if (self.apart or 0.0) >= APART else 0
             if self._held >= HOLD and not self._learns():
                 found.append(self._gradients(step, max(fallen, key=lambda one: one.apart)))
-        if "unigram" not in reported and entropy is not None and stayed:
-            found.append(self._unigram(step, self._stay.mean, entropy))
+        if "unigram" not in reported and level is not None and stayed:
+            found.append(self._unigram(step, level))
         self.warnings += found
         return found
 
     @property
     def recent_loss(self) -> float:
         """Mean of the last twenty; not a number before there are any, or where one is not finite."""
-        return self._stay.mean if self._stay.losses else math.nan
+        if not self._stay.losses or self.baseline is None:
+            return math.nan
+        return self._stay.mean * self.baseline.unit
+
+    @property
+    def unigram_entropy(self) -> float | None:
+        """Of tokens, nats; None of another loss."""
+        return self.baseline.value if self.baseline is not None and self.baseline.kind == "tokens" else None
 
     def state(self) -> dict[str, Any]:
         """What it knows, as JSON can keep it."""
@@ -140,10 +146,8 @@ class CollapseWatch:
         return _Fallen(least=least, first=first, behind=10 ** (moved[least] - moved[first]), apart=apart)
 
     def _learns(self) -> bool:
-        """Whether the loss is below what token frequencies give; False where these are not known."""
-        if self.unigram_entropy is None:
-            return False
-        return self._stay.mean < self.unigram_entropy - LEARNS
+        """Whether the loss is below its baseline; False where that is not known."""
+        return self.baseline is not None and self.recent_loss < self.baseline.value - LEARNS * self.baseline.scale
 
     def _gradients(self, step: int, fallen: "_Fallen") -> Row:
         layer = self.layers[fallen.first]
@@ -163,19 +167,23 @@ class CollapseWatch:
             ),
         }
 
-    def _unigram(self, step: int, mean: float, entropy: float) -> Row:
+    def _unigram(self, step: int, level: Baseline) -> Row:
+        since = f"step {step}: since step {self._stay.since} the loss ({level.number(self.recent_loss)})"
+        tokens = level.kind == "tokens"
+        reads = "reads no context, as if collapsed" if tokens else "predicts no better than one answer for every input"
         return {
             "step": step,
             "signal": "unigram",
             "layer": None,
-            "loss": mean,
-            "unigram_entropy": entropy,
-            "cause": "the stack passes on no context, or labels do not belong to the inputs",
-            "remedy": f"lower the rate, warm it up longer, look at one batch; {ASK}",
-            "message": (
-                f"step {step}: since step {self._stay.since} the loss ({mean:.2f}) has not gone below the entropy of"
-                f" the token frequencies ({entropy:.2f} nats): the model reads no context, as if collapsed"
+            "loss": self.recent_loss,
+            "unigram_entropy" if tokens else "baseline": level.value,
+            "cause": (
+                "the stack passes on no context, or labels do not belong to the inputs"
+                if tokens
+                else "the stack passes on nothing of its inputs, or the targets do not belong to them"
             ),
+            "remedy": f"lower the rate, warm it up longer, look at one batch; {ASK}",
+            "message": f"{since} has not gone below {level}: the model {reads}",
         }
 
 
@@ -199,147 +207,3 @@ class _Fallen:
     first: int
     behind: float
     apart: float
-
-
-class TokenCounts:
-    """How often each label came, none below 0 (what losses ignore), and the entropy of that."""
-
-    def __init__(self) -> None:
-        self._counts = torch.zeros(0, dtype=torch.int64)
-        self._waiting: list[Tensor] = []
-
-    def add(self, labels: Tensor) -> None:
-        """Labels of one batch, of any shape; they are counted when the entropy is asked for."""
-        self._waiting.append(labels.detach().flatten())
-
-    def _count(self) -> None:
-        if not self._waiting:
-            return
-        ids = torch.cat(self._waiting)
-        self._waiting.clear()
-        counts = torch.bincount(ids[ids >= 0]).cpu()
-        if len(counts) < len(self._counts):
-            counts, self._counts = self._counts, counts
-        counts[: len(self._counts)] += self._counts
-        self._counts = counts
-
-    def entropy(self) -> float | None:
-        """-sum p ln p + (K - 1) / 2n, nats, of K kinds among n labels (Miller 1955); None below 10 labels of a kind.
-
-        The second term is what the first one lacks on average with so few labels.
-
-        >>> counts = TokenCounts()
-        >>> counts.add(torch.arange(4).repeat(1000)), round(counts.entropy(), 3)
-        (None, 1.387)
-        """
-        self._count()
-        some = self._counts[self._counts > 0].double()
-        total = float(some.sum())
-        if not len(some) or total < 10 * len(some):
-            return None
-        return math.log(total) - float((some * some.log()).sum()) / total + (len(some) - 1) / (2 * total)
-
-
-class Targets:
-    """What the loss is measured against: that of the best prediction without inputs.
-
-        tokens, classes    the entropy of their frequencies, nats
-        numbers            the loss of their mean (of an absolute loss: their median), where it is known which it is
-
-    Attributes:
-        kind: of the targets seen so far; None where there were none.
-        tokens: the counts of tokens: what signals about collapse go by.
-        form: of numbers, the loss as a function of predictions and targets; see `form_of`.
-    """
-
-    def __init__(self) -> None:
-        self.kind: str | None = None
-        self.tokens = TokenCounts()
-        self.form: Form | None = None
-        self._classes = TokenCounts()
-        self._numbers: deque[Tensor] = deque(maxlen=KEPT_TARGETS)
-
-    def add(self, batch: Any) -> None:
-        """The targets of one batch."""
-        for labels in labels_of(batch):
-            self.kind = "tokens"
-            self.tokens.add(labels)
-        target = None if self.kind == "tokens" else target_of(batch)
-        if target is not None and target.is_floating_point():
-            self.kind = "numbers"
-            rows = target.detach().reshape(len(target), -1)[:ROWS, :COLUMNS].float()
-            if self._numbers and self._numbers[-1].shape[1] != rows.shape[1]:
-                self._numbers.clear()
-            self._numbers.append(rows)
-        elif target is not None:
-            self.kind = "classes"
-            self._classes.add(target)
-
-    def level(self) -> float | None:
-        """The loss without inputs, where it is known."""
-        if self.kind == "numbers":
-            values = torch.cat(list(self._numbers))
-            if self.form is None or len(values) < ROWS:
-                return None
-            return min(float(self.form(one.expand_as(values), values)) for one in (values.mean(0), values.median(0)[0]))
-        return {"tokens": self.tokens, "classes": self._classes}[self.kind].entropy() if self.kind else None
-
-    def said(self) -> str:
-        """What a loss at the level is, in words."""
-        if self.kind == "numbers":
-            return "the variance of its targets" if self.form in _SQUARES else "that of its targets' best constant"
-        return f"the entropy of the {'class' if self.kind == 'classes' else 'token'} frequencies"
-
-
-Form = Callable[[Tensor, Tensor], Tensor]
-
-
-def _half(x: Tensor, y: Tensor) -> Tensor:
-    return F.mse_loss(x, y) / 2
-
-
-def _root(x: Tensor, y: Tensor) -> Tensor:
-    return F.mse_loss(x, y).sqrt()
-
-
-_SQUARES: tuple[Form, ...] = (F.mse_loss, _half)
-FORMS: tuple[Form, ...] = (*_SQUARES, F.l1_loss, F.smooth_l1_loss, _root)
-LIKE = 0.25  # a form whose value is so near that of the loss, which dropout and a rounding may have moved
-
-
-def form_of(output: Tensor, target: Tensor, loss: float) -> Form | None:
-    """Which loss of numbers this is, by its value for one batch; None where none gives it."""
-    if output.numel() != target.numel() or not math.isfinite(loss) or loss <= 0:
-        return None
-    output, target = output.detach().float().reshape(target.shape), target.float()
-    near = min(FORMS, key=lambda form: abs(math.log(max(float(form(output, target)), 1e-30) / loss)))
-    return near if abs(float(near(output, target)) / loss - 1) < LIKE else None
-
-
-KEPT_TARGETS, ROWS, COLUMNS = 64, 64, 32  # batches, and of each so many rows and numbers of a row
-
-
-def target_of(batch: Any) -> Tensor | None:
-    """The targets of a batch: the entry of a mapping by its usual names, or the second of two."""
-    if isinstance(batch, Mapping):
-        found = next((batch[name] for name in LABELS if name in batch), None)
-    else:
-        found = batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
-    return found if isinstance(found, Tensor) and found.ndim > 0 and found.numel() > 0 else None
-
-
-LABELS = ("labels", "shift_labels", "targets", "target", "y")
-
-
-def labels_of(batch: Any) -> list[Tensor]:
-    """The labels of a batch, or of several, that hold tokens, not classes: whole numbers, (batch, time).
-
-    Entries of a mapping by their usual names, or the second of two tensors of one shape.
-    """
-    if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(one, Tensor) for one in batch):
-        found = [batch[1]] if batch[0].shape == batch[1].shape else []
-    else:
-        several = batch if isinstance(batch, list | tuple) else [batch]
-        named = [next((n for n in LABELS if n in one), None) if isinstance(one, Mapping) else None for one in several]
-        found = [one[name] for one, name in zip(several, named, strict=True) if name is not None]
-    return [x for x in found if isinstance(x, Tensor) and x.ndim > 1 and not x.is_floating_point()]

@@ -12,6 +12,7 @@ from torch import nn
 from isograd.transformer.sublayer import Sublayer
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # DDP, torch.compile, ..
+WHOLE = "model"  # the address of a model that is watched as a whole
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,13 +42,13 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
 
     An isograd model knows which sublayers it has. Of any other, a stack is a `ModuleList` or a `Sequential` of alike
     modules that does not lie inside another one: modules of which at least two, and at least half, hold a matrix of the
-    same name and shape. The last such matrix stands for its layer.
+    same name and shape. The last such matrix stands for its layer. One layer that is run again and again is one; and
+    a model that has no list of layers is watched as a whole.
 
     Args:
         addresses: the modules to watch instead, in the order of their depth.
 
     Raises:
-        ValueError: nothing found.
         AttributeError: an address that the model does not have.
     """
     if addresses is not None:
@@ -56,18 +57,13 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
         found = [_layer(a, m, alike, {}, i) for i, (a, m) in enumerate(zip(addresses, modules, strict=True), start=1)]
     else:
         found = sublayers_of(model) or [layer for stack in _stacks(model) for layer in stack] or _alone(model)
-    if not found:
-        raise ValueError(
-            f"no layers found in {type(model).__name__}: it has no list of alike modules with matrices;"
-            " pass addresses=[...], the modules to watch in the order of their depth"
-        )
-    return found
+    return found or [_layer(WHOLE, model, [], {}, 1)]
 
 
 def _alone(model: nn.Module) -> list[Layer]:
     """The one layer of a list, which is run again and again (ALBERT, Universal Transformer)."""
     for address, module in model.named_modules():
-        alone = isinstance(module, nn.ModuleList) and len(module) == 1
+        alone = isinstance(module, nn.ModuleList) and len({id(one) for one in module}) == 1
         if alone and sum(p.ndim >= 2 for p in module.parameters()) > 1:
             return [_layer(f"{plain(address)}.0", next(module.children()), [], {}, 1)]
     return []
@@ -164,6 +160,8 @@ Matrix = tuple[str, tuple[int, ...]]  # its name inside its layer, and its shape
 def _outermost(module: nn.Module, address: str) -> Iterator[tuple[str, list[tuple[str, nn.Module]], list[Matrix]]]:
     """Lists of alike modules that lie in no other such list: address, members by name, their common matrices."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
+        if len(module) > 1 and len({id(one) for one in module}) == 1:
+            return  # one layer, run again and again
         members = [(name, m) for name, m in module.named_children() if next(m.parameters(), None) is not None]
         kinds = _common([m for _, m in members])
         if kinds:

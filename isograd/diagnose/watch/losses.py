@@ -1,4 +1,4 @@
-"""What the losses alone say: a rise without return, a rest far above what token frequencies give, a loss too low."""
+"""What the losses alone say: a rise without return, a rest far above their baseline, a loss too low."""
 
 import math
 from collections import deque
@@ -7,9 +7,11 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from isograd.diagnose.watch import causes
+from isograd.diagnose.watch.baseline import Baseline
 from isograd.diagnose.watch.causes import GROWN, Cause, History
 from isograd.diagnose.watch.collapse import LEARNS
 from isograd.diagnose.watch.steps import Moved
+from isograd.diagnose.watch.trained import Undone
 from isograd.diagnose.watch.writers import Row, alarm
 from isograd.outcome import BREAK, LAST, NEAR
 
@@ -18,7 +20,9 @@ STAYS = 50  # readings after which a rise is one without return
 LEAPT = 15  # the same where weights or gradients leapt there
 CLIMBS = 1.25  # times: the second half of a rise over the first
 RESTS = 150  # readings within which a loss at rest has not moved
-LOW = 0.1  # times the unigram entropy: no text is that predictable to a model that sees only what comes before
+LOW = (
+    0.1  # times the unigram entropy, of tokens: no text is that predictable to a model that sees only what comes before
+)
 EARLY = 30  # readings
 SETTLED = 120  # readings after which a loss that has not come below that of token frequencies is looked into
 FIRST_STEPS = 300  # readings in which no run has reason to lose most of its weights
@@ -29,13 +33,13 @@ CHANCE = 6.0  # standard deviations of a mean of ten, which the lowest of many l
 class Losses:
     """Follows the losses of a run; each of four signals is reported once.
 
-    rise   the mean of ten losses has stayed for `STAYS` readings above its lowest by 0.5 nat (less below one nat of
-           entropy), by a quarter of all that had been gained and by more than noise, and would not be back in as many
-    stall  the loss has not come halfway down to that of token frequencies, and has not moved for `RESTS` readings;
-           where the entropy is not known: it has not gone below what it was in its first readings. Or it is not
-           halfway down, falling or not, and the weights hardly move; or still above the entropy, and matrices blew up
-    decay  the matrices have shrunk to a third, and the loss is not below the entropy
-    low    the mean of the last twenty is below a tenth of the entropy
+    rise   the mean of ten losses has stayed for `STAYS` readings above its lowest by half of the baseline's scale, by a
+           quarter of all that had been gained and by more than noise, and would not be back in as many
+    stall  the loss has not come halfway down to its baseline, and has not moved for `RESTS` readings; where the
+           baseline is not known: it has not gone below what it was in its first readings. Or it is not halfway down,
+           falling or not, and the weights hardly move; or still above the baseline, and matrices blew up
+    decay  the matrices have shrunk to a third, and the loss is not below its baseline
+    low    the mean of the last twenty is below a tenth of the entropy of tokens
     """
 
     def __init__(self, settings: causes.Ask = lambda: None) -> None:
@@ -54,26 +58,30 @@ class Losses:
         self._jumped = False  # from one step to the next
         self._risen: list[float] = []
         self._last: deque[float] = deque(maxlen=RESTS)
-        self.baseline: tuple[str, float | None] | None = None  # the loss without inputs, in words and as a number
-
-    @property
-    def first(self) -> float | None:
-        """The loss before any update."""
-        return self._first[0] if self._first else None
 
     def follow(
-        self, step: int, loss: float, norm: float, entropy: float | None, moved: Moved | None = None
+        self,
+        step: int,
+        loss: float,
+        norm: float,
+        level: Baseline | None,
+        moved: Moved | None = None,
+        rate: float | None = None,
+        undone: Undone | None = None,
     ) -> list[Row]:
         """The next reading; the warnings that are new.
 
         Args:
+            level: what the loss is measured against, where that is known.
             moved: how far the weights went in the step before it.
+            rate: of the step to come, where it is known.
+            undone: what was known of the first batch, and has been lost.
         """
         if not math.isfinite(loss):
             return []
         self._last.append(loss)
         self._means.append(loss)
-        self._history.add(step, norm, moved)
+        self._history.add(step, norm, moved, rate)
         self._count += 1
         if self._count <= 12:
             self._early = self._history.by()
@@ -81,20 +89,38 @@ class Losses:
             self._lowest = ABOVE * loss  # means begin with the tenth reading, when it may have blown up already
         if len(self._first) < 10:
             self._first.append(loss)
-        found = [self._rise(step, loss, norm, entropy), self._stall(step, entropy), self._low(step, entropy)]
-        found.append(self._decay(step, entropy))
+        found = [
+            self._undone(step, undone),
+            self._rise(step, loss, norm, level),
+            self._stall(step, level),
+            self._low(step, level),
+        ]
+        found.append(self._decay(step, level))
         new = [row for row in found if row is not None]
         self._reported |= {row["signal"] for row in new}
         return new
 
-    def _rise(self, step: int, loss: float, norm: float, entropy: float | None) -> Row | None:
+    def _undone(self, step: int, lost: Undone | None) -> Row | None:
+        if lost is None or "rise" in self._reported:
+            return None
+        self._reported.add("rise")
+        loss = fmean(list(self._last)[-3:])
+        rate = self._history.highest_rate()
+        gentle = self._history.gentle()
+        too_high = causes.undone(lost.before, lost.now, rate, gentle, self._history.furthest())
+        cause, remedy = self._history.rose() or too_high
+        symptom = f"the loss rose from {_number(self._first[0])} to {_number(loss)}"
+        return alarm(step, "rise", None, symptom, cause, remedy, since=1, lowest=lost.before, loss=loss, lr=gentle)
+
+    def _rise(self, step: int, loss: float, norm: float, level: Baseline | None) -> Row | None:
         usual = median(self._usual) if self._usual else math.inf
         if self._since is None and math.isfinite(norm):
             self._usual.append(norm)
         if len(self._means) < 10 or "rise" in self._reported:
             return None
         mean, start = fmean(self._means), fmean(self._first)
-        far = max(BREAK * min(1.0, max(entropy or 1.0, 0.1)), 0.25 * (start - self._lowest))
+        scale = level.scale if level is not None else min(1.0, abs(start))
+        far = max(BREAK * scale, 0.25 * (start - self._lowest))
         far = max(far, CHANCE * _noise(self._last) / math.sqrt(10))
         if not mean >= self._lowest + far:
             if mean < self._lowest + far / 2:
@@ -136,27 +162,31 @@ class Losses:
             cause = "the learning rate is too high for where the weights are, or the data changed there"
             remedy = "go back to a checkpoint before, and go on with a lower rate"
         lowest = min(self._lowest, self._first[0])
-        symptom = f"the loss rose from {lowest:.2f} to {mean:.2f} about step {since} and has not come back"
+        symptom = f"the loss rose from {_number(lowest)} to {_number(mean)} about step {since} and has not come back"
         numbers = {"since": since, "lowest": lowest, "loss": mean, "gradient_grown": grown}
         return alarm(step, "rise", None, symptom, cause, remedy, **numbers)
 
-    def _stall(self, step: int, entropy: float | None) -> Row | None:
+    def _stall(self, step: int, level: Baseline | None) -> Row | None:
         if "stall" in self._reported or len(self._last) < SETTLED or self._since is not None:
             return None
-        level = fmean(list(self._last)[-LAST:])
-        found = self._still(level, entropy) or self._blown(level, entropy)
+        loss = fmean(list(self._last)[-LAST:])
+        found = self._still(loss, level) or self._blown(loss, level)
         if found is None:
             return None
-        above = f", {level - entropy:+.2f} from the entropy of the token frequencies" if entropy is not None else ""
-        symptom = f"the loss has hardly moved for {min(RESTS, len(self._last))} readings ({level:.2f}{above})"
-        return alarm(step, "stall", None, symptom, *found, loss=level)
+        above = (
+            ""
+            if level is None
+            else f", {'+' if loss > level.value else ''}{level.number(loss - level.value)} from {level.name}"
+        )
+        symptom = f"the loss has hardly moved for {min(RESTS, len(self._last))} readings ({_number(loss)}{above})"
+        return alarm(step, "stall", None, symptom, *found, loss=loss)
 
-    def _still(self, level: float, entropy: float | None) -> Cause | None:
-        """Not halfway down to what token frequencies give: because the weights hardly move, or for no known cause."""
+    def _still(self, loss: float, level: Baseline | None) -> Cause | None:
+        """Not halfway down to its baseline: because the weights hardly move, or for no known cause."""
         start = fmean(self._first)
-        far = level > start - 0.02 * abs(start)
-        if entropy is not None:  # with label smoothing a loss that trains lies above, but it has come down
-            far = level > max(entropy + 2 * NEAR, entropy + 0.5 * (start - entropy))
+        far = loss > start - 0.02 * abs(start)
+        if level is not None:  # with label smoothing a loss that trains lies above, but it has come down
+            far = loss > max(level.value + 2 * NEAR * level.scale, level.value + 0.5 * (start - level.value))
         if not far:
             return None
         moved, now, before = self._history.latest(), self._history.by(-20), self._history.by(-100, -50)
@@ -169,38 +199,50 @@ class Losses:
             "print the rate of optimizer.param_groups and one pair of input and label; try ten times the rate",
         )
 
-    def _blown(self, level: float, entropy: float | None) -> Cause | None:
-        """Not below what token frequencies give, and matrices that only grew."""
+    def _blown(self, loss: float, level: Baseline | None) -> Cause | None:
+        """Not below its baseline, and matrices that only grew."""
         moved = self._history.latest()
-        if entropy is None or moved is None or level < entropy - LEARNS or moved.size < causes.BLOWN:
+        if level is None or moved is None or _learns(loss, level) or moved.size < causes.BLOWN:
             return None
         return causes.grown(moved, self._early, self._settings())
 
-    def _decay(self, step: int, entropy: float | None) -> Row | None:
+    def _decay(self, step: int, level: Baseline | None) -> Row | None:
         moved = self._history.latest()
-        if "decay" in self._reported or entropy is None or moved is None or not LAST <= self._count <= FIRST_STEPS:
+        if "decay" in self._reported or level is None or moved is None or not LAST <= self._count <= FIRST_STEPS:
             return None
-        level = fmean(list(self._last)[-LAST:])
-        if moved.size > causes.SHRUNK or level < entropy - LEARNS:
+        loss = fmean(list(self._last)[-LAST:])
+        if moved.size > causes.SHRUNK or _learns(loss, level):
             return None
-        symptom = f"matrices have shrunk to {moved.size:.0%} of their first size, and the loss is {level:.2f}"
+        symptom = f"matrices have shrunk to {moved.size:.0%} of their first size, and the loss is {_number(loss)}"
         return alarm(step, "decay", None, symptom, *causes.shrunk(moved, self._settings()), size=moved.size)
 
-    def _low(self, step: int, entropy: float | None) -> Row | None:
-        if "low" in self._reported or entropy is None or len(self._last) < LAST:
+    def _low(self, step: int, level: Baseline | None) -> Row | None:
+        if "low" in self._reported or level is None or level.kind != "tokens" or len(self._last) < LAST:
             return None
         mean = fmean(list(self._last)[-LAST:])
-        if mean >= LOW * entropy:
+        if mean >= LOW * level.value:
             return None
         return alarm(
             step,
             "low",
             None,
-            f"the loss ({mean:.3f}) is below a tenth of the entropy of the labels ({entropy:.2f} nats)",
+            f"the loss ({mean:.3f}) is below a tenth of the entropy of the labels ({level.value:.2f} nats)",
             "the model sees what it is to predict (labels not shifted, no causal mask), or it sees the same data again",
             "check that labels are the next tokens, and that attention is causal (isograd check)",
             loss=mean,
         )
+
+
+def _learns(loss: float, level: Baseline) -> bool:
+    return loss < level.value - LEARNS * level.scale
+
+
+def _number(loss: float) -> str:
+    """
+    >>> _number(3.14159), _number(0.00031), _number(51234.5)
+    ('3.14', '0.00031', '5.12e+04')
+    """
+    return f"{loss:.2f}" if 0.1 <= abs(loss) < 1000 else f"{loss:.3g}"
 
 
 def _falls(losses: list[float]) -> bool:

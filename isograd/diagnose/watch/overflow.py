@@ -1,13 +1,114 @@
-"""The module in which numbers first stop being finite, found by running the batch again."""
+"""What made a number that is not finite: the batch, or the module that is found by running it again."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from isograd.diagnose.watch.baseline import labels_of, targets_of
 from isograd.diagnose.watch.layers import plain
+
+ID_NAMES = ("input_ids", "inputs", "tokens", "ids", "batch[0]")  # of what is looked up in an embedding
+
+
+Origin = tuple[str | None, str, str]  # a module's address or None, the cause, the remedy
+IN_FLOAT32 = "compute that part in float32, clip gradients, lower the rate; torch.autograd.set_detect_anomaly(True)"
+
+
+def origin(model: nn.Module, batch: Any, loss: float, *, again: bool) -> Origin | None:
+    """Where a loss or a gradient that is not finite comes from: what is in the batch first, then the model.
+
+    Args:
+        again: the weights are those that the batch was run with: it may be run once more.
+    """
+    if found := not_finite(batch) or out_of_range(model, batch):
+        return None, *found
+    labels = labels_of(batch)
+    if labels and not math.isfinite(loss) and not any(bool((y >= 0).any()) for y in labels):
+        return None, "no label of this batch counts (all are -100): its mean is 0 / 0", "leave out such batches"
+    module = culprit(model, batch, forward=not math.isfinite(loss)) if again and batch is not None else None
+    if module is not None:
+        return module[0], f"{module[0]} {module[1]}", IN_FLOAT32
+    same = constant(batch)
+    return None if same is None else (None, *same)
+
+
+def not_finite(batch: Any) -> tuple[str, str] | None:
+    """The first entry of a batch that is NaN or infinite, by its tensor and its place; a mask may hold -inf."""
+    for name, x in named(batch):
+        if not x.is_floating_point():
+            continue
+        bad = torch.isnan(x) if "mask" in name else ~torch.isfinite(x)
+        if bool(bad.any()):
+            many = int(bad.sum())
+            others = f" ({many:,} of its {x.numel():,} entries are not finite)" if many > 1 else ""
+            return (
+                f"the batch holds it: {_at(name, x, bad)} is {float(x[bad][0])}{others}",
+                "find such samples in the data with torch.isfinite, and leave them out or fill them",
+            )
+    return None
+
+
+def out_of_range(model: nn.Module, batch: Any) -> tuple[str, str] | None:
+    """The first token id that no embedding of the model has a row for."""
+    rows = max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=None)
+    for name, x in named(batch):
+        if (
+            x.device.type != "cpu"
+            or rows is None
+            or x.is_floating_point()
+            or x.dtype == torch.bool
+            or not any(f in name for f in ID_NAMES)
+        ):
+            continue
+        bad = (x < 0) | (x >= rows)
+        if bool(bad.any()):
+            return (
+                f"an id is out of range: {_at(name, x, bad)} is {int(x[bad][0])}, and the model has {rows} embeddings",
+                f"ids have to be 0 to {rows - 1}: use the model's own tokenizer, or model.resize_token_embeddings",
+            )
+    return None
+
+
+def constant(batch: Any) -> tuple[str, str] | None:
+    """A batch whose targets are all one number, which a loss that divides by their spread cannot take."""
+    targets = targets_of(batch)
+    if len(targets) != 1 or targets[0].numel() < 2 or not bool((targets[0] == targets[0].flatten()[0]).all()):
+        return None
+    name = next(name for name, x in named(batch) if x.data_ptr() == targets[0].data_ptr())
+    return (
+        f"all targets of this batch are {targets[0].flatten()[0].item():g} ({name}): a loss that divides by their"
+        " spread is 0 / 0",
+        "leave out such batches, or add an eps to what the loss divides by",
+    )
+
+
+def named(batch: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch, as they are written in Python.
+
+    >>> [name for name, _ in named({"x": torch.zeros(2), "parts": (torch.zeros(1), 3)})]
+    ["batch['x']", "batch['parts'][0]"]
+    """
+    if isinstance(batch, Tensor):
+        yield name, batch.detach()
+    elif isinstance(batch, Mapping):
+        for key, part in batch.items():
+            yield from named(part, f"{name}[{key!r}]")
+    elif isinstance(batch, list | tuple):
+        for place, part in enumerate(batch):
+            yield from named(part, f"{name}[{place}]")
+
+
+def _at(name: str, x: Tensor, bad: Tensor) -> str:
+    """
+    >>> _at("batch[0]", torch.zeros(2, 3), torch.tensor([[0, 0, 0], [0, 1, 0]]).bool())
+    'batch[0][1, 1]'
+    """
+    place = bad.nonzero()[0].tolist()
+    return f"{name}[{', '.join(map(str, place))}]" if place else name
 
 
 def culprit(model: nn.Module, batch: Any, *, forward: bool = True) -> tuple[str, str] | None:
@@ -49,26 +150,25 @@ def _run(model: nn.Module, batch: Any, low: torch.dtype | None) -> tuple[str, st
         for name, module in model.named_modules():
             if name:
                 stack.callback(module.register_forward_hook(look(name), with_kwargs=True).remove)
-        _call(getattr(model, "_orig_mod", model), batch)
+        call(getattr(model, "_orig_mod", model), batch)
     return found[0] if found else None
 
 
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Mapping):
-        for one in batch:
-            _call(model, one)
-    elif isinstance(batch, Mapping):
+def call(model: nn.Module, batch: Any) -> Any:
+    """What a model gives for a batch, or for several, of the form that it takes."""
+    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Mapping | list | tuple):
+        return [call(model, one) for one in batch]
+    if isinstance(batch, Mapping):
         try:
-            model(**batch)
+            return model(**batch)
         except TypeError:
-            model(next(iter(batch.values())))
-    elif isinstance(batch, list | tuple):
-        try:
-            model(batch[0])
-        except TypeError:
-            model(*batch)
-    elif isinstance(batch, Tensor):
-        model(batch)
+            return model(next(iter(batch.values())))
+    if not isinstance(batch, list | tuple):
+        return model(batch)
+    try:
+        return model(batch[0])
+    except TypeError:
+        return model(*batch)
 
 
 def _largest(value: Any, masks: bool) -> float:

@@ -117,6 +117,13 @@ class TrainedBy:
         self._model = model
         self.optimizer: Optimizer | None = None
 
+    @property
+    def rate(self) -> float | None:
+        """The largest of the groups, as it stands now."""
+        if self.optimizer is None:
+            return None
+        return max((float(group.get("lr") or 0.0) for group in self.optimizer.param_groups), default=None)
+
     def __call__(self) -> Settings | None:
         return None if self.optimizer is None else settings_of(self.optimizer, list(self._model.parameters()))
 

@@ -83,7 +83,8 @@ class WatchCallback(TrainerCallback):
         self._sent = 0
         for reporter in reporters_of(self.trainer):
             judge(ALERTING.get(type(reporter), ""))
-        observe(self._replaced, self.trainer, "training_step", after=self._keep)
+        see = self.watch.before
+        observe(self._replaced, self.trainer, "training_step", lambda _, inputs, *__, **___: see(inputs), self._keep)
         if accelerator.scaler is None:
             for name in ("_clip_grad_norm", "_get_grad_norm"):  # the first is called only where there is clipping
                 observe(self._replaced, self.trainer, name, before=self._measure)
@@ -93,8 +94,7 @@ class WatchCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.watch is not None
         self._forget()
-        if self.recovery is not None and (row := self.recovery.act(state.global_step)) is not None:
-            self.watch.report(row)
+        self._recovered(state.global_step)
         if control.should_log or state.global_step == state.max_steps:
             self.watch.read()  # at the end, while the trackers are still open
         numbers = flat(self.watch.row, self.watch.layers) if control.should_log else {}
@@ -119,6 +119,16 @@ class WatchCallback(TrainerCallback):
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         self.recovery.attach(model, self.trainer.optimizer, self.trainer.lr_scheduler, step)
         self.watch.on_reading = self.recovery.follow
+
+    def _recovered(self, step: int) -> None:
+        """Back to a good state, where the losses or a warning of this step say so."""
+        if self.recovery is None:
+            return
+        assert self.watch is not None
+        new = (row for row in self.watch.warnings[self._sent :] if row["signal"] == "rise")
+        if (row := self.recovery.act(step, next(new, None))) is not None:
+            self.watch.report(row)
+            self.watch.begin_again()
 
     def _keep(self, loss: Tensor, model: Any, inputs: Any, *_: Any, **__: Any) -> None:
         """The Trainer has divided the loss so that those of the micro-batches add up."""

@@ -82,6 +82,8 @@ class LightningWatch(_Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._batches.append(batch)
+        if self.watch is not None:
+            self.watch.before(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Lightning has divided the loss by the micro-batches, and in fp16 multiplied it by the scale."""

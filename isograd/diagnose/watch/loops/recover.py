@@ -1,8 +1,9 @@
 """Back to the last good state while a run goes on: weights and optimizer of before the break, then the next batches.
 
 The number of the step, the schedule and the data go on: the batches since that state are skipped. A run is in trouble
-at a loss that is not finite; and where the mean of ten losses lies 0.5 nat above its lowest, by more than noise does,
-or is back at that of token frequencies. What is kept are copies on the host, of three moments twenty steps apart.
+at a loss that is not finite; where the mean of ten losses lies 0.5 nat above its lowest, by more than noise does, or is
+back at that of token frequencies; and where a watch warns that the loss rose. What is kept are copies on the host, of
+three moments twenty steps apart.
 """
 
 import copy
@@ -70,9 +71,13 @@ class Recovery:
         self._losses.append(loss)
         self._onset.follow(step, loss, self.level)
 
-    def act(self, step: int) -> Row | None:
-        """After the optimizer's step: go back if there is trouble, else keep the state now and then; what was done."""
-        since = self._trouble()
+    def act(self, step: int, risen: Row | None = None) -> Row | None:
+        """After the optimizer's step: go back if there is trouble, else keep the state now and then; what was done.
+
+        Args:
+            risen: a warning of this step that the loss rose: its "since", and the rate to go on with ("lr").
+        """
+        since = self._trouble() if risen is None else risen["since"]
         if since is None:
             if not self._states or step - self._states[-1].step >= APART:
                 self._states = [*self._states, self._now(step)][-KEPT:]
@@ -81,7 +86,7 @@ class Recovery:
             return self._give_up(step)
         before = [state for state in self._states if state.step < since]
         self._states = before or self._states[:1]
-        return self._back(step, since, self._states[-1])
+        return self._back(step, since, self._states[-1], (risen or {}).get("lr"))
 
     def history(self) -> Iterator[tuple[int, float]]:
         """Steps and losses that count."""
@@ -115,7 +120,7 @@ class Recovery:
         return State(step=step, tensors=tensors, optimizer=_on_host(self._optimizer.state_dict()))
 
     @torch.no_grad()
-    def _back(self, step: int, since: int, state: State) -> Row:
+    def _back(self, step: int, since: int, state: State, rate: float | None) -> Row:
         for name, tensor in _tensors(self._model).items():
             tensor.copy_(state.tensors[name])
         rates = [(group["lr"], group.get("initial_lr")) for group in self._optimizer.param_groups]
@@ -126,10 +131,12 @@ class Recovery:
         self.count += 1
         self.went_back = state.step
         if self.how == "lower-rate":
-            self.factor *= LOWER
-            self._lower(LOWER)
+            highest = max(group["lr"] for group in self._optimizer.param_groups)
+            lower = LOWER if rate is None or not highest else min(LOWER, rate / highest)
+            self.factor *= lower
+            self._lower(lower)
         self._forget_after(state.step)
-        lowered = f", the rate at {self.factor:g} times the recipe's" if self.how == "lower-rate" else ""
+        lowered = f", the rate at {self.factor:.3g} times the recipe's" if self.how == "lower-rate" else ""
         return alarm(
             step, "recovered", None,
             f"the loss left its course at step {since}",
