@@ -136,9 +136,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _must_stay_inside(folder: Path) -> None:
     """A list of shards names files in its own folder."""
-    for path in sorted(folder.glob("*.index.json")):
+    for path in (*sorted(folder.glob("*.index.json")), folder / "config.json"):
+        key = "transformers_weights" if path.name == "config.json" else "weight_map"
         try:
-            files = {*_texts(json.loads(path.read_text(encoding="utf-8")).get("weight_map"))}
+            files = {*_texts(json.loads(path.read_text(encoding="utf-8")).get(key))}
         except (OSError, ValueError, AttributeError):
             continue  # whoever reads it will say so
         outside = sorted(name for name in files if Path(name).is_absolute() or ".." in Path(name).parts)

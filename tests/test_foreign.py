@@ -218,6 +218,13 @@ def test_a_list_of_weights_stays_in_its_folder(llama: Path, outside: str) -> Non
         isograd.trace.load.load_model(str(llama))
 
 
+def test_a_configuration_names_weights_in_its_folder(llama: Path) -> None:
+    said = json.loads((llama / "config.json").read_text()) | {"transformers_weights": "../elsewhere.safetensors"}
+    (llama / "config.json").write_text(json.dumps(said))
+    with pytest.raises(ModelError, match="which lies outside the folder"):
+        isograd.trace.load.load_model(str(llama))
+
+
 @pytest.mark.parametrize("words", [["check", "{}"], ["import", "hf", "{}", "--out", "{}/out"], ["diagnose", "{}"]])
 def test_weights_that_are_cut_off_are_named(llama: Path, words: list[str]) -> None:
     path = llama / "model.safetensors"
