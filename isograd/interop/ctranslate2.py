@@ -37,6 +37,7 @@ from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, sides
 from isograd.interop.fold import fold
 from isograd.interop.hf.family import beyond
 from isograd.interop.parity import ParityReport, Part, Runner, hashes, measure
+from isograd.interop.pretrained import ELSEWHERE
 from isograd.interop.sample import Batch, Sample, random_sample
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel, IsogradPreTrainedModel
 from isograd.models.search import search
@@ -50,7 +51,6 @@ from isograd.transformer.sublayer import Constant, ScaledAdd, Sublayer
 Quantization = Literal["int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"]
 Holds = IsogradForSeq2SeqLM | IsogradForCausalLM
 
-ELSEWHERE = "export it to onnx, or as isograd's own class"
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "swiglu": "SWISH"}
 LONGEST = 1024  # tokens that CTranslate2 reads of a source by default
 EXACT = 1e-5
@@ -223,7 +223,7 @@ def _refuse_norms_of(sublayer: Sublayer) -> None:
     if isinstance(sublayer.pre, nn.Identity) == isinstance(sublayer.post, nn.Identity):
         both = "no norm" if isinstance(sublayer.pre, nn.Identity) else "norms before the branch and on the sum"
         raise InteropError(
-            f"{site.kind} in layer {site.layer} of the {site.stack} has {both}; CTranslate2 wants one or the other:"
+            f"{site.kind} in layer {site.layer} of the {site.stack} has {both}; CTranslate2 wants one or the other;"
             f" {ELSEWHERE}"
         )
 

@@ -30,14 +30,13 @@ from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.checkpoints.vocabulary import pieces, save_tokenizer, special
 from isograd.interop.hf.family import later
 from isograd.interop.parity import ParityReport, hashes, measure
-from isograd.interop.pretrained import Fit, built, fit, silent
+from isograd.interop.pretrained import ELSEWHERE, Fit, built, fit, silent
 from isograd.interop.sample import Sample
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradPreTrainedModel
 
 FILE = "model.gguf"
 EXACT = 1e-5
 HALF = 1e-2  # of the largest logit: float16 keeps three digits of a weight
-ELSEWHERE = "export it to onnx or ctranslate2, or as a class of transformers"
 TURNED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")  # of GPT-2, stored as (in, out)
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # llama.cpp's kinds of tokens
 WHOLE = ("_norm.weight", ".bias", "position_embd.weight")  # in float32 also where matrices are in float16

@@ -45,7 +45,7 @@ from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.trace.load import load_model
 from isograd.transformer.positions import ADDED
 
-_ELSEWHERE = "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model"
+ELSEWHERE = "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model"
 _NOT_SETTINGS = ("_from_model_config", "transformers_version")
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 _COPIES = ("model.shared.weight", "cls.predictions.bias", "lm_head.bias")  # of what has another name as well
@@ -262,20 +262,20 @@ def _no_home(config: IsogradConfig, kind: ModelKind) -> str:
     nearest = min(found, key=lambda name: len(found[name]))
     return (
         f"no class of transformers holds this model ({config.placement!r}, {kind.about}) exactly; of the nearest,"
-        f" {nearest}: {'; '.join(found[nearest])}. {_ELSEWHERE}"
+        f" {nearest}: {'; '.join(found[nearest])}. {ELSEWHERE}"
     )
 
 
 def _other_homes(config: IsogradConfig, kind: ModelKind) -> str:
     found = homes(config, kind)
-    return f"It fits into {', '.join(found)} (--to {found[0]})" if found else _ELSEWHERE
+    return f"It fits into {', '.join(found)} (--to {found[0]})" if found else ELSEWHERE
 
 
 def _folded(model: IsogradPreTrainedModel, notes: list[str]) -> IsogradPreTrainedModel:
     try:
         plain = fold(model, untie=True)
     except FoldError as error:
-        raise InteropError(f"{error}. {_ELSEWHERE}") from error
+        raise InteropError(f"{error}. {ELSEWHERE}") from error
     notes.append(f"The coefficients of {model.config.placement} are folded into weights of {plain.config.placement}.")
     return plain
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,16 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from isograd.data.subwords import PairTokenizer
+from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.errors import InteropError
+from isograd.interop import ctranslate2, gguf
 from isograd.interop.checkpoints.card import write_run_card
 from isograd.interop.checkpoints.folder import load_isograd
 from isograd.interop.export import export_folder
 from isograd.interop.parity import ParityError, hashes
+from isograd.interop.pretrained import fit
 from isograd.train.train import train
+from tests import build
 from tests.build import model
 from tests.study.arms import read
 from tests.study.conftest import _cache as _cache
@@ -249,3 +255,39 @@ def test_a_failed_parity_report_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ParityError, match="not numbers"):
         export_folder(tmp_path / "model", tmp_path / "deep/out")
     assert list((tmp_path / "deep").iterdir()) == []
+
+
+TARGETS = ("auto", "gpt2", "fsmt", "ctranslate2", "gguf")
+
+
+@build.crossed("placement, head", build.EVERY, ["causal", "seq2seq"])
+def test_what_a_refusal_advises_is_taken(placement: str, head: str) -> None:
+    """Each --to that the message names holds the model; ONNX and isograd's own class are said to hold all of them."""
+    network = build.model(head, placement=placement)
+
+    def refusal(to: str) -> str:
+        check = {"ctranslate2": ctranslate2.held, "gguf": gguf.held}.get(to, lambda model: fit(model, to))
+        try:
+            check(network)
+        except InteropError as error:
+            return str(error)
+        return ""
+
+    for to in TARGETS:
+        if said := refusal(to):
+            advised = re.findall(r"--to (\w[\w-]*)", said)
+            assert advised, said
+            assert not any(refusal(one) for one in advised if one not in ("onnx", "isograd")), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["normformer", "mhc", "t-fixup"])
+def test_the_ways_that_take_every_model(placement: str, tmp_path: Path) -> None:
+    """By the command line's own words, as the refusal of GGUF prints them."""
+    network = build.model("causal", placement=placement)
+    network.save_pretrained(tmp_path / "model")
+    for_transformers(train_tokenizer(["ab" * 9], "char")).save_pretrained(tmp_path / "model")
+    with pytest.raises(InteropError, match=r"--to isograd.*--to onnx") as error:
+        export_folder(tmp_path / "model", tmp_path / "gguf", to="gguf")
+    for to in re.findall(r"--to (\w+)", str(error.value)):
+        assert export_folder(tmp_path / "model", tmp_path / to, to=to).report.passed
