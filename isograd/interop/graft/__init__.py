@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from isograd.errors import GraftError, hint
@@ -223,6 +224,7 @@ def _grafted(
     """The new model, and as long as every change was exact the same of its copy in float64."""
     if not changes:
         raise GraftError("no change: expected NAME=VALUE, as layers=24")
+    _must_read_tokens(model)
     rows = [(change, *_row(change)) for change in changes]
     steps: list[Step] = []
     wide = _doubled(model)
@@ -243,6 +245,20 @@ def _grafted(
             wider = None if wide is None else _doubled(moved.model)
         model, wide = moved.model, wider
     return Grafted(model=model, steps=tuple(steps)), wide
+
+
+def _must_read_tokens(model: PreTrainedModel) -> None:
+    """Parity and losses are of token ids: a model of pixels or of sound has no table of them."""
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:  # of several inputs, or of one that is no embedding
+        table = None
+    if not isinstance(getattr(table, "weight", None), Tensor):
+        reads = getattr(model, "main_input_name", "something else")
+        raise GraftError(
+            f"{type(model).__name__} has no table of token ids (it reads {reads}); graft changes causal and masked"
+            " language models and classifiers of text"
+        )
 
 
 def _healed(model: PreTrainedModel, how: How, steps: int, rate: float, progress: Said) -> Step:
