@@ -129,10 +129,12 @@ def report(
     from isograd.report.runs import find_runs, readable
 
     found = find_runs(list(folders))
-    if found and all(map(is_watched, found)):
-        if out is not None or json:
-            raise UserError(f"{len(found)} watched loops: name one, such as {found[0]}")
-        return max(_report_watched(loop, None, title, figures, json) for loop in found)
+    if any(map(is_watched, found)):
+        if len(found) == 1:
+            return _report_watched(found[0], out, title, figures, json)
+        if figure or arms or label:
+            raise UserError("--figure, --arms and --label are for runs alone; leave the watched loops out")
+        return _report_side_by_side(found, out or folders[0] / "report", title, figures, json)
     runs, faults = readable(found)
     if faults and len(found) == 1:
         raise UserError(faults[0])
@@ -240,6 +242,22 @@ def _report_watched(folder: Path, out: Path | None, title: str | None, figures: 
     else:
         print_lines(headline(read_rows(folder / "metrics.jsonl"), warned))
         print_lines(*(f"-> {row['cause']}; {row['remedy']}" for row in warned[:1] if row.get("remedy")))
+        print_path(f"\nreport: {page}")
+    return 0
+
+
+def _report_side_by_side(folders: list[Path], out: Path, title: str | None, figures: "Output", json: bool) -> int:
+    from isograd.cli.console import print_lines
+    from isograd.report.pages.watch import write_side_by_side
+
+    with refusing(ValueError, KeyError, TypeError):
+        page, table = write_side_by_side(folders, out, title, figures)
+    if json:
+        names = [name.replace(" ", "_") for name in table.header]
+        print_json({"report": str(page), "loops": [dict(zip(names, line, strict=True)) for line in table.lines]})
+    else:
+        for name, steps, lowest, last, warning in table.lines:
+            print_lines(f"{name}: {steps} steps, lowest loss {lowest}, last {last}; first warning: {warning}")
         print_path(f"\nreport: {page}")
     return 0
 

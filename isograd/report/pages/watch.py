@@ -1,12 +1,27 @@
 """The page of a watched loop: what `isograd.watch` wrote into its folder, the warnings first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from isograd.errors import many
 from isograd.files import read_json, read_rows
 from isograd.report.page import Page, Section, Table, write_page
-from isograd.report.style import UNLISTED, Drawing, Output, drawing, entropy_line, heading, label, log, shade, steps
+from isograd.report.style import (
+    UNLISTED,
+    Drawing,
+    Look,
+    Output,
+    drawing,
+    entropy_line,
+    heading,
+    label,
+    log,
+    look,
+    shade,
+    steps,
+)
 
 Row = dict[str, Any]
 HEADER = ("step", "what", "cause", "remedy")
@@ -40,6 +55,68 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
     return write_page(page, (out or folder / "report") / "report.html", output)
 
 
+def write_side_by_side(
+    folders: Sequence[Path], out: Path, title: str | None = None, output: Output | None = None
+) -> tuple[Path, Table]:
+    """Write report.html of several watched loops, and of runs among them: path and table of what they say alike."""
+    names = _names(folders)
+    metrics = {name: read_rows(folder / "metrics.jsonl") for name, folder in zip(names, folders, strict=True)}
+    warned = {name: read_rows(folder / "warnings.jsonl") for name, folder in zip(names, folders, strict=True)}
+    lines = [(name, *_in_numbers(metrics[name]), _first_warning(warned[name])) for name in names]
+    looks = [look(i) for i in range(len(names))]
+    table = Table(header=("loop", "steps", "lowest loss", "last loss", "first warning"), lines=lines, looks=looks)
+    reported = sum(map(bool, warned.values()))
+    page = Page(
+        title=title or f"{len(names)} loops side by side",
+        headline=f"{reported} of {len(names)} have a warning." if reported else "Nothing was reported of any.",
+        sections=[
+            Section(name="loops", title="Loops", sentence=_LAST, table=table),
+            Section(name="loss", title="Loss", figure=lambda: _together(metrics, looks)),
+        ],
+        made="Made by isograd from the files of `isograd.watch` and of runs; each alone has a page that says more.",
+    )
+    return write_page(page, out / "report.html", output), table
+
+
+_LAST = "The last loss is the mean of the last 20 steps, the lowest that of any 20 steps in a row."
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    short = [folder.name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def _in_numbers(metrics: Sequence[Row]) -> tuple[str, str, str]:
+    losses = [row["loss"] for row in metrics]
+    known = [loss for loss in losses if loss is not None]
+    if not known:
+        return f"{metrics[-1]['step'] if metrics else 0:,}", "none", "none"
+    span = min(20, len(known))
+    means = [fmean(known[i : i + span]) for i in range(len(known) - span + 1)]
+    last = "not finite" if losses[-1] is None else f"{means[-1]:.3f}"
+    return f"{metrics[-1]['step']:,}", f"{min(means):.3f}", last
+
+
+def _first_warning(warned: Sequence[Row]) -> str:
+    if not warned:
+        return "none"
+    said = str(warned[0]["message"]).removeprefix(f"step {warned[0]['step']}: ")
+    return f"step {warned[0]['step']:,}: {said}"
+
+
+def _together(metrics: Mapping[str, Sequence[Row]], looks: Sequence[Look]) -> Drawing | None:
+    if not any(metrics.values()):
+        return None
+    drawn = drawing(1, height=3.2)
+    for (name, rows), own in zip(metrics.items(), looks, strict=True):
+        known = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
+        xs, ys = [x for x, _ in known], [y for _, y in known]
+        drawn.panels[0].plot(xs, ys, **own, linewidth=1.0, label=name)
+    label(drawn.panels[0], "step", "loss")
+    steps(drawn.panels[0])
+    return drawn
+
+
 _ENTROPY = "The unigram entropy is the loss of a model that reads no context: one that rests there has collapsed."
 _REPLAYED = (
     "From before the break, once as it was and once per change: the mean of the last ten losses, and whether it lies"
@@ -63,7 +140,7 @@ def headline(metrics: Sequence[Row], warned: Sequence[Row]) -> str:
     """The first warning, or that there was none."""
     steps = metrics[-1]["step"] if metrics else 0
     if not warned:
-        return f"{steps:,} steps, and nothing was reported."
+        return f"{many(steps, 'step')}, and nothing was reported."
     more = f" ({len(warned) - 1} more below)" if len(warned) > 1 else ""
     return f"{_capital(str(warned[0]['message']))}{more}."
 
