@@ -21,6 +21,7 @@ from isograd.errors import DataError, UnknownPlacement
 from isograd.files import read_json
 from isograd.hub import model_place
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
+from isograd.trace.load import other_shapes
 
 T = TypeVar("T")
 
@@ -39,8 +40,13 @@ def load_causal_model(name: str | Path, dtype: torch.dtype = torch.float32) -> t
     _must_read_left_to_right(name, config)
     tokenizer = _loaded(name, lambda: AutoTokenizer.from_pretrained(place), "the tokenizer")
     model, info = _loaded(
-        name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype, output_loading_info=True)
+        name,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        ),
     )
+    if shapes := other_shapes(info):
+        raise DataError(f"{name}: the model cannot be loaded ({shapes})")
     if info["missing_keys"]:
         raise DataError(f"{name}: weights are missing, such as {min(info['missing_keys'])}")
     _check_vocabulary(name, config, tokenizer, model.get_input_embeddings().weight.shape[0])
@@ -150,7 +156,11 @@ def _tokenizer(folder: Path) -> PairTokenizer:
 def _model(folder: Path, dtype: torch.dtype) -> IsogradForSeq2SeqLM:
     try:
         own_config(folder / "config.json")
-        model, info = IsogradForSeq2SeqLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        model, info = IsogradForSeq2SeqLM.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        if shapes := other_shapes(info):
+            raise ValueError(shapes)
     except (OSError, ValueError, RuntimeError, SafetensorError, UnknownPlacement) as error:
         raise DataError(f"{folder}: the model cannot be loaded ({first_line(error)})") from error
     if info["missing_keys"]:

@@ -7,7 +7,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -100,7 +101,9 @@ def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
         if not has_weights:
             model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
             return model.eval()
-        model, info = kind.from_pretrained(name, output_loading_info=True)
+        model, info = kind.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True)
+        if shapes := other_shapes(info):
+            raise ValueError(shapes)
         if info["missing_keys"]:
             raise ValueError(f"weights are missing, such as {min(info['missing_keys'])}")
         if surplus := _beyond_the_depth(info["unexpected_keys"], model):
@@ -111,7 +114,26 @@ def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
     except json.JSONDecodeError as error:
         raise ModelError(f"{refusal}: its config.json is no JSON ({first_line(error)})") from error
     except Exception as error:
-        raise ModelError(f"{refusal}: {first_line(error)}") from error
+        raise ModelError(f"{refusal}: {_said(error)}") from error
+
+
+def other_shapes(info: Mapping[str, Any]) -> str | None:
+    """The first weight whose shape is not what config.json says, of the loading info; None where all fit.
+
+    transformers' own error refers to a report that it logs, which is not shown here.
+    """
+    for name, stored, wanted in sorted(info["mismatched_keys"], key=lambda one: str(one[0])):
+        return f"{name} is {tuple(stored)} in the weights, and {tuple(wanted)} by config.json"
+    return None
+
+
+def _said(error: Exception) -> str:
+    """What came, and where, of an error that was not meant for people ("integer modulo by zero")."""
+    if isinstance(error, OSError | ValueError | ImportError | RuntimeError):
+        return first_line(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    said = f"{type(error).__name__}: {first_line(error)}, in `{frame.line}`"
+    return f"{said} of {Path(frame.filename).name}; is a size in config.json 0, or of another type?"
 
 
 def _beyond_the_depth(unexpected: Iterable[str], model: nn.Module) -> set[str]:

@@ -31,6 +31,7 @@ from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.pretrained import read_pretrained
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.models.config import TERMS
+from isograd.trace.load import other_shapes
 from isograd.train.optim import OPTIMIZER
 from isograd.train.run import Model, Run
 from isograd.train.tasks import TASKS
@@ -173,9 +174,13 @@ class PreTrained:
 
     def _own(self, cls: type[IsogradPreTrainedModel]) -> IsogradPreTrainedModel:
         try:
-            model, info = cls.from_pretrained(self.folder, dtype=torch.float32, output_loading_info=True)
+            model, info = cls.from_pretrained(
+                self.folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            )
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise DataError(f"{self.name}: the weights cannot be loaded ({first_line(error)})") from error
+        if shapes := other_shapes(info):
+            raise DataError(f"{self.name}: the weights cannot be loaded ({shapes})")
         if info["missing_keys"]:
             raise DataError(f"{self.name}: weights are missing, such as {min(info['missing_keys'])}")
         heads = _HEADS if cls is IsogradModel else ()

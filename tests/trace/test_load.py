@@ -264,3 +264,25 @@ def test_the_working_directory_is_left_as_it_was(here: Path) -> None:
     path = list(sys.path)
     refused("mine:broken")
     assert sys.path == path and Path.cwd() == here
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vocab_size": 50}, "(41, 16) in the weights, and (50, 16) by config.json"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+    ],
+)
+def test_sizes_of_another_model_are_named(change: dict[str, int], said: str, tmp_path: Path) -> None:
+    """Neither "integer modulo by zero" alone nor a report that is not shown."""
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 41, "n_positions": 8}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+    names = {"num_attention_heads": "n_head"}
+    content = json.loads((tmp_path / "config.json").read_text())
+    content |= {names.get(name, name): value for name, value in change.items()}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError) as error:
+        load_model(str(tmp_path))
+    assert said in str(error.value) and "above report" not in str(error.value) and "\n" not in str(error.value)
+    if "num_attention_heads" in change:
+        assert "is a size in config.json 0" in str(error.value)
