@@ -92,6 +92,15 @@ def needed(extra: str, *modules: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def many(count: int, noun: str, nouns: str | None = None) -> str:
+    """A count and its noun in a message.
+
+    >>> many(1, "layer"), many(3000, "layer"), many(2, "entry", "entries")
+    ('1 layer', '3,000 layers', '2 entries')
+    """
+    return f"1 {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
+
+
 _ELSEWHERE = {  # what keys and options are called in other libraries
     "layers": "n_layer n_layers num_layers num_hidden_layers depth blocks",
     "width": "d_model n_embd hidden_size hidden embed_dim embedding_dim dim",

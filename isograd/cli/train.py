@@ -19,7 +19,7 @@ from isograd.cli.console import (
     progress,
 )
 from isograd.cli.parser import Count, File, Folder, Words
-from isograd.errors import UserError
+from isograd.errors import UserError, many
 from isograd.placement import get
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def init_recipe(
     if json:
         print_json({"recipe": str(path), **run.as_dict()})
     else:
-        print(f"{path}: {size}, {run.layers} layers, {run.training.steps:,} steps")
+        print(f"{path}: {size}, {many(run.layers or 0, 'layer')}, {many(run.training.steps, 'step')}")
         print(f"isograd train {shlex.quote(str(path))}")
     return 0
 
@@ -243,8 +243,8 @@ def _shape(found: "Forecast") -> str:
     run, config = found.run, found.config
     layers = f"{config.encoder_layers} + " if config.encoder_layers else ""
     return (
-        f"{config.placement}, {layers}{config.num_hidden_layers} layers, width {config.hidden_size},"
-        f" {config.num_attention_heads} heads, feed-forward {config.intermediate_size},"
+        f"{config.placement}, {layers}{many(config.num_hidden_layers, 'layer')}, width {config.hidden_size},"
+        f" {many(config.num_attention_heads, 'head')}, feed-forward {config.intermediate_size},"
         f" vocabulary {_up_to(run)}{config.vocab_size:,}, {run.training.precision}"
     )
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import nn
 
+from isograd.errors import many
 from isograd.lint import branches, norms, shortcuts, wiring
 from isograd.lint.check import is_quantized
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import many
 from isograd.lint.initial.collapse import NAMES, norms_moved
 from isograd.trace.anatomy import find_anatomy
 from isograd.trace.inputs import as_inputs, guess_inputs

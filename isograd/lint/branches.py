@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import torch
 
+from isograd.errors import many
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
 from isograd.trace.record import Operation, in_double
 from isograd.trace.sublayers import TracedSublayer

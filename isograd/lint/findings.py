@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from isograd.errors import many
+
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the most severe first
 STOPS = (  # what ends training at once, or leaves it where it began; first among the errors
@@ -138,8 +140,3 @@ def by_harm(found: Iterable[Finding]) -> tuple[Finding, ...]:
         return SEVERITIES.index(finding.severity), int(stops), first[finding.code], -finding.measured
 
     return tuple(sorted(findings, key=key))
-
-
-def many(count: int, noun: str) -> str:
-    """ "1 layer" or "3 layers"."""
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"

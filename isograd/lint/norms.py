@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.trace.dataflow import LAYOUT, NORMS, SCALING, TracedNorm, bare
 from isograd.trace.record import Operation, record
 

@@ -7,8 +7,9 @@ from statistics import median
 
 from transformers import PreTrainedModel
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.trace.anatomy import TracedStack, numbered
 from isograd.trace.attention import FUSED, is_attention, query_key_value
 from isograd.trace.dataflow import SUMS, TracedNorm, bare

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.models import IsogradPreTrainedModel
@@ -23,13 +24,13 @@ def finite(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that are no numbers: nothing else that is measured says anything."""
     bad = {n: many for n, p in checked.parameters.items() if (many := int((~p.isfinite()).sum()))}
     if bad:
-        others = f", and {len(bad) - 1} more parameters" if len(bad) > 1 else ""
+        others = f", and {many(len(bad) - 1, 'more parameter')}" if len(bad) > 1 else ""
         yield Finding(
             code="not-finite",
             severity="error",
             address=next(iter(bad)),
             measured=float(sum(bad.values())),
-            message=f"{next(iter(bad.values()))} entries are NaN or infinite{others}",
+            message=f"NaN or infinite: {many(next(iter(bad.values())), 'entry', 'entries')}{others}",
             remedy="go back to a checkpoint without them, or fill what torch.empty has left",
         )
 
@@ -208,14 +209,15 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
         if tensor.squeeze().ndim <= 1:
             alike.setdefault(re.sub(r"\d+", "*", name), []).append(name)
     for names in alike.values():
-        entries = checked.parameters[names[0]].numel()
+        count = checked.parameters[names[0]].numel()
+        entries = many(count, "entry", "entries")
         others = f", nor {len(names) - 1} more of this name in other layers" if len(names) > 1 else ""
         yield Finding(
             code="parameter-unread",
             severity="error",
             address=names[0],
-            measured=float(entries),
-            message=f"nothing reads this parameter of {entries} entries{others}: it is created and never applied",
+            measured=float(count),
+            message=f"nothing reads this parameter of {entries}{others}: it is created and never applied",
             remedy="apply it where it was meant to act, or remove it with the option that creates it",
         )
 

@@ -11,6 +11,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from isograd.errors import GraftError
+from isograd.interop.graft import graft
 from tests.interop.graft.families import family, logits
 from tests.study.arms import called, read, refused
 
@@ -50,7 +52,7 @@ def test_exact_changes(folder: Path, tmp_path: Path) -> None:
     words = ["graft", str(folder), "--out", str(out), "--change", "layers=4", "--change", "vocabulary=64"]
     code, said, err = called(*words)
     assert code == 0, err
-    assert "parity: passed" in said and "3 to 4 layers: 3 are new" in said and f"model: {out}" in said
+    assert "parity: passed" in said and "3 to 4 layers: 3 is new" in said and f"model: {out}" in said
     assert read(out / "parity.json")["passed"] and read(out / "graft.json")["exact"]
     loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert torch.allclose(logits(loaded)[..., :61], logits(family("gpt2")), atol=1e-5)
@@ -110,3 +112,41 @@ def test_killed_in_mid_write(folder: Path, tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == -9
     assert not (tmp_path / "out").exists()
     assert called("graft", str(folder), "--out", str(tmp_path / "out"), "--change", "layers=4")[0] == 0
+
+
+VISION = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+WITHOUT_TOKENS = {
+    "vit": lambda: transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **VISION)),
+    "wav2vec2": lambda: transformers.Wav2Vec2Model(
+        transformers.Wav2Vec2Config(
+            conv_dim=(8, 8),
+            conv_stride=(5, 2),
+            conv_kernel=(10, 3),
+            num_feat_extract_layers=2,
+            num_conv_pos_embeddings=8,
+            num_conv_pos_embedding_groups=2,
+            **VISION,
+        )
+    ),
+    "clip": lambda: transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={"vocab_size": 50, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2} | VISION,
+            vision_config={"image_size": 8, "patch_size": 4} | VISION,
+            projection_dim=8,
+        )
+    ),
+}
+EDITS = ("layers=3", "layers=1", "kv-heads=1", "vocabulary=64", "norm-weights=folded", "norm=rmsnorm", "norm=dyt")
+EDITS += ("scale=layerscale", "streams=2", "placement=sandwich", "placement=pre-ln", "qk-norm=removed")
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TOKENS)
+def test_a_model_without_token_ids_is_one_line(kind: str, tmp_path: Path) -> None:
+    """Whatever the change: it changes nothing, and says what it reads."""
+    made = WITHOUT_TOKENS[kind]()
+    for change in EDITS:
+        with pytest.raises(GraftError, match="has no table of token ids"):
+            graft(made, change)
+    made.save_pretrained(tmp_path / "model")
+    words = ("graft", str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--change", "layers=3")
+    assert "has no table of token ids" in refused(*words) and not (tmp_path / "out").exists()

@@ -93,3 +93,9 @@ def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"seed": 1}')
     (tmp_path / "outcome.json").write_text("{")
     assert "| seed | 1 |" in card(tmp_path)
+
+
+def test_a_model_that_was_imported_was_not_trained_here(tmp_path: Path) -> None:
+    assert "trained with isograd" not in card(tmp_path) and "trained model" not in card(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(RUN["run"]))
+    assert "trained with isograd" in card(tmp_path)

@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig
 
 from isograd.data.subwords import PairTokenizer
+from isograd.errors import many
 from isograd.files import read_json, write_text
 from isograd.interop.checkpoints.folder import Source, Written
 from isograd.interop.kinds import KINDS, ModelKind
@@ -22,7 +23,7 @@ _TEMPLATE = """\
 
 # {{ title }}
 
-{{ about[0]|upper }}{{ about[1:] }}, trained with isograd, as `{{ form }}`.
+{{ about[0]|upper }}{{ about[1:] }}{{ ", trained with isograd" if training }}, as `{{ form }}`.
 
 ```python
 {{ 'FOLDER = "."  # where this card lies, or its name on the hub\n' if "FOLDER" in use }}{{ use }}
@@ -37,7 +38,7 @@ _TEMPLATE = """\
 {% if report %}
 ## Parity report
 
-Measured between the trained model and this one; the hashes of all files are in `parity.json`:
+Measured between the model that was exported and this one; the hashes of all files are in `parity.json`:
 
 ```text
 {{ report }}
@@ -143,8 +144,8 @@ def _read(folder: Path, name: str) -> Mapping[str, Any]:
 
 def _depth(config: IsogradConfig) -> str:
     if config.is_encoder_decoder:
-        return f"{config.encoder_layers} and {config.num_hidden_layers} layers"
-    return f"{config.num_hidden_layers} layers"
+        return f"{config.encoder_layers} and {many(config.num_hidden_layers, 'layer')}"
+    return many(config.num_hidden_layers, "layer")
 
 
 def _model(config: IsogradConfig) -> list[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isograd.errors import many
 from isograd.interop.graft.found import Subject
 from isograd.interop.graft.moves import How, Moved
 from isograd.interop.graft.text import Text, loss_on
@@ -43,7 +44,7 @@ def drop(subject: Subject, count: int, how: How) -> Moved:
         others = [state[subject.layers.at(i) + rest].double() - value.double() for i in gone]
         return (value.double() + torch.stack(others).sum(0)).to(value.dtype)
 
-    said = f"{total} to {count} layers: without {', '.join(str(i + 1) for i in gone)}, chosen by {how.drop}"
+    said = f"{total} to {many(count, 'layer')}: without {', '.join(str(i + 1) for i in gone)}, chosen by {how.drop}"
     return Moved(model=arranged(subject, order, merged), said=said, exact=False, found=rows)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from isograd.errors import GraftError
+from isograd.errors import GraftError, many
 from isograd.interop.graft.fewer import drop
 from isograd.interop.graft.found import State, Subject, rebuilt
 from isograd.interop.graft.moves import How, Moved, New, whole
@@ -106,8 +106,11 @@ def _gated(subject: Subject, count: int, how: How) -> Moved:
 
 
 def _said(order: Order, count: int, kind: str) -> str:
-    new = ", ".join(str(i + 1) for i, (_, is_new) in enumerate(order) if is_new)
-    return f"{count} to {len(order)} layers: {new} are new ({kind}), and write 0 at first"
+    new = [str(i + 1) for i, (_, is_new) in enumerate(order) if is_new]
+    verbs = ("is", "writes") if len(new) == 1 else ("are", "write")
+    return (
+        f"{count} to {many(len(order), 'layer')}: {', '.join(new)} {verbs[0]} new ({kind}), and {verbs[1]} 0 at first"
+    )
 
 
 def places(count: int, more: int, insert: str) -> Order:

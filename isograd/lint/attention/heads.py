@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import torch
 
+from isograd.errors import many
 from isograd.lint.attention.measured import STILL, MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.trace.dataflow import bare
 
 STEP = 1e-2  # of scores, to see what the softmax reads of them

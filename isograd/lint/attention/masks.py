@@ -7,10 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from isograd.errors import many
 from isograd.lint.attention.intent import declares_causal
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.trace.dataflow import bare
 
 View = Literal["left", "right", "both", "prefix", "itself", "ahead", "not-itself", "other"]

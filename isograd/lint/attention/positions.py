@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isograd.errors import many
 from isograd.lint.attention.masks import SHORTEST, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.trace.dataflow import LAYOUT, SCALING, bare
 from isograd.trace.record import Operation
 

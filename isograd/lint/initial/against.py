@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 
 APART = 1.25  # times the other's size
 

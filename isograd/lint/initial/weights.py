@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.anatomy import numbered
 from isograd.trace.dataflow import LAYOUT, SCALING, bare

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.trace.dataflow import bare
@@ -21,13 +22,13 @@ def output(checked: CheckedModel) -> Iterator[Finding]:
         if made and not any(_bad(trace[v]) for v in operation.reads):
             count = int((~trace[made[0]].isfinite()).sum())
             empty = bare(operation) in ("softmax", "_softmax") and _empty_rows(trace[operation.reads[0]])
-            why = f"{empty} rows of scores are masked in every place" if empty else "its inputs are all finite"
+            why = f"{many(empty, 'row')} of scores masked in every place" if empty else "its inputs are all finite"
             yield Finding(
                 code="output-not-finite",
                 severity="error",
                 address=operation.module,
                 measured=float(count),
-                message=f"{count} entries become NaN or infinite in {operation.name} here; {why}",
+                message=f"NaN or infinite from {operation.name} on: {many(count, 'entry', 'entries')}; {why}",
                 remedy="let every query see at least one key, itself for instance"
                 if empty
                 else "look at what this operation reads: a division by 0, the root of a negative number, an exp that"

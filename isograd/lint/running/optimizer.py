@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 
 MOST = 0.05  # of a rate in Adam
 HIGH = 20.0  # times the median rate of the groups

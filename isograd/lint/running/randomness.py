@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.findings import Finding, many
+from isograd.lint.findings import Finding
 from isograd.trace.dataflow import bare
 from isograd.trace.record import Operation, arguments, fitted
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from isograd.errors import many
 from isograd.files import read_rows, write_json, write_text
 from isograd.report import equal_loss, figures, kept_weights
 from isograd.report.compared import Compared, difference, table, verdicts
@@ -155,7 +156,7 @@ def _page(
     reference = next((arm.label for arm, own in zip(arms, of, strict=True) if own is theirs), reference)
     text = next((run.resolved["data"] for arm in arms for run in arm.runs if run.resolved.get("data")), None)
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
-    made = f"Made by isograd from the files of {sum(len(arm.runs) for arm in arms)} runs. `results.csv` and"
+    made = f"Made by isograd from the files of {many(sum(len(arm.runs) for arm in arms), 'run')}. `results.csv` and"
     made += " `results.json`: a row per run."
     made += " `curves.csv`: every curve; `references.bib`: the papers." if everything else ""
     name = next((run.run.get("name") for arm in arms for run in arm.runs if run.run.get("name")), None)
