@@ -280,9 +280,8 @@ def test_what_a_refusal_advises_is_taken(placement: str, head: str) -> None:
             assert not any(refusal(one) for one in advised if one not in ("onnx", "isograd")), said
 
 
-@pytest.mark.parametrize(
-    "placement", ["normformer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mhc", "t-fixup"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["normformer", "mhc", "t-fixup"])
 def test_the_ways_that_take_every_model(placement: str, tmp_path: Path) -> None:
     """By the command line's own words, as the refusal of GGUF prints them."""
     network = build.model("causal", placement=placement)
