@@ -245,6 +245,7 @@ def test_what_transformers_passes_is_taken() -> None:
 def test_a_recipe_and_a_bare_configuration_have_the_same_defaults() -> None:
     """But for shape, and for positions, of which a recipe on any text takes those without a longest."""
     given, shape = IsogradConfig(), {"layers", "encoder_layers", "width", "heads", "ffn", "positions"}
+    shape |= {"from_", "optimizer_state"}  # of what is trained further, not of a shape
     stored = inspect.signature(IsogradConfig.__init__).parameters  # an option that is None is not always kept
     for field in fields(Model):
         if field.name not in shape:

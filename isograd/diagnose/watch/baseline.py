@@ -87,8 +87,8 @@ class Targets:
 
     >>> targets = Targets()
     >>> targets.add({"labels": torch.arange(4).repeat(10, 100)})
-    >>> targets.baseline()
-    Baseline(kind='tokens', value=1.386...)
+    >>> str(targets.baseline())
+    'the entropy of the token frequencies (1.39 nats)'
     """
 
     def __init__(self, unigram_entropy: float | None = None) -> None:
