@@ -28,10 +28,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from isograd.data.subwords import PairTokenizer
-from isograd.errors import InteropError
+from isograd.errors import InteropError, ModelError
 from isograd.files import new_folder, read_json
 from isograd.hub import from_pretrained, model_place
-from isograd.interop.checkpoints.folder import Source, Written, copy_companions
+from isograd.interop.checkpoints.folder import Source, Written, copy_companions, must_have_weights
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
 from isograd.interop.fold import FoldError, fold
@@ -576,6 +576,8 @@ def silent() -> Iterator[None]:
 
 
 def _theirs(name: str | Path) -> PreTrainedModel:
+    if (folder := model_place(str(name), ModelError)) is not None:
+        must_have_weights(folder)
     theirs = load_model(str(name)).eval()
     if isinstance(theirs, IsogradPreTrainedModel) or not isinstance(theirs, PreTrainedModel):
         raise InteropError(f"{name}: a {type(theirs).__name__}, expected a model of transformers' own")

@@ -184,3 +184,12 @@ def test_what_is_no_model_of_transformers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such folder"):
         import_pretrained(tmp_path / "none" / "such" / "thing", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_configuration_alone_is_not_imported(tmp_path: Path) -> None:
+    """Its weights would be drawn at random, and parity with themselves would hold."""
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 41, "n_positions": 8}
+    transformers.GPT2Config(**sizes, architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path / "model")
+    with pytest.raises(InteropError, match="without weights"):
+        import_pretrained(tmp_path / "model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

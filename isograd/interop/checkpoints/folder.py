@@ -78,14 +78,23 @@ def load_isograd(folder: Path) -> IsogradPreTrainedModel:
         ModelError: it cannot be loaded.
         InteropError: no weights, or a model of another kind.
     """
-    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-        raise InteropError(
-            f"{folder}: a configuration without weights (*.safetensors); name the folder of a trained model"
-        )
+    must_have_weights(folder)
     model = load_model(str(folder))
     if not isinstance(model, IsogradPreTrainedModel):
         raise InteropError(f"{folder}: {type(model).__name__} is not a model of isograd's")
     return model.eval()
+
+
+def must_have_weights(folder: Path) -> None:
+    """A configuration alone would be a model at initialization.
+
+    Raises:
+        InteropError: there are none.
+    """
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise InteropError(
+            f"{folder}: a configuration without weights (*.safetensors); name the folder of a trained model"
+        )
 
 
 def copy_companions(folder: Path, out: Path) -> None:
