@@ -25,7 +25,7 @@ GATHERED = frozenset(
 
 def linear(checked: CheckedModel) -> Iterator[Finding]:
     """Feed-forwards of two matrices with nothing between that bends."""
-    found = [s for s in checked.anatomy.sublayers if s.kind == "ffn" and _is_linear(checked, s)]
+    found = [s for s in checked.anatomy.distinct if s.kind == "ffn" and _is_linear(checked, s)]
     if found:
         yield Finding(
             code="ffn-linear",

@@ -64,7 +64,7 @@ def _positions_first(checked: CheckedModel) -> bool:
 
 def _first_across(checked: CheckedModel, batch_size: int) -> str | None:
     """The first sublayer in which one sequence moves another, of streams that have the batch in front."""
-    for sublayer in checked.anatomy.sublayers:
+    for sublayer in checked.anatomy.distinct:
         shape = checked.trace[sublayer.read].shape
         if len(shape) != 3 or shape[0] != batch_size or shape[1] == batch_size:
             continue

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.trace.anatomy import TracedStack, numbered
+from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import FUSED, is_attention, query_key_value
-from isograd.trace.dataflow import SUMS, TracedNorm, bare
+from isograd.trace.dataflow import SUMS, TracedNorm, bare, numbered
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 

@@ -9,7 +9,8 @@ from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.models import IsogradPreTrainedModel
-from isograd.trace.anatomy import SMALL, TracedStack, numbered
+from isograd.trace.anatomy import SMALL, TracedStack
+from isograd.trace.dataflow import numbered
 from isograd.trace.sublayers import TracedSublayer
 
 POST = frozenset(("post-ln", "admin", "deepnorm"))
@@ -22,7 +23,8 @@ PROFILED = 12  # sublayers from which on a good profile's skips have grown
 
 def finite(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that are no numbers: nothing else that is measured says anything."""
-    bad = {n: count for n, p in checked.parameters.items() if (count := int((~p.isfinite()).sum()))}
+    doubtful = {n: p for n, p in checked.parameters.items() if not p.sum().isfinite()}
+    bad = {n: count for n, p in doubtful.items() if (count := int((~p.isfinite()).sum()))}
     if bad:
         others = f", and {many(len(bad) - 1, 'more parameter')}" if len(bad) > 1 else ""
         yield Finding(

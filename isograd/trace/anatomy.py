@@ -4,7 +4,6 @@ What the walk through the operations says of pre, out and post is then proved by
 not move.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -14,8 +13,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from isograd.trace.dataflow import SCALING, SUMS, Dataflow, TracedNorm, bare
-from isograd.trace.record import Trace, record
+from isograd.trace.dataflow import SCALING, SUMS, Dataflow, TracedNorm, bare, form, numbered
+from isograd.trace.record import Trace, is_large, record
 from isograd.trace.sublayers import TracedSublayer, find_sublayers, placement_of
 
 Function = Literal["post-ln", "admin", "deepnorm"]
@@ -73,6 +72,14 @@ class Anatomy:
         """Stack by stack."""
         return [sublayer for stack in self.stacks for sublayer in stack.sublayers]
 
+    @cached_property
+    def distinct(self) -> list[TracedSublayer]:
+        """The sublayers; of a large model the first of each form, from what it reads to its sum."""
+        if not self.trace.shares:
+            return self.sublayers
+        forms = {form(self.trace, self.dataflow.between(s.read, s.total)): s for s in reversed(self.sublayers)}
+        return [s for s in self.sublayers if s in forms.values()]
+
     @property
     def placements(self) -> dict[str, str]:
         return {sublayer.address: sublayer.placement for sublayer in self.sublayers}
@@ -80,13 +87,13 @@ class Anatomy:
 
 def find_anatomy(model: nn.Module, inputs: Any) -> Anatomy:
     """Run `model` once on `inputs` and find its sublayers; see `isograd.trace.record.record` for what it runs on."""
-    dataflow, missed = Dataflow(record(model, inputs)), list[str]()
+    dataflow, missed = Dataflow(record(model, inputs, shared=is_large(model))), list[str]()
     stacks = _without_inner(dataflow, _stacks(find_sublayers(dataflow, missed), dataflow))
     for stack in stacks:
         steps: list[Callable[[], None]] = [
             partial(_set_ends, dataflow, stack),
             partial(_set_posts_of_layers, stack),
-            *(partial(_place, dataflow, s, after) for s, after in pairwise([*stack.sublayers, None]) if s is not None),
+            partial(_place, dataflow, stack),
             partial(_set_first, dataflow, stack),
             partial(_count, dataflow, stack),
             partial(_set_families, dataflow, stack),
@@ -118,9 +125,17 @@ def _idle(trace: Trace) -> list[str]:
     return [a for a in idle if not (a.rpartition(".")[2].isdecimal() and a.rpartition(".")[0] in read)]
 
 
-def _place(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer | None) -> None:
-    sublayer.placement = placement_of(sublayer.norms)
-    _probe(dataflow, sublayer, after)
+def _place(dataflow: Dataflow, stack: TracedStack) -> None:
+    """Placements as the walk has them, and whether scaling confirms them: of a large model one of each form."""
+    sure: dict[Any, bool] = {}
+    for at, (sublayer, after) in enumerate(pairwise([*stack.sublayers, None])):
+        assert sublayer is not None
+        sublayer.placement = placement_of(sublayer.norms)
+        end = sublayer.total if after is None else after.read
+        known: Any = form(dataflow.trace, dataflow.between(sublayer.read, end)) if dataflow.trace.shares else at
+        if known not in sure:
+            _probe(dataflow, sublayer, after)
+        sublayer.sure = sure.setdefault(known, sublayer.sure)
 
 
 def _without_inner(dataflow: Dataflow, stacks: list[TracedStack]) -> list[TracedStack]:
@@ -207,11 +222,6 @@ def _set_ends(dataflow: Dataflow, stack: TracedStack) -> None:
         last.norms["post"] = crossed[:1]
         crossed = crossed[1:]
     stack.final = crossed
-
-
-def numbered(name: str | None) -> str:
-    """The name with every index of a list as N: layers.N.ff2.N.weight."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "N", name or "")
 
 
 def _only_norm(dataflow: Dataflow, value: int) -> TracedNorm | None:

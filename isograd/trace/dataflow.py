@@ -4,15 +4,17 @@ Found from the operations and from replays, not from the names of modules: a nor
 is scaled.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from isograd.trace.record import Operation, Trace
+from isograd.trace.record import Operation, Trace, Value
 
 NORMS = frozenset((
     "layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "fused_rms_norm", "group_norm",
@@ -230,7 +232,12 @@ class Dataflow:
         return made if made is not None and self.is_product(made) else None
 
     def is_product(self, operation: Operation) -> bool:
-        return bare(operation) in PRODUCTS and bool(self.weights(operation)) and bool(self.data(operation))
+        return not self._products.isdisjoint(operation.makes)
+
+    @cached_property
+    def _products(self) -> frozenset[int]:
+        every = (o for o in self.trace.operations if o.makes and bare(o) in PRODUCTS)
+        return frozenset(o.makes[0] for o in every if self.weights(o) and self.data(o))
 
     def unchanged(self, at: int, wanted: int, pinned: dict[int, Tensor] | None = None) -> bool:
         """Whether `wanted` stays the same where `at` is scaled. Two far scales are compared: no eps counts there."""
@@ -389,6 +396,35 @@ class Dataflow:
                 if small:
                     return small[0]
         return None
+
+
+def form(trace: Trace, operations: Iterable[Operation], address: str = "") -> tuple[Any, ...]:
+    """What operations do, whatever their numbers are: names, modules, parameters and shapes. Constants that differ with
+    depth, as 1/sqrt(l), make no other form; 0 and inf do.
+
+    Args:
+        address: of the module that they are in; without it every index in an address counts as N.
+    """
+    did = []
+    for operation in operations:
+        leaves = tree_leaves((operation.args, operation.kwargs))
+        read = [trace.names.get(leaf.index, "") for leaf in leaves if isinstance(leaf, Value)]
+        places = [p.removeprefix(address) if address else numbered(p) for p in (operation.module, *read)]
+        shapes = tuple(tuple(trace[v].shape) for v in operation.makes)
+        told = tuple(_coarse(leaf) for leaf in leaves if not isinstance(leaf, Value))
+        did.append((operation.name, tuple(places), told, shapes))
+    return tuple(did)
+
+
+def numbered(name: str | None) -> str:
+    """The name with every index of a list as N: layers.N.ff2.N.weight."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "N", name or "")
+
+
+def _coarse(leaf: Any) -> Any:
+    if isinstance(leaf, float):
+        return "number" if 0 < abs(leaf) < float("inf") else leaf
+    return leaf if isinstance(leaf, int | str | bool | None) else str(leaf)
 
 
 def bare(operation: Operation) -> str:

@@ -19,7 +19,7 @@ from isograd.data.text import first_line
 from isograd.errors import InputsError, IsogradError
 from isograd.hub import from_pretrained
 from isograd.trace.pretrained_inputs import BATCH, floats, of_pretrained
-from isograd.trace.record import arguments, fitted
+from isograd.trace.record import arguments, fitted, is_large
 
 Inputs = dict[str, Any] | tuple[Any, ...]
 
@@ -40,7 +40,7 @@ def guess_inputs(model: nn.Module) -> Inputs:
     """
     reason = ""
     device = next((t.device for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), "cpu")
-    for guess in _guesses(model):
+    for guess in _short(model, _guesses(model)):
         inputs: Inputs = fitted(model, guess, device)
         try:
             run(model, inputs)
@@ -53,6 +53,17 @@ def guess_inputs(model: nn.Module) -> Inputs:
         f" ({reason or 'it has no Embedding, Linear or Conv2d to tell from'});"
         " give --batch module:callable, which returns what forward takes"
     )
+
+
+def _short(model: nn.Module, guesses: Iterator[Inputs]) -> Iterator[Inputs]:
+    """The guesses; for a large model first those of ids and masks alone at half their length."""
+    for guess in guesses:
+        parts = list(guess.values() if isinstance(guess, dict) else guess)
+        shapes = {tuple(p.shape) if isinstance(p, Tensor) and not p.is_floating_point() else () for p in parts}
+        if is_large(model) and len(shapes) == 1 and len(shape := shapes.pop()) == 2 and shape[1] >= _LENGTHS[0]:
+            cut = [p[:, : shape[1] // 2] for p in parts]
+            yield dict(zip(guess, cut, strict=True)) if isinstance(guess, dict) else tuple(cut)
+        yield guess
 
 
 def _described(inputs: Inputs) -> str:

@@ -25,6 +25,7 @@ _VIEWS = frozenset((
     "slice", "select", "t", "numpy_T", "movedim", "swapaxes", "flatten", "unflatten", "alias", "detach", "narrow",
     "diagonal", "expand_as", "view_as", "contiguous", "split", "split_with_sizes", "chunk", "unbind", "tensor_split",
 ))  # fmt: skip
+LARGE = 50_000_000  # parameters beyond which a model is neither copied nor run whole more often than needed
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -68,6 +69,7 @@ class Trace:
         inputs: address among the model's inputs -> value, of tensors only.
         outputs: address among the model's outputs -> value, of tensors only.
         ran: addresses of the modules that were called.
+        shares: whether the values of parameters lie in the memory of the model's own.
     """
 
     values: list[Tensor] = field(default_factory=list)
@@ -78,6 +80,7 @@ class Trace:
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     ran: set[str] = field(default_factory=set)
+    shares: bool = False
 
     def __getitem__(self, value: int) -> Tensor:
         return self.values[value]
@@ -102,8 +105,10 @@ class Trace:
         """The operations by which `ends` were computed from `starts`, in order.
 
         Args:
-            numbers: leave out ids and masks that were computed of numbers, and what only they lead to.
+            numbers: for a replay: leave out ids and masks that were computed of numbers, what only they lead to, and
+                what only leads to another start.
         """
+        given = frozenset(starts) if numbers else frozenset()
         found, needed = set(starts), set(ends)
         first = min((min(self.readers.get(v, [len(self.operations)])) for v in found), default=0)
         last = max((self.maker.get(v, -1) for v in needed), default=-1)
@@ -119,7 +124,7 @@ class Trace:
         for operation in reversed(below):
             if not needed.isdisjoint(operation.makes):
                 steps.append(operation)
-                needed.update(v for v in operation.reads if v in found)
+                needed.update(v for v in operation.reads if v in found and v not in given)
         return steps[::-1]
 
     def above(self, values: Iterable[int]) -> set[int]:
@@ -194,29 +199,34 @@ def _is_discrete(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def record(model: nn.Module, inputs: Any, *, in_half: bool = False) -> Trace:
+def record(model: nn.Module, inputs: Any, *, in_half: bool = False, shared: bool = False) -> Trace:
     """Run `model` once on `inputs`, a mapping of keywords, a tuple of arguments or one tensor, and keep what happened.
 
     Works on a copy in float32 (`in_half` keeps half-precision weights as they are) and eval mode: the model and its
     caches stay as they are. A model that cannot be copied, or whose copy computes with the model's own parameters, as
     with a closure over `self`, runs itself, and what the run left behind is put back.
+
+    Args:
+        shared: the copy has the model's own parameters where they are float32, unless the model writes to them.
     """
     model = unwrapped(model)
-    try:
-        twin = stand_in(model, in_half=in_half)
-        trace = _recorded(twin, inputs)
-    except ValueError:  # there are no values to compute with
-        raise
-    except Exception:
-        trace = None
-    if trace is None or _reads(trace, model):
-        with undisturbed(model):
-            return _recorded(model.eval(), inputs)
-    return trace
+    for sharing in (True, False) if shared else (False,):
+        try:
+            twin = stand_in(model, in_half=in_half, shared=sharing)
+            trace = _recorded(twin, inputs, _own(model) if sharing else frozenset())
+        except ValueError:  # there are no values to compute with
+            raise
+        except Exception:
+            continue
+        if not _reads(trace, model, sharing):
+            trace.shares = sharing
+            return trace
+    with undisturbed(model):
+        return _recorded(model.eval(), inputs)
 
 
-def _recorded(model: nn.Module, inputs: Any) -> Trace:
-    recorder = _Recorder(model)
+def _recorded(model: nn.Module, inputs: Any, kept: frozenset[int] = frozenset()) -> Trace:
+    recorder = _Recorder(model, kept)
     device = next((p.device for p in model.parameters()), "cpu")
     args, kwargs = arguments(fitted(model, inputs, device))
     recorder.enter({**{str(i): a for i, a in enumerate(args)}, **kwargs})
@@ -226,10 +236,23 @@ def _recorded(model: nn.Module, inputs: Any) -> Trace:
     return recorder.trace
 
 
-def _reads(trace: Trace, model: nn.Module) -> bool:
-    """Whether a value of the trace lies in the memory of the model's own parameters."""
-    own = {memory(p) for p in model.parameters() if p.numel()} - {None}
-    return any(memory(value) in own for value in trace.values if value.numel())
+def _own(model: nn.Module) -> frozenset[int]:
+    """Where the numbers of the parameters lie."""
+    return frozenset(place for p in model.parameters() if p.numel() and (place := memory(p)) is not None)
+
+
+def _reads(trace: Trace, model: nn.Module, sharing: bool) -> bool:
+    """Whether a value of the trace lies in the memory of the model's own parameters; of a copy that shares it, one that
+    is no parameter of the copy and was computed of none.
+    """
+    own = _own(model)
+    known = trace.names.keys() | trace.maker.keys() if sharing else ()
+    return any(memory(x) in own for v, x in enumerate(trace.values) if x.numel() and v not in known)
+
+
+def anything(tensor: Tensor) -> bool:
+    """Whether an entry is not 0; of a large one the first row mostly says so."""
+    return bool(tensor[:1].any()) or bool(tensor.any()) if tensor.ndim else bool(tensor)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -241,6 +264,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether it has more parameters than are copied, or run through dozens of times."""
+    return sum(p.numel() for p in model.parameters()) > LARGE
 
 
 def memory(tensor: Tensor) -> int | None:
@@ -331,7 +359,7 @@ def stand_in(model: nn.Module, *, in_half: bool = False, shared: bool = False) -
     """A copy in eval mode, half-precision weights in float32 unless they are to stay.
 
     Args:
-        shared: its parameters use the memory of the model's where they are float32; else it is on the CPU.
+        shared: its parameters use the memory of the model's where they are float32 and on the CPU.
 
     Raises:
         ValueError: the model is on the meta device, where nothing has a value.
@@ -342,9 +370,8 @@ def stand_in(model: nn.Module, *, in_half: bool = False, shared: bool = False) -
         raise ValueError("parameters are shards of FSDP2; check the model before fully_shard, or a copy loaded whole")
     memo = _kept_activations(model)
     if shared:
-        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    twin = copy.deepcopy(model, memo).eval()
-    twin = twin if shared else twin.cpu()
+        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
+    twin = copy.deepcopy(model, memo).eval().cpu()
     half = not in_half and any(p.dtype in (torch.float16, torch.bfloat16) for p in twin.parameters())
     return twin.float() if half else twin
 
@@ -377,9 +404,10 @@ class _Recorder(TorchDispatchMode):
     operations: x[:, 1:] += u becomes a new x in which some entries were replaced.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kept: frozenset[int]) -> None:
         super().__init__()
         self.trace = Trace()
+        self._kept = kept  # memory that must stay as it is
         self.running: list[str] = [""]
         self._known: dict[int, int] = {}  # id of a tensor -> its newest value
         self._alive: list[Tensor] = []  # ids stay theirs as long as the tensors live
@@ -406,6 +434,8 @@ class _Recorder(TorchDispatchMode):
         writes = func._schema.is_mutable and func is not torch.ops.aten.detach_.default
         written = _written(func, args, kwargs) if writes else []
         if written:
+            if any(memory(t) in self._kept for t in written):
+                raise RuntimeError("the forward pass writes to a parameter")
             self._keep_what_will_change(written)
         out = func(*args, **kwargs)
         if not func._schema.is_mutable and any(out is t for t in flat):  # as x.to(its own dtype)

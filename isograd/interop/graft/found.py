@@ -14,12 +14,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import GraftError
 from isograd.hub import from_pretrained
-from isograd.interop.parity import is_large
 from isograd.models import IsogradConfig
 from isograd.trace.anatomy import Anatomy, TracedStack, find_anatomy
 from isograd.trace.dataflow import Dataflow
 from isograd.trace.inputs import guess_inputs
-from isograd.trace.record import Operation, stand_in
+from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
 State = dict[str, Tensor]
@@ -43,8 +42,7 @@ class Subject:
     @cached_property
     def anatomy(self) -> Anatomy:
         """Of a model in float64 by a copy in float32: casts that do nothing there would stand between operations."""
-        traced: nn.Module = stand_in(self.model, shared=True) if is_large(self.model) else self.model
-        traced = copy.deepcopy(traced).float() if self.model.dtype == torch.float64 else traced
+        traced = copy.deepcopy(self.model).float() if self.model.dtype == torch.float64 else self.model
         return find_anatomy(traced, guess_inputs(self.model))
 
     @property

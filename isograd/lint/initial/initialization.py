@@ -7,12 +7,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from isograd.lint.checked_model import CheckedModel, xavier
+from isograd.lint.checked_model import CheckedModel, sample, xavier
 from isograd.lint.findings import Finding
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
-from isograd.trace.anatomy import TracedStack, numbered
+from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
-from isograd.trace.dataflow import bare
+from isograd.trace.dataflow import bare, numbered
 from isograd.trace.parts import Part, parts
 from isograd.trace.sublayers import TracedSublayer
 
@@ -32,15 +32,16 @@ def scheme_of(checked: CheckedModel) -> str:
     if len({part.role for part in found}) < 3:
         return ""
     named = getattr(checked.config, "initializer_range", None) or getattr(checked.config, "init_std", None)
-    return " or ".join(name for name, one in SCHEMES.items() if _follows(checked, found, one, float(named or RANGE)))
+    stds = [sample(part.of(checked.parameters[part.name])).float().std(unbiased=False).item() for part in found]
+    own = list(zip(found, stds, strict=True))
+    return " or ".join(name for name, one in SCHEMES.items() if _follows(own, one, float(named or RANGE)))
 
 
-def _follows(checked: CheckedModel, found: Sequence[Part], scheme: Scheme, std: float) -> bool:
+def _follows(found: Sequence[tuple[Part, float]], scheme: Scheme, std: float) -> bool:
     """Whether the median over sites of each role is within 12 % of what the scheme gives."""
     ratios: dict[str, list[float]] = {}
-    for part in found:
+    for part, own in found:
         shape = Shape(fan_in=part.fan_in, fan_out=part.fan_out, width=part.width, range=std)
-        own = part.of(checked.parameters[part.name].float()).std(unbiased=False).item()
         ratios.setdefault(part.role, []).append(own / scheme.std(part.role, part.site, shape))
     return all(abs(math.log(max(median(of), 1e-9))) < math.log(1.12) for of in ratios.values())
 

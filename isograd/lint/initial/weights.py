@@ -13,9 +13,9 @@ from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.wiring import waits, waits_for
-from isograd.trace.anatomy import numbered
-from isograd.trace.dataflow import LAYOUT, SCALING, bare
+from isograd.trace.dataflow import LAYOUT, SCALING, bare, numbered
 from isograd.trace.parts import parts
+from isograd.trace.record import anything
 from isograd.trace.sublayers import TracedSublayer
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
@@ -32,12 +32,12 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     found: list[tuple[str, str]] = []
     excused = checked.adapters | checked.idle_writers | _from_a_bottleneck(checked)
     for role, names in checked.by_role.items():
-        empty = [n for n in names if not checked.parameters[n].any() and n not in excused]
+        empty = [n for n in names if not anything(checked.parameters[n]) and n not in excused]
         empty = [n for n in empty if not _gates(checked, n) and not _ends_a_branch(checked, n)]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
             found += [(n, f"{role} matrix") for n in empty]
-    found += [(n, "table of token vectors") for n in _token_tables(checked) if not checked.parameters[n].any()]
+    found += [(n, "table of token vectors") for n in _token_tables(checked) if not anything(checked.parameters[n])]
     if found:
         name, what = found[0]
         yield Finding(
@@ -133,7 +133,8 @@ def _equal_queries(checked: CheckedModel) -> Iterator[Finding]:
 
 def _constant(weight: Tensor) -> str | None:
     flat = weight.float().flatten(1)
-    if min(flat.shape) < 4 or not flat.any():
+    few = flat[:2]
+    if min(flat.shape) < 4 or not anything(flat) or not (torch.equal(few[0], few[1]) or (few == few[:, :1]).all()):
         return None
     if torch.equal(flat, flat[:1].expand_as(flat)):
         return "all rows"
@@ -183,22 +184,30 @@ def partial(checked: CheckedModel) -> Iterator[Finding]:
 
 def _damage(checked: CheckedModel, name: str) -> str | None:
     weight = checked.parameters[name].float()
-    if weight.ndim != 2 or min(weight.shape) < 4 or not weight.any() or _constant(weight):
+    if weight.ndim != 2 or min(weight.shape) < 4 or not anything(weight) or _constant(weight):
         return None
     table = name in checked.tables or name == checked.head
     for axis_, lines in (("rows", weight), ("columns", weight.T)):
         spare = max(1, int(SHARE * len(lines))) if table and axis_ == "rows" else 0
-        empty = int((lines == 0).all(1).sum())
+        even = lines[(lines[:, :8] == lines[:, :1]).all(1)]  # that may hold one number each
+        empty = int((even == 0).all(1).sum())
         if empty > spare:
             return f"{empty} of {len(lines)} {axis_} are zero"
-        flat = int((lines == lines[:, :1]).all(1).sum()) - empty
+        flat = int((even == even[:, :1]).all(1).sum()) - empty
         if flat > spare:
             return f"{flat} of {len(lines)} {axis_} hold one number each"
-        others = lines[(lines != 0).any(1)]
-        copies = len(others) - len(torch.unique(others, dim=0))
+        copies = len(lines) - max(empty - 1, 0) - _distinct(lines)
         if copies > spare:
             return f"{copies} of {len(lines)} {axis_} are copies of others"
     return None if table else _uneven_heads(checked, name, weight)
+
+
+def _distinct(lines: Tensor) -> int:
+    """How many different lines there are. Only those whose first entry stands in another line too are compared."""
+    first = lines[:, 0] + 0.0  # -0 is 0
+    _, alike, counts = torch.unique(first, return_inverse=True, return_counts=True)
+    again = counts[alike] > 1
+    return int((~again).sum()) + (len(torch.unique(lines[again], dim=0)) if again.any() else 0)
 
 
 def _uneven_heads(checked: CheckedModel, name: str, weight: Tensor) -> str | None:

@@ -5,7 +5,8 @@ first update. So all that have a gradient are moved a little, and the pass is re
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,8 @@ from torch.utils._pytree import tree_leaves
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.trace.anatomy import numbered
-from isograd.trace.dataflow import bare, different
-from isograd.trace.record import answer, arguments, fitted, undisturbed
+from isograd.trace.dataflow import bare, different, numbered
+from isograd.trace.record import answer, anything, arguments, fitted, undisturbed
 
 ROUNDS = 3
 STEP = 1e-2
@@ -74,9 +74,9 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
     if checked.constant_weights:  # a single key makes queries and keys idle
         return
     fused = [n for role, names in checked.by_role.items() if "+" in role for n in names]
-    mine = dict(checked.twin.named_parameters())
+    mine = dict(checked.few.named_parameters())
     wanted = {n: mine[n] for n in dict.fromkeys(fused) if n in mine and mine[n].requires_grad and mine[n].ndim == 2}
-    for name, grad in (_gradients(checked, wanted) if wanted else {}).items():
+    for name, grad in (_gradients(checked.few, checked, wanted) if wanted else {}).items():
         if grad is None or not grad.any():
             continue
         for rows in (grad, grad.T):
@@ -165,28 +165,25 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
     read = {n for v, n in checked.trace.names.items() if v in reaching}
     waiting = {n: p for n, p in twin.named_parameters() if n in read and p.requires_grad and p.is_floating_point()}
     waiting = {n: p for n, p in waiting.items() if p.numel()}
-    kept = {n: p.detach().clone() for n, p in waiting.items()}
+    kept = {n: p.data for n, p in waiting.items()}
     draw = torch.Generator().manual_seed(0)
     none: set[str] = set()
     try:
         for _ in range(ROUNDS):
-            grads = _gradients(checked, waiting)
-            none = {n for n in waiting if grads[n] is None}
-            waiting = {n: p for n, p in waiting.items() if (g := grads[n]) is None or not g.any()}
+            moves = _moves(twin, checked, waiting)
+            none = {n for n in waiting if moves[n] is None}
+            waiting = {n: p for n, p in waiting.items() if not moves[n]}
             if not waiting:
                 break
-            with torch.no_grad():
-                for name, parameter in twin.named_parameters():
-                    if name in kept and name not in waiting:
-                        size = kept[name].square().mean().sqrt().clamp_min(STEP)
-                        parameter.add_(STEP * size * torch.randn(parameter.shape, generator=draw))
+            for name, parameter in twin.named_parameters():
+                if name in kept and name not in waiting:
+                    size = kept[name].square().mean().sqrt().clamp_min(STEP)
+                    parameter.data = parameter.data + STEP * size * torch.randn(parameter.shape, generator=draw)
         if waiting:
             waiting = _in_training(checked, waiting, draw)
     finally:
-        with torch.no_grad():
-            for name, parameter in twin.named_parameters():
-                if name in kept:
-                    parameter.copy_(kept[name])
+        for name, parameter in twin.named_parameters():
+            parameter.data = kept.get(name, parameter.data)
     return [n for n in waiting if n in none], [n for n in waiting if n not in none]
 
 
@@ -223,12 +220,11 @@ def _in_training(
     """
     with undisturbed(checked.twin):
         for _ in range(ROUNDS if waiting else 0):
-            grads = _gradients(checked, waiting, training=True)
-            waiting = {n: p for n, p in waiting.items() if (g := grads[n]) is None or not g.any()}
-            with torch.no_grad():
-                for parameter in (p for p in waiting.values() if p.any()):
-                    size = parameter.square().mean().sqrt()
-                    parameter.copy_(size * torch.randn(parameter.shape, generator=draw))
+            moves = _moves(checked.twin, checked, waiting, training=True)
+            waiting = {n: p for n, p in waiting.items() if not moves[n]}
+            for parameter in (p for p in waiting.values() if p.any()):
+                size = parameter.data.square().mean().sqrt()
+                parameter.data = size * torch.randn(parameter.shape, generator=draw)
     return waiting
 
 
@@ -248,40 +244,69 @@ def _only_chooses(checked: CheckedModel, name: str) -> bool:
 
 
 def _gradients(
-    checked: CheckedModel, parameters: dict[str, nn.Parameter], *, training: bool = False
+    model: nn.Module, checked: CheckedModel, parameters: dict[str, nn.Parameter]
 ) -> dict[str, Tensor | None]:
-    if not parameters:
-        return {}
+    """By name; those of all others are dropped as they come."""
+    wanted = set(parameters.values())
+
+    def drop(parameter: Tensor) -> None:
+        if parameter not in wanted:
+            parameter.grad = None
+
+    with _backward(model, checked, drop, training=False):
+        return {name: p.grad for name, p in parameters.items()}
+
+
+def _moves(
+    model: nn.Module, checked: CheckedModel, parameters: dict[str, nn.Parameter], *, training: bool = False
+) -> dict[str, bool | None]:
+    """Whether the gradient is anything but 0, None where there is none. No two gradients are there at once."""
+    moves: dict[Tensor, bool] = {}
+
+    def note(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            moves[parameter] = moves.get(parameter, False) or anything(parameter.grad)
+            parameter.grad = None
+
+    with _backward(model, checked, note, training=training):
+        return {name: moves.get(p) for name, p in parameters.items()}
+
+
+@contextmanager
+def _backward(
+    model: nn.Module, checked: CheckedModel, each: Callable[[Tensor], None], *, training: bool
+) -> Iterator[None]:
+    """Gradients of the loss are there inside, and gone after it; `each` is called with a parameter that has got one."""
+    every = list(model.parameters())
+    before = [p.grad for p in every]
+    hooks = [p.register_post_accumulate_grad_hook(each) for p in every if p.requires_grad]
     try:
-        checked.twin.train(training)
-        loss = _loss(checked)
+        model.train(training)
+        loss = _loss(model, checked)
+        model.eval()
+        for p in every:
+            p.grad = None
+        if loss is not None and loss.requires_grad:
+            loss.backward()  # not autograd.grad: a reversible layer calls backward() itself, on its way back
     except Exception:
         if not training:
             raise
-        return dict.fromkeys(parameters)
-    finally:
-        checked.twin.eval()
-    if loss is None or not loss.requires_grad:
-        return dict.fromkeys(parameters)
-    every = list(checked.twin.parameters())
-    before = [p.grad for p in every]
     try:
-        for p in every:
-            p.grad = None
-        loss.backward()  # not autograd.grad: a reversible layer calls backward() itself, on its way back
-        return {name: p.grad for name, p in parameters.items()}
+        yield
     finally:
+        model.eval()
+        for hook in hooks:
+            hook.remove()
         for p, grad in zip(every, before, strict=True):
             p.grad = grad
 
 
-def _loss(checked: CheckedModel) -> Tensor | None:
+def _loss(model: nn.Module, checked: CheckedModel) -> Tensor | None:
     """Cross-entropy against classes drawn evenly, and every other output times numbers drawn once."""
-    twin = checked.twin
-    args, kwargs = arguments(fitted(twin, checked.inputs))
+    args, kwargs = arguments(fitted(model, checked.inputs))
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        output = twin(*args, **kwargs)
+        output = model(*args, **kwargs)
     main = answer(output)
     draw = torch.Generator().manual_seed(1)
     terms: list[Tensor] = []
@@ -298,44 +323,47 @@ def _loss(checked: CheckedModel) -> Tensor | None:
 
 
 def _wrong_derivative(checked: CheckedModel) -> float | None:
-    """|measured - computed| / |measured| of the derivatives along three directions of the token vectors."""
+    """|measured - computed| / |measured| of the derivatives along three directions of the token vectors; along one of a
+    large model, with few layers.
+    """
     if any(bare(o) in ROUNDED for o in checked.trace.operations):
         return None
     names = [n for n, by_ids in checked.tables.items() if by_ids and n != checked.head] or _first_matrix(checked)
-    twin = dict(checked.twin.named_parameters())
-    if not names or not twin[names[0]].requires_grad:
+    mine = dict(checked.few.named_parameters())
+    if not names or not mine[names[0]].requires_grad:
         return None
-    parameter = twin[names[0]]
-    grad = _gradients(checked, {names[0]: parameter})[names[0]]
+    parameter = mine[names[0]]
+    grad = _gradients(checked.few, checked, {names[0]: parameter})[names[0]]
     if grad is None:
         return None
-    kept, draw = parameter.detach().clone(), torch.Generator().manual_seed(2)
-    trained = (grad != 0).any(-1, keepdim=True)  # not the row of padding_idx
-    rows: list[list[float]] = []
+    rows = (grad != 0).flatten(1).any(1).nonzero()[:, 0]  # of tokens that are there, and not of padding_idx
+    grad = grad[rows]
+    kept, draw = parameter.data, torch.Generator().manual_seed(2)
+    size, moved = kept.square().mean().sqrt(), kept.clone()
+    slopes: list[list[float]] = []
     try:
-        for _ in range(3):
-            way = torch.randn(kept.shape, generator=draw) * kept.square().mean().sqrt() * trained
-            slopes = [_slope(checked, parameter, kept, way, step) for step in (STEP, STEP / 2)]
-            rows.append([*slopes, (grad * way).sum().item()])
+        parameter.data = moved
+        for _ in range(3 if checked.few is checked.twin else 1):
+            way = torch.randn(grad.shape, generator=draw) * size
+            row = [_slope(checked, moved, rows, kept[rows], step * way) / (2 * step) for step in (STEP, STEP / 2)]
+            slopes.append([*row, (grad * way).sum().item()])
     finally:
-        with torch.no_grad():
-            parameter.copy_(kept)
-    coarse, fine, computed = torch.tensor(rows).double().T
+        parameter.data = kept
+    coarse, fine, computed = torch.tensor(slopes).double().T
     if not fine.isfinite().all() or fine.norm() * STEP < 1e-5 or (coarse - fine).norm() > 0.1 * fine.norm():
         return None  # as small as rounding, or bent
     gap = ((fine - computed).norm() / fine.norm()).item()
     return gap if gap > WRONG else None
 
 
-def _slope(checked: CheckedModel, parameter: nn.Parameter, at: Tensor, way: Tensor, step: float) -> float:
-    """(loss(at + step way) - loss(at - step way)) / 2 step."""
+def _slope(checked: CheckedModel, parameter: Tensor, rows: Tensor, at: Tensor, step: Tensor) -> float:
+    """loss(at + step) - loss(at - step), of some rows of a parameter."""
     losses = []
-    for sign in (step, -step):
-        with torch.no_grad():
-            parameter.copy_(at + sign * way)
-        loss = _loss(checked)
+    for moved in (at + step, at - step):
+        parameter[rows] = moved
+        loss = _loss(checked.few, checked)
         losses.append(float("nan") if loss is None else loss.item())
-    return (losses[0] - losses[1]) / (2 * step)
+    return losses[0] - losses[1]
 
 
 def _first_matrix(checked: CheckedModel) -> list[str]:

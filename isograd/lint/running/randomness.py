@@ -70,7 +70,7 @@ def high(checked: CheckedModel) -> Iterator[Finding]:
 def _rates(checked: CheckedModel) -> list[tuple[float, str]]:
     """Rates of dropout in a training step, with the module that runs it."""
     recorder = _Rates()
-    twin = checked.twin
+    twin = checked.few
     hooks = [
         m.register_forward_pre_hook(lambda *_, a=address: recorder.enter(a)) for address, m in twin.named_modules()
     ]
