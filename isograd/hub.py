@@ -233,7 +233,7 @@ def _is_stored(name: ast.Name) -> bool:
 def model_place(
     text: str, refused: type[ModelError] | type[DataError] = DataError, *, owned: bool = False
 ) -> Path | None:
-    """The folder of a model, of itself or in that of a run; None where `text` is a name on the hub.
+    """The folder of a model, of itself, in that of a run or around its config.json; None for a name on the hub.
 
     Args:
         owned: a name on the hub is OWNER/NAME, as all but the oldest are.
@@ -243,7 +243,7 @@ def model_place(
     """
     path = Path(text)
     if path.exists():
-        for folder in (path, path / "model"):
+        for folder in (path.parent,) if path.name == "config.json" else (path, path / "model"):
             if (folder / "config.json").is_file():
                 return folder
         if is_watched(path):

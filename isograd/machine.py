@@ -1,6 +1,7 @@
 """This machine, as far as it is known without torch: its processor, its cores, where caches lie, what is installed."""
 
 import json
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -52,6 +53,20 @@ def pin(to: Sequence[int]) -> None:
     except (AttributeError, OSError):
         said = ", ".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "none"
         raise UserError(f"--cores {' '.join(map(str, to))}: this process may be pinned to {said}") from None
+
+
+def free_memory() -> float:
+    """Bytes that are free, and no more than a container may use."""
+    import psutil
+
+    return min(psutil.virtual_memory().available, memory_limit())
+
+
+def memory_limit() -> float:
+    """Bytes that a container may use (Linux, control groups of version 2); infinite where there is no limit."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return int(text) if text.isdecimal() else math.inf
 
 
 def quota() -> float | None:

@@ -5,7 +5,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -144,9 +144,9 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
-                network, optimizer = _trained(asked.optimizer) if asked.optimizer else (load_model(asked.model), None)
+                network, optimizer, left_out = _loaded(asked)
                 announce(f"recording one forward and backward pass of {type(network).__name__} ...")
-                return network, check(
+                findings = check(
                     network,
                     as_inputs(load_callable(asked.batch)()) if asked.batch else None,
                     optimizer=optimizer,
@@ -156,6 +156,7 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
                     ignore=ignore,
                     name=asked.model,
                 )
+                return network, replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
         except InputsError as error:
             raise UserError(f"{asked.batch or asked.model}: {one_line(error)}") from error
         except ModelError:
@@ -163,6 +164,17 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
         except Exception as error:
             what = f"it does not run on {asked.batch or 'the inputs guessed for it'}"
             raise UserError(f"{asked.model}: {what}: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _loaded(asked: _Asked) -> tuple[Any, Any, str]:
+    """The model, the optimizer that holds it, and what was left out of it."""
+    from isograd.trace.load import load_part
+    from isograd.trace.record import LARGE
+
+    if asked.optimizer:
+        return *_trained(asked.optimizer), ""
+    network, left_out = load_part(asked.model, 10 * LARGE)
+    return network, None, left_out
 
 
 def _trained(text: str) -> tuple[Any, Any]:

@@ -13,10 +13,9 @@ from transformers import PreTrainedModel, Trainer
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.models import IsogradPreTrainedModel
-from isograd.trace.record import answer, arguments
+from isograd.trace.record import answer, arguments, is_large
 
 SWITCHES = re.compile(r"norm|prenorm|rezero|layer_?scale|head_?scale|residual_scal|resid_scal|scale_")
-LARGEST = 50_000_000  # parameters up to which a model is built again to try a switch
 
 
 def decay(checked: CheckedModel) -> Iterator[Finding]:
@@ -41,7 +40,7 @@ def decay(checked: CheckedModel) -> Iterator[Finding]:
 def inert(checked: CheckedModel) -> Iterator[Finding]:
     """Switches of the configuration that change nothing: the model is built again with each of them turned."""
     model = checked.model
-    if not isinstance(model, PreTrainedModel) or sum(p.numel() for p in model.parameters()) > LARGEST:
+    if not isinstance(model, PreTrainedModel) or is_large(model):
         return
     for name, value in sorted(vars(model.config).items()):
         biased = any("layer_norm" in o.name for o in checked.trace.operations)

@@ -5,11 +5,13 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,7 @@ import isograd.models
 from isograd.data.text import first_line
 from isograd.errors import IsogradError, ModelError
 from isograd.hub import from_config, from_pretrained, model_place, takes_arguments
+from isograd.trace.reduced import few_of_each, must_be_held, size_of
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -40,20 +43,31 @@ def load_model(text: str) -> nn.Module:
     """The model that `text` names.
 
     Args:
-        text: the folder of a Hugging Face checkpoint or of an isograd run (a configuration without weights gives the
-            model at initialization); a name on the hub; or `package.module:name` or `folder/file.py:name`, a model or a
-            callable without arguments that returns one, found from the working directory too.
+        text: the folder of a Hugging Face checkpoint or of an isograd run (a configuration without weights, or a
+            config.json itself, gives the model at initialization); a name on the hub; or `package.module:name` or
+            `folder/file.py:name`, a model or a callable without arguments that returns one, found from the working
+            directory too.
 
     Raises:
         ModelError: there is no such model, or it cannot be built.
     """
+    return load_part(text, math.inf)[0]
+
+
+def load_part(text: str, most: float) -> tuple[nn.Module, str]:
+    """The model that `text` names, and what was left out: of a configuration alone that has more than `most` parameters
+    one layer of each kind is built, for a part of the vocabulary (`isograd.trace.reduced.few_of_each`).
+
+    Raises:
+        ModelError: as `load_model`, and of a model that the memory here does not hold while it is looked at.
+    """
     if not Path(text).exists() and ":" in text:
-        return _of_callable(text)
+        return _of_callable(text), ""
     folder = model_place(text, ModelError)
     if folder is None:
-        return _built(text, True, f"{text}: no such folder here, and on the hub it cannot be loaded")
-    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
-    return _built(str(folder), has_weights, f"{text}: the model cannot be loaded")
+        return _built(text, True, f"{text}: no such folder here, and on the hub it cannot be loaded", most)
+    has_weights = Path(text).name != "config.json" and any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    return _built(str(folder), has_weights, f"{text}: the model cannot be loaded", most)
 
 
 def load_callable(text: str) -> Callable[[], Any]:
@@ -93,14 +107,20 @@ def _of_callable(text: str) -> nn.Module:
     return made
 
 
-def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
+def _built(name: str, has_weights: bool, refusal: str, most: float) -> tuple[nn.Module, str]:
     """With its weights, or at initialization. Any error is one line: the hub, JSON and models raise what they like."""
     try:
         config = from_pretrained(AutoConfig, name)
         kind = _class(config)
+        build, left_out = partial(from_config, kind), ""
+        count = 0 if most == math.inf or _is_quantized(config) else size_of(build, config)
+        if count > most and not has_weights:
+            config, left_out = few_of_each(build, config)
+            count = size_of(build, config)
+        must_be_held(count, f"{name}/config.json" if has_weights else "")
         if not has_weights:
-            made: nn.Module = from_config(kind, config)
-            return made.eval()
+            made: nn.Module = build(config)
+            return made.eval(), left_out
         model, info = from_pretrained(kind, name, output_loading_info=True, ignore_mismatched_sizes=True)
         if shapes := other_shapes(info):
             raise ValueError(shapes)
@@ -110,13 +130,17 @@ def _built(name: str, has_weights: bool, refusal: str) -> nn.Module:
             raise ValueError(f"the weights have more layers than config.json says, such as {min(surplus)}")
         if integers := _stored_as_integers(Path(name), model):
             raise ValueError(f"weights are stored as integers without a quantization_config, such as {min(integers)}")
-        return model
+        return model, ""
     except IsogradError:  # of the door, which names what it refuses
         raise
     except json.JSONDecodeError as error:
         raise ModelError(f"{refusal}: its config.json is no JSON ({first_line(error)})") from error
     except Exception as error:
         raise ModelError(f"{refusal}: {_said(error)}") from error
+
+
+def _is_quantized(config: PretrainedConfig) -> bool:
+    return getattr(config, "quantization_config", None) is not None
 
 
 def other_shapes(info: Mapping[str, Any]) -> str | None:

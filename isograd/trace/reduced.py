@@ -5,17 +5,120 @@ with what lies between handing its input on. Layers are of one kind that did the
 are zero, trained and tied in the same places.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from transformers import PretrainedConfig
 
+from isograd.errors import ModelError
+from isograd.machine import free_memory
 from isograd.trace.dataflow import form
 from isograd.trace.record import Trace, anything, arguments, fitted
 
 LISTS = (nn.ModuleList, nn.Sequential)
+VOCABULARY = 2048  # entries of the tables of a model of which a part is built
+_DEPTH = ("layer", "depth", "block")  # in names of settings that may hold the number of layers
+Build = Callable[[PretrainedConfig], nn.Module]
+
+
+def must_be_held(count: int, alone: str = "") -> None:
+    """Refuse a model that the memory here does not hold in float32 with what a pass through it needs.
+
+    Args:
+        alone: the configuration that can be looked at instead.
+
+    Raises:
+        ModelError: in one line.
+    """
+    needed, free = 1.7 * 4 * count, free_memory()
+    if needed > free:
+        instead = f"; its configuration alone can be checked: isograd check {alone}" if alone else ""
+        raise ModelError(
+            f"{count / 1e9:,.1f}B parameters take {needed / 1e9:,.0f} GB in float32, and {free / 1e9:,.0f} GB are free"
+            f" here{instead}"
+        )
+
+
+def without_values(build: Build, config: PretrainedConfig) -> nn.Module:
+    """The model on the meta device, where it takes no memory and no time."""
+    with torch.device("meta"):
+        return build(copy.deepcopy(config))
+
+
+def size_of(build: Build, config: PretrainedConfig) -> int:
+    """How many parameters the model has."""
+    return sum(p.numel() for p in without_values(build, config).parameters())
+
+
+def few_of_each(build: Build, config: PretrainedConfig) -> tuple[PretrainedConfig, str]:
+    """The configuration of a model with one layer of each kind at full width and a part of its vocabulary, and in words
+    what it leaves out. Layers are of one kind whose parameters have the same names and shapes, and for which lists in
+    the configuration say the same.
+
+    Raises:
+        ModelError: no number of layers is found in the configuration.
+    """
+    small, said = copy.deepcopy(config), list[str]()
+    depths = {len(items): _kinds(items) for items in _stacks(without_values(build, config))}
+    for part in _parts(small):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, int | list | tuple) and (new := _fewer(name, value, depths, _parts(config))) != value:
+                setattr(part, name, new)
+    built = without_values(build, small)
+    for before, after in zip(_stacks(without_values(build, config)), _stacks(built), strict=False):
+        said += [f"{len(before) - len(after)} of {len(before)} layers"] if len(after) < len(before) else []
+    words = max((getattr(part, "vocab_size", None) or 0 for part in _parts(config)), default=0)
+    said += [f"{words - VOCABULARY:,} of {words:,} tokens"] if words > VOCABULARY else []
+    if not said:
+        raise ModelError("no setting of the configuration is the number of its layers: none can be left out")
+    return small, f"{' and '.join(said)}, like those that were: a configuration alone of this size is built in part"
+
+
+def _stacks(model: nn.Module) -> list[nn.ModuleList]:
+    """The outermost lists of layers."""
+    found: list[tuple[str, nn.ModuleList]] = []
+    for address, module in model.named_modules():
+        if (
+            isinstance(module, nn.ModuleList)
+            and len(module) > 1
+            and not any(address.startswith(f"{outer}.") for outer, _ in found)
+        ):
+            found.append((address, module))
+    return [module for _, module in found]
+
+
+def _kinds(layers: nn.ModuleList) -> list[Any]:
+    return [(type(item), tuple((n, tuple(p.shape)) for n, p in item.named_parameters())) for item in layers]
+
+
+def _parts(config: PretrainedConfig) -> list[PretrainedConfig]:
+    return [config, *(inner for v in vars(config).values() if isinstance(v, PretrainedConfig) for inner in _parts(v))]
+
+
+def _fewer(name: str, value: Any, depths: dict[int, list[Any]], every: list[PretrainedConfig]) -> Any:
+    """What a setting is in the small model: a number of layers, a list with an entry a layer, or what names tokens."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, list | tuple) and len(value) in depths:
+        return value[: _enough(depths[len(value)], every)]
+    if name.endswith("vocab_size"):
+        return min(value, VOCABULARY)
+    if name.endswith(("_token_id", "_token_index")):
+        ids = [min(one, VOCABULARY - 1) for one in (value if isinstance(value, list | tuple) else [value])]
+        return ids if isinstance(value, list | tuple) else ids[0]
+    of_depth = isinstance(value, int) and value in depths and any(word in name for word in _DEPTH)
+    return _enough(depths[value], every) if of_depth else value
+
+
+def _enough(kinds: list[Any], every: list[PretrainedConfig]) -> int:
+    """Layers from the first on that hold one of each kind, two at least."""
+    lists = [v for part in every for v in vars(part).values() if isinstance(v, list | tuple) and len(v) == len(kinds)]
+    marks = [repr(row) for row in zip(kinds, *lists, strict=True)]
+    return max(2, *(marks.index(mark) + 1 for mark in set(marks)))
 
 
 def few_layers(twin: nn.Module, trace: Trace, inputs: Any) -> int:

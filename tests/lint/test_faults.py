@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 import isograd
+from isograd.trace import record
 from isograd.trace.inputs import guess_inputs, run
 from tests.lint.faults import BESIDES, FAULTS, OPTIONS
 from tests.lint.faults.plain import HEADS, WIDTH, PostLayer, RMSNorm
@@ -40,6 +41,21 @@ def test_nothing_is_said_of_the_healthy_twin(name: str) -> None:
     findings = isograd.check(built(healthy), **OPTIONS.get(name, {}))
     assert [str(f) for f in findings] == []
     assert findings.missed == ()
+
+
+SOME = [name if at % 8 == 0 else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(FAULTS)]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_same_is_said_where_a_model_counts_as_large(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parameters are shared then, and experiments run with one layer of each kind."""
+    monkeypatch.setattr(record, "LARGE", 0)
+    faulty, healthy, code = FAULTS[name]
+    findings = isograd.check(built(faulty), **OPTIONS.get(name, {}))
+    assert code in findings.codes
+    assert findings.missed == ()
+    assert set(findings.codes) <= {code} | BESIDES.get(name, set()), [str(f) for f in findings]
+    assert [str(f) for f in isograd.check(built(healthy), **OPTIONS.get(name, {}))] == []
 
 
 # ------------------------------------------------------------------------------------ is it a fault? measured by hand

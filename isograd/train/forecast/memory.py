@@ -22,13 +22,13 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 import psutil
 import torch
 
 from isograd.errors import RecipeError
+from isograd.machine import memory_limit
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, Stack, sites
 from isograd.placement.formula import Learned
@@ -197,14 +197,7 @@ def available_memory() -> tuple[float, str]:
     """Bytes of the device that a run here would use, and what it is called."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory, "this GPU"
-    return min(psutil.virtual_memory().total, _container()), "this machine"
-
-
-def _container() -> float:
-    """The limit of a container (Linux, control groups of version 2); infinite where there is none."""
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    return int(text) if text.isdecimal() else math.inf
+    return min(psutil.virtual_memory().total, memory_limit()), "this machine"
 
 
 def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
