@@ -4,6 +4,7 @@ A message says what came, what was expected, and what to type instead.
 """
 
 import difflib
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -107,6 +108,16 @@ def many(count: int, noun: str, nouns: str | None = None) -> str:
     ('1 layer', '3,000 layers', '2 entries')
     """
     return f"1 {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
+
+
+def command(verb: str, *words: object, **options: object) -> str:
+    """A command of isograd as it is typed; options without a value are left out.
+
+    >>> command("explain", "my model.py:build", batch="my_model:batch", lr=0.001, text=None)
+    "isograd explain 'my model.py:build' --batch my_model:batch --lr 0.001"
+    """
+    given = [part for name, value in options.items() if value is not None for part in (f"--{name}", value)]
+    return shlex.join(["isograd", verb, *map(str, (*words, *given))])
 
 
 _ELSEWHERE = {  # what keys and options are called in other libraries

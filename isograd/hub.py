@@ -27,7 +27,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from huggingface_hub import constants
 
-from isograd.errors import DataError, ForeignError, ModelError, RemoteCodeError
+from isograd.errors import DataError, ForeignError, ModelError, RemoteCodeError, command
 
 Kind = Literal["model", "dataset"]
 
@@ -247,7 +247,7 @@ def model_place(
             if (folder / "config.json").is_file():
                 return folder
         if is_watched(path):
-            raise refused(f"{path}: this is a watched loop, not a model; its page: isograd report {path}")
+            raise refused(f"{path}: this is a watched loop, not a model; its page: {command('report', path)}")
         raise refused(
             f"{path}: no config.json here or in model/; name the folder of a model, or of a run that has ended"
         )

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from isograd.cli.console import loading, output, print_json, print_lines, print_path, print_table, warn
 from isograd.cli.parser import File, Folder
-from isograd.errors import DataError, InputsError, IsogradError, UserError, one_line
+from isograd.errors import DataError, InputsError, IsogradError, UserError, command, one_line
 from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def diagnose(
     if json:
         print_json(content | {"page": str(page)})
     else:
-        _print(content, page, model)
+        _print(content, page, command("explain", model, batch=batch, text=text))
     return 0
 
 
@@ -120,7 +120,7 @@ def _of_text(model: "nn.Module", name: str, path: Path, seed: int) -> tuple[Any,
         return None, None
 
 
-def _print(content: dict[str, Any], page: Path, name: str) -> None:
+def _print(content: dict[str, Any], page: Path, after: str) -> None:
     from isograd.report.pages import profile as profile_page
 
     names, lines = profile_page.HEADER, list(profile_page.lines(content, profile_page.MOST))
@@ -130,7 +130,7 @@ def _print(content: dict[str, Any], page: Path, name: str) -> None:
     output().print(f"[dim]{_LEGEND}[/dim]\n")
     print_lines(*(f"{quantity}: {value}" for quantity, value in profile_page.overview(content).lines))
     print_lines(*(f"Missing: {name}: {reason}" for name, reason in content["missing"].items()))
-    print_path(f"\nnext: isograd explain {name}   (this beside references, and what isograd check finds)")
+    print_path(f"\nnext: {after}   (this beside references, and what isograd check finds)")
     print_path(f"page: {page}")
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from isograd.cli.console import announce, loading, output, print_json, print_lines, print_path, print_table
 from isograd.cli.parser import File, Folder
-from isograd.errors import InputsError, IsogradError, UserError, one_line
+from isograd.errors import InputsError, IsogradError, UserError, command, one_line
 from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
@@ -173,18 +173,18 @@ def _of_model(
         ],
         "warnings": [],
         "findings": found,
-        "next": _after(name, reported, lr, warmup),
+        **_after(bool(reported), command("explain", name, batch=batch, text=text, lr=lr, warmup=warmup), lr),
     }
     return {**content, **_with_references(measured, shown)}
 
 
-def _after(name: str, reported: list[dict[str, Any]], lr: float | None, warmup: int | None) -> str:
-    if reported:
-        rate = "" if lr is None else f" --lr {lr:g}" + ("" if warmup is None else f" --warmup {warmup}")
-        return f"isograd explain {name}{rate}, again after the first change"
+def _after(faulty: bool, again: str, lr: float | None) -> dict[str, str]:
+    """The next command, and what is to be said of it."""
+    if faulty:
+        return {"next": again, "note": "again after the first change"}
     if lr is None:
-        return f"isograd explain {name} --lr 1e-3 --warmup 0, with the rate and the warm-up that you train with"
-    return "train it, with isograd.watch in the loop (docs/watch.md)"
+        return {"next": f"{again} --lr 1e-3 --warmup 0", "note": "with the rate and the warm-up that you train with"}
+    return {"next": "", "note": "train it, with isograd.watch in the loop (docs/watch.md)"}
 
 
 def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -> dict[str, Any]:
@@ -255,5 +255,6 @@ def _print(content: dict[str, Any], page: Path) -> None:
         print_lines(*filter(None, [f"{said}{left_out}".strip()]))
         print_table([table.header[i] for i in shown], [[escape(line[i]) for i in shown] for line in table.lines])
         print_lines("", explain_page.profile_text(content))
-    print_path(f"\nnext: {content['next']}")
+    note = f"   ({content['note']})" if content["next"] and content.get("note") else content.get("note", "")
+    print_path(f"\nnext: {content['next']}{note}")
     print_path(f"page: {page}")

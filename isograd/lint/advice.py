@@ -8,7 +8,7 @@ from isograd.errors import many
 from isograd.lint import branches, norms, shortcuts, wiring
 from isograd.lint.check import is_quantized
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.initial.collapse import NAMES, norms_moved
+from isograd.lint.initial.collapse import NAMES, norms_moved, rule_of, schedule
 from isograd.trace.anatomy import find_anatomy
 from isograd.trace.inputs import as_inputs, guess_inputs
 from isograd.trace.record import unwrapped
@@ -24,10 +24,11 @@ WIRED = (  # rules that hold for a trained model too, and whose faults keep a st
 )
 
 
-def advice(model: nn.Module, batch: Any = None) -> tuple[str, str] | None:
-    """The cause and the remedy, of a model that may be trained already; None where its wiring has no fault.
+def advice(model: nn.Module, batch: Any = None, lr: float | None = None) -> tuple[str, str] | None:
+    """The cause and the remedy, of a model that may have moved from its initialization; None without a fault.
 
-    A fault of the wiring goes first; else that norms stand on the sums, with the line to change. The model is copied.
+    A fault of the wiring goes first; else that norms stand on the sums, with the line to change, and the rate and the
+    warm-up at which such stacks train, below `lr`. The model is copied.
 
     Raises:
         InputsError: no inputs given, and none that can be guessed.
@@ -44,7 +45,8 @@ def advice(model: nn.Module, batch: Any = None) -> tuple[str, str] | None:
     for stack in checked.anatomy.stacks:
         if stack.function is not None:
             layers = many(stack.layers, f"{NAMES[stack.function]} layer")
+            slower = schedule(rule_of(checked, stack), None if lr is None else lr / 2)
             return f"{layers}: each norm is on the sum of x and its branch, first at {stack.sublayers[0].address}", (
-                norms_moved(checked, stack)
+                f"{norms_moved(checked, stack)}; or {slower}" if slower else norms_moved(checked, stack)
             )
     return None

@@ -5,11 +5,13 @@ then what was known before its first step.
 """
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from isograd.errors import command
 from isograd.files import read_json, read_rows
 from isograd.outcome import Onset
 
@@ -227,16 +229,20 @@ def profile_of(quantities: Sequence[Row]) -> list[Row]:
 def _next(folder: Path, outcome: Row, cures: Sequence[str] = ()) -> str:
     name = outcome.get("outcome")
     if cures and name in BROKEN:
-        return f"isograd train {folder / 'run.json'} {cures[0]} --out {folder.with_name(folder.name + '-cured')}"
+        return command(
+            "train", folder / "run.json", *shlex.split(cures[0]), out=folder.with_name(f"{folder.name}-cured")
+        )
     replayed = (folder / "replay/replay.json").exists()
     needed = (outcome.get("judged") or {}).get("needed")
-    more = f"training.steps={outcome.get('steps', 0) + needed:,}".replace(",", "") if needed else "more steps"
+    steps = outcome.get("steps", 0)
+    longer = f"training.steps={steps + needed if needed else 2 * steps}"
+    broken = command("report", folder / "replay") if replayed else command("replay", folder)
     return {
-        "diverged": f"isograd report {folder / 'replay'}" if replayed else f"isograd replay {folder}",
-        "collapsed": f"isograd report {folder / 'replay'}" if replayed else f"isograd replay {folder}",
-        "undecided": f"isograd train RECIPE {more} --out NEW",
-        "failed": f"cat {folder / 'error.txt'}",
-    }.get(str(name), f"isograd report {folder}")
+        "diverged": broken,
+        "collapsed": broken,
+        "undecided": command("train", folder / "run.json", longer, out=folder.with_name(f"{folder.name}-longer")),
+        "failed": shlex.join(["cat", str(folder / "error.txt")]),
+    }.get(str(name), command("report", folder))
 
 
 def _json(path: Path) -> Row:

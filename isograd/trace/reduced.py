@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from transformers import PretrainedConfig
 
-from isograd.errors import ModelError
+from isograd.errors import ModelError, command
 from isograd.machine import free_memory
 from isograd.trace.dataflow import form
 from isograd.trace.record import Trace, anything, arguments, fitted
@@ -36,7 +36,7 @@ def must_be_held(count: int, alone: str = "") -> None:
     """
     needed, free = 1.7 * 4 * count, free_memory()
     if needed > free:
-        instead = f"; its configuration alone can be checked: isograd check {alone}" if alone else ""
+        instead = f"; its configuration alone can be checked: {command('check', alone)}" if alone else ""
         raise ModelError(
             f"{count / 1e9:,.1f}B parameters take {needed / 1e9:,.0f} GB in float32, and {free / 1e9:,.0f} GB are free"
             f" here{instead}"

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from isograd.cli.console import Bar, choose_products, loading, print_json, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Words
-from isograd.errors import UserError, refusing
+from isograd.errors import UserError, command, refusing
 from isograd.hub import is_watched
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def replay(
     """
     if is_watched(run):
         line = "this is a watched loop, which is replayed from its own script: isograd.watch(..., replay=OwnLoop(...))"
-        raise UserError(f"{run}: {line}; its page: isograd report {run}")
+        raise UserError(f"{run}: {line}; its page: {command('report', run)}")
     if not (run / "run.json").is_file():
         raise UserError(f"{run}: no folder of a run; expected one with a run.json, such as runs/NAME")
     if from_ is not None and from_ < 0:

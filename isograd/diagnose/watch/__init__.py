@@ -48,6 +48,7 @@ from isograd.diagnose.watch.writers import (
     alarm,
     rank,
 )
+from isograd.errors import command
 from isograd.files import write_json
 
 REPLAYED = "replayed.json"
@@ -303,7 +304,7 @@ class Watch:
         self.read()
         _flush(self._writers)
         if self._nonfinite.folder is not None and self._read and not self._closed and not rank():
-            print(f"report: isograd report {self._nonfinite.folder}", file=sys.stderr)
+            print(f"report: {command('report', self._nonfinite.folder)}", file=sys.stderr)
         self._closed = True
 
     def abandon(self) -> None:
@@ -342,15 +343,18 @@ class Watch:
             self._collapse.baseline = self._targets.baseline()
 
     def _advised(self, row: Row) -> Row:
-        """With what the wiring of the model has to do with a collapse, asked once; as it is where that is not known."""
+        """With what is to be done about a collapse, asked once: of trained weights the rate, else the wiring."""
         if row["signal"] not in _WIRING or self._asked_of:
             return row
         self._asked_of = True
-        found = _wired(self._model)
+        remedy = row["remedy"].replace(f"; {ASK}", "")
+        if self._first.trained:
+            return {**row, "remedy": f"{self._losses.slower()}; {remedy}"}
+        found = _wired(self._model, self.trained_by.rate)
         if found is None:
             return row
-        cause, remedy = found
-        return {**row, "cause": cause, "remedy": f"{remedy}; or {row['remedy'].replace(f'; {ASK}', '')}"}
+        other = "" if "train at lr=" in found[1] else f"; or {remedy}"
+        return {**row, "cause": found[0], "remedy": f"{found[1]}{other}"}
 
     def _report(self, new: list[Row]) -> None:
         known = {row["signal"] for row in (*self.warnings, *new)}
@@ -361,14 +365,14 @@ class Watch:
             return
         for row in new:
             short = row["signal"] in _SHORT
-            wired = [row["cause"]] if row["signal"] in _WIRING and self._asked_of else []
+            wired = [row["cause"]] if row["signal"] in _WIRING and self._asked_of and not self._first.trained else []
             _log.warning("\n  ".join([row["message"], *wired, f"-> {row['remedy']}"] if short else [row["message"]]))
             for writer in self._writers:
                 writer.warn(row)
         _flush(self._writers)
 
 
-def _wired(model: nn.Module) -> tuple[str, str] | None:
+def _wired(model: nn.Module, lr: float | None) -> tuple[str, str] | None:
     """What `isograd.lint.advice` finds on a copy; None where it cannot look, or a copy would be dear.
 
     The random numbers of the run stay where they are, and no error of a look at a foreign model ends it.
@@ -384,7 +388,7 @@ def _wired(model: nn.Module) -> tuple[str, str] | None:
 
         with warnings.catch_warnings(), torch.random.fork_rng([*devices]), torch.enable_grad():
             warnings.simplefilter("ignore")
-            return advice(model)
+            return advice(model, lr=lr)
     except Exception:  # a foreign model's own code
         return None
 

@@ -137,19 +137,25 @@ def _leapt(leaps: Sequence[Seen], usual: float, *, known: bool) -> Cause:
     )
 
 
-def undone(before: float, now: float, rate: float | None, gentle: float | None, by: float | None) -> Cause:
-    """Of updates that undo what a trained model knew of its first batch; `gentle`: a rate to try."""
-    proof = f"the first batch had {before:.2f} before the first update, and has {now:.2f} now"
-    if rate is None or gentle is None:
-        times = "a hundredfold" if not by else f"{max(3.0, by / GENTLE):.0f}-fold"
-        return (
-            f"the learning rate is too high for trained weights: {proof}",
-            f"load the weights of before, and train at a rate lowered {times}, with {WARM} steps of warm-up;"
-            " isograd.watch(model, optimizer=optimizer) says which rate it is",
-        )
+def undone(before: float, now: float, history: History) -> Cause:
+    """Of updates that undo what a trained model knew of its first batch."""
+    rate = history.highest_rate()
     return (
-        f"the learning rate {rate:g} is too high for trained weights: {proof}",
-        f"load the weights of before, and train at lr={gentle:g} with {WARM} steps of warm-up",
+        f"the learning rate{'' if rate is None else f' {rate:g}'} is too high for trained weights: the first batch had"
+        f" {before:.2f} before the first update, and has {now:.2f} now",
+        f"load the weights of before, and {slower(history)}",
+    )
+
+
+def slower(history: History) -> str:
+    """A rate to try for trained weights, or by how much to lower one that is not known."""
+    gentle, by = history.gentle(), history.furthest()
+    if gentle is not None:
+        return f"train at lr={gentle:g} with {WARM} steps of warm-up"
+    times = "a hundredfold" if not by else f"{max(3.0, by / GENTLE):.0f}-fold"
+    return (
+        f"train at a rate lowered {times}, with {WARM} steps of warm-up;"
+        " isograd.watch(model, optimizer=optimizer) says which rate it is"
     )
 
 

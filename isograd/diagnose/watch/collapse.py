@@ -31,7 +31,7 @@ APART = 60.0  # times
 HOLD = 10  # readings in a row
 LEARNS = 0.10  # nats below the unigram entropy
 LEFT = 10.0  # times further: from there on a layer counts as left behind
-ASK = "run isograd.check(model, lr=...): it names the line of the model"
+ASK = "run isograd.check(model, batch): it names the line of the model"
 READINGS = 5  # whose median is looked at
 
 

@@ -100,17 +100,29 @@ class Losses:
         self._reported |= {row["signal"] for row in new}
         return new
 
+    def slower(self) -> str:
+        """What to do about the rate of trained weights."""
+        return causes.slower(self._history)
+
     def _undone(self, step: int, lost: Undone | None) -> Row | None:
         if lost is None or "rise" in self._reported:
             return None
         self._reported.add("rise")
         loss = fmean(list(self._last)[-3:])
-        rate = self._history.highest_rate()
-        gentle = self._history.gentle()
-        too_high = causes.undone(lost.before, lost.now, rate, gentle, self._history.furthest())
-        cause, remedy = self._history.rose() or too_high
+        cause, remedy = self._history.rose() or causes.undone(lost.before, lost.now, self._history)
         symptom = f"the loss rose from {_number(self._first[0])} to {_number(loss)}"
-        return alarm(step, "rise", None, symptom, cause, remedy, since=1, lowest=lost.before, loss=loss, lr=gentle)
+        return alarm(
+            step,
+            "rise",
+            None,
+            symptom,
+            cause,
+            remedy,
+            since=1,
+            lowest=lost.before,
+            loss=loss,
+            lr=self._history.gentle(),
+        )
 
     def _rise(self, step: int, loss: float, norm: float, level: Baseline | None) -> Row | None:
         usual = median(self._usual) if self._usual else math.inf

@@ -21,11 +21,11 @@ def write_explanation(content: Row, out: Path) -> Path:
     """explain.html and explain.json of what `explain_run` or `isograd explain MODEL` found."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "explain.json", finite(dict(content)))
-    command, _, note = content["next"].partition(", ")
+    note = content.get("note", "")
     of_run = "outcome" in content
     tables = [
         Section(name="causes", title="Causes", sentence=_CAUSES if of_run else "", table=causes(content)),
-        Section(name="next", title="Next", sentence=f"{note[:1].upper()}{note[1:]}", code=command),
+        Section(name="next", title="Next", sentence=f"{note[:1].upper()}{note[1:]}", code=content["next"]),
         Section(name="profile", title="Over depth", sentence=profile_text(content), table=profile(content)),
         *_figures(content),
         Section(name="warnings", title="Warnings during the run", table=warnings(content["warnings"])),
@@ -34,7 +34,9 @@ def write_explanation(content: Row, out: Path) -> Path:
     page = Page(
         title=f"Why: {Path(content['of']).name or content['of']}",
         headline=content["verdict"],
-        sections=[section for section in tables if section.table or section.figure or section.code],
+        sections=[
+            section for section in tables if section.table or section.figure or section.code or section.name == "next"
+        ],
         made="Made by `isograd explain`. All of it is in `explain.json`.",
     )
     return write_page(page, out / "explain.html")

@@ -227,7 +227,7 @@ def _stream_of(profile: Row) -> Iterator[str]:
             yield (
                 "Gradients at initialization say little of this stack: with norms on the sum, or branches that rewrite"
                 f" the stream ({share:.0%} in each of {len(rows)} sublayers), deep stacks collapse without a warm-up or"
-                " at too high a rate. isograd check MODEL --lr X --warmup N judges that."
+                " at too high a rate. isograd check judges that, with the rate and the warm-up (--lr, --warmup)."
             )
 
 
