@@ -7,6 +7,7 @@ for finding in findings: print(finding.code, finding.address, finding.measured)
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from isograd.lint.initial import against as comparison
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.running import finite, gradients, randomness
 from isograd.lint.running import optimizer as optimizers
+from isograd.lint.upstream import with_upstream
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run
 from isograd.trace.record import answer, unwrapped
@@ -130,7 +132,21 @@ def check(
         ValueError: an unknown code in `ignore`.
     """
     ignored = known_codes(ignore)
-    model = unwrapped(model)
+    found = _looked(unwrapped(model), batch, ignored, optimizer, against, lr, warmup, name)
+    kept = with_upstream(unwrapped(model), found.findings, lambda new: _looked(new, batch, ignored).findings)
+    return replace(found, findings=by_harm(kept))
+
+
+def _looked(
+    model: nn.Module,
+    batch: Any,
+    ignored: frozenset[str],
+    optimizer: torch.optim.Optimizer | None = None,
+    against: nn.Module | None = None,
+    lr: float | None = None,
+    warmup: int | None = None,
+    name: str | None = None,
+) -> Findings:
     if any(hasattr(p, "full_tensor") for p in model.parameters()):
         line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
@@ -162,7 +178,7 @@ def check(
         model=name or type(model).__name__,
         placements=anatomy.placements,
         formulas=_formulas(anatomy.sublayers),
-        findings=by_harm(found),
+        findings=tuple(found),
         missed=tuple(missed),
         scheme=_scheme(checked),
     )
