@@ -327,6 +327,25 @@ def test_list(item: Item) -> None:
     assert item.id in called("reproduce", "--list")[1]
 
 
+def test_the_list_says_what_has_run(item: Item, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out")]
+
+    def states() -> dict[str, str]:
+        listed = json.loads(called("reproduce", "--list", "--json", *out)[1])
+        return {name: one["state"] for name, one in listed.items()}
+
+    assert states()[item.id] == "not run yet"
+    assert "have not run in" in called("reproduce", "--list", *out)[1]
+    assert called("reproduce", item.id, *out)[0] == 0
+    file = next((tmp_path / "out").rglob("result.json"))
+    result = json.loads(file.read_text())
+    now = states()
+    assert now.pop(item.id) == f"{result['verdict']} ({result['date']})"
+    assert {*now.values()} <= {"not run yet", "cannot run"}
+    file.write_text(json.dumps(result | {"setup": "another"}))
+    assert states()[item.id].endswith(", by another setup than today's)")
+
+
 def test_several_items_go_on_after_one_that_fails(item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measure that raises, one that has no data, and one that works: exit code 1, and the last has its page."""
     needs = Corpus(name="none", folder="none", files=("x",), settings={})

@@ -87,7 +87,7 @@ def reproduce(
     names = [name for name in items if "=" not in name]
     found = queue() if all else [*ITEMS.values()] if list and not names else chosen(names)
     if list:
-        _list(found, json)
+        _list(found, out, json)
         return 0
     if index is not None and not found:
         from isograd.report.pages.reproduce_index import write_index
@@ -121,21 +121,38 @@ def reproduce(
 
 def _has_ended(item: "Item", asked: "Asked") -> bool:
     """Whether --out has a result of it, with today's setup and of the same data."""
+    result = _result(item, asked.out)
+    given = asked.data is not None and bool(item.corpora)
+    return (
+        result.get("setup") == item.setup() and result.get("with data") == given and result.get("verdict") != "not run"
+    )
+
+
+def _result(item: "Item", out: Path) -> dict[str, Any]:
+    """Of its newest run below `out`; empty where it has not ended there."""
     from isograd.files import read_object
     from isograd.study.reproduce.plan import folder_of
 
-    path = folder_of(item, asked.out) / "result.json"
     try:
-        result = read_object(path)
+        return read_object(folder_of(item, out) / "result.json")
     except ValueError:
-        return False
-    given = asked.data is not None and bool(item.corpora)
-    return result.get("setup") == item.setup() and result["with data"] == given and result["verdict"] != "not run"
+        return {}
 
 
-def _list(items: "Sequence[Item]", json: bool) -> None:
+def _state(item: "Item", out: Path) -> str:
+    """Whether it has run, as `--list` says it."""
+    result = _result(item, out)
+    if item.missing or result.get("verdict", "not run") == "not run":
+        return "cannot run" if item.missing else "not run yet"
+    since = "" if result.get("setup") == item.setup() else ", by another setup than today's"
+    stood = "" if result.get("with data") or not item.corpora else ", on what stands in for the data"
+    return f"{result['verdict']} ({result.get('date', 'no date')}{since}{stood})"
+
+
+def _list(items: "Sequence[Item]", out: Path, json: bool) -> None:
+    states = {item.id: _state(item, out) for item in items}
     if json:
-        print_json({item.id: item.about() for item in items})
+        print_json({item.id: {**item.about(), "state": states[item.id]} for item in items})
         return
     console = output(soft_wrap=True)
     for paper in dict.fromkeys(item.paper for item in items):
@@ -145,9 +162,12 @@ def _list(items: "Sequence[Item]", json: bool) -> None:
                 console.print(f"[bold]{escape(item.id)}[/]  {escape(item.title)}")
                 sizes = f"here: {item.size_here}; in the paper: {item.size_paper}"
                 console.print(f"    [dim]{escape(sizes)}[/]")
-                takes = f"not run: {item.missing}" if item.missing else f"{item.minutes:g} min; data: {item.data}"
-                console.print(f"    [dim]{escape(takes)}[/]")
-    print(f"\n{len(items)} items. 'isograd reproduce ITEM' runs one, 'isograd reproduce xiong2020' all of a paper.")
+                takes = item.missing or f"{item.minutes:g} min; data: {item.data}"
+                console.print(f"    {escape(states[item.id])}[dim]; {escape(takes)}[/]")
+    waiting = [item for item in items if states[item.id] == "not run yet"]
+    left = f"{len(waiting)} have not run in {out}: {sum(item.minutes for item in waiting):.0f} minutes of one core"
+    print(f"\n{left}" if waiting else f"\nall have run in {out}")
+    print(f"{len(items)} items. 'isograd reproduce ITEM' runs one, 'isograd reproduce xiong2020' all of a paper.")
     print("min: minutes of one core, shared runs included; data: a folder below --data (what stands in without it)")
 
 
