@@ -28,7 +28,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from isograd.data.subwords import PairTokenizer
-from isograd.errors import InteropError, ModelError
+from isograd.errors import InteropError, IsogradError, ModelError
 from isograd.files import new_folder, read_json
 from isograd.hub import from_pretrained, model_place
 from isograd.interop.checkpoints.folder import Source, Written, copy_companions, must_have_weights
@@ -556,7 +556,12 @@ def read_pretrained(name: str) -> tuple[IsogradPreTrainedModel, Any]:
         ModelError, InteropError: as `import_pretrained`.
     """
     with silent():
-        model, tokenizer = from_transformers(_theirs(name), shared=True), load_tokenizer(model_place(name) or name)
+        theirs = _theirs(name)
+        try:
+            model = from_transformers(theirs, shared=True)
+        except ValueError as error:  # a size that no model of ours has
+            raise error if isinstance(error, IsogradError) else InteropError(f"{name}: {error}") from error
+        tokenizer = load_tokenizer(model_place(name) or name)
     _complete_ids(model.config, tokenizer)
     return model, tokenizer
 

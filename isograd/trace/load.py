@@ -23,12 +23,12 @@ from transformers import AutoConfig, PretrainedConfig
 
 import isograd.models
 from isograd.data.text import first_line
-from isograd.errors import IsogradError, ModelError
+from isograd.errors import IsogradError, ModelError, one_line
 from isograd.hub import from_config, from_pretrained, model_place, takes_arguments
 from isograd.trace.reduced import few_of_each, must_be_held, size_of
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")  # an index alone promises some
 _AUTO = (  # in the order in which they are tried
     "AutoModelForCausalLM",
     "AutoModelForMaskedLM",
@@ -155,8 +155,8 @@ def other_shapes(info: Mapping[str, Any]) -> str | None:
 
 def _said(error: Exception) -> str:
     """What came, and where, of an error that was not meant for people ("integer modulo by zero")."""
-    if isinstance(error, OSError | ValueError | ImportError | RuntimeError):
-        return first_line(error)
+    if not isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError):
+        return one_line(error) if first_line(error).endswith(":") else first_line(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     said = f"{type(error).__name__}: {first_line(error)}, in `{frame.line}`"
     return f"{said} of {Path(frame.filename).name}; is a size in config.json 0, or of another type?"

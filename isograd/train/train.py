@@ -70,7 +70,9 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
     check_machine(run)
     task = load_task(run)
     check_text(folder, task)
-    task.config()
+    config = task.config()
+    if task.pretrained and not (folder / "run.json").exists():
+        task.build(config)  # what is wrong with its weights is said before anything is written
     set_seed(run.seed)
     with locked(folder) if state.is_main_process else nullcontext():
         done = ended(run, folder)  # another process may have trained it since

@@ -1,6 +1,7 @@
 """Models of transformers' own classes as isograd's: equal logits in fp64, with padding, and after being written."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from isograd.data.tokenizers import for_transformers
 from isograd.errors import InteropError, ModelError
+from isograd.interop.graft import graft_folder
 from isograd.interop.pretrained import from_transformers, import_pretrained
 from tests.build import close, model
 from tests.models.test_oracles import PAD, SHAPE, finished, padded
@@ -186,10 +188,16 @@ def test_what_is_no_model_of_transformers_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_configuration_alone_is_not_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("take", [import_pretrained, graft_folder])
+def test_a_configuration_alone_is_not_taken(take: Any, index: bool, tmp_path: Path) -> None:
     """Its weights would be drawn at random, and parity with themselves would hold."""
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 41, "n_positions": 8}
     transformers.GPT2Config(**sizes, architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path / "model")
-    with pytest.raises(InteropError, match="without weights"):
-        import_pretrained(tmp_path / "model", tmp_path / "out")
+    if index:
+        said = {"metadata": {}, "weight_map": {"transformer.wte.weight": "model-00001-of-00002.safetensors"}}
+        (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(said))
+    what = {} if take is import_pretrained else {"changes": ["layers=2"]}
+    with pytest.raises((InteropError, ModelError), match="without weights"):
+        take(tmp_path / "model", out=tmp_path / "out", **what)
     assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -14,7 +15,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from isograd.errors import DataError, RecipeError
+from isograd.errors import DataError, ModelError, RecipeError
 from isograd.interop.pretrained import import_pretrained
 from isograd.models import IsogradForCausalLM
 from isograd.train.recipe import load_run, run_from_dict
@@ -162,6 +163,7 @@ def test_the_first_loss_is_the_models_own(kind: str, way: str, there: Made, tmp_
     done = train(run, tmp_path / "run")
     assert done["outcome"] != "failed", done.get("error")
     assert losses(tmp_path / "run")[0] == pytest.approx(expected, rel=1e-5)
+    torch.manual_seed(3)
     model, fresh = task.build(task.config()), task.empty(task.config())
     with torch.no_grad():
         assert float(model.eval()(**batch).loss) == pytest.approx(expected, rel=1e-5)
@@ -304,6 +306,20 @@ def test_six_steps_are_three_and_three(tmp_path: Path) -> None:
         recipe("language", tmp_path / "first", data=data, model=kept, training=training | {"steps": 3}), tmp_path / "b"
     )
     assert losses(tmp_path / "b") == losses(tmp_path / "whole")[3:]
+
+
+@pytest.mark.parametrize("way", ["ours", "theirs"])
+def test_broken_weights_are_refused_before_anything_is_written(way: str, there: Made, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    if way == "ours":
+        import_pretrained(there("gpt2"), source)
+    else:
+        shutil.copytree(there("gpt2"), source)
+    run = recipe("gpt2", source)
+    (source / "model.safetensors").write_bytes(b"")
+    with pytest.raises((DataError, ModelError), match=r"cannot be loaded|damaged or cut off"):
+        train(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_weights_are_another_run(tmp_path: Path) -> None:

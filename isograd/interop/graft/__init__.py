@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from isograd.errors import GraftError, hint
+from isograd.errors import GraftError, ModelError, hint
 from isograd.files import new_folder, refuse_existing
-from isograd.hub import from_pretrained
-from isograd.interop.checkpoints.folder import copy_companions
+from isograd.hub import from_pretrained, model_place
+from isograd.interop.checkpoints.folder import copy_companions, must_have_weights
 from isograd.interop.checkpoints.vocabulary import load_tokenizer
 from isograd.interop.graft.fitted import placement, qk_norm
 from isograd.interop.graft.folding import norm_weights
@@ -179,6 +179,8 @@ def graft_folder(
         ParityError: a change that should leave the function as it is, and did not; nothing is written.
     """
     refuse_existing(Path(out))
+    if (folder := model_place(str(name), ModelError)) is not None:
+        must_have_weights(folder)
     model = load_model(str(name)).eval()
     if not isinstance(model, PreTrainedModel):
         raise GraftError(f"{name}: a {type(model).__name__}, expected a model of transformers' own or of isograd's")
