@@ -19,6 +19,7 @@ The parts run under autograd, `torch.compile`, activation checkpointing and auto
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit import is_tracing  # shapes are tensors there, and a comparison a constant of the trace
 
+from isograd.errors import many
 from isograd.placement import Learned, Norm, Placement, Residual, Site, get, sites
 from isograd.placement.formula import Role
 from isograd.placement.streams import FirstValues, Plain
@@ -72,7 +74,7 @@ class Part(nn.Module):
             )
         if isinstance(placement.stream, FirstValues):
             raise ValueError("FirstValues mixes values inside the attention: use isograd.residual.ValueResidual there")
-        self.width, self.where = width, f"{site.kind} of layer {site.layer}"
+        self.width, self.where, self.ran = width, f"{site.kind} of layer {site.layer}", False
         self.pre = make_norm(residual.pre, width, shape)
         self.out = make_norm(residual.out, width, shape)
         self.combine = make_combine(residual, width)
@@ -86,6 +88,8 @@ class Part(nn.Module):
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         """What the branch reads (batch, time, width), and what `write` needs."""
+        if not torch.compiler.is_compiling():
+            self.ran = True
         if self.stream is None:
             if not isinstance(state, Tensor):
                 raise ValueError(f"{self.where}: the state is {_shown(state)}; expected a tensor (batch, time, width)")
@@ -178,11 +182,15 @@ class Residuals(nn.Module):
         plain = type(self.placement.stream) is Plain
         self.ends: Ends | None = None if plain else make_ends(self.placement.stream, shape)
         self.final = make_norm(self.placement.final, width, shape)
+        self._told = False
 
     def open(self, x: Tensor) -> State:
         """The state that the first sublayer reads, of x (batch, time, width)."""
         if not (isinstance(x, Tensor) and (is_tracing() or (x.is_floating_point() and x.shape[-1:] == (self.width,)))):
             raise ValueError(f"x is {_shown(x)}{_kind(x)}; expected floating point, (batch, time, {self.width})")
+        if not torch.compiler.is_compiling():
+            for part in self:
+                part.ran = False
         x = self.first(x)
         return x if self.ends is None else self.ends.open(x)
 
@@ -196,6 +204,8 @@ class Residuals(nn.Module):
 
     def close(self, state: State) -> Tensor:
         """One tensor (batch, time, width) of the state after the last sublayer."""
+        if not torch.compiler.is_compiling():
+            self._unused()
         y: Tensor = self.final(state if self.ends is None else self.ends.close(state))
         return y
 
@@ -209,9 +219,25 @@ class Residuals(nn.Module):
         return self.close(state)
 
     def __getitem__(self, k: int) -> Part:
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"sublayer {k}: this residual has {len(self)}, 0 to {len(self) - 1}: {self._counted()}")
         part = self.parts[k]
         assert isinstance(part, Part)
         return part
+
+    def _counted(self) -> str:
+        layers = self.sites[-1].layer
+        each = len(self) // layers
+        return f"{many(layers, 'layer')} with {each} sublayers each (layers= counts layers, not sublayers)"
+
+    def _unused(self) -> None:
+        """Warn once where only the first sublayers of the stack have run, all of them: it was made too deep."""
+        ran = [part.ran for part in self]
+        if not self._told and 0 < sum(ran) < len(ran) - 1 and all(ran[: sum(ran)]):
+            self._told = True
+            warnings.warn(
+                f"{sum(ran)} of {len(self)} sublayers ran between open and close: {self._counted()}", stacklevel=3
+            )
 
     def __len__(self) -> int:
         return len(self.parts)

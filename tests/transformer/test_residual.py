@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from isograd import residual
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
 from isograd.placement.streams import FirstValues
-from isograd.residual import Residuals
+from isograd.residual import HyperConnections, Residuals
 from isograd.train.calibrate import calibrate
 from isograd.transformer.parameters import decayed
 from tests.build import close, model, tokens
@@ -432,3 +432,35 @@ def test_only_the_users_matrices_decay(name: str) -> None:
         name != "parallel"
     )
     assert "blocks.0.mlp.0.weight" in yes
+
+
+def test_an_index_beyond_the_sublayers_says_how_many_there_are() -> None:
+    residual = HyperConnections(8, layers=12)
+    with pytest.raises(
+        IndexError, match=r"sublayer 24: this residual has 24, 0 to 23: 12 layers with 2 sublayers each"
+    ):
+        residual[24]
+    assert residual[-1] is residual[23]
+
+
+def through(residual: Residuals, count: int) -> torch.Tensor:
+    state = residual.open(torch.randn(1, 3, 8))
+    for k in range(count):
+        state = residual[k](state, torch.tanh)
+    return residual.close(state)
+
+
+def test_a_stack_made_twice_as_deep_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
+    """layers= of one that counts sublayers; skipping some, as layer drop does, is no fault."""
+    residual = HyperConnections(8, layers=24)
+    for _ in range(2):
+        through(residual, 24)
+    (said,) = [str(one.message) for one in recwarn]
+    assert said.startswith("24 of 48 sublayers ran between open and close: 24 layers with 2 sublayers each")
+    whole = HyperConnections(8, layers=3)
+    through(whole, 6)
+    state = whole.open(torch.randn(1, 3, 8))
+    for k in (0, 1, 4, 5):
+        state = whole[k](state, torch.tanh)
+    whole.close(state)
+    assert len(recwarn) == 1
