@@ -129,8 +129,12 @@ def look_of(placement: str) -> Look:
 
 
 def looks(placements: Iterable[str]) -> list[Look]:
-    """Of arms, by their placements: another arm of a placement has its colour in another dash, where one is free."""
-    wanted = [_index(name) for name in placements]
+    """Of arms, by their placements: a placement of one's own has a colour that none beside it has, as long as there are
+    any; another arm of a placement has its colour in another dash, where one is free.
+    """
+    names = [*placements]
+    mine = _apart({name: _index(name) for name in names})
+    wanted = [mine[name] for name in names]
     taken = set(wanted)
     found: list[Look] = []
     used: set[int] = set()
@@ -140,6 +144,19 @@ def looks(placements: Iterable[str]) -> list[Look]:
         i = own if own not in used else next((i for i in others if i not in taken | used), own)
         used.add(i)
         found.append(look(i))
+    return found
+
+
+def _apart(wanted: dict[str, int]) -> dict[str, int]:
+    """With a free colour for each placement that is in no catalogue; the others keep theirs on every page."""
+    found = {name: index for name, index in wanted.items() if name in _ORDER}
+    for name in sorted(wanted.keys() - found.keys()):
+        used = {i % len(COLOURS) for i in found.values()}
+        every = range(wanted[name], wanted[name] + MANY)
+        free = [i for i in every if i % len(COLOURS) not in used] or [
+            i for i in every if i % MANY not in found.values()
+        ]
+        found[name] = (free[0] if free else wanted[name]) % MANY
     return found
 
 

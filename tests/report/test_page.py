@@ -271,6 +271,12 @@ def test_nine_arms_three_seeds(study: Path) -> None:
     assert len({str(look(i)) for i in range(MANY)}) == MANY
     assert all(arm.look == look_of(arm.placement) for arm in arms if arm.label != "post-ln, warm-up 6")
     assert len({str(one) for one in looks(["pre-ln"] * 9)}) == 9
+    named = ["pre-ln", *(f"mine-{at}" for at in range(5)), "post-ln"]  # of names that share colours
+    colours = [one["color"] for one in looks(named)]
+    assert len({*colours}) == len(named)
+    assert colours[0] == look_of("pre-ln")["color"] and colours[-1] == look_of("post-ln")["color"]
+    many = looks(f"mine-{at}" for at in range(20))
+    assert len({str(one) for one in many}) == 20
     source = (write_report(runs(study), study)).read_text()
     checked(study / "report.html")
     keys = re.findall(r'stroke="(#\w+)" stroke-width="2.6" stroke-dasharray="([^"]*)"', source)
