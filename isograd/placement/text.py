@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 from itertools import groupby
+from typing import Literal
 
 from isograd.placement.formula import (
     PLAIN,
@@ -140,12 +141,23 @@ def _by_law(of: Mapping[Role, float | Law]) -> dict[object, list[str]]:
 
 
 def _stream_lines(stream: Stream) -> list[str]:
-    lines = [f"stream {type(stream).__name__}: a branch reads {stream.reads}; {stream.writes}"]
+    lines = [f"stream {type(stream).__name__}: a branch reads {_said(stream, 'reads')}; {_said(stream, 'writes')}"]
     values = {f.name: (getattr(stream, f.name), f.default) for f in fields(stream)}
     own = {name: value for name, (value, default) in values.items() if name in _ALWAYS or value != default}
     if own:
         lines.append("stream: " + ", ".join(f"{name} = {_law(value)}" for name, value in own.items()))
     return lines
+
+
+def _said(stream: Stream, name: Literal["reads", "writes"]) -> str:
+    """What a stream says of itself; of one of one's own that says nothing, who computes it: the default is Plain's."""
+    first = next(kind for kind in type(stream).__mro__ if name in vars(kind))
+    if first is not Stream or not hasattr(stream, "connection"):
+        return str(getattr(stream, name))
+    return {
+        "reads": "what its connection's `read` returns",
+        "writes": "state <- its connection's `write`, of u",
+    }[name] + f" (say it in `{name}` of the class)"
 
 
 _ALWAYS = ("maps", "copies", "mix", "form")  # numbers of a stream that are shown even as they are by default

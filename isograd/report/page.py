@@ -202,6 +202,9 @@ _TEX |= {"₂": r"\textsubscript{2}", "Σ": r"$\Sigma$", "≤": r"$\le$", "≥":
 _TEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", "×": r"$\times$", "√": r"$\surd$"}
 
 
+WIDE = 48  # characters of a cell from which on its column is broken into lines
+
+
 def latex(table: Table) -> str:
     """A tabular with the rules of booktabs.
 
@@ -214,14 +217,17 @@ def latex(table: Table) -> str:
     \\bottomrule
     \\end{tabular}
     """
-    columns = "l" * table.left + "r" * (len(table.header) - table.left)
+    cells = list(zip(*table, strict=True))
+    wide = [max(map(len, column)) > WIDE for column in cells[: table.left]]
+    share = f"p{{{0.7 / max(sum(wide), 1):.2g}\\linewidth}}"  # lines are broken there; the other columns have the rest
+    columns = "".join(share if one else "l" for one in wide) + "r" * (len(table.header) - table.left)
     header, *lines = (" & ".join(map(_tex, cells)) + r" \\" for cells in table)
     body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", header, r"\midrule", *lines]
     return "\n".join([*body, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def _tex(cell: str) -> str:
-    return "".join(_TEX.get(char, char) for char in " ".join(cell.split()))
+    return "".join(_TEX.get(char, char) for char in " ".join(cell.split()).replace("<-", "←"))
 
 
 _TONES = {  # the first word that a verdict has: what it looks like

@@ -1,8 +1,12 @@
 """What the catalogue prints."""
 
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import pytest
 
 from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, Residual, Site, get, text
+from isograd.placement.streams import Stream
 
 FORMULAS = {
     "post-ln": ("x <- LN(x + Attn(x))", "x <- LN(x + Cross(x))", "x <- LN(x + FFN(x))"),
@@ -119,3 +123,23 @@ def test_where_a_norms_weight_begins() -> None:
     assert "weight of the norm out: initialized to 0.5 / sqrt(L)" in text.legend(placement)
     assert [row["out.init"] for row in text.numbers(placement, 4)] == [0.25] * 8
     assert not any("weight of the norm" in line for line in text.legend(get("sandwich")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Stream):
+    """One's own, which says nothing of what it does: that a branch reads x would be a guess."""
+
+    def connection(self, site: Site, width: int, eps: float) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Silent):
+    reads: ClassVar[str] = "h, the mean of the last two"
+
+
+def test_a_stream_of_ones_own_is_not_said_to_read_x() -> None:
+    said = [text.legend(Placement(each=Residual(pre=Norm()), stream=one, about="-"))[0] for one in (Silent(), Told())]
+    assert said[0].startswith("stream Silent: a branch reads what its connection's `read` returns (say it in `reads`")
+    assert said[1].startswith(
+        "stream Told: a branch reads h, the mean of the last two; state <- its connection's `write`"
+    )

@@ -18,6 +18,7 @@ import pytest
 import isograd
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas
+from isograd.report.page import Table, latex
 from isograd.report.pages.runs import headline, results_table, warnings, write_report
 from isograd.report.runs import arms_of, presented
 from isograd.report.style import MANY, Output, look, look_of, looks
@@ -347,3 +348,10 @@ def test_for_a_paper(study: Path, tmp_path: Path) -> None:
         assert [(int(row["step"]), float(row["value"])) for row in mine] == [(r["step"], r["loss"]) for r in rows]
     papers = (found / "references.bib").read_text()
     assert papers.count("@") == 5 and "arXiv:2002.04745" in papers and "{xiong2020layer," in papers
+
+
+def test_a_wide_column_of_words_is_broken_into_lines_in_latex() -> None:
+    table = Table(header=["placement", "formula", "loss"], lines=[["mine", "x <- LN(x + f(x)) " * 5, "2.0"]], left=2)
+    source = latex(table)
+    assert source.startswith(r"\begin{tabular}{lp{0.7\linewidth}r}") and r"x $\gets$ LN(x + f(x))" in source
+    assert latex(Table(header=["a", "b"], lines=[["c", "1"]])).startswith(r"\begin{tabular}{lr}")
