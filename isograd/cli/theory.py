@@ -1,5 +1,6 @@
 """`isograd theory`: the papers' claims about a stack at initialization, measured; a verdict each."""
 
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +10,7 @@ from rich.markup import escape
 
 from isograd.cli.console import Bar, loading, output, print_json, print_table, warn
 from isograd.cli.parser import Count, Folder
-from isograd.errors import UserError
+from isograd.errors import IsogradError, UserError, one_line
 
 if TYPE_CHECKING:
     from isograd.theory import Claim, Verdict
@@ -22,6 +23,7 @@ def theory(
     *claims: Annotated[str, "CLAIM"],
     list: bool = False,  # noqa: A002  (it is --list)
     negative_controls: bool = False,
+    placement: str | None = None,
     seeds: Count | None = None,
     out: Folder = Path("runs/theory"),
     json: bool = False,
@@ -32,6 +34,7 @@ def theory(
       isograd theory                              every claim: a table, and a page in runs/theory
       isograd theory theorem-1 amplification
       isograd theory --negative-controls          also networks for which each claim must be false
+      isograd theory theorem-1 --import my_placements --placement mine
       isograd theory --list
 
     Exit code 1 where a verdict does not hold (other than one that is recorded as false), or a negative control does.
@@ -41,6 +44,7 @@ def theory(
         claims: default: all of them
         list: print the claims and exit
         negative_controls: measure the negative controls, too: networks for which each claim must be false
+        placement: measure this one where the claims speak of others, and say whose case its number is
         seeds: in place of each claim's own number; few seeds are noisy
         out: default runs/theory
         json: one JSON object on stdout
@@ -56,6 +60,10 @@ def theory(
     with loading():
         import isograd.theory.measures  # noqa: F401  (what is measured below)
     out.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
+    if placement is not None:
+        if negative_controls:
+            raise UserError("--negative-controls are those of the papers' placements, not of --placement")
+        return _of_design(placement, found, seeds, out, json)
     return _measure(found, negative_controls, seeds, out, json)
 
 
@@ -95,6 +103,62 @@ def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path
     for line in failed:
         warn("theory", line)
     return 1 if failed else 0
+
+
+def _of_design(placement: str, claims: "list[Claim]", seeds: int | None, out: Path, json: bool) -> int:
+    """A placement of the user's in every claim about placements: its number beside those that the papers speak of."""
+    import torch
+
+    from isograd.files import write_json
+    from isograd.placement import get
+
+    get(placement)  # of a name that nobody has registered
+    asked = [claim for claim in claims if claim.by_placement]
+    if not asked:
+        raise UserError(f"{', '.join(one.name for one in claims)}: of a part that all stacks have, not of a placement")
+    rows: list[dict[str, Any]] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(_THREADS, threads))
+    try:
+        with Bar("measuring", len(asked)) as bar:
+            for claim in asked:
+                rows.append(_asked(claim, placement, seeds))
+                bar.end(f"{claim.name}, {placement}: {rows[-1]['said']}")
+    finally:
+        torch.set_num_threads(threads)
+    path = out / f"{placement}.json"
+    write_json(path, rows)
+    if json:
+        print_json({"placement": placement, "claims": rows, "file": str(path)})
+        return 0
+    lines = [[*(escape(row[name]) for name in ("claim", "theirs", "said")), row["value"]] for row in rows]
+    print_table(["claim", "the papers' placements", "like", placement], lines, left=3)
+    output().print(f"\nnumbers, with what each is: {escape(str(path))}", soft_wrap=True)
+    return 0
+
+
+def _asked(claim: "Claim", placement: str, seeds: int | None) -> dict[str, Any]:
+    ranges = {
+        case.placement: f"{-math.inf if case.low is None else case.low:.3g} to"
+        f" {math.inf if case.high is None else case.high:.3g}"
+        for case in claim.by_placement
+    }
+    row = {"claim": claim.name, "number": claim.number, "seeds": seeds or claim.seeds}
+    row["theirs"] = "; ".join(f"{name} {text}" for name, text in ranges.items())
+    try:
+        measured = claim.measure(placement, seeds or claim.seeds)
+    except (IsogradError, ValueError, ArithmeticError) as error:  # a claim whose number such a stack has not
+        return {**row, "measured": None, "interval": None, "like": [], "value": "", "said": f"none: {one_line(error)}"}
+    like = claim.like(measured)
+    spread = "" if measured.interval is None else f" ({measured.interval[0]:.3g} to {measured.interval[1]:.3g})"
+    return {
+        **row,
+        "measured": measured.value,
+        "interval": measured.interval,
+        "like": like,
+        "value": f"{measured.value:.3g}{spread}",
+        "said": ", ".join(like) or "none of them",
+    }
 
 
 def _each(found: "Iterable[Verdict]", bar: Bar, prefix: str = "") -> "list[Verdict]":

@@ -134,6 +134,15 @@ class Claim:
         """Measure the negative control of a case under its tolerance: this verdict must not hold."""
         return self._judged(case, case.control, seeds)
 
+    def like(self, measured: Measured) -> list[str]:
+        """The placements of whose cases a number is one, of a claim about placements."""
+        return [case.placement for case in self.by_placement if case.holds(measured)]
+
+    @property
+    def by_placement(self) -> list[Case]:
+        """The cases whose subject is a placement as it stands: any other can be measured in its place."""
+        return [case for case in self.cases if not case.subject and case.placement != "any"]
+
     def _judged(self, case: Case, subject: str, seeds: int | None) -> "Verdict":
         seeds = seeds or self.seeds
         measured = self.measure(subject, seeds)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from isograd.placement import CATALOGUE
 from isograd.theory import CLAIMS
 from tests.study.arms import called, refused
 
@@ -85,3 +86,23 @@ def test_wrong_use(words: list[str], said: str, tmp_path: Path, monkeypatch: pyt
 def test_out_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "not a folder" in refused("theory", "lemma-1", "--out", str(tmp_path / "file"))
+
+
+def test_a_placement_of_ones_own_in_the_papers_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pre-LN under another name is like Pre-LN in what theorem 1 says, and a stack of both norms like neither."""
+    (tmp_path / "my_designs.py").write_text(
+        "from isograd import Placement, register\n"
+        "from isograd.placement import Norm, Residual\n"
+        "register('mine-bare', Placement(each=Residual(pre=Norm()), final=Norm(), about='-'), overwrite=True)\n"
+    )
+    monkeypatch.setitem(CATALOGUE, "mine-bare", CATALOGUE["pre-ln"])  # and taken out again at the end
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("theory", "theorem-1", "--placement", "mine-bare", "--import", "my_designs", "--seeds", "2", "--json")
+    code, out, _ = called(*words)
+    (row,) = json.loads(out)["claims"]
+    assert code == 0 and row["like"] == ["pre-ln"] and -0.68 <= row["measured"] <= -0.42
+    assert json.loads(Path("runs/theory/mine-bare.json").read_text()) == [row]
+    assert "of a part that all stacks have" in refused("theory", "lemma-1", "--placement", "pre-ln")
+    assert "unknown placement 'mne'" in refused("theory", "theorem-1", "--placement", "mne")
+    assert "negative-controls" in refused("theory", "--negative-controls", "--placement", "pre-ln")
