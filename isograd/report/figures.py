@@ -164,7 +164,7 @@ def coefficients(arms: Sequence[ArmFiles]) -> Drawing | None:
     from the lowest to the highest at the end.
     """
     both = stacks(arms)
-    places = [(name, kind, stack) for name, kind in COEFFICIENTS for stack in both]
+    places = [(name, kind, stack) for name, kind in [*COEFFICIENTS, *_others(arms)] for stack in both]
     shown = [place for place in places if _learned(arms, *place)]
     if not shown:
         return None
@@ -182,10 +182,26 @@ def coefficients(arms: Sequence[ArmFiles]) -> Drawing | None:
             (line,) = axes.plot(*end, label=arm.label, marker="o", markersize=2.6, **arm.look)
             note(line, when=_END, low=low, high=high)
         widen(axes, 0.05)
-        label(axes, "layer" if len(both) == 1 else f"{stack} layer", COEFFICIENTS[name, kind])
+        label(axes, "layer" if len(both) == 1 else f"{stack} layer", _named(name, kind))
         axes.ticklabel_format(axis="y", useOffset=False)  # 0.9999, not 9e-5 beside a +9.999e-1 in the corner
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return drawn
+
+
+def _others(arms: Sequence[ArmFiles]) -> list[tuple[str, str]]:
+    """Coefficients of any other placement, and of streams, in the order in which they were written."""
+    rows = [row for arm in arms for run in arm.runs for row in run.quantities[:ROWS]]
+    named = [(name, str(row.get("kind"))) for row in rows for name in row if f"{name}_min" in row]
+    return [place for place in dict.fromkeys(named) if place not in COEFFICIENTS and place[0] not in _NORMS]
+
+
+ROWS = 500  # of a run's quantities that are read for their names: those of the first steps
+_NORMS = ("pre", "post", "out", "mid", "query", "key", "value")  # weights of norms, which most placements have
+_KINDS = {"attn": "attention", "ffn": "feed-forward", "cross": "cross-attention"}
+
+
+def _named(name: str, kind: str) -> str:
+    return COEFFICIENTS.get((name, kind), f"{name.removeprefix('stream.')}, {_KINDS.get(kind, kind)}")
 
 
 def _learned(arms: Sequence[ArmFiles], name: str, kind: str, stack: str) -> bool:

@@ -235,3 +235,19 @@ def test_a_model_without_sublayers_and_an_address_it_has_not() -> None:
     with pytest.raises(TypeError, match="Linear is not a sum"):
         terms(nn.Linear(2, 2), torch.ones(2), torch.ones(2))
     assert isinstance(model(), IsogradForCausalLM)
+
+
+def test_parameters_of_a_stream_are_told_too() -> None:
+    network = model(placement="hyper-connections-static")
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    rows, _ = observed(network)
+    for row in rows:
+        names = [name.removesuffix("_min") for name in row if name.startswith("stream.") and name.endswith("_min")]
+        assert names
+        for name in names:
+            p = before[f"{row['address']}.{name}"]
+            assert row[f"{name}_max"] == pytest.approx(p.max().item(), rel=1e-6)
+    dense = [
+        n for n, p in model(placement="hyper-connections").named_parameters() if ".stream." in n and p.numel() > 256
+    ]
+    assert not any(name.removeprefix(row["address"] + ".") in row for row in rows for name in dense)

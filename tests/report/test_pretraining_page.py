@@ -148,3 +148,18 @@ def test_scales_of_older_runs(study: Path) -> None:
     drawn = figures.coefficients(arms(study))
     assert drawn is not None and len(drawn.panels[1].lines) == 2
     checked(write_report(find_runs([study]), study))
+
+
+def test_coefficients_of_any_other_placement_have_a_panel(study: Path) -> None:
+    """As `isograd.diagnose` writes them of a stream of one's own; a norm's weights, which all have, stay out."""
+    for folder in runs(study):
+        own = {f"{name}{end}": value for name in ("stream.bias", "pre") for end, value in BANDS.items()}
+        rewrite(folder / "quantities.jsonl", **own)
+    drawn = figures.coefficients(arms(study))
+    assert drawn is not None
+    labels = [axes.get_ylabel() for axes in drawn.panels]
+    assert {"bias, attention", "bias, feed-forward"} <= {*labels}
+    assert not any(label.startswith("pre") for label in labels)
+
+
+BANDS = {"": -0.9, "_min": -1.0, "_max": -0.5}

@@ -27,6 +27,9 @@ from isograd.transformer.sublayer import Sublayer
 Row = dict[str, Any]
 
 
+FEW = 256  # values of a stream's parameter that are told by their mean, lowest and highest; more are a matrix
+
+
 class Probe:
     """Measures sublayers during single steps.
 
@@ -41,6 +44,7 @@ class Probe:
         update_ratio        |W' - W| / |W| of the last projection
         skip, gain, heads, pre, mid, out, post, query, key, value
                             mean of the learned coefficient or norm weight, with its `_min` and `_max`
+        stream.NAME         the same of a parameter of the stream's, of at most `FEW` values
     """
 
     def __init__(self, model: nn.Module, addresses: Sequence[str] | None = None) -> None:
@@ -145,7 +149,10 @@ def _coefficients(module: nn.Module) -> Mapping[str, nn.Parameter]:
     scales = {name: getattr(module.combine, name, None) for name in ("skip", "scale")}
     scales["heads"] = getattr(branch, "heads", None)
     norms = {name: m.weight for name, m in slots.items() if getattr(m, "role", None) == "norm" and m.weight is not None}
-    return norms | {name: m.weight for name, m in scales.items() if type(m) is Coefficient}  # as it is, not mapped
+    own = {name: m.weight for name, m in scales.items() if type(m) is Coefficient}  # as it is, not mapped
+    stream = getattr(module, "stream", None)
+    carried = stream.named_parameters() if isinstance(stream, nn.Module) else ()
+    return norms | own | {f"stream.{name}": p for name, p in carried if p.numel() <= FEW}
 
 
 def _of_module(address: str, module: nn.Module) -> Layer:
