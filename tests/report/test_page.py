@@ -19,7 +19,7 @@ import isograd
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas
 from isograd.report.page import Table, latex
-from isograd.report.pages.runs import headline, results_table, warnings, write_report
+from isograd.report.pages.runs import headline, results_table, spread, warnings, write_report
 from isograd.report.runs import arms_of, presented
 from isograd.report.style import MANY, Output, look, look_of, looks
 from isograd.study import labels
@@ -254,6 +254,19 @@ def test_folders_without_a_run(study: Path) -> None:
         write_report([study / "nowhere"], study)
     with pytest.raises(ValueError, match="no folders"):
         write_report([], study)
+
+
+@pytest.mark.parametrize(
+    "losses, cell",
+    [
+        ([], "–"),
+        ([2.0], "2.000"),
+        ([2.0, 2.1], "2.050 (2.000 to 2.100)"),
+        ([2.0, 2.1, 2.3], "2.133 (1.754 to 2.513)"),  # 4.3027 s / sqrt(3), s = 0.15275
+    ],
+)
+def test_a_mean_has_its_interval(losses: list[float], cell: str) -> None:
+    assert spread(losses, "{:.3f}") == cell
 
 
 def test_nine_arms_three_seeds(study: Path) -> None:

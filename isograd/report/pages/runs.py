@@ -35,7 +35,7 @@ from isograd.report.runs import (
 from isograd.report.settings import differing, settings, subtitle
 from isograd.report.shape import must_be_installed
 from isograd.report.style import Output
-from isograd.statistics import compare, side_by_side
+from isograd.statistics import compare, mean_interval, side_by_side
 from isograd.study.labels import flat
 from isograd.train.tasks import TASKS, Column
 from isograd.train.tasks.base import GRADIENT, LABEL, RATIO, SIZE, SPEED
@@ -291,11 +291,12 @@ def _rate(arm: ArmFiles) -> str:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """ "1.890", or "1.890 (1.881 to 1.902)", or a dash."""
+    """ "1.890", or "1.890 (1.881 to 1.902)": the mean and its interval, of two values both; or a dash."""
     if not values:
         return "–"
     mean = form.format(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+    low, high = mean_interval(values) or (min(values), max(values))
+    return mean if len(values) == 1 else f"{mean} ({form.format(low)} to {form.format(high)})"
 
 
 CELLS: Mapping[str, Callable[[ArmFiles], str]] = {  # what a task's column names and no outcome.json holds
@@ -412,7 +413,7 @@ def legend(arms: Sequence[ArmFiles]) -> str:
 
 
 def results_table(arms: Sequence[ArmFiles]) -> Table:
-    """A line per arm; over several seeds the mean, and lowest to highest (of ratios the geometric mean)."""
+    """A line per arm; over seeds the mean and Student's interval of it (of two, both; of ratios the geometric mean)."""
     return Table(
         header=[column.name for column in columns(arms)],
         lines=[tuple(_cell(column, arm) for column in columns(arms)) for arm in arms],
@@ -427,7 +428,10 @@ def _cell(column: Column, arm: ArmFiles) -> str:
 
 
 def _caption(arms: Sequence[ArmFiles], entropy: float | None) -> str:
-    seeds = " Of several seeds the mean, and lowest to highest." if any(len(arm.runs) > 1 for arm in arms) else ""
+    most = max(len(arm.runs) for arm in arms)
+    seeds = " Of two seeds the mean, and both." if most == 2 else ""
+    if most > 2:
+        seeds = " Of several seeds the mean, and its 95 % interval (Student’s t)."
     known = "" if entropy is None else f" Unigram entropy here: {entropy:.3f} nats."
     return _about_table(arms) + seeds + known
 
