@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForM
 
 import isograd
 from isograd.lint.findings import Finding
-from isograd.lint.initial.collapse import COLLAPSES, CollapseRule
+from isograd.lint.initial.collapse import COLLAPSES, NAMES, SHARE, TRAINED, CollapseRule
 from isograd.trace.anatomy import find_anatomy
 from tests.lint.faults.plain import post, xavier
 
@@ -295,7 +295,24 @@ def test_at_forty_layers_a_rate_and_a_warm_up_are_named() -> None:
     found = collapse_of(isograd.IsogradForCausalLM(config), lr=1e-3, warmup=0)
     assert found
     rate, warmup = re.search(r"train at lr=(\S+) with (\d+) steps of warm-up", found.remedy).groups()  # type: ignore[union-attr]
-    assert CollapseRule(function="post-ln", layers=40, width=64).risk(float(rate), int(warmup)) < COLLAPSES
+    drawn = CollapseRule(function="post-ln", layers=40, width=64, share=SHARE["post-ln, small"][1])
+    assert drawn.risk(float(rate), int(warmup)) < COLLAPSES
+    model = isograd.IsogradForCausalLM(config)
+    assert collapse_of(model, lr=float(rate), warmup=int(warmup))
+    exec(re.search(r"\((\[.*?\])\), and train at", found.remedy).group(1), {"torch": torch, "model": model})  # type: ignore[union-attr]
+    assert collapse_of(model, lr=float(rate), warmup=int(warmup)) is None
+
+
+def test_a_rate_is_given_only_as_deep_as_any_trained() -> None:
+    """For the depths at which no run of the grid finished nothing says that a rate would."""
+    deepest: dict[str, float] = {}
+    for run in csv.DictReader(TABLE.read_text().splitlines()):
+        if run["outcome"] == "finished" and run["placement"] in NAMES:
+            line = run["placement"] + ", small" * (run["init"] == "normal")
+            deepest[line] = max(deepest.get(line, 0), float(run["layers"]))
+    assert (
+        deepest | {"post-ln": 24} == TRAINED
+    )  # 24: of the plain script, in its page
 
 
 @cache

@@ -52,6 +52,9 @@ USUAL = 1e-3  # Adam's default rate
 HIGH, DEEP = 2e-3, 18  # without a rate: where a stack of so many layers collapses below this one
 WARMED = 100  # steps of warm-up that are advised
 WARM_UPS = (WARMED, 200)  # the same, where a stack is deep
+TRAINED: dict[str, float] = {"post-ln": 24, "post-ln, small": 48, "admin": 48, "deepnorm": 48}  # the deepest that did
+SMALL = "draw the matrices smaller before the optimizer is built ({}), and "
+DRAWN = "[torch.nn.init.normal_(p, std=0.02) for p in model.parameters() if p.dim() > 1]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,12 +234,18 @@ def _remedy(rule: CollapseRule, checked: CheckedModel, traced: TracedStack) -> s
 
 
 def schedule(rule: CollapseRule, lr: float | None) -> str:
-    """A rate and a warm-up at which such a stack trains, as lines to write; empty where none was measured."""
-    for warmup in WARM_UPS if rule.smaller == rule else ():
-        safe = min(rule.strict.highest_rate(warmup) / 2, lr or math.inf)
+    """A rate and a warm-up at which such a stack trains, as lines to write; empty where none was measured.
+
+    Post-LN deeper than any that trained from its papers' initialization is to be drawn from N(0, 0.02^2) first.
+    """
+    line, before = rule.strict, ""
+    if line.layers > TRAINED[line.line] and line.function == "post-ln":
+        line, before = replace(line, share=SHARE["post-ln, small"][1]), SMALL.format(DRAWN)
+    for warmup in WARM_UPS if rule.smaller == rule and line.layers <= TRAINED[line.line] else ():
+        safe = min(line.highest_rate(warmup) / (4 if before else 2), lr or math.inf)  # p = 0.1 where it was not tried
         if safe >= MEASURED["LR"][0] / 2:
             return (
-                f"train at lr={_rounded(safe)} with {warmup} steps of warm-up: scheduler ="
+                f"{before}train at lr={_rounded(safe)} with {warmup} steps of warm-up: scheduler ="
                 f" torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / {warmup})), and"
                 " scheduler.step() after optimizer.step()"
             )
