@@ -310,9 +310,7 @@ def test_a_rate_is_given_only_as_deep_as_any_trained() -> None:
         if run["outcome"] == "finished" and run["placement"] in NAMES:
             line = run["placement"] + ", small" * (run["init"] == "normal")
             deepest[line] = max(deepest.get(line, 0), float(run["layers"]))
-    assert (
-        deepest | {"post-ln": 24} == TRAINED
-    )  # 24: of the plain script, in its page
+    assert deepest | {"post-ln": 24} == TRAINED  # 24: of the plain script, in its page
 
 
 @cache
