@@ -38,8 +38,8 @@ from stacks import KINDS, LAYERS, Losses, differences, drift, make_models, stack
 from step import machine
 from torch import Tensor, nn
 
-from isograd.data import load_corpus
-from isograd.train.forecast.memory import keep_freed_memory
+from isograd.lab.data import load_corpus
+from isograd.machine import keep_freed_memory
 
 RATE = 1e-4
 RATES = (3e-4, 1e-3, 1e-3, 3e-3)

@@ -35,11 +35,11 @@ import torch
 from transformers import set_seed
 
 from isograd import watch
+from isograd.diagnose.calibrate import calibrate
 from isograd.diagnose.watch.collapse import CollapseWatch
-from isograd.train.calibrate import calibrate
-from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.recipe import run_from_dict
-from isograd.train.train import load_task
+from isograd.lab.train.optim import optimizer_of, schedule_of
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.train import load_task
 
 PLACEMENTS = {"post-ln": 8, "admin": 4, "deepnorm": 4, "pre-ln": 2, "normformer": 1, "gpt2": 1}  # with their weights
 LAYERS = {6: 3, 9: 2, 12: 3, 18: 2, 24: 3, 36: 2, 48: 2}

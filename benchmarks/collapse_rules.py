@@ -25,9 +25,9 @@ from collapse_grid import apart, learned, rows_in
 from scipy.optimize import minimize
 
 from isograd.diagnose.watch.collapse import CollapseWatch
+from isograd.lab.statistics import wilson
 from isograd.lint.initial.collapse import COLLAPSES, RATE, WARMUP, CollapseRule
 from isograd.outcome import VANISHED, judge
-from isograd.statistics import wilson
 from isograd.trace.anatomy import Function
 
 HELD_LAYERS, HELD_WIDTH = (9, 18, 36), 64

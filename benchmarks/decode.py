@@ -161,7 +161,7 @@ def make_work(options: argparse.Namespace) -> Work:
     if options.model:
         import torch
 
-        from isograd.evaluate.loading import load_translation_model
+        from isograd.lab.evaluate.loading import load_translation_model
 
         sources = load_translation_model(options.model, torch.float32)[1].source.encode(lines)
     else:

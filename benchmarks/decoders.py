@@ -60,9 +60,9 @@ def by_ctranslate2(work: Work, kind: str) -> Translate:
     import ctranslate2
     import torch
 
-    from isograd.evaluate.loading import load_translation_model
-    from isograd.interop.checkpoints.vocabulary import pieces
-    from isograd.interop.ctranslate2 import export_ctranslate2
+    from isograd.convert.checkpoints.vocabulary import pieces
+    from isograd.convert.ctranslate2 import export_ctranslate2
+    from isograd.lab.evaluate.loading import load_translation_model
 
     assert work.model is not None
     model, tokenizer = load_translation_model(work.model, torch.float32)
@@ -196,7 +196,7 @@ def build(path: str | None) -> Any:
     """The trained model, or a random one that hardly ever writes eos."""
     import torch
 
-    from isograd.evaluate.loading import load_translation_model
+    from isograd.lab.evaluate.loading import load_translation_model
     from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 
     if path is not None:

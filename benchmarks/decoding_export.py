@@ -85,7 +85,7 @@ def by_ctranslate2(
 ) -> Translate:
     import ctranslate2
 
-    from isograd.interop.checkpoints.vocabulary import pieces
+    from isograd.convert.checkpoints.vocabulary import pieces
 
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=kind, inter_threads=1, intra_threads=1)
     read, written = (pieces(side, side.vocab_size) for side in (tokenizer.source, tokenizer.target))
@@ -103,7 +103,7 @@ def sentences(data: str, languages: tuple[str, str], n: int) -> list[str]:
     """Of a file; "numbers:test": unseen number words."""
     if not data.startswith("numbers"):
         return read_lines(Path(data), n)
-    from isograd.data.pairs import find_pairs
+    from isograd.lab.data.pairs import find_pairs
 
     return list(find_pairs(data, *languages, role="valid").read().source[:n])
 
@@ -112,10 +112,10 @@ def contestants(options: argparse.Namespace, work: Path) -> tuple[list[Contestan
     import torch
     import transformers
 
-    from isograd.evaluate.loading import load_translation_model
-    from isograd.interop.ctranslate2 import export_ctranslate2
-    from isograd.interop.export import export_folder
-    from isograd.interop.fold import fold
+    from isograd.convert.ctranslate2 import export_ctranslate2
+    from isograd.convert.export import export_folder
+    from isograd.convert.fold import fold
+    from isograd.lab.evaluate.loading import load_translation_model
 
     transformers.utils.logging.disable_progress_bar()
     model, tokenizer = load_translation_model(options.model, torch.float32)

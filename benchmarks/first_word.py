@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isograd.cli import VERBS
+from isograd.cli import verbs
 
 PAGE = Path(__file__).parents[1] / "docs/performance.md"
 MARKS = ("<!-- first word -->", "<!-- /first word -->")
@@ -115,7 +115,7 @@ TRAINING = (
 
 def commands() -> Iterator[Command]:
     """Every verb's help, and all of the table."""
-    for verb in VERBS:
+    for verb in verbs():
         yield Command(verb=verb, words=("--help",))
         for wrong, typed in _TYPED[verb].items():
             for words in typed:
@@ -210,7 +210,7 @@ def main() -> None:
     chosen = [command for command in commands() if not options.only or command.verb in options.only]
     found = measured(chosen, options.n)
     first = {
-        " ".join(words): first_lines(words, options.n) for words in TRAINING if words[0] in (options.only or VERBS)
+        " ".join(words): first_lines(words, options.n) for words in TRAINING if words[0] in (options.only or verbs())
     }
     text = f"n = {options.n} rounds, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n\n{table(found, first)}"
     print(text)

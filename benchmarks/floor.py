@@ -21,7 +21,7 @@ from contestants import BUILDERS, Shape
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isograd.train.forecast.memory import keep_freed_memory
+from isograd.machine import keep_freed_memory
 from isograd.transformer.kernels import linear
 from isograd.transformer.products import choose, use
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from families import EXPECTED, expected
 
-from isograd.statistics import median, wilson
+from isograd.lab.statistics import median, wilson
 
 DOCS = Path(__file__).parents[1] / "docs"
 AGAIN = 114  # rows measured once more after the last mending

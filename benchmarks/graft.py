@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from isograd.data.text import read
+from isograd.convert.graft import graft
+from isograd.convert.graft.found import Subject
+from isograd.convert.graft.layers import arranged, places
 from isograd.files import read_rows, write_text
-from isograd.interop.graft import graft
-from isograd.interop.graft.found import Subject
-from isograd.interop.graft.layers import arranged, places
+from isograd.text import read
 
 FIRST, SECOND, WARMUP, AGAIN, DECAY = 600, 400, 50, 20, 0.3
 BATCH, TIME, RATE, EVERY, SEEDS = 16, 64, 1e-3, 50, (0, 1, 2)

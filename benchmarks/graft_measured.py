@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import isograd
-from isograd.data.text import read
+from isograd.convert.checkpoints.folder import load_isograd
+from isograd.convert.checkpoints.vocabulary import load_tokenizer
+from isograd.convert.graft.text import Text, healed, loss_on, text_of
 from isograd.files import append_rows, read_rows
-from isograd.interop.checkpoints.folder import load_isograd
-from isograd.interop.checkpoints.vocabulary import load_tokenizer
-from isograd.interop.graft.text import Text, healed, loss_on, text_of
-from isograd.train.recipe import run_from_dict
-from isograd.train.train import train
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.train import train
+from isograd.text import read
 
 HEAL, RATE = 60, 1e-3
 LLAMA = {"act": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False, "scale_embedding": False}

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from isograd.convert.hf import FAMILIES as HERE
+from isograd.convert.pretrained import from_transformers, to_transformers
 from isograd.errors import InteropError
-from isograd.interop.hf import FAMILIES as HERE
-from isograd.interop.pretrained import from_transformers, to_transformers
 from tests.interop.families import FAMILIES, gradients, logits, padded
 
 HEAD = """# Families in and out

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from isograd.data import PackedSequences
-from isograd.data.masking import MaskedSequences, Masking, SegmentPairs
+from isograd.lab.data import PackedSequences
+from isograd.lab.data.masking import MaskedSequences, Masking, SegmentPairs
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForMaskedLM
 
 VOCABULARY = 8192
 LOAD = """
 import json, sys, time
-from isograd.data import load_corpus
+from isograd.lab.data import load_corpus
 began = time.perf_counter()
 corpus = load_corpus(sys.argv[1], level="bpe", vocab_size=8192, documents="blank-line", mask=True)
 took = time.perf_counter() - began

@@ -93,7 +93,7 @@ GIB = 2**30
 
 def planned(recipe: str, devices: int, extra: tuple[str, ...] = ()) -> Any:
     """The recipe with as many micro-batches as leave each device at most four sequences."""
-    from isograd.train.recipe import load_run
+    from isograd.lab.train.recipe import load_run
 
     extra = ("model.attention_dropout=0", *extra)  # with it a CPU writes attention out, and a GPU does not
     run = load_run(Path(recipe), extra)
@@ -158,8 +158,8 @@ def calibration_cost(run: Any, devices: int) -> dict[str, float]:
     exchanged at each sum (`all_gather_object`: the sizes of the messages, then the messages); a sharded model's layers
     are gathered once besides.
     """
-    from isograd.train.forecast.exchange import exchanged
-    from isograd.train.forecast.forecast import flops_per_token, forecast
+    from isograd.lab.train.forecast.exchange import exchanged
+    from isograd.lab.train.forecast.forecast import flops_per_token, forecast
 
     config = run.config()
     head = 6 * run.predicted * config.vocab_size * config.hidden_size
@@ -218,8 +218,8 @@ def sublayers(config: Any) -> int:
 
 
 def case(recipe: str, devices: int, track: bool = True) -> dict[str, Any]:
-    from isograd.train.forecast.exchange import exchanged
-    from isograd.train.forecast.forecast import flops_per_token, forecast
+    from isograd.lab.train.forecast.exchange import exchanged
+    from isograd.lab.train.forecast.forecast import flops_per_token, forecast
 
     began = time.perf_counter()
     run = planned(recipe, devices)

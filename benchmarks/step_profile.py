@@ -166,7 +166,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from isograd.train.forecast.memory import keep_freed_memory
+    from isograd.machine import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -34,7 +34,7 @@ from typing import Any
 
 from step import machine
 
-from isograd.recipes import path_of
+from isograd.lab.recipes import path_of
 
 RECIPE = path_of("studies/warmup")
 SIDES = ("study", "alone", "threads")
@@ -46,15 +46,15 @@ Times = dict[str, float]
 
 def one_side(side: str, overrides: Sequence[str], folder: Path) -> Times:
     """Train every cell; seconds of the cells, the sum of each cell's own, and how many finished."""
-    from isograd.study.engine.server import begin
+    from isograd.lab.study.engine.server import begin
 
     if side == "study":
         begin()
     import torch
 
-    from isograd.study.engine.runner import run_cells
-    from isograd.study.engine.workers import at_once, local
-    from isograd.study.plan import load_study
+    from isograd.lab.study.engine.runner import run_cells
+    from isograd.lab.study.engine.workers import at_once, local
+    from isograd.lab.study.plan import load_study
 
     threads = 1 if side != "threads" else torch.get_num_threads()
     study = load_study(RECIPE, overrides)
@@ -79,8 +79,8 @@ def one_side(side: str, overrides: Sequence[str], folder: Path) -> Times:
 
 def in_turn(threads: int) -> Any:
     """An engine without workers: cell after cell, here."""
+    from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, attempt, prepare
     from isograd.placement import get
-    from isograd.study.engine.jobs import Job, OnEnd, OnStep, attempt, prepare
 
     def engine(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
         prepare(threads)

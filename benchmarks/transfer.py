@@ -16,12 +16,12 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from isograd.files import read_json, write_json, write_text
+from isograd.lab.report.style import Drawing, drawing, heading, label, log, look, save
+from isograd.lab.study.transfer.coordinates import FLAT, SEEDS, UPDATES, Coordinate, coordinate_check
+from isograd.lab.study.transfer.drift import LIMIT, Drift, read_drifts
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.run import Run, with_steps
 from isograd.machine import processor
-from isograd.report.style import Drawing, drawing, heading, label, log, look, save
-from isograd.study.transfer.coordinates import FLAT, SEEDS, UPDATES, Coordinate, coordinate_check
-from isograd.study.transfer.drift import LIMIT, Drift, read_drifts
-from isograd.train.recipe import run_from_dict
-from isograd.train.run import Run, with_steps
 
 PAGE = Path(__file__).parents[1] / "docs/results/transfer.md"
 CHECKED = (("pre-ln", "depth"), ("deepnorm", "depth"), ("hyper-connections", "depth"), ("pre-ln", "width"))

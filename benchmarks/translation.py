@@ -83,8 +83,8 @@ def make_feeds(options: argparse.Namespace) -> tuple[dict[str, Feed], dict[str, 
     """The feeds, and what a model must know of the vocabulary."""
     import numpy as np
 
-    from isograd.data.batches import TokenBatches, padded
-    from isograd.data.parallel import load_parallel
+    from isograd.lab.data.batches import TokenBatches, padded
+    from isograd.lab.data.parallel import load_parallel
 
     corpus = load_parallel([options.data], source=options.source, target=options.target, tokenized=options.tokenized)
     source, target, pad = corpus.train_source, corpus.train_target, corpus.tokenizer.source.pad_id

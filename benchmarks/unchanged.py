@@ -30,8 +30,8 @@ from typing import Any
 
 TOLERANCE = {"statistics": 1e-9, "sizes": 1e-2, "parity": 1e-6}  # relative (parity: absolute); all else bit-equal
 DOORS = {
-    "fairseq": ("isograd.export.fairseq", "isograd.interop.fairseq"),
-    "statistics": ("isograd.statistics",),
+    "fairseq": ("isograd.export.fairseq", "isograd.papers.fairseq"),
+    "statistics": ("isograd.lab.statistics",),
 }
 OPTIONS = (("--foils", "--negative-controls"),)  # of the command line, before and after
 RECIPE: tuple[tuple[str, str], ...] = ()  # keys of a recipe, before and after: "training.smoothing", "..."

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import isograd
-from isograd.data import load_corpus
+from isograd.lab.data import load_corpus
 
 WIDTH, LAYERS, HEADS, TIME, BATCH, STEPS = 48, 4, 4, 32, 16, 300
 

@@ -11,8 +11,8 @@ import statistics
 
 import torch
 
-from isograd.train.tasks.translation import PairsSection, TranslationModel, TranslationRun, TranslationTraining
-from isograd.train.train import load_task
+from isograd.lab.train.tasks.translation import PairsSection, TranslationModel, TranslationRun, TranslationTraining
+from isograd.lab.train.train import load_task
 
 
 def factors(placement: str, layers: int, width: int, seed: int, source: str) -> dict[str, float]:

@@ -8,11 +8,11 @@ Swin v2's (Liu et al. 2021, arXiv 2111.09883): a norm on what every branch wrote
 import sys
 from pathlib import Path
 
+from isograd.lab.report.pages.runs import write_report
+from isograd.lab.study.compare import compare, plan
+from isograd.lab.train.run import Model
+from isograd.lab.train.tasks.language import TextData, TextTraining
 from isograd.placement import Norm, Placement, Residual, register
-from isograd.report.pages.runs import write_report
-from isograd.study.compare import compare, plan
-from isograd.train.run import Model
-from isograd.train.tasks.language import TextData, TextTraining
 
 register(
     "swin-v2",

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from isograd.placement import Placement, get, register
 
 if TYPE_CHECKING:
+    from isograd.convert.graft import graft
+    from isograd.diagnose.calibrate import calibrate
     from isograd.diagnose.watch import watch
     from isograd.diagnose.watch.loops.callback import WatchCallback
     from isograd.diagnose.watch.loops.lightning import LightningWatch
     from isograd.diagnose.watch.loops.replay import OwnLoop
-    from isograd.interop.graft import graft
     from isograd.lint import check
     from isograd.lint.conform import conform
     from isograd.models import (
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         IsogradForSeq2SeqLM,
         IsogradForSequenceClassification,
     )
-    from isograd.train.calibrate import calibrate
 
 __version__ = "0.1.0"
 
@@ -43,10 +43,10 @@ _ROOMS = {
     "LightningWatch": "isograd.diagnose.watch.loops.lightning",
     "OwnLoop": "isograd.diagnose.watch.loops.replay",
     "WatchCallback": "isograd.diagnose.watch.loops.callback",
-    "calibrate": "isograd.train.calibrate",
+    "calibrate": "isograd.diagnose.calibrate",
     "check": "isograd.lint",
     "conform": "isograd.lint.conform",
-    "graft": "isograd.interop.graft",
+    "graft": "isograd.convert.graft",
     "watch": "isograd.diagnose.watch",
 }
 _DOORS = ("transfer",)  # modules that are named without being imported

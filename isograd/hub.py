@@ -27,7 +27,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from huggingface_hub import constants
 
-from isograd.errors import DataError, ForeignError, ModelError, RemoteCodeError, command
+from isograd.errors import DataError, ForeignError, ModelError, RemoteCodeError, command, first_line
 
 Kind = Literal["model", "dataset"]
 
@@ -353,3 +353,24 @@ def _stay_offline() -> None:
     constants.HF_HUB_OFFLINE = True
     if datasets := sys.modules.get("datasets.config"):
         vars(datasets)["HF_HUB_OFFLINE"] = True
+
+
+_WEIGHTS = ("*.json", "*.safetensors")
+
+
+def model_folder(name: str | Path) -> Path:
+    """Where the files of a model are: in the folder of a run or of its model, or fetched from the hub.
+
+    Raises:
+        DataError: no model there.
+    """
+    return model_place(str(name), owned=True) or _download(str(name))
+
+
+def _download(name: str) -> Path:
+    try:
+        return snapshot(name, _WEIGHTS)
+    except Exception as error:  # the hub raises many kinds; a user needs one line
+        raise DataError(
+            f"{name}: no such folder here, and on the hub it cannot be loaded: {first_line(error)}"
+        ) from error

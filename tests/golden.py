@@ -2,7 +2,7 @@
 
     model, tensors, index = load("lm/lm_pre_AHF")
 
-`tensors` holds in/*, out64/*, ... of the file. `isograd.interop.fairseq` reads options and names; `renamed` serves
+`tensors` holds in/*, out64/*, ... of the file. `isograd.papers.fairseq` reads options and names; `renamed` serves
 weights and gradients alike. Reduced cases lie in tests/data/golden (its README says where they come from); the whole
 set is used where it lies beside the repository.
 """
@@ -15,8 +15,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from isograd.interop.fairseq import from_fairseq
-from isograd.interop.fairseq.names import renamed as renamed
+from isograd.papers.fairseq import from_fairseq
+from isograd.papers.fairseq.names import renamed as renamed
 
 REDUCED = Path(__file__).parent / "data/golden"
 WHOLE = Path(__file__).parents[1].parent / "shared/golden"

@@ -15,8 +15,8 @@ from benchmarks.accept.jobs import JOBS
 from benchmarks.accept.row import Job, Measured, Row
 from benchmarks.accept.runner import Desk, run
 from benchmarks.accept.table import HELD, NOT_CLAIMS, ROWS
-from isograd.recipes import path_of
-from isograd.study.reproduce.registry import ITEMS
+from isograd.lab.recipes import path_of
+from isograd.papers.reproduce.registry import ITEMS
 
 ROOT = Path(__file__).parents[1]
 CLAIMED = {one.sentence for one in ROWS if one.page in HELD}

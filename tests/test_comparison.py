@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from isograd.statistics import (
+from isograd.lab.statistics import (
     Comparison,
     caution,
     compare,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from isograd.statistics import (
+from isograd.lab.statistics import (
     Comparison,
     Interval,
     compare,

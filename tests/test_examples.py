@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from isograd.diagnose.calibrate import CalibrationWarning
+from isograd.lab.study.compare import plan_arms
+from isograd.lab.study.plan import load_study
+from isograd.lab.train.recipe import load_arms, load_run
 from isograd.placement import CATALOGUE
-from isograd.study.compare import plan_arms
-from isograd.study.plan import load_study
-from isograd.train.calibrate import CalibrationWarning
-from isograd.train.recipe import load_arms, load_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,14 +112,14 @@ def test_initial_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "isograd/recipes").rglob("*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+    "recipe", sorted((ROOT / "isograd/lab/recipes").rglob("*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
 )
 def test_recipes_load(recipe: Path) -> None:
     run = load_run(recipe)
     assert run.model.placement in CATALOGUE
     assert run.name
-    name = recipe.relative_to(ROOT / "isograd/recipes").as_posix()
-    assert f"`{name.removesuffix('.yaml')}`" in (ROOT / "isograd/recipes/README.md").read_text(encoding="utf-8")
+    name = recipe.relative_to(ROOT / "isograd/lab/recipes").as_posix()
+    assert f"`{name.removesuffix('.yaml')}`" in (ROOT / "isograd/lab/recipes/README.md").read_text(encoding="utf-8")
     if recipe.parent.name == "studies":
         assert run.name == recipe.stem  # a study's folder is runs/NAME
     elif recipe.parent.name != "recipes":
@@ -128,7 +128,7 @@ def test_recipes_load(recipe: Path) -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    sorted(path for path in (ROOT / "isograd/recipes").glob("*/*.yaml") if path.parent.name != "studies"),
+    sorted(path for path in (ROOT / "isograd/lab/recipes").glob("*/*.yaml") if path.parent.name != "studies"),
     ids=lambda p: f"{p.parent.name}-{p.stem}",
 )
 def test_the_arms_of_the_papers_recipes(recipe: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_arms_of_the_papers_recipes(recipe: Path, tmp_path: Path) -> None:
         assert (ROOT / page).exists(), page
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "isograd/recipes/studies").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("recipe", sorted((ROOT / "isograd/lab/recipes/studies").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_cells_of_the_studies(recipe: Path) -> None:
     """Every combination with every seed is a run of its own, and where it was run is a page."""
     study = load_study(recipe)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from isograd.statistics import Interval, mean_interval, median, median_coverage, median_interval, wilson
+from isograd.lab.statistics import Interval, mean_interval, median, median_coverage, median_interval, wilson
 
 LOSSES = [2.31, 2.27, 2.44, 2.29, 2.35, 2.52, 2.26, 2.30, 2.38, 2.41, 2.33]
 

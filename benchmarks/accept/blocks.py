@@ -110,15 +110,15 @@ def read_command(code: str) -> str:
     words = shlex.split(code)[1:]
     if not words or words[0].startswith("-"):
         return ""
-    verb = next((name for name in (" ".join(words[:2]), words[0]) if name in cli.VERBS), None)
+    verb = next((name for name in (" ".join(words[:2]), words[0]) if name in cli.verbs()), None)
     if verb is None:
         return f"no verb {words[0]!r}"
-    module, _, function = cli.VERBS[verb].rpartition(".")
+    module, _, function = cli.verbs()[verb].rpartition(".")
     said = io.StringIO()
     try:
         with redirect_stderr(said):
             parse(
-                getattr(import_module(f"isograd.cli.{module}"), function),
+                getattr(import_module(module), function),
                 f"isograd {verb}",
                 words[len(verb.split()) :],
             )

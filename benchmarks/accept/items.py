@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.accept import sentences
 from benchmarks.accept.row import Folders, Job, Measured, Row
 from benchmarks.accept.state import ROOT
-from isograd.study.reproduce.item import Item
-from isograd.study.reproduce.registry import ITEMS
+from isograd.papers.reproduce.item import Item
+from isograd.papers.reproduce.registry import ITEMS
 
 PAGE = "docs/results/reproduce/README.md"
 MINUTES = 10  # of one core

@@ -20,7 +20,7 @@ WORSE = ("failed", "does not hold", "not measured", "skipped", "holds")  # of a 
 
 def write_page(folder: Path, results: Sequence[Result], jobs: dict[str, Job], about: Result, tiers: str) -> Path:
     """Write accept.html and accept.json into `folder`; rows in the order of the table."""
-    loader = ChoiceLoader([FileSystemLoader(Path(__file__).parent), PackageLoader("isograd.report", ".")])
+    loader = ChoiceLoader([FileSystemLoader(Path(__file__).parent), PackageLoader("isograd.lab.report", ".")])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters["code"] = lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
     text = environment.get_template("page.html.j2").render(

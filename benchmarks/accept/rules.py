@@ -351,7 +351,7 @@ def at_first_sight(named: tuple[int, int], alarms: tuple[int, int]) -> Rule:
     """Over all sets of models written without sight of the rules, each counted once: so many named, so many alarms."""
 
     def rule(folders: Folders) -> Measured:
-        from isograd.statistics import wilson
+        from isograd.lab.statistics import wilson
 
         with (RESULTS / "first-sight.csv").open(encoding="utf-8", newline="") as file:
             rows = [

@@ -37,7 +37,7 @@ def _git(*words: str) -> str:
 
 def now() -> dict[str, Any]:
     """Date, commit, versions and hardware, as every row of the page carries them."""
-    from isograd.train.provenance import provenance  # torch with it, which a runner of commands does not need
+    from isograd.lab.train.provenance import provenance  # torch with it, which a runner of commands does not need
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     about = {name: value for name, value in provenance().items() if name != "device"}

@@ -28,7 +28,7 @@ def _python(folders: Folders) -> Measured:
 
 
 def _default_compare(folders: Folders) -> Measured:
-    from isograd.study.compare import plan
+    from isograd.lab.study.compare import plan
 
     arms = plan(ROOT / "runs/compare")
     kinds = {(arm.run.model.layers, arm.run.data.source) for arm in arms}

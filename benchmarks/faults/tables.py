@@ -10,7 +10,7 @@ from benchmarks.faults.catalogue import FAMILIES, FAMILY
 from benchmarks.faults.checking import Row
 from benchmarks.faults.training import Remedy
 from benchmarks.faults.watching import Watched
-from isograd.statistics import wilson
+from isograd.lab.statistics import wilson
 
 Kind = TypeVar("Kind")
 

@@ -195,7 +195,7 @@ def pages() -> Iterator[tuple[str, str]]:
     """File below docs/generated -> text."""
     for name, placement in CATALOGUE.items():
         yield f"placements/{name}.md", card(name, placement)
-    for name in cli.VERBS:
+    for name in cli.verbs():
         yield f"verbs/{name.replace(' ', '-')}.md", verb(name)
     for page in ("CONTRIBUTING", "CHANGELOG"):
         text = (ROOT / f"{page}.md").read_text(encoding="utf-8")

@@ -23,38 +23,25 @@ from typing import Any, NoReturn
 
 from isograd.errors import IsogradError, UserError, nearest, one_line
 
-VERBS = {  # what is typed -> the file and the function, whose docstring is the help
-    "compare": "studies.compare.compare",
-    "study": "studies.study.study",
-    "headroom": "studies.headroom.headroom",
-    "transfer": "studies.transfer.transfer",
-    "reproduce": "studies.reproduce.reproduce",
-    "init-recipe": "train.init_recipe",
-    "train": "train.train",
-    "translate": "translation.translate",
-    "evaluate translation": "translation.evaluate",
-    "evaluate classification": "studies.compare.classification",
-    "evaluate zero-shot": "zero_shot.zero_shot",
-    "fold": "interop.fold",
-    "graft": "surgery.graft",
-    "import fairseq": "interop.import_fairseq",
-    "import hf": "interop.import_hf",
-    "import torch": "interop.import_torch",
-    "export": "interop.export",
-    "init": "surgery.init",
+VERBS = {  # what is typed -> the file and the function, whose docstring is the help; of the core
     "check": "check.check",
     "conform": "conform.conform",
-    "diagnose": "diagnose.diagnose",
-    "explain": "explain.explain",
-    "replay": "studies.replay.replay",
-    "report": "report.report",
-    "open": "report.open_page",
-    "theory": "theory.theory",
     "doctor": "doctor.doctor",
     "list": "catalogue.list_placements",
     "show": "catalogue.show",
-    "recipes": "catalogue.list_recipes",
 }
+STOREYS = ("isograd", "isograd.convert", "isograd.lab", "isograd.papers")  # each says its own verbs, in its room `cli`
+
+
+def verbs() -> dict[str, str]:
+    """What is typed -> the full name of the function, of every storey; no verb is imported."""
+    return {
+        verb: f"{storey}.cli.{where}"
+        for storey in STOREYS
+        for verb, where in import_module(f"{storey}.cli").VERBS.items()
+    }
+
+
 _ABOUT = """\
 Level gradients at every depth: placements of the norms in deep Transformers.
 
@@ -101,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(verb: str, words: Sequence[str]) -> int:
     from isograd.cli.parser import parse
 
-    module, _, function = VERBS[verb].rpartition(".")
-    call, options = parse(getattr(import_module(f"isograd.cli.{module}"), function), f"isograd {verb}", words)
+    module, _, function = verbs()[verb].rpartition(".")
+    call, options = parse(getattr(import_module(module), function), f"isograd {verb}", words)
     if options.imports:
         sys.path.insert(0, str(Path.cwd()))  # what registers placements, also from the current folder
     for name in options.imports:
@@ -141,19 +128,20 @@ def _kind_first(words: list[str]) -> list[str]:
     end = 1
     while words[end : end + 1] and words[end].startswith("--import"):
         end += 1 if "=" in words[end] else 2
-    if " ".join([words[0], *words[end : end + 1]]) not in VERBS:
+    if " ".join([words[0], *words[end : end + 1]]) not in verbs():
         return words
     return [words[0], *words[end : end + 1], *words[1:end], *words[end + 1 :]]
 
 
 def _verb(words: Sequence[str]) -> str | None:
     """The verb of a command line, of one word or two."""
-    return next((verb for verb in (" ".join(words[:2]), words[0]) if verb in VERBS), None)
+    known = verbs()
+    return next((verb for verb in (" ".join(words[:2]), words[0]) if verb in known), None)
 
 
 def _top(words: Sequence[str]) -> int:
     if words and words[0] in ("-h", "--help"):
-        print("usage: isograd VERB ...\n\n" + _ABOUT.format(verbs=_summaries(VERBS)))
+        print("usage: isograd VERB ...\n\n" + _ABOUT.format(verbs=_summaries(verbs())))
         return 0
     if words and words[0] == "--version":
         from isograd import __version__
@@ -167,9 +155,9 @@ def _top(words: Sequence[str]) -> int:
 
 def _group(words: Sequence[str]) -> int:
     """A first word of two, such as `evaluate`, or a verb that does not exist."""
-    members = {verb: where for verb, where in VERBS.items() if verb.split()[0] == words[0]}
+    members = {verb: where for verb, where in verbs().items() if verb.split()[0] == words[0]}
     prog = f"isograd {words[0]}" if members else "isograd"
-    kinds = [verb.split()[-1] for verb in members] or list(dict.fromkeys(verb.split()[0] for verb in VERBS))
+    kinds = [verb.split()[-1] for verb in members] or list(dict.fromkeys(verb.split()[0] for verb in verbs()))
     rest = words[1:] if members else words
     if members and rest and rest[0] in ("-h", "--help"):
         print(f"usage: {prog} {{{','.join(kinds)}}} ...\n\n{_summaries(members)}")
@@ -184,16 +172,16 @@ def _refuse(prog: str, said: str) -> int:
     return 2
 
 
-def _summaries(verbs: dict[str, str]) -> str:
+def _summaries(found: dict[str, str]) -> str:
     """A line per verb, read from the docstrings without importing what verbs import."""
     lines = []
-    for verb, where in verbs.items():
+    for verb, where in found.items():
         module, _, function = where.rpartition(".")
-        spec = find_spec(f"isograd.cli.{module}")
+        spec = find_spec(module)
         assert spec is not None and spec.origin is not None
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        found = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
-        lines.append(f"  {verb:<24} {inspect.cleandoc(ast.get_docstring(found) or '').partition(chr(10))[0]}")
+        defined = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
+        lines.append(f"  {verb:<24} {inspect.cleandoc(ast.get_docstring(defined) or '').partition(chr(10))[0]}")
     return "\n".join(lines)
 
 
@@ -207,12 +195,12 @@ def _complete() -> None:
 
     parser = argparse.ArgumentParser(prog="isograd")
     groups = {"": parser.add_subparsers()}
-    for verb, where in VERBS.items():
+    for verb, where in verbs().items():
         group, _, name = verb.rpartition(" ")
         if group not in groups:
             groups[group] = groups[""].add_parser(group).add_subparsers()
         module, _, function = where.rpartition(".")
-        called = getattr(import_module(f"isograd.cli.{module}"), function)
+        called = getattr(import_module(module), function)
         fill(groups[group].add_parser(name), called, documentation(called)[2])
     argcomplete.autocomplete(parser)
 

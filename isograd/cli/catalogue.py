@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from isograd.cli.console import output, print_json, print_table
+from isograd.cli.console import output, print_json
 from isograd.cli.parser import Words
 from isograd.errors import UserError, hint
 from isograd.placement import CATALOGUE, get
@@ -68,33 +68,6 @@ def _card(name: str, layers: int = 12, cross: bool = False) -> dict[str, Any]:
         "families": list(p.families),
         "unconfirmed": p.unconfirmed,
     }
-
-
-def list_recipes(recipe: str | None = None, *, json: bool = False) -> int:
-    """Print the recipes of the package, or one of them.
-
-    examples:
-      isograd recipes
-      isograd recipes xiong2020/iwslt14-small
-
-    Every verb that reads a recipe finds them by name, from any folder.
-
-    Args:
-        recipe: print this one: its comment says what it shows, which data it needs, and the commands
-        json: name, sentence, command and file of each as one JSON object on stdout
-    """
-    from isograd.recipes import path_of, recipes
-
-    wanted = path_of(recipe) if recipe else None
-    found = [one for one in recipes() if wanted in (None, one.path)]
-    if json:
-        print_json({one.name: {"about": one.about, "command": one.command, "file": str(one.path)} for one in found})
-    elif wanted:
-        print(wanted.read_text(encoding="utf-8"), end="")
-    else:
-        print_table(["recipe", "what it shows"], [[escape(one.name), escape(one.about)] for one in found], left=2)
-        print("\n'isograd recipes NAME' prints one; 'isograd train NAME key=value ...' runs it.")
-    return 0
 
 
 _KEYS = ("layers", "encoder", "decoder")

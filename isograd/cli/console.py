@@ -3,8 +3,6 @@
 import json
 import os
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from isograd.errors import UserError
@@ -26,7 +24,6 @@ COLOURS = {
     "interrupted": "yellow",
     "running": "cyan",
 }
-EVERY = 100  # steps between lines of progress, and at most 20 lines a run
 _quiet = False
 
 
@@ -119,30 +116,15 @@ def announce(line: str) -> None:
     progress().print(line, markup=False, soft_wrap=True)
 
 
-def announce_runs(folders: Sequence[Path], where: Path) -> None:
-    """What is about to be trained, before torch is loaded: how many runs, where, how many have ended before."""
-    ended = sum((folder / "outcome.json").exists() for folder in folders)
-    several = f"{len(folders)} runs" if len(folders) > 1 else "1 run"
-    before = f", {ended} ended before" if ended else ""
-    announce(f"{several} in {where}{before}; loading torch and transformers ...")
-
-
-def announce_resumed(labels: Sequence[str], folders: Sequence[Path]) -> None:
-    """A line for each run that was interrupted or killed after a checkpoint."""
-    for label, folder in zip(labels, folders, strict=True):
-        if (folder / "checkpoints").is_dir() and (step := _left_at(folder)):
-            announce(f"{label}: goes on from step {step:,}")
-
-
 @contextmanager
 def loading(what: str = "loading torch", threads: int | None = None) -> Iterator[Callable[[str], None]]:
     """Import torch and whatever the block imports, the libraries below silent; gives what sets the line shown."""
-    from isograd.study.engine.server import few_collections
+    from isograd.machine import few_collections
 
     with progress().status(what) as status, few_collections():
         import torch
 
-        from isograd.train.forecast.memory import keep_freed_memory
+        from isograd.machine import keep_freed_memory
 
         quiet()
         keep_freed_memory()
@@ -236,9 +218,9 @@ class Bar:
             self.line(said)
 
 
-def _in_words(seconds: float) -> str:
+def in_words(seconds: float) -> str:
     """
-    >>> _in_words(41.3), _in_words(200), _in_words(9000)
+    >>> in_words(41.3), in_words(200), in_words(9000)
     ('41 s', '3 min', '2.5 h')
     """
     if seconds < 90:
@@ -246,104 +228,10 @@ def _in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _left_at(folder: Path) -> int | None:
-    """The step of the checkpoint that a run goes on from; None of one that has ended or has none."""
-    from isograd.files import read_json
+def bytes_in_words(count: float) -> str:
+    """Bytes as GiB or MiB.
 
-    try:
-        if read_json(folder / "outcome.json").get("outcome") != "interrupted":
-            return None
-    except (OSError, ValueError):
-        pass
-    from isograd.train.checkpoints import last_checkpoint, step_of  # which takes seconds to import
-
-    found = last_checkpoint(folder / "checkpoints")
-    return None if found is None else step_of(found)
-
-
-class RunProgress:
-    """A bar per run, fed with steps and ends; where there is no terminal, lines.
-
-    Args:
-        folders: of the runs, in which warnings are read as they are written, and how long a run will be.
+    >>> bytes_in_words(80 * 2**30), bytes_in_words(3 * 2**20)
+    ('80.0 GiB', '3.0 MiB')
     """
-
-    def __init__(self, labels: list[str], steps: int, folders: Sequence[Path]) -> None:
-        self.console = progress()
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        width = max(map(len, labels))
-        self.tasks = [self.bars.add_task(escape(one.ljust(width)), total=steps, start=False, loss="") for one in labels]
-        self.labels, self.folders = labels, folders
-        self.begun: set[int] = set()
-        self.seen: dict[int, tuple[float, int]] = {}  # when a run was first heard of, and at which step
-        self.warned: Counter[int] = Counter()
-
-    def __enter__(self) -> "RunProgress":
-        if not self.console.quiet:
-            announce_resumed(self.labels, self.folders)
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def ready(self, left: int, at_once: int) -> None:
-        """Data are read, and runs begin: a line where no bars are seen."""
-        if not self.console.is_terminal:
-            self.line(f"{left} run{'s' if left != 1 else ''}, {min(left, at_once)} at once")
-
-    def step(self, index: int, step: int, loss: float) -> None:
-        """Run `index` has taken `step` steps."""
-        from isograd.files import read_object, read_rows
-
-        task = self.tasks[index]
-        if index not in self.begun:  # how many steps an epoch has is known late
-            self.begun.add(index)
-            self.bars.start_task(task)
-            self.bars.update(task, total=read_object(self.folders[index] / "resolved.json").get("steps"))
-        self.bars.update(task, completed=step, loss=f"loss {loss:.3f}")
-        total = int(self.bars.tasks[index].total or 0)
-        first = index not in self.seen and len(self.labels) == 1  # of many runs the first lines would be many
-        began, since = self.seen.setdefault(index, (time.perf_counter(), step))
-        if not self.console.is_terminal and (first or step % max(EVERY, total // 20) == 0) and step != total:
-            each = (time.perf_counter() - began) / max(1, step - since)
-            left = "" if step == since else f", {_in_words((total - step) * each)} left"
-            self.line(f"{self.labels[index]}: step {step:,} of {total:,}, loss {loss:.3f}{left}")
-        for row in read_rows(self.folders[index] / "warnings.jsonl")[self.warned[index] :]:
-            self.warned[index] += 1
-            label = f"{self.labels[index]}: " if len(self.labels) > 1 else ""
-            self.line(f"warning: {label}{row['message']}", style="red")
-
-    def validated(self, row: dict[str, Any]) -> None:
-        """A validation has been made: its row as a line."""
-        said = f"step {row['step']}"
-        said += f" (epoch {row['epoch']:.1f})" if row.get("epoch") is not None else ""
-        numbers = {"validation loss": ("loss", ".3f"), "perplexity": ("perplexity", ".2f"), "BLEU": ("bleu", ".1f")}
-        numbers |= {name: (name, ".3f") for name in ("accuracy", "f1", "matthews", "pearson", "spearman")}
-        found = [f"{name} {row[key]:{form}}" for name, (key, form) in numbers.items() if row.get(key) is not None]
-        self.line(f"{said}: {', '.join(found)}")
-
-    def end(self, index: int, result: dict[str, Any]) -> None:
-        """Run `index` has ended (or had ended before)."""
-        outcome = result["outcome"]  # of a translation the loss in training is smoothed, and says little
-        final = result.get("final_loss" if result.get("perplexity") is None else "validation_loss")
-        text = outcome if final is None else f"{outcome} {final:.3f}"
-        if result.get("perplexity") is not None and result.get("kept_weights") in ("best", "average"):
-            text += f" ({result['kept_weights']})"
-        if result.get("score") is not None:
-            text = f"{result['metric']} {result['score']:.3f}{' (failed run)' if result['failed'] else ''}"
-        task = self.bars.tasks[index]
-        self.bars.update(task.id, loss=f"[{COLOURS[outcome]}]{text}[/]", completed=task.total)
-        if not self.console.is_terminal:
-            self.line(f"{self.labels[index]}: {text}")
-
-    def line(self, said: str, **options: Any) -> None:
-        self.console.print(said, markup=False, soft_wrap=True, **options)
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

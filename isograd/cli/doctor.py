@@ -248,7 +248,7 @@ def _print(facts: Facts) -> None:
 
 
 def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
-    from isograd.cli.train import bytes_in_words
+    from isograd.cli.console import bytes_in_words
 
     versions = facts["versions"]
     named = [name for name in FIRST if name in versions]

@@ -7,7 +7,7 @@ A sum is linear in its terms, and so is a norm whose statistics are held: the st
     beta_ij^2 = mean over tokens of |c_ij|^2 / |x_i|^2,   both less their mean over the width,
 
 the variance of part j in a stream whose variance is 1. Rows come to 1 where the parts are uncorrelated. Norms' biases
-are a part of their own. Unlike `beta_ii^2` from variances alone (`isograd.theory.networks.shares`) no independence is
+are a part of their own. Unlike `beta_ii^2` from variances alone (`shares` of theory) no independence is
 assumed, so it can be read of a trained model.
 """
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from isograd.data.text import first_line
-from isograd.errors import InputsError, IsogradError
+from isograd.errors import InputsError, IsogradError, first_line
 from isograd.hub import from_pretrained
 from isograd.trace.pretrained_inputs import BATCH, floats, of_pretrained
 from isograd.trace.record import arguments, fitted, is_large

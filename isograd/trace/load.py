@@ -22,8 +22,7 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
 import isograd.models
-from isograd.data.text import first_line
-from isograd.errors import IsogradError, ModelError, one_line
+from isograd.errors import IsogradError, ModelError, first_line, one_line
 from isograd.hub import from_config, from_pretrained, model_place, takes_arguments
 from isograd.trace.reduced import few_of_each, must_be_held, size_of
 

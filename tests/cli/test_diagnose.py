@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.convert.checkpoints.tokenizers import for_transformers, train_tokenizer
 from isograd.diagnose import profile
-from isograd.report.pages.profile import plain
+from isograd.lab.report.pages.profile import plain
 from tests import build
 from tests.lint.families import FAMILIES
 from tests.report.test_page import checked

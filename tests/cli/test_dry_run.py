@@ -10,7 +10,7 @@ import pytest
 from tests.build import model
 from tests.study.arms import called, refused
 
-RECIPES = Path(__file__).parents[2] / "isograd/recipes"
+RECIPES = Path(__file__).parents[2] / "isograd/lab/recipes"
 NORMFORMER = RECIPES / "normformer2021"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from isograd.evaluate.scores import score
-from isograd.evaluate.translation import Translator
+from isograd.lab.evaluate.scores import score
+from isograd.lab.evaluate.translation import Translator
 from tests.evaluate.small import LINES, saved
 from tests.study.arms import called, refused
 
@@ -142,5 +142,5 @@ def test_an_import_is_heard_on_either_side(files: list[str]) -> None:
 
 def test_a_missing_library(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    monkeypatch.delitem(sys.modules, "isograd.evaluate.scores")
+    monkeypatch.delitem(sys.modules, "isograd.lab.evaluate.scores")
     assert "pip install 'isograd[mt]'" in refused("evaluate", "translation", "--hyp", "t.de", "--ref", "t.de")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isograd.data.glue import load_glue
+from isograd.lab.data.glue import load_glue
 from tests.study.arms import called, read, refused, runs
 from tests.train.tuned import glue_folder, pretrained
 
@@ -142,7 +142,7 @@ def test_bad_data_in_one_line(model: str, tmp_path: Path) -> None:
 
 def test_the_papers_grid() -> None:
     """2 batches x 4 rates x 3 numbers of epochs, six seeds: the ranges of Xiong et al. 2020."""
-    from isograd.study.compare import PAPER, PAPER_SEEDS
+    from isograd.lab.study.compare import PAPER, PAPER_SEEDS
 
     assert (min(PAPER.rates), max(PAPER.rates), list(PAPER.batches)) == (1e-5, 1e-4, [16, 32])
     assert (min(PAPER.epochs), max(PAPER.epochs), len(PAPER_SEEDS)) == (3, 8, 6)

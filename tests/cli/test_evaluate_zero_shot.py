@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertLMHeadModel
 
-from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.convert.checkpoints.tokenizers import for_transformers, train_tokenizer
 from tests import build
 from tests.evaluate import items
 from tests.evaluate.items import LABEL, write
@@ -193,6 +193,6 @@ def test_a_model_without_a_tokenizer_or_weights(model: Path, data: Path) -> None
 def test_a_missing_library(model: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     for name in ("zero_shot", "harness", "harness_tasks"):
-        monkeypatch.delitem(sys.modules, f"isograd.evaluate.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"isograd.lab.evaluate.{name}", raising=False)
     assert "zero-shot tasks need lm_eval" in refused("evaluate", "zero-shot", str(model), "--data", "data")
     assert "pip install 'isograd[eval]'" in refused("evaluate", "zero-shot", str(model), "--data", "data")

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from isograd.interop.parity import hashes
-from isograd.train.train import train
+from isograd.convert.parity import hashes
+from isograd.lab.train.train import train
 from tests.build import model
 from tests.study.arms import called, read, refused
 from tests.train.recipes import TEXT, small

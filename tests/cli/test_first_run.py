@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from isograd.data.pairs import find_pairs
-from isograd.train.recipe import load_run
-from isograd.train.suggest import choose, look, recipe_for
+from isograd.lab.data.pairs import find_pairs
+from isograd.lab.train.recipe import load_run
+from isograd.lab.train.suggest import choose, look, recipe_for
 from tests.study.arms import TEXT, called, refused
 
 FEW = ["training.steps=4", "training.batch=2", "training.valid_every=2", "training.warmup=1"]

@@ -11,8 +11,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from isograd.convert.graft import graft
 from isograd.errors import GraftError
-from isograd.interop.graft import graft
 from tests.interop.graft.families import family, logits
 from tests.study.arms import called, read, refused
 
@@ -25,7 +25,7 @@ sys.exit(main(sys.argv[1:]))
 """
 _KILLED = """
 import os, signal, sys
-from isograd.interop.graft import graft_folder
+from isograd.convert.graft import graft_folder
 def progress(said):
     if said.startswith("comparing"):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from isograd.evaluate.translation import Translator
-from isograd.interop.parity import hashes
+from isograd.convert.parity import hashes
+from isograd.lab.evaluate.translation import Translator
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM
 from tests.golden import PAD, read, state_of
 from tests.interop.fairseq_by_hand import by_hand, random_state

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import transformers
 
-from isograd.interop.parity import hashes
+from isograd.convert.parity import hashes
 from tests.build import model
 from tests.study.arms import called
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from isograd.lab.report.runs import find_runs, readable
+from isograd.lab.study.faults import fault
 from isograd.placement import CATALOGUE
-from isograd.report.runs import find_runs, readable
-from isograd.study.faults import fault
 from tests.report.test_page import checked, edit
 from tests.study.arms import called, compare_command, read, refused, runs
 

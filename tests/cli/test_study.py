@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from isograd.cli.studies.progress import StudyProgress, duration
-from isograd.study.plan import Study, load_study
+from isograd.lab.cli.progress import StudyProgress, duration
+from isograd.lab.study.plan import Study, load_study
 from tests.study.arms import TEXT, called, lines, read, refused
 from tests.study.test_runner import whole
 from tests.study.tiny_study import recipe, study

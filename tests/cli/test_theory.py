@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from isograd.papers.theory import CLAIMS
 from isograd.placement import CATALOGUE
-from isograd.theory import CLAIMS
 from tests.study.arms import called, refused
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from isograd.train.recipe import known_keys, load_run
-from isograd.train.tasks.language import LanguageRun
+from isograd.lab.train.recipe import known_keys, load_run
+from isograd.lab.train.tasks.language import LanguageRun
 from tests.study.arms import called, read, refused
 
 SHAPE = [

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from isograd import cli
-from isograd.cli.translation import windows
-from isograd.data.parallel import load_parallel
-from isograd.evaluate.translation import Translator
+from isograd.lab.cli.translation import windows
+from isograd.lab.data.parallel import load_parallel
+from isograd.lab.evaluate.translation import Translator
 from tests.evaluate.small import LINES, saved
 from tests.study.arms import called, refused
 

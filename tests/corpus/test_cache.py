@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isograd.data import Corpus, load_corpus
 from isograd.errors import DataError
+from isograd.lab.data import Corpus, load_corpus
 
-LOAD = "import sys; from isograd.data import load_corpus; print(load_corpus(sys.argv[1]).sha256)"
+LOAD = "import sys; from isograd.lab.data import load_corpus; print(load_corpus(sys.argv[1]).sha256)"
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from isograd.data.glue import TASKS, Examples, GlueData, load_glue
 from isograd.errors import DataError
+from isograd.lab.data.glue import TASKS, Examples, GlueData, load_glue
 from tests.golden import WHOLE
 
 FIRST = ['He said "no.', "A dog runs.", "Rain\u2028fell", "One , two", "It 's late.", "naïve 汉字"]

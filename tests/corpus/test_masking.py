@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from isograd.data.masking import MaskedSequences, Masking, SegmentPairs
 from isograd.errors import DataError
+from isograd.lab.data.masking import MaskedSequences, Masking, SegmentPairs
 
 BEGIN, END, PAD, MASK, VOCABULARY = 2, 3, 0, 59, 60
 WORD = np.arange(VOCABULARY) % 3 == 0

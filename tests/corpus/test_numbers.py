@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from isograd.data.numbers import SPLITS, integers, numbers
 from isograd.errors import DataError
+from isograd.lab.data.numbers import SPLITS, integers, numbers
 
 GERMAN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
 GERMAN += ["dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from isograd.data.numbers import numbers
-from isograd.data.pairs import PairsFound, find_pairs
 from isograd.errors import DataError
+from isograd.lab.data.numbers import numbers
+from isograd.lab.data.pairs import PairsFound, find_pairs
 
 parquet = pytest.importorskip("pyarrow.parquet")
 datasets = pytest.importorskip("datasets")

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isograd.data import ParallelCorpus, load_parallel
-from isograd.data.batches import Ragged, loss_by_place
-from isograd.data.numbers import numbers
-from isograd.data.parallel import hold_out
 from isograd.errors import DataError
+from isograd.lab.data import ParallelCorpus, load_parallel
+from isograd.lab.data.batches import Ragged, loss_by_place
+from isograd.lab.data.numbers import numbers
+from isograd.lab.data.parallel import hold_out
 
-LOAD = "import sys; from isograd.data import load_parallel; c = load_parallel([sys.argv[1]], vocab_size=2000)"
+LOAD = "import sys; from isograd.lab.data import load_parallel; c = load_parallel([sys.argv[1]], vocab_size=2000)"
 DIES = (
     "import os, sys; sys.addaudithook(lambda event, arguments: event == sys.argv[2] and '.building-' in"
     " str(arguments[0]) and os.kill(os.getpid(), 9))"

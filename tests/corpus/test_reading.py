@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isograd.data import load_corpus
-from isograd.data.corpus import encode, own_reader, split, unigram_entropy
-from isograd.data.text import embedded, read
-from isograd.data.tokenizers import train_tokenizer
+from isograd.convert.checkpoints.tokenizers import train_tokenizer
 from isograd.errors import DataError
+from isograd.lab.data import load_corpus
+from isograd.lab.data.corpus import encode, own_reader, split, unigram_entropy
+from isograd.text import embedded, read
 
 parquet = pytest.importorskip("pyarrow.parquet")
 from pyarrow import table  # noqa: E402

@@ -14,9 +14,9 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 from transformers import AutoTokenizer
 
-from isograd.data.numbers import numbers
-from isograd.data.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
+from isograd.convert.checkpoints.subwords import PairTokenizer, Subwords, read_subword_nmt, train_subwords
 from isograd.errors import DataError
+from isograd.lab.data.numbers import numbers
 
 LINES = [
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich, <pad> und </s> 汉字 🐍!",

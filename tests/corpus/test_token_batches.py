@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isograd.data.batches import Ragged, TokenBatches
 from isograd.errors import DataError
+from isograd.lab.data.batches import Ragged, TokenBatches
 from isograd.transformer.loss import IGNORE
 
 PAD = 0

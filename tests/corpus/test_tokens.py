@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from isograd.data import PackedSequences
-from isograd.data.batches import as_is
-from isograd.data.corpus import encode, encode_characters, own_reader
-from isograd.data.tokenizers import SPECIAL, for_transformers, reads_text, train_tokenizer
+from isograd.convert.checkpoints.tokenizers import SPECIAL, for_transformers, reads_text, train_tokenizer
 from isograd.errors import DataError
+from isograd.lab.data import PackedSequences
+from isograd.lab.data.batches import as_is
+from isograd.lab.data.corpus import encode, encode_characters, own_reader
 
 TEXTS = ["Naïve texts, <pad> and </s> among them.\r\n\tTabs;  two spaces\x0b\u2028\x85 \U0001f40d 汉字 e\u0301\n"]
 CHARACTERS = train_tokenizer(TEXTS, "char")

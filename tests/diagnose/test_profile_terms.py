@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from isograd.diagnose import Profile, profile
+from isograd.diagnose.calibrate import calibrate
 from isograd.diagnose.depth_profile.expected import expected
 from isograd.diagnose.depth_profile.results import Expected, StackProfile, SublayerProfile
-from isograd.train.calibrate import calibrate
 from tests import build
 from tests.diagnose.test_profile import IDS, grown, rms, seen, var
 from tests.lint.families import FAMILIES

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from isograd.evaluate.translation import Translator
+from isograd.lab.evaluate.translation import Translator
 from tests.evaluate.small import saved
 
 

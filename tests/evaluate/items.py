@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.convert.checkpoints.tokenizers import for_transformers, train_tokenizer
 from isograd.models import IsogradConfig, IsogradForCausalLM
 
 COUNT = 24

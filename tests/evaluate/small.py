@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from isograd.data.subwords import PairTokenizer, train_subwords
+from isograd.convert.checkpoints.subwords import PairTokenizer, train_subwords
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
 from tests.build import randomised
 

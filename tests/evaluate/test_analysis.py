@@ -8,8 +8,8 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from isograd.errors import DataError
-from isograd.evaluate.analysis import by_frequency, by_length, word_counts
-from isograd.evaluate.scores import bleu_of, paired_bootstrap, score
+from isograd.lab.evaluate.analysis import by_frequency, by_length, word_counts
+from isograd.lab.evaluate.scores import bleu_of, paired_bootstrap, score
 from tests.evaluate.test_scores import HYPOTHESES, REFERENCES, TOKENS, WRITTEN
 
 

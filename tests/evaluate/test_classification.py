@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from isograd.evaluate.classification import (
+from isograd.lab.evaluate.classification import (
     METRICS,
     accuracy,
     constant_scores,

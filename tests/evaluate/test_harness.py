@@ -16,11 +16,11 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from isograd.errors import DataError
-from isograd.evaluate import harness
-from isograd.evaluate.harness import Scorer, quiet_harness
-from isograd.evaluate.harness_tasks import load_tasks
-from isograd.evaluate.loading import load_causal_model
-from isograd.evaluate.zero_shot import zero_shot
+from isograd.lab.evaluate import harness
+from isograd.lab.evaluate.harness import Scorer, quiet_harness
+from isograd.lab.evaluate.harness_tasks import load_tasks
+from isograd.lab.evaluate.loading import load_causal_model
+from isograd.lab.evaluate.zero_shot import zero_shot
 from tests.evaluate import items
 from tests.evaluate.items import COUNT, LABEL, WORDS, log_likelihood, write
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from isograd.errors import DataError
-from isograd.evaluate.scores import Scores, score
+from isograd.lab.evaluate.scores import Scores, score
 
 REFERENCES = [
     "two young men are outside near many bushes .",
@@ -138,6 +138,6 @@ def test_refused() -> None:
 
 
 def test_a_missing_library_names_the_extra() -> None:
-    code = "import sys; sys.modules['sacrebleu'] = None; import isograd.evaluate.scores"
+    code = "import sys; sys.modules['sacrebleu'] = None; import isograd.lab.evaluate.scores"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode and "pip install 'isograd[mt]'" in done.stderr.splitlines()[-1]

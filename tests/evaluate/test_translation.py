@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from isograd.data.subwords import PairTokenizer, train_subwords
+from isograd.convert.checkpoints.subwords import PairTokenizer, train_subwords
 from isograd.errors import DataError
-from isograd.evaluate.scores import score
-from isograd.evaluate.translation import TranslatedLine, Translator, evaluate
+from isograd.lab.evaluate.scores import score
+from isograd.lab.evaluate.translation import TranslatedLine, Translator, evaluate
 from isograd.models.search import Hypothesis
 from tests.build import model
 from tests.evaluate.small import LINES, LONGEST, saved

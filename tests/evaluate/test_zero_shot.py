@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from isograd.evaluate.harness_tasks import load_tasks
-from isograd.evaluate.loading import load_causal_model
-from isograd.evaluate.zero_shot import Score, ZeroShot, zero_shot
+from isograd.lab.evaluate.harness_tasks import load_tasks
+from isograd.lab.evaluate.loading import load_causal_model
+from isograd.lab.evaluate.zero_shot import Score, ZeroShot, zero_shot
 from tests.evaluate import items
 from tests.evaluate.items import COUNT, LABEL, log_likelihood, prompts, write, wrong_prompts
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.interop.fairseq.original import Original
+from isograd.papers.fairseq.original import Original
 
 State = dict[str, Tensor]
 

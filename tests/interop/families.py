@@ -10,8 +10,8 @@ import transformers
 from hypothesis import strategies as st
 from torch import Tensor
 
-from isograd.interop.parity import Promoted
-from isograd.interop.pretrained import under_our_names
+from isograd.convert.parity import Promoted
+from isograd.convert.pretrained import under_our_names
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 41,

@@ -6,12 +6,12 @@ from typing import Any
 
 import yaml
 
-from isograd.data.subwords import PairTokenizer, train_subwords
-from isograd.interop.checkpoints.card import model_card
-from isograd.interop.checkpoints.folder import Source, Written
-from isograd.interop.kinds import MASKED, PAIR
-from isograd.interop.parity import ParityReport
-from isograd.interop.sample import Sample
+from isograd.convert.checkpoints.card import model_card
+from isograd.convert.checkpoints.folder import Source, Written
+from isograd.convert.checkpoints.subwords import PairTokenizer, train_subwords
+from isograd.convert.kinds import MASKED, PAIR
+from isograd.convert.parity import ParityReport
+from isograd.convert.sample import Sample
 from tests.build import model
 
 REPORT = ParityReport(

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+from isograd.convert.checkpoints.checkpoint import plain, read_checkpoint, tensors
 from isograd.errors import CheckpointError
-from isograd.interop.checkpoints.checkpoint import plain, read_checkpoint, tensors
 
 
 class Calls:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from isograd.data.subwords import PairTokenizer, train_subwords
+from isograd.convert import ctranslate2 as module
+from isograd.convert.checkpoints.subwords import PairTokenizer, train_subwords
+from isograd.convert.checkpoints.vocabulary import pieces
+from isograd.convert.ctranslate2 import export_ctranslate2, measure_ctranslate2
+from isograd.convert.export import export_folder
+from isograd.convert.parity import ParityError, ParityReport
+from isograd.convert.sample import random_sample
 from isograd.errors import InteropError
-from isograd.interop import ctranslate2 as module
-from isograd.interop.checkpoints.vocabulary import pieces
-from isograd.interop.ctranslate2 import export_ctranslate2, measure_ctranslate2
-from isograd.interop.export import export_folder
-from isograd.interop.parity import ParityError, ParityReport
-from isograd.interop.sample import random_sample
 from isograd.models.search import search
 from isograd.placement import ByKind, Norm, Placement, ProjectionNorm, Residual, register
 from tests import build

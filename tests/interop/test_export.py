@@ -13,16 +13,16 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from isograd.data.subwords import PairTokenizer
-from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.convert import ctranslate2, gguf
+from isograd.convert.checkpoints.card import write_run_card
+from isograd.convert.checkpoints.folder import load_isograd
+from isograd.convert.checkpoints.subwords import PairTokenizer
+from isograd.convert.checkpoints.tokenizers import for_transformers, train_tokenizer
+from isograd.convert.export import export_folder
+from isograd.convert.parity import ParityError, hashes
+from isograd.convert.pretrained import fit
 from isograd.errors import InteropError
-from isograd.interop import ctranslate2, gguf
-from isograd.interop.checkpoints.card import write_run_card
-from isograd.interop.checkpoints.folder import load_isograd
-from isograd.interop.export import export_folder
-from isograd.interop.parity import ParityError, hashes
-from isograd.interop.pretrained import fit
-from isograd.train.train import train
+from isograd.lab.train.train import train
 from tests import build
 from tests.build import model
 from tests.study.arms import read

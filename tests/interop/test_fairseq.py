@@ -1,6 +1,6 @@
 """States of fairseq and Transformer-Clinic become models that compute what the originals did (fp64, 1e-9).
 
-Where no golden file is here, against the equations written out (isograd.interop.fairseq.original), which the golden
+Where no golden file is here, against the equations written out (isograd.papers.fairseq.original), which the golden
 files hold to the originals.
 """
 
@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.interop.fairseq import from_fairseq
-from isograd.interop.fairseq import original as equations
-from isograd.interop.fairseq.names import original_name, renamed
-from isograd.interop.fairseq.options import config_from_fairseq, options_of
+from isograd.diagnose.calibrate import calibrate
 from isograd.models import IsogradForCausalLM, IsogradForMaskedLM, IsogradForSeq2SeqLM
 from isograd.models.search import search
-from isograd.train.calibrate import calibrate
+from isograd.papers.fairseq import from_fairseq
+from isograd.papers.fairseq import original as equations
+from isograd.papers.fairseq.names import original_name, renamed
+from isograd.papers.fairseq.options import config_from_fairseq, options_of
 from tests.build import close, tokens
 from tests.golden import PAD, read, state_of, under
 from tests.interop.fairseq_by_hand import by_hand, random_state

@@ -8,9 +8,9 @@ import torch
 import transformers
 from hypothesis import given, settings
 
+from isograd.convert.hf import FAMILIES as HERE
+from isograd.convert.pretrained import from_transformers, import_pretrained, to_transformers
 from isograd.errors import InteropError
-from isograd.interop.hf import FAMILIES as HERE
-from isograd.interop.pretrained import from_transformers, import_pretrained, to_transformers
 from tests.build import close
 from tests.interop.families import FAMILIES, PAIR, SHAPE, Native, drawn, gradients, logits, padded, promoted
 

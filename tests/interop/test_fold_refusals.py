@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from isograd.convert.fold import NEAR_ZERO, fold
 from isograd.errors import FoldError, InteropError
-from isograd.interop.fold import NEAR_ZERO, fold
 from isograd.placement import CATALOGUE, Norm, Placement, Residual
 from isograd.placement.catalogue import register
 from tests.build import model

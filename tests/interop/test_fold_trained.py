@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from isograd.interop.checkpoints.folder import load_isograd
-from isograd.interop.checkpoints.vocabulary import load_tokenizer
-from isograd.interop.fold import fold, measure_fold
-from isograd.interop.sample import random_sample, text_sample
+from isograd.convert.checkpoints.folder import load_isograd
+from isograd.convert.checkpoints.vocabulary import load_tokenizer
+from isograd.convert.fold import fold, measure_fold
+from isograd.convert.sample import random_sample, text_sample
+from isograd.lab.train.train import train
 from isograd.models import IsogradPreTrainedModel
-from isograd.train.train import train
 from isograd.transformer.parameters import roles
 from tests.train.recipes import TEXT, small, small_translation
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.convert import gguf as module
+from isograd.convert.checkpoints.tokenizers import for_transformers, train_tokenizer
+from isograd.convert.export import export_folder
+from isograd.convert.gguf import FILE, export_gguf, measure_gguf
 from isograd.errors import InteropError
-from isograd.interop import gguf as module
-from isograd.interop.export import export_folder
-from isograd.interop.gguf import FILE, export_gguf, measure_gguf
 from tests import build
 
 TOKENIZER = train_tokenizer(

@@ -9,13 +9,13 @@ import torch
 import transformers
 from torch import nn
 
+from isograd.convert.checkpoints.weights import depths, from_theirs, to_theirs
+from isograd.convert.fold import fold
+from isograd.convert.hf import FAMILIES
+from isograd.convert.hf.family import LEAST, norms_at
+from isograd.convert.kinds import CAUSAL
+from isograd.convert.pretrained import built, fit, homes, measure_native, to_transformers
 from isograd.errors import InteropError
-from isograd.interop.checkpoints.weights import depths, from_theirs, to_theirs
-from isograd.interop.fold import fold
-from isograd.interop.hf import FAMILIES
-from isograd.interop.hf.family import LEAST, norms_at
-from isograd.interop.kinds import CAUSAL
-from isograd.interop.pretrained import built, fit, homes, measure_native, to_transformers
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
 from tests.build import config, in_turn, model, tokens
 from tests.interop.homes import HOMES, PAD, Home, batch, counted, loaded, logits, made

@@ -11,10 +11,10 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from isograd.data.tokenizers import for_transformers
+from isograd.convert.checkpoints.tokenizers import for_transformers
+from isograd.convert.graft import graft_folder
+from isograd.convert.pretrained import from_transformers, import_pretrained
 from isograd.errors import InteropError, ModelError
-from isograd.interop.graft import graft_folder
-from isograd.interop.pretrained import from_transformers, import_pretrained
 from tests.build import close, model
 from tests.models.test_oracles import PAD, SHAPE, finished, padded
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from isograd.interop import parity
-from isograd.interop.checkpoints.folder import Source, load_isograd
-from isograd.interop.hf import FAMILIES as HERE
-from isograd.interop.kinds import kind_of
-from isograd.interop.pretrained import import_pretrained, write_isograd, write_native
-from isograd.interop.sample import random_sample
+from isograd.convert import parity
+from isograd.convert.checkpoints.folder import Source, load_isograd
+from isograd.convert.hf import FAMILIES as HERE
+from isograd.convert.kinds import kind_of
+from isograd.convert.pretrained import import_pretrained, write_isograd, write_native
+from isograd.convert.sample import random_sample
 from tests.interop.families import FAMILIES
 from tests.study.arms import read
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from isograd.convert.onnx import OnnxModel, export_onnx, measure_onnx
 from isograd.errors import InteropError
-from isograd.interop.onnx import OnnxModel, export_onnx, measure_onnx
 from isograd.models import IsogradModel
 from tests import build
 

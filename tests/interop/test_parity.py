@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 
-from isograd.interop.fold import fold, measure_fold
-from isograd.interop.parity import LIMITS, ParityReport, Runner, hashes, measure
-from isograd.interop.sample import Sample, random_sample
+from isograd.convert.fold import fold, measure_fold
+from isograd.convert.parity import LIMITS, ParityReport, Runner, hashes, measure
+from isograd.convert.sample import Sample, random_sample
 from tests.build import HEADS, model, tokens
 
 IDS = {"input_ids": tokens(2, 5), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}

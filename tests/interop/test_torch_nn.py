@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from isograd.errors import DataError, InteropError
-from isograd.interop.torch_nn import Layout, from_torch, import_torch
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel
+from isograd.papers.torch_nn import Layout, from_torch, import_torch
 from tests.build import close, tokens
 
 WIDTH, HEADS, INNER = 16, 4, 24

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from isograd.lab.train.run import Model
 from isograd.models import (
     IsogradConfig,
     IsogradForCausalLM,
@@ -17,7 +18,6 @@ from isograd.models import (
 )
 from isograd.models.config import TERMS
 from isograd.placement import CATALOGUE
-from isograd.train.run import Model
 from isograd.transformer.feedforward import ACTIVATIONS
 from isograd.transformer.init import SCHEMES
 from isograd.transformer.norms import NORMS

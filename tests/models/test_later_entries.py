@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.interop.hf.family import CAUSAL
-from isograd.interop.pretrained import homes
+from isograd.convert.hf.family import CAUSAL
+from isograd.convert.pretrained import homes
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE
 from isograd.transformer.parameters import Embedding, Linear, decayed

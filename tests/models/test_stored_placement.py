@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from isograd.convert.export import export_folder
 from isograd.errors import UnknownPlacement
-from isograd.interop.export import export_folder
 from isograd.models import IsogradConfig, IsogradForCausalLM
 from isograd.placement import (
     CATALOGUE,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
+from isograd.diagnose.calibrate import calibrate
 from isograd.models import (
     IsogradConfig,
     IsogradForCausalLM,
@@ -15,7 +16,6 @@ from isograd.models import (
     IsogradForSeq2SeqLM,
     IsogradForSequenceClassification,
 )
-from isograd.train.calibrate import calibrate
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 31,

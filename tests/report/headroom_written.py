@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from isograd.files import finite
-from isograd.study.boundary import Boundary, RateSearch, RateVerdict, next_rate, over_seeds
-from isograd.train.run import Model
-from isograd.train.tasks.language import LanguageRun, TextTraining
+from isograd.lab.study.boundary import Boundary, RateSearch, RateVerdict, next_rate, over_seeds
+from isograd.lab.train.run import Model
+from isograd.lab.train.tasks.language import LanguageRun, TextTraining
 
 Edges = Mapping[tuple[str, int], Sequence[float]]  # placement and warm-up -> the boundary of each seed; 0: none
 

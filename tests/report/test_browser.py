@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from isograd.report.page import Page, Section, Table, write_page
-from isograd.report.pages.reproduce import map_section
-from isograd.report.style import Drawing, drawing, label, log, look
+from isograd.lab.report.page import Page, Section, Table, write_page
+from isograd.lab.report.pages.reproduce import map_section
+from isograd.lab.report.style import Drawing, drawing, label, log, look
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

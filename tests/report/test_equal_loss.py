@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isograd.report import equal_loss
-from isograd.report.compared import verdicts
-from isograd.report.pages.runs import findings, write_report
-from isograd.report.runs import ArmFiles, arms_of, find_runs, reference_of
+from isograd.lab.report import equal_loss
+from isograd.lab.report.compared import verdicts
+from isograd.lab.report.pages.runs import findings, write_report
+from isograd.lab.report.runs import ArmFiles, arms_of, find_runs, reference_of
 from tests.report.test_page import checked
 from tests.report.written import curve, written
 

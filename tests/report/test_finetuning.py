@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from isograd.report.pages import finetuning
-from isograd.report.runs import ArmFiles, RunFiles
+from isograd.lab.report.pages import finetuning
+from isograd.lab.report.runs import ArmFiles, RunFiles
 
 
 def run(score: float | None, *, seed: int = 0, scratch: bool = False, model: str = "m", **outcome: Any) -> RunFiles:

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from isograd.errors import UserError
-from isograd.report.pages.headroom import (
+from isograd.lab.report.pages.headroom import (
     HEADER,
     boundaries,
     findings,
@@ -243,7 +243,7 @@ def test_words_of_an_earlier_version_are_refused(tmp_path: Path, word: str) -> N
 def test_the_page_needs_no_torch(tmp_path: Path) -> None:
     write(tmp_path, headroom_of(TWO))
     code = (
-        "import sys, pathlib; from isograd.report.pages.headroom import write_headroom;"
+        "import sys, pathlib; from isograd.lab.report.pages.headroom import write_headroom;"
         f"write_headroom(pathlib.Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from isograd.report import figures, kept_weights
-from isograd.report.pages.runs import results_table, warnings, write_report
-from isograd.report.runs import arms_of
+from isograd.lab.report import figures, kept_weights
+from isograd.lab.report.pages.runs import results_table, warnings, write_report
+from isograd.lab.report.runs import arms_of
 from tests.report.test_page import checked
 from tests.report.written import curve, put, written
 from tests.study.arms import called, lines, read

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isograd.lab.report.compared import verdicts
+from isograd.lab.report.pages import lr_range
+from isograd.lab.report.pages.runs import results_table, write_report
+from isograd.lab.report.runs import ArmFiles, arms_of, find_runs, read_run
 from isograd.outcome import lr_reached
-from isograd.report.compared import verdicts
-from isograd.report.pages import lr_range
-from isograd.report.pages.runs import results_table, write_report
-from isograd.report.runs import ArmFiles, arms_of, find_runs, read_run
 from tests.report.test_page import checked
 from tests.report.written import ENTROPY, ramp, written
 

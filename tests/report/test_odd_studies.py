@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from isograd.files import read_rows
-from isograd.report.study.arms import design_of, study_arms, tuned
-from isograd.report.study.files import read_study
-from isograd.report.study.findings import found_in
-from isograd.report.study.page import write_study_report
-from isograd.report.study.provenance import recipe
-from isograd.report.study.sentences import failures, headline, progress, unlearnt
-from isograd.report.study.tables import arms_table, rates_table
-from isograd.study.plan import load_study
+from isograd.lab.report.study.arms import design_of, study_arms, tuned
+from isograd.lab.report.study.files import read_study
+from isograd.lab.report.study.findings import found_in
+from isograd.lab.report.study.page import write_study_report
+from isograd.lab.report.study.provenance import recipe
+from isograd.lab.report.study.sentences import failures, headline, progress, unlearnt
+from isograd.lab.report.study.tables import arms_table, rates_table
+from isograd.lab.study.plan import load_study
 from tests.report.study_written import BASE, Row, Rule, write_study
 from tests.report.test_page import checked
 from tests.report.written import put

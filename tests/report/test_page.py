@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 import isograd
+from isograd.lab.report.page import Table, latex
+from isograd.lab.report.pages.runs import headline, results_table, spread, warnings, write_report
+from isograd.lab.report.runs import arms_of, presented
+from isograd.lab.report.style import MANY, Output, look, look_of, looks
+from isograd.lab.study import labels
+from isograd.lab.study.labels import NAMES
 from isograd.placement import CATALOGUE
 from isograd.placement.text import formulas
-from isograd.report.page import Table, latex
-from isograd.report.pages.runs import headline, results_table, spread, warnings, write_report
-from isograd.report.runs import arms_of, presented
-from isograd.report.style import MANY, Output, look, look_of, looks
-from isograd.study import labels
-from isograd.study.labels import NAMES
 from tests.study.arms import called, compare_command, lines, read, runs
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "line", "path", "use", "rect"}
@@ -170,7 +170,7 @@ def test_from_a_copied_folder(study: Path, compared: Path) -> None:
         shutil.rmtree(folder / "model")
     folders = [str(study / p.name) for p in in_order(compared)]
     code = (
-        "import sys; from pathlib import Path; from isograd.report.pages.runs import write_report\n"
+        "import sys; from pathlib import Path; from isograd.lab.report.pages.runs import write_report\n"
         f"write_report([Path(p) for p in {folders}], Path({str(study)!r}))\n"
         "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)"
     )

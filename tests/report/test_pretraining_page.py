@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isograd.report import figures
-from isograd.report.pages.runs import results_table, write_report
-from isograd.report.runs import ArmFiles, arms_of, at_end, at_start, find_runs, stacks
-from isograd.report.style import shade
+from isograd.lab.report import figures
+from isograd.lab.report.pages.runs import results_table, write_report
+from isograd.lab.report.runs import ArmFiles, arms_of, at_end, at_start, find_runs, stacks
+from isograd.lab.report.style import shade
 from tests.report.test_page import checked, edit
 from tests.study.arms import called, compare_command, lines, read, runs
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from isograd.diagnose import profile
-from isograd.report.pages import profile as profile_page
-from isograd.report.pages.profile import draw, plain, write_profile
+from isograd.lab.report.pages import profile as profile_page
+from isograd.lab.report.pages.profile import draw, plain, write_profile
 from tests import build
 from tests.report.test_page import checked
 

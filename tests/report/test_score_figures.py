@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from isograd.report.pages import finetuning
-from isograd.report.runs import ArmFiles, arms_of, find_runs
+from isograd.lab.report.pages import finetuning
+from isograd.lab.report.runs import ArmFiles, arms_of, find_runs
 from tests.report.written import written
 
 SCORES = {False: [0.72, 0.70, 0.684, 0.71, 0.74], True: [0.684, 0.66, 0.69, 0.70, 0.684]}

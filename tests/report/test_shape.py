@@ -10,8 +10,8 @@ from matplotlib.text import Text
 
 from isograd.errors import UserError
 from isograd.files import locked
-from isograd.report.pages.runs import draw, warnings
-from isograd.report.runs import arms_of, find_runs, presented, read_run
+from isograd.lab.report.pages.runs import draw, warnings
+from isograd.lab.report.runs import arms_of, find_runs, presented, read_run
 from tests.report.written import curve, put, ramp, written
 from tests.study.arms import called, refused
 

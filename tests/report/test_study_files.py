@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from isograd.report.study.arms import design_of, study_arms
-from isograd.report.study.files import StudyFiles, read_study
-from isograd.report.study.page import write_study_report
-from isograd.report.study.sentences import progress
+from isograd.lab.report.study.arms import design_of, study_arms
+from isograd.lab.report.study.files import StudyFiles, read_study
+from isograd.lab.report.study.page import write_study_report
+from isograd.lab.report.study.sentences import progress
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked
 

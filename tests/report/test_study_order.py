@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from isograd.lab.report.study.files import read_study
+from isograd.lab.report.study.findings import found_in
+from isograd.lab.report.study.order import stable
+from isograd.lab.report.study.page import StudyReport, write_study_report
+from isograd.lab.report.study.provenance import recipe
+from isograd.lab.report.study.sentences import headline
+from isograd.lab.study.engine.ledger import write_study as write_plan
+from isograd.lab.study.plan import load_study
 from isograd.placement import CATALOGUE
-from isograd.report.study.files import read_study
-from isograd.report.study.findings import found_in
-from isograd.report.study.order import stable
-from isograd.report.study.page import StudyReport, write_study_report
-from isograd.report.study.provenance import recipe
-from isograd.report.study.sentences import headline
-from isograd.study.engine.ledger import write_study as write_plan
-from isograd.study.plan import load_study
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked
 from tests.study.tiny_study import study

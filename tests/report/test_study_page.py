@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from isograd.report.study.arms import against_no_warmup, design_of, in_line, showcase, study_arms, tuned
-from isograd.report.study.files import read_study
-from isograd.report.study.findings import found_in
-from isograd.report.study.page import (
+from isograd.lab.report.study.arms import against_no_warmup, design_of, in_line, showcase, study_arms, tuned
+from isograd.lab.report.study.files import read_study
+from isograd.lab.report.study.findings import found_in
+from isograd.lab.report.study.page import (
     StudyReport,
     comparison_section,
     main_section,
@@ -23,9 +23,9 @@ from isograd.report.study.page import (
     warmup_section,
     write_study_report,
 )
-from isograd.report.study.sentences import unlearnt
-from isograd.report.study.tables import arms_table, rates_table
-from isograd.report.style import svg
+from isograd.lab.report.study.sentences import unlearnt
+from isograd.lab.report.study.tables import arms_table, rates_table
+from isograd.lab.report.style import svg
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked
 from tests.report.written import ENTROPY
@@ -383,6 +383,6 @@ def _isograd(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_torch() -> None:
-    code = "import sys, isograd.report.study.page; print('torch' in sys.modules)"
+    code = "import sys, isograd.lab.report.study.page; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,14 +1,14 @@
-"""What a page shows of a task, the task says: a new one needs no line in `isograd.report`."""
+"""What a page shows of a task, the task says: a new one needs no line in `isograd.lab.report`."""
 
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
-from isograd.report.pages.runs import CHARTS, makers, write_report
-from isograd.report.runs import arms_of
-from isograd.train.tasks import TASKS, Task
-from isograd.train.tasks.language import LanguageModelling
+from isograd.lab.report.pages.runs import CHARTS, makers, write_report
+from isograd.lab.report.runs import arms_of
+from isograd.lab.train.tasks import TASKS, Task
+from isograd.lab.train.tasks.language import LanguageModelling
 from tests.report.written import curve, put, ramp, written
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isograd.cli.studies.compare import print_arms
-from isograd.report import figures
-from isograd.report.pages.runs import headline, results_table, write_report
-from isograd.report.runs import ArmFiles, arms_of, at_end, at_start
-from isograd.study.compare import compare, plan_arms
+from isograd.lab.cli.compare import print_arms
+from isograd.lab.report import figures
+from isograd.lab.report.pages.runs import headline, results_table, write_report
+from isograd.lab.report.runs import ArmFiles, arms_of, at_end, at_start
+from isograd.lab.study.compare import compare, plan_arms
 from tests.report.test_page import checked, edit
 from tests.study.arms import lines, read
 from tests.train.recipes import small_translation

@@ -65,7 +65,7 @@ def test_without_warnings(watched: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_was_replayed(watched: Path) -> None:
-    from isograd.report.pages.watch import replayed
+    from isograd.lab.report.pages.watch import replayed
 
     assert replayed(watched) is None
     row = {"change": "lower rate", "from": 21, "steps": 40, "loss": 1.5, "verdict": "cures"}

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 from isograd.errors import RecipeError
-from isograd.outcome import LossWatch, OutcomeName, judge
-from isograd.study.boundary import (
+from isograd.lab.study.boundary import (
     PATIENCE,
     Boundary,
     RateSearch,
@@ -20,6 +19,7 @@ from isograd.study.boundary import (
     rounded,
     verdict_of,
 )
+from isograd.outcome import LossWatch, OutcomeName, judge
 
 Oracle = Callable[[float], RateVerdict]
 ENTROPY = 3.0

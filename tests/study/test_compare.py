@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from isograd.errors import FolderBusyError, RecipeError
 from isograd.files import locked
+from isograd.lab.study.compare import Arm, compare, plan
+from isograd.lab.train.run import Model
+from isograd.lab.train.tasks.language import TextData, TextTraining
 from isograd.placement import Norm, Placement, Residual, Site, register
-from isograd.study.compare import Arm, compare, plan
-from isograd.train.run import Model
-from isograd.train.tasks.language import TextData, TextTraining
 from tests.study.arms import lines, read, runs, same_numbers
 from tests.study.processes import Sent, hold
 

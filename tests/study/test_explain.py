@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from isograd.files import append_rows, write_json
-from isograd.report.pages.explain import write_explanation
-from isograd.study.explain import explain_run
+from isograd.lab.report.pages.explain import write_explanation
+from isograd.lab.study.explain import explain_run
 
 RUN = {
     "name": None,

@@ -13,13 +13,13 @@ import pytest
 
 from isograd.errors import RecipeError
 from isograd.files import finite
+from isograd.lab.study.boundary import Boundary, next_rate, over_seeds
+from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, attempt
+from isograd.lab.study.headroom import Listener, Trial, headroom
+from isograd.lab.study.headroom_plan import SearchPlan, load_plan
+from isograd.lab.train.recipe import with_overrides
+from isograd.lab.train.train import train
 from isograd.placement import get
-from isograd.study.boundary import Boundary, next_rate, over_seeds
-from isograd.study.engine.jobs import Job, OnEnd, OnStep, attempt
-from isograd.study.headroom import Listener, Trial, headroom
-from isograd.study.headroom_plan import SearchPlan, load_plan
-from isograd.train.recipe import with_overrides
-from isograd.train.train import train
 from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, lines, read, refused
 

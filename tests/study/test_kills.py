@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from isograd.lab.study.engine.jobs import Engine
+from isograd.lab.study.engine.workers import in_processes
+from isograd.lab.study.plan import Cell, load_study
 from isograd.placement import CATALOGUE, Residual, register
-from isograd.study.engine.jobs import Engine
-from isograd.study.engine.workers import in_processes
-from isograd.study.plan import Cell, load_study
 from tests.cli.test_compare import gone, session
 from tests.study.processes import Death, Sent, mortal, order
 from tests.study.tiny_study import here, ledger, ran, recipe

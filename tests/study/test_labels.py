@@ -2,8 +2,8 @@
 
 import pytest
 
-from isograd.study.labels import differences, labels, shown
-from isograd.train.run import Run
+from isograd.lab.study.labels import differences, labels, shown
+from isograd.lab.train.run import Run
 from tests.train.recipes import small, small_translation
 
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from isograd.errors import RecipeError, UnknownPlacement
-from isograd.study.compare import plan, plan_arms
-from isograd.train.recipe import load_arms, load_run
-from isograd.train.run import Model
-from isograd.train.tasks.language import TextData, TextTraining
+from isograd.lab.study.compare import plan, plan_arms
+from isograd.lab.train.recipe import load_arms, load_run
+from isograd.lab.train.run import Model
+from isograd.lab.train.tasks.language import TextData, TextTraining
 from tests.train.recipes import small_translation
 
 

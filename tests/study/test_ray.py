@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from isograd.errors import RecipeError
+from isograd.lab.study.engine.on_ray import on_ray
+from isograd.lab.study.engine.runner import run_cells
+from isograd.lab.study.plan import Cell
+from isograd.lab.train.run import Model
+from isograd.lab.train.tasks.language import LanguageRun, TextData, TextTraining
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, register
-from isograd.study.engine.on_ray import on_ray
-from isograd.study.engine.runner import run_cells
-from isograd.study.plan import Cell
-from isograd.train.run import Model
-from isograd.train.tasks.language import LanguageRun, TextData, TextTraining
 from tests.study.arms import lines, read, same_numbers
 from tests.study.processes import Sent, hold
 from tests.study.tiny_study import Told, here

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 from isograd.errors import RecipeError, UserError
 from isograd.files import read_rows, write_json
+from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt
+from isograd.lab.study.replay import load_replay, replay, settings_of, suspects
+from isograd.lab.train.checkpoints import CHECKPOINTS, INITIAL, fork
+from isograd.lab.train.run import Run
+from isograd.lab.train.train import broke_from, initial_model, train
 from isograd.outcome import Onset
 from isograd.placement import get
-from isograd.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt
-from isograd.study.replay import load_replay, replay, settings_of, suspects
-from isograd.train.checkpoints import CHECKPOINTS, INITIAL, fork
-from isograd.train.run import Run
-from isograd.train.train import broke_from, initial_model, train
 from tests.train.recipes import losses, outcome, small
 
 LONG = {"steps": 120, "checkpoint_every": 10, "probe_every": 0, "lr": 1e-2, "valid_sequences": 0}
@@ -169,7 +169,7 @@ def test_the_onset_is_forgotten_when_the_loss_recovers() -> None:
 
 
 def test_a_page_of_files_alone(broken: Path, tmp_path: Path) -> None:
-    from isograd.report.pages.replay import write_replay
+    from isograd.lab.report.pages.replay import write_replay
 
     content = replay(load_replay(broken, [["lr=0.05"]]), tmp_path / "here", HERE)
     page, read = write_replay(tmp_path / "here")

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from isograd.recipes import path_of
-from isograd.report.pages.reproduce import read_rows
-from isograd.study.compare import plan_arms
-from isograd.study.reproduce import judge
-from isograd.study.reproduce.context import Context
-from isograd.study.reproduce.data import CAPTIONS, IWSLT14, found
-from isograd.study.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
-from isograd.study.reproduce.plan import Asked, plan_item
-from isograd.study.reproduce.registry import ITEMS, chosen
-from isograd.train.recipe import load_run
+from isograd.lab.recipes import path_of
+from isograd.lab.report.pages.reproduce import read_rows
+from isograd.lab.study.compare import plan_arms
+from isograd.lab.train.recipe import load_run
+from isograd.papers.reproduce import judge
+from isograd.papers.reproduce.context import Context
+from isograd.papers.reproduce.data import CAPTIONS, IWSLT14, found
+from isograd.papers.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
+from isograd.papers.reproduce.plan import Asked, plan_item
+from isograd.papers.reproduce.registry import ITEMS, chosen
 from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, refused
 from tests.study.tiny_study import recipe
@@ -241,13 +241,13 @@ def test_the_index_keeps_what_is_elsewhere_and_earlier_verdicts(item: Item, tmp_
 
 def test_all_takes_what_has_not_ended(item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An item with a result of today's setup is left out; one whose rule was changed since is run again."""
-    monkeypatch.setattr("isograd.study.reproduce.registry.ITEMS", {item.id: item})
+    monkeypatch.setattr("isograd.papers.reproduce.registry.ITEMS", {item.id: item})
     command = ("reproduce", "--all", "--out", str(tmp_path), "--json", "--cores", str(min(os.sched_getaffinity(0))))
     before = os.sched_getaffinity(0)
     try:
         assert [len(json.loads(called(*command)[1])["items"]) for _ in range(2)] == [1, 0]
         changed = replace(item, rule=f"{item.rule} More.")
-        monkeypatch.setattr("isograd.study.reproduce.registry.ITEMS", {item.id: changed})
+        monkeypatch.setattr("isograd.papers.reproduce.registry.ITEMS", {item.id: changed})
         assert len(json.loads(called(*command)[1])["items"]) == 1 and len(os.sched_getaffinity(0)) == 1
     finally:
         os.sched_setaffinity(0, before)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from isograd.data.pairs import find_pairs
 from isograd.diagnose.dependency import dependency_map
-from isograd.evaluate.scores import paired_bootstrap, score
-from isograd.evaluate.translation import Translator
+from isograd.lab.data.pairs import find_pairs
+from isograd.lab.evaluate.scores import paired_bootstrap, score
+from isograd.lab.evaluate.translation import Translator
+from isograd.lab.train.train import initial_model, train
 from isograd.models import IsogradForSeq2SeqLM
-from isograd.study.reproduce import admin2020, verydeep2020
-from isograd.study.reproduce.context import Context, Trained
-from isograd.study.reproduce.item import Row
-from isograd.study.reproduce.measures import stacks, translations
-from isograd.train.train import initial_model, train
+from isograd.papers.reproduce import admin2020, verydeep2020
+from isograd.papers.reproduce.context import Context, Trained
+from isograd.papers.reproduce.item import Row
+from isograd.papers.reproduce.measures import stacks, translations
 from isograd.transformer.parameters import Coefficient
 from tests.train.recipes import pairs_files, read_json, small_translation
 

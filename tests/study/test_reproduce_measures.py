@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from isograd.recipes import path_of
-from isograd.study.reproduce.context import Context, Trained
-from isograd.study.reproduce.measures import initialization, overhead, scores, stability, training
-from isograd.study.reproduce.plan import Asked, plan_item
-from isograd.study.reproduce.registry import ITEMS
-from isograd.train.recipe import load_run
+from isograd.lab.recipes import path_of
+from isograd.lab.train.recipe import load_run
+from isograd.papers.reproduce.context import Context, Trained
+from isograd.papers.reproduce.measures import initialization, overhead, scores, stability, training
+from isograd.papers.reproduce.plan import Asked, plan_item
+from isograd.papers.reproduce.registry import ITEMS
 
 
 def run(folder: Path, arm: str, seed: int = 1, group: str = "", *words: str, **files: list[dict[str, Any]]) -> Trained:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from isograd.study.reproduce.full import _runs
-from isograd.study.reproduce.item import Full
-from isograd.study.reproduce.registry import ITEMS
+from isograd.papers.reproduce.full import _runs
+from isograd.papers.reproduce.item import Full
+from isograd.papers.reproduce.registry import ITEMS
 
 Rows = list[dict[str, Any]]
 GOOD, BAD = [4.0, 4.1, 4.2], [5.0, 5.1, 5.2]

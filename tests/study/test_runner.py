@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from isograd.files import locked
+from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, check_jobs
+from isograd.lab.study.engine.ledger import LEDGER, Row, write_study
+from isograd.lab.study.engine.runner import PAUSE, jobs_of, run_cells, survey
+from isograd.lab.study.engine.workers import in_processes, local
+from isograd.lab.study.plan import Cell, Study
 from isograd.machine import cores
 from isograd.placement import Norm, Placement, Residual, Site, register
-from isograd.study.engine.jobs import Job, OnEnd, OnStep, check_jobs
-from isograd.study.engine.ledger import LEDGER, Row, write_study
-from isograd.study.engine.runner import PAUSE, jobs_of, run_cells, survey
-from isograd.study.engine.workers import in_processes, local
-from isograd.study.plan import Cell, Study
 from isograd.transformer.products import Products, used
 from tests.study.arms import TEXT, lines, read
 from tests.study.tiny_study import Told, here, ledger, ran, study
@@ -155,7 +155,7 @@ def test_killed_around_the_writing_of_an_outcome(
 ) -> None:
     """Neither costs the steps that were trained, and no checkpoints are left."""
     for name in ("_write_outcome", "tidy")[after:]:
-        monkeypatch.setattr(f"isograd.train.train.{name}", lambda *_: os._exit(9))
+        monkeypatch.setattr(f"isograd.lab.train.train.{name}", lambda *_: os._exit(9))
     runner = mp.get_context("fork").Process(target=ran, args=(plain.cells, stopped))
     runner.start()
     runner.join()
@@ -433,7 +433,7 @@ def test_a_cell_that_another_process_holds_is_waited_for(
                 stack.close()
 
         stack.enter_context(locked(plain.place(stopped)))
-        monkeypatch.setattr("isograd.study.engine.runner.time", SimpleNamespace(sleep=wait))
+        monkeypatch.setattr("isograd.lab.study.engine.runner.time", SimpleNamespace(sleep=wait))
         assert ran(plain.cells, stopped, told) == plain.rows
     assert told.rows == [1, 3, 2, 0] and waited == [PAUSE] * 3
     assert ledger(stopped) == ledger(plain.folder)

@@ -10,9 +10,9 @@ import pytest
 
 from isograd.errors import RecipeError
 from isograd.files import write_json
-from isograd.study.engine.jobs import Job, OnEnd, OnStep
-from isograd.study.plan import Study
-from isograd.study.speeds import SPEEDS, Speed, known, measured, seconds_of, shape_of, speed_of, with_seconds
+from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep
+from isograd.lab.study.plan import Study
+from isograd.lab.study.speeds import SPEEDS, Speed, known, measured, seconds_of, shape_of, speed_of, with_seconds
 from tests.study.arms import read
 from tests.study.tiny_study import here, ran, study
 

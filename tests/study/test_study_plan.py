@@ -9,18 +9,18 @@ import pytest
 import yaml
 
 from isograd.errors import RecipeError, UnknownPlacement
+from isograd.lab.study.plan import Budget, Cell, Study, load_study, with_cells
+from isograd.lab.train.recipe import run_from_dict
 from isograd.placement.catalogue.attention import IN_ATTENTION
 from isograd.placement.catalogue.inside import NORM_INSIDE
 from isograd.placement.catalogue.on_the_sum import NORM_ON_THE_SUM
 from isograd.placement.catalogue.parameterization import PARAMETERIZATION
 from isograd.placement.catalogue.scaled import SCALED
 from isograd.placement.catalogue.streams import STREAMS
-from isograd.study.plan import Budget, Cell, Study, load_study, with_cells
-from isograd.train.recipe import run_from_dict
 from tests.study.tiny_study import AXES, content, study
 from tests.train.recipes import TRANSLATION
 
-RECIPES = Path(__file__).parents[2] / "isograd/recipes/studies"
+RECIPES = Path(__file__).parents[2] / "isograd/lab/recipes/studies"
 
 
 def names(of: Study) -> list[str]:

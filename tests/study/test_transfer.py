@@ -11,13 +11,13 @@ import torch
 
 from isograd import IsogradConfig, IsogradForCausalLM
 from isograd.errors import IsogradError, RecipeError, UnknownPlacement
+from isograd.lab.study.transfer.coordinates import coordinate_check
+from isograd.lab.study.transfer.drift import Verdict, drifts
+from isograd.lab.study.transfer.plan import KEPT, MEASURED, parse_size, plan
+from isograd.lab.train.recipe import load_run
+from isograd.lab.train.run import Run
 from isograd.placement import get, sites
 from isograd.placement.formula import Role
-from isograd.study.transfer.coordinates import coordinate_check
-from isograd.study.transfer.drift import Verdict, drifts
-from isograd.study.transfer.plan import KEPT, MEASURED, parse_size, plan
-from isograd.train.recipe import load_run
-from isograd.train.run import Run
 from isograd.transformer.init import theoretical_std
 from tests.study.arms import called, refused
 

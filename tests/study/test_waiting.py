@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from isograd.study.engine.waiting import Waiting
-from isograd.train.recipe import load_run
-from isograd.train.run import Run
+from isograd.lab.study.engine.waiting import Waiting
+from isograd.lab.train.recipe import load_run
+from isograd.lab.train.run import Run
 
 
 def run(placement: str, seed: int, layers: int = 4) -> Run:
@@ -60,7 +60,7 @@ def test_one_worker_takes_all_in_order() -> None:
 SCRIPT = """
 import os, sys
 from multiprocessing import forkserver
-from isograd.study.engine import server
+from isograd.lab.study.engine import server
 
 server.begin(%s)
 print(forkserver._forkserver._forkserver_pid is not None, "torch" in sys.modules)
@@ -79,7 +79,7 @@ def test_the_server_begins_before_torch(workers: int | None, begins: bool) -> No
 
 ORPHAN = """
 import os, time
-from isograd.study.engine.server import ending_with_parent
+from isograd.lab.study.engine.server import ending_with_parent
 
 read, write = os.pipe()
 if os.fork() == 0:

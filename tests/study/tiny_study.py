@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
+from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, attempt
+from isograd.lab.study.engine.ledger import LEDGER, Row
+from isograd.lab.study.engine.runner import run_cells
+from isograd.lab.study.plan import Cell, Study, load_study
 from isograd.placement import get
-from isograd.study.engine.jobs import Job, OnEnd, OnStep, attempt
-from isograd.study.engine.ledger import LEDGER, Row
-from isograd.study.engine.runner import run_cells
-from isograd.study.plan import Cell, Study, load_study
 
 AXES = {"model.placement": ["post-ln", "pre-ln"], "training.lr": [1e-3, 3e-3]}
 

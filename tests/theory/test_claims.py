@@ -9,14 +9,25 @@ import pytest
 import torch
 
 from isograd.errors import UnknownClaim
+from isograd.lab.report.pages.theory import interval, number, summary, verdict_table
+from isograd.lab.statistics import exponent
+from isograd.papers.theory import (
+    CLAIMS,
+    Case,
+    Claim,
+    Curve,
+    Measured,
+    amplification,
+    chosen,
+    negative_controls,
+    verdicts,
+)
+from isograd.papers.theory.claims import LOGARITHM
+from isograd.papers.theory.curves import farthest, geometric_mean, over_interval, over_seeds, r_squared
+from isograd.papers.theory.lemmas import _rms_norm
+from isograd.papers.theory.measures import MEASURES
+from isograd.papers.theory.residual_claims import RESIDUAL_CLAIMS
 from isograd.placement import CATALOGUE
-from isograd.report.pages.theory import interval, number, summary, verdict_table
-from isograd.theory import CLAIMS, Case, Claim, Curve, Measured, amplification, chosen, negative_controls, verdicts
-from isograd.theory.claims import LOGARITHM
-from isograd.theory.curves import exponent, farthest, geometric_mean, over_interval, over_seeds, r_squared
-from isograd.theory.lemmas import _rms_norm
-from isograd.theory.measures import MEASURES
-from isograd.theory.residual_claims import RESIDUAL_CLAIMS
 
 CASES = [(claim, case) for claim in CLAIMS.values() for case in claim.cases]
 QUICK = {  # with these seeds the verdict is the same as with all, in a second or two

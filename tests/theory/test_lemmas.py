@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.theory.lemmas import WORDS, layer_norm, lemma_1, lemma_3, profile
+from isograd.papers.theory.lemmas import WORDS, layer_norm, lemma_1, lemma_3, profile
 
 
 def by_hand(placement: str, seed: int, layers: int, width: int, tokens: int) -> tuple[float, float]:

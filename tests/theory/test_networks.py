@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 
-from isograd.theory.amplification import gradient_changes, output_changes
-from isograd.theory.gradients import _last_gradients, _square_means, of_layers, of_stacks
-from isograd.theory.networks import (
+from isograd.diagnose.calibrate import calibrate
+from isograd.papers.theory.amplification import gradient_changes, output_changes
+from isograd.papers.theory.gradients import _last_gradients, _square_means, of_layers, of_stacks
+from isograd.papers.theory.networks import (
     cut,
     decoder,
     drawn_from,
@@ -19,7 +20,6 @@ from isograd.theory.networks import (
     streams,
     tokens,
 )
-from isograd.train.calibrate import calibrate
 from isograd.transformer.parameters import Linear
 
 SHAPE = {"hidden_size": 32}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.theory.on_batches import expected_gradients, last_states, outside
+from isograd.papers.theory.on_batches import expected_gradients, last_states, outside
 from tests.build import labelled, model
 
 STACKS = {"encoder": 3, "decoder": 2}  # layers

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isograd.theory import residuals
-from isograd.theory.networks import PARTS, changed, decoder, drawn_from, edit, tokens
+from isograd.papers.theory import residuals
+from isograd.papers.theory.networks import PARTS, changed, decoder, drawn_from, edit, tokens
 
 SHAPE: dict[str, Any] = {"hidden_size": 32, "dtype": torch.float64, "init": None}
 

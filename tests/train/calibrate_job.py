@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from isograd.train.calibrate import calibrate
+from isograd.diagnose.calibrate import calibrate
 from isograd.transformer.sublayer import Sublayer
 from tests.build import model, tokens
 

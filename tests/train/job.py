@@ -7,13 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
-from isograd.study.engine.server import few_collections
+from isograd.machine import few_collections
 
 with few_collections():
     import torch
 
-    from isograd.train.recipe import run_from_dict
-    from isograd.train.train import train
+    from isograd.lab.train.recipe import run_from_dict
+    from isograd.lab.train.train import train
 
 gc.freeze()  # nothing goes through what was imported, in training or at the end
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from isograd.files import read_rows
-from isograd.train.recipe import run_from_dict
-from isograd.train.run import Run
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.run import Run
 
 TEXT = "".join(f"line {i}: the quick brown fox, {i * i % 97} times\n" for i in range(300))
 SMALL: dict[str, dict[str, Any]] = {

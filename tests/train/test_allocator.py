@@ -2,7 +2,7 @@
 
 import platform
 
-from isograd.train.forecast.memory import keep_freed_memory
+from isograd.machine import keep_freed_memory
 
 
 def test_set_where_there_is_glibc() -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from isograd import IsogradConfig, IsogradForCausalLM, check
+from isograd.diagnose.calibrate import CalibrationWarning, calibrate, together
 from isograd.files import read_rows
+from isograd.lab.train.train import load_task, train
 from isograd.placement import Learned, Norm, Placement, Residual, register
-from isograd.train.calibrate import CalibrationWarning, calibrate, together
-from isograd.train.train import load_task, train
 from isograd.transformer.sublayer import Sublayer
 from tests.build import HEADS, labelled, model, tokens
 from tests.golden import PAD, REDUCED, WHOLE, load, present

@@ -15,10 +15,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from isograd.errors import DataError, InteropError, RecipeError
 from isograd.files import read_rows
+from isograd.lab.train.run import Run
+from isograd.lab.train.train import load_task, train
+from isograd.lab.train.validation import best
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM, IsogradForSequenceClassification
-from isograd.train.run import Run
-from isograd.train.train import load_task, train
-from isograd.train.validation import best
 from tests.study.processes import killed_after
 from tests.train.recipes import losses, outcome, read_json, same_run, weights
 from tests.train.test_distributed import launch

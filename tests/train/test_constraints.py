@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from isograd.errors import RecipeError
+from isograd.lab.train.train import train
+from isograd.lab.train.trainer import check_machine
 from isograd.models import IsogradForCausalLM
 from isograd.placement import Norm, Placement, Residual, get, register, sites
 from isograd.placement.formula import ClipLogits, Rates
 from isograd.placement.stored import restored, stored
-from isograd.train.train import train
-from isograd.train.trainer import check_machine
 from isograd.transformer.parameters import Embedding, Linear, decayed
 from tests.build import close, model, tokens
 from tests.train.recipes import small, small_translation

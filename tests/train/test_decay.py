@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from isograd.data import PackedSequences
 from isograd.files import read_rows
+from isograd.lab.data import PackedSequences
+from isograd.lab.train.optim import schedule_of
+from isograd.lab.train.tasks.language import LanguageModelling, load_corpus_of
+from isograd.lab.train.train import train
+from isograd.lab.train.trainer import IsogradTrainer
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE, sites
-from isograd.train.optim import schedule_of
-from isograd.train.tasks.language import LanguageModelling, load_corpus_of
-from isograd.train.train import train
-from isograd.train.trainer import IsogradTrainer
 from tests.build import NAMES, randomised
 from tests.train.recipes import small
 

@@ -12,9 +12,9 @@ import torch
 
 from isograd.errors import RecipeError
 from isograd.files import read_rows, write_json
+from isograd.lab.train.run import Run
+from isograd.lab.train.train import train
 from isograd.models import IsogradForCausalLM
-from isograd.train.run import Run
-from isograd.train.train import train
 from tests.train import job
 from tests.train.recipes import losses, outcome, read_json, same_run, small, weights
 

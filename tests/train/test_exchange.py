@@ -15,11 +15,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from isograd.diagnose.calibrate import calibrate
 from isograd.diagnose.watch.probe import Probe, whole
+from isograd.lab.train.forecast.exchange import exchanged
+from isograd.lab.train.run import Run
 from isograd.models import IsogradForCausalLM
-from isograd.train.calibrate import calibrate
-from isograd.train.forecast.exchange import exchanged
-from isograd.train.run import Run
 from tests.study.arms import called
 from tests.train.recipes import small
 

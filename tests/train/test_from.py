@@ -15,12 +15,12 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from isograd.convert.pretrained import import_pretrained
 from isograd.errors import DataError, ModelError, RecipeError
-from isograd.interop.pretrained import import_pretrained
+from isograd.lab.train.recipe import load_run, run_from_dict
+from isograd.lab.train.run import Run
+from isograd.lab.train.train import load_task, train
 from isograd.models import IsogradForCausalLM
-from isograd.train.recipe import load_run, run_from_dict
-from isograd.train.run import Run
-from isograd.train.train import load_task, train
 from tests.build import randomised
 from tests.train.recipes import (
     TEXT,

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
+from isograd.lab.train.train import train
 from isograd.models import IsogradConfig, IsogradForCausalLM
-from isograd.train.train import train
 from isograd.transformer import kernels
 from isograd.transformer.loss import linear_cross_entropy
 from tests.train.recipes import losses, small

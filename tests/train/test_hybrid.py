@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from isograd.diagnose.calibrate import calibrate
 from isograd.errors import RecipeError
+from isograd.lab.study.labels import labels
+from isograd.lab.train.run import Run
+from isograd.lab.train.train import initial_model, train
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
-from isograd.study.labels import labels
-from isograd.train.calibrate import calibrate
-from isograd.train.run import Run
-from isograd.train.train import initial_model, train
 from tests.build import close, randomised, tokens
 from tests.train.recipes import losses, read_json, small_translation
 from tests.transformer.by_hand import layernorm

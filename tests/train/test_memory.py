@@ -16,17 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from isograd.diagnose.calibrate import calibrate
 from isograd.errors import RecipeError
+from isograd.lab.train.forecast.forecast import flops_per_token, forecast
+from isograd.lab.train.forecast.memory import Memory, activations, memory, must_fit
+from isograd.lab.train.optim import optimizer_of
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.run import Model, Run
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE, get, register
 from isograd.placement.laws import sites
 from isograd.placement.streams import Plain
-from isograd.train.calibrate import calibrate
-from isograd.train.forecast.forecast import flops_per_token, forecast
-from isograd.train.forecast.memory import Memory, activations, memory, must_fit
-from isograd.train.optim import optimizer_of
-from isograd.train.recipe import run_from_dict
-from isograd.train.run import Model, Run
 from tests.build import LATER, NAMES
 from tests.study.arms import refused
 from tests.train.recipes import small, text_file
@@ -117,7 +117,7 @@ def test_streams_with_other_numbers(entry: str, options: dict[str, Any], own_cat
 @pytest.mark.parametrize("name", ["hyper-connections", "mhc", "attention-residuals", "gated-streams"])
 def test_the_foil_of_the_streams(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted as the plain stream, a quarter and more is missing."""
-    monkeypatch.setattr("isograd.train.forecast.memory.stream_kept", lambda *_: None)
+    monkeypatch.setattr("isograd.lab.train.forecast.memory.stream_kept", lambda *_: None)
     assert ratio(shaped(name)) < 0.75
 
 

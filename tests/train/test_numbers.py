@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isograd.data import PackedSequences
 from isograd.errors import RecipeError
 from isograd.files import read_rows
+from isograd.lab.data import PackedSequences
+from isograd.lab.train.run import Run
+from isograd.lab.train.tasks.language import LanguageModelling, load_corpus_of
+from isograd.lab.train.train import train
 from isograd.models import IsogradForCausalLM
-from isograd.train.run import Run
-from isograd.train.tasks.language import LanguageModelling, load_corpus_of
-from isograd.train.train import train
 from tests.train.recipes import losses, outcome, small, weights
 
 

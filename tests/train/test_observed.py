@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from isograd.data import PackedSequences
 from isograd.files import read_rows
+from isograd.lab.data import PackedSequences
+from isograd.lab.train.callbacks import Observe
+from isograd.lab.train.tasks.language import LanguageModelling, load_corpus_of
+from isograd.lab.train.train import gradient_ratio, train
+from isograd.lab.train.trainer import IsogradTrainer
 from isograd.models import IsogradForCausalLM
-from isograd.train.callbacks import Observe
-from isograd.train.tasks.language import LanguageModelling, load_corpus_of
-from isograd.train.train import gradient_ratio, train
-from isograd.train.trainer import IsogradTrainer
 from tests.train.recipes import losses, outcome, small, weights
 
 

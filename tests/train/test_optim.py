@@ -17,11 +17,11 @@ from transformers.optimization import (
 
 from isograd import IsogradConfig, IsogradForCausalLM
 from isograd.errors import RecipeError
-from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.recipe import load_run
-from isograd.train.run import Training
-from isograd.train.tasks.classification import FineTuning
-from isograd.train.trainer import check_machine
+from isograd.lab.train.optim import optimizer_of, schedule_of
+from isograd.lab.train.recipe import load_run
+from isograd.lab.train.run import Training
+from isograd.lab.train.tasks.classification import FineTuning
+from isograd.lab.train.trainer import check_machine
 from isograd.transformer.parameters import decayed, roles
 
 B1, B2, EPS, LR = 0.9, 0.98, 1e-8, 0.05

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from isograd.files import append_rows, finite, keep_until, read_rows, write_json
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.tasks.language import load_corpus_of
+from isograd.lab.train.train import ended, gradient_ratio, load_task, train
 from isograd.models import IsogradForCausalLM
 from isograd.placement import Learned, Norm, Placement, Residual, register
-from isograd.train.recipe import run_from_dict
-from isograd.train.tasks.language import load_corpus_of
-from isograd.train.train import ended, gradient_ratio, load_task, train
 from tests.train.recipes import losses, outcome, same_run, small
 
 

@@ -13,8 +13,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 import isograd
 from isograd.errors import RecipeError
 from isograd.files import read_rows
-from isograd.train.recipe import run_from_dict
-from isograd.train.train import train
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.train import train
 from tests.train.recipes import losses, outcome, small
 
 STEPS, BREAK_AT = 80, 41

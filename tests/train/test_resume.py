@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from isograd.files import read_rows
+from isograd.lab.train.checkpoints import last_checkpoint
+from isograd.lab.train.run import Run
+from isograd.lab.train.train import train
 from isograd.models import IsogradConfig
-from isograd.train.checkpoints import last_checkpoint
-from isograd.train.run import Run
-from isograd.train.train import train
 from isograd.transformer.products import Products, in_use, used
 from tests.train.recipes import documents_file, losses, same_run, small
 

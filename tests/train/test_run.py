@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from isograd.errors import RecipeError
-from isograd.train.optim import optimizer_of, schedule_of
-from isograd.train.recipe import known_keys, load_run, run_from_dict
-from isograd.train.run import Model, Run, written
-from isograd.train.tasks import TASKS
-from isograd.train.tasks.language import LanguageModelling, LanguageRun
-from isograd.train.train import load_task
-from isograd.train.trainer import IsogradTrainer, arguments, check_machine
-from isograd.train.validation import Validate
+from isograd.lab.train.optim import optimizer_of, schedule_of
+from isograd.lab.train.recipe import known_keys, load_run, run_from_dict
+from isograd.lab.train.run import Model, Run, written
+from isograd.lab.train.tasks import TASKS
+from isograd.lab.train.tasks.language import LanguageModelling, LanguageRun
+from isograd.lab.train.train import load_task
+from isograd.lab.train.trainer import IsogradTrainer, arguments, check_machine
+from isograd.lab.train.validation import Validate
 from tests.train.recipes import pairs_files, small, small_translation
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from isograd.errors import RecipeError
+from isograd.lab.train.forecast.memory import parameters
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.run import MODEL_LATER, Run
+from isograd.lab.train.train import train
 from isograd.models import IsogradConfig, IsogradForCausalLM
-from isograd.train.forecast.memory import parameters
-from isograd.train.recipe import run_from_dict
-from isograd.train.run import MODEL_LATER, Run
-from isograd.train.train import train
 from tests.train.recipes import losses as losses_of
 from tests.train.recipes import read_json, small
 from tests.train.test_memory import ratio, shaped

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from isograd.lab.train.forecast.memory import parameters
 from isograd.models import IsogradConfig
-from isograd.train.forecast.memory import parameters
 from isograd.transformer.parameters import roles
 from tests.build import HEADS, NAMES, TINY, crossed, model
 

@@ -12,10 +12,10 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import isograd.models  # noqa: F401  (the Auto classes)
 from isograd.errors import DataError, RecipeError
 from isograd.files import read_rows
+from isograd.lab.train.run import Run
+from isograd.lab.train.train import load_task, train
 from isograd.models import IsogradForMaskedLM
 from isograd.outcome import PATIENCE, LossWatch
-from isograd.train.run import Run
-from isograd.train.train import load_task, train
 from tests.train.recipes import documents_file, losses, outcome, small, weights
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import isograd
 from isograd.files import read_rows
-from isograd.train.train import train as run_recipe
+from isograd.lab.train.train import train as run_recipe
 from tests.diagnose.test_watch import batches, train
 from tests.train.recipes import small
 from tests.train.test_watching import Breaking, gpt2, trainer_of

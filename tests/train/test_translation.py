@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from isograd.errors import DataError, FolderBusyError, RecipeError
-from isograd.evaluate.scores import score
-from isograd.evaluate.translation import Translator
 from isograd.files import locked, read_rows
+from isograd.lab.evaluate.scores import score
+from isograd.lab.evaluate.translation import Translator
+from isograd.lab.train.train import load_task, train
+from isograd.lab.train.validation import average, best, since_best
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.models.search import search
-from isograd.train.train import load_task, train
-from isograd.train.validation import average, best, since_best
 from isograd.transformer.loss import IGNORE
 from tests.study.processes import killed_after
 from tests.train.recipes import losses, pairs_files, same_run, small_translation, weights
@@ -182,7 +182,7 @@ def test_killed_while_it_chooses(every: int, tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
-        dying.setattr("isograd.train.validation.Choice", killed)
+        dying.setattr("isograd.lab.train.validation.Choice", killed)
         train(run, tmp_path / "again")
     train(run, tmp_path / "again")
     same_run(tmp_path / "whole", tmp_path / "again")
@@ -240,7 +240,7 @@ def test_no_checkpoint_is_of_a_stop(every: int, cause: str, tmp_path: Path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
-        dying.setattr("isograd.train.train._judged", killed)
+        dying.setattr("isograd.lab.train.train._judged", killed)
         train(run, tmp_path / "again")
     assert train(run, tmp_path / "again")["steps"] == whole["steps"]
     assert losses(tmp_path / "again") == losses(tmp_path / "whole")
@@ -301,7 +301,7 @@ def test_another_text_under_the_same_name_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_refused(sections: dict[str, dict[str, Any]], said: str) -> None:
-    from isograd.train.recipe import run_from_dict
+    from isograd.lab.train.recipe import run_from_dict
 
     content = small_translation().as_dict()
     for section, keys in sections.items():

@@ -12,15 +12,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 from transformers.integrations import TensorBoardCallback
 
 from isograd import IsogradForCausalLM, WatchCallback
-from isograd.data import PackedSequences
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.files import read_rows
-from isograd.train.callbacks import EarlyWarning
-from isograd.train.recipe import run_from_dict
-from isograd.train.run import Run
-from isograd.train.tasks.language import LanguageModelling, load_corpus_of
-from isograd.train.train import train
-from isograd.train.trainer import IsogradTrainer
+from isograd.lab.data import PackedSequences
+from isograd.lab.train.callbacks import EarlyWarning
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.run import Run
+from isograd.lab.train.tasks.language import LanguageModelling, load_corpus_of
+from isograd.lab.train.train import train
+from isograd.lab.train.trainer import IsogradTrainer
 from tests.train.recipes import losses, outcome, small
 
 # Gradients as the Trainer has them

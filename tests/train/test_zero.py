@@ -11,11 +11,11 @@ from accelerate import PartialState
 
 from isograd.errors import RecipeError
 from isograd.files import read_rows
+from isograd.lab.train.forecast.memory import Memory, memory
+from isograd.lab.train.run import Run
+from isograd.lab.train.trainer import check_machine
+from isograd.lab.train.zero import settings, zero_of
 from isograd.models import IsogradForCausalLM
-from isograd.train.forecast.memory import Memory, memory
-from isograd.train.run import Run
-from isograd.train.trainer import check_machine
-from isograd.train.zero import settings, zero_of
 from tests.train.recipes import losses, outcome, small, weights
 from tests.train.test_distributed import launch
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from isograd.data.tokenizers import for_transformers, train_tokenizer
+from isograd.convert.checkpoints.tokenizers import for_transformers, train_tokenizer
+from isograd.lab.train.recipe import run_from_dict
+from isograd.lab.train.run import Run
 from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForMaskedLM
-from isograd.train.recipe import run_from_dict
-from isograd.train.run import Run
 from tests.build import randomised
 
 WORDS = ["the", "a", "dog", "cat", "runs", "walks", "home", "fast", "slowly", "today", "rain", "fell", "on", "hills"]

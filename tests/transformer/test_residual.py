@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isograd import residual
+from isograd.diagnose.calibrate import calibrate
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, register
 from isograd.placement.streams import FirstValues
 from isograd.residual import HyperConnections, Residuals
-from isograd.train.calibrate import calibrate
 from isograd.transformer.parameters import decayed
 from tests.build import close, model, tokens
 from tests.transformer.test_streams import randomised

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.data.text import first_line
 from isograd.diagnose.depth_profile.expected import expected
 from isograd.diagnose.depth_profile.loss import GradientSizes, Objective, gradients, objective
 from isograd.diagnose.depth_profile.results import Profile, ratios
 from isograd.diagnose.depth_profile.rows import amplification, rows, stack_facts
-from isograd.errors import ProfileError
+from isograd.errors import ProfileError, first_line
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.dataflow import bare
 from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run

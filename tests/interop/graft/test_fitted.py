@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from isograd.convert.graft import graft
+from isograd.convert.graft.fitted import captured
+from isograd.convert.graft.text import Text, text_of
 from isograd.errors import GraftError
-from isograd.interop.graft import graft
-from isograd.interop.graft.fitted import captured
-from isograd.interop.graft.text import Text, text_of
 from isograd.transformer.sublayer import Sublayer
 from tests.build import model as our_model
 from tests.interop.graft.families import family, logits

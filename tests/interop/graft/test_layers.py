@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
+from isograd.convert.graft import graft, graft_folder
+from isograd.convert.graft.proof import proven
 from isograd.errors import GraftError
-from isograd.interop.graft import graft, graft_folder
-from isograd.interop.graft.proof import proven
 from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits, of
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from isograd.cli.surgery import graft as verb
+from isograd.convert.cli.surgery import graft as verb
+from isograd.convert.graft import CHANGES, graft
+from isograd.convert.graft.proof import proven
+from isograd.convert.parity import Promoted
 from isograd.errors import GraftError
-from isograd.interop.graft import CHANGES, graft
-from isograd.interop.graft.proof import proven
-from isograd.interop.parity import Promoted
 from tests.build import model as our_model
 from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits, of
 

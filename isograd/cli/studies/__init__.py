@@ -1,1 +1,0 @@
-"""Verbs that train: grids, comparisons, replays, the papers' items."""

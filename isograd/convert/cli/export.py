@@ -1,0 +1,181 @@
+"""`isograd import`, `fold` and `export`: models of and for other libraries, with a parity report or not at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from isograd.cli.console import loading, print_json, warn
+from isograd.cli.parser import EACH, Folder
+from isograd.errors import IsogradError, UserError, refusing
+from isograd.files import refuse_existing
+from isograd.hub import must_be_a_model
+
+if TYPE_CHECKING:
+    from isograd.convert.parity import ParityReport
+
+Each = Annotated[list[Annotated[str, "FILE"]], EACH]
+Text = Annotated[str, "FILE"]
+
+
+def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
+    """Import a model of transformers, of some thirty classes from GPT-2 to Gemma 3, with a parity report.
+
+    examples:
+      isograd import hf gpt2 --out ours
+
+    Args:
+        folder: the folder of a model, or its name on the hub
+        out: a new folder, or an empty one
+        json: the parity report as one JSON object on stdout
+    """
+    refuse_existing(out)
+    must_be_a_model(folder)
+
+    def make() -> "ParityReport":
+        from isograd.convert.pretrained import import_pretrained
+
+        return import_pretrained(folder, out)
+
+    return written("import", "importing", out, json, make)
+
+
+def fold(model: str, *, out: Folder, untie: bool = False, text: Text | None = None, json: bool = False) -> int:
+    """Fold residual coefficients into the weights, with a parity report.
+
+    examples:
+      isograd fold runs/multi30k-admin --out plain --untie
+      isograd fold runs/deepnorm/model --out plain --text valid.txt --json
+
+    ADMIN and DeepNorm become post-ln, HeadScale goes into W_O, a scale into W_O and W_2. The folder gets the model, its
+    tokenizer and the parity report: the largest difference between logits in fp64, fp32 and bf16, greedy and beam
+    outputs side by side, hashes and versions. Exit code 1 where it does not hold (nothing is written then), 2 for what
+    cannot be folded.
+
+    Args:
+        model: the folder of a run or of its model, or a model's name on the hub
+        out: a new folder, or an empty one
+        untie: give head and encoder own copies of a token table that has to be scaled
+        text: real text for the parity report (default: random ids)
+        json: the parity report as one JSON object on stdout
+    """
+    refuse_existing(out)
+    must_be_a_model(model, owned=True)
+
+    def make() -> "ParityReport":
+        from isograd.convert.fold import fold_folder
+
+        return fold_folder(model, out, untie=untie, lines=_lines(text))
+
+    return written("fold", "folding", out, json, make)
+
+
+def export(
+    model: str,
+    *,
+    out: Folder,
+    to: Annotated[str, "NAME"] = "auto",
+    text: Text | None = None,
+    license: Annotated[str, "ID"] | None = None,  # noqa: A002  (it is --license)
+    push: Annotated[str, "REPO"] | None = None,
+    json: bool = False,
+) -> int:
+    """Export a model as a class of transformers, or for another runtime, with a parity report.
+
+    --to  auto: the nearest class of transformers that holds the model exactly
+          gpt2, opt, llama, qwen3, gpt-neox; bert, roberta, roberta-prelayernorm, megatron-bert;
+          bart, mbart, fsmt, marian, m2m100, blenderbot
+          isograd: our own class, for every placement
+          onnx, ctranslate2, ctranslate2-int8, gguf: for onnxruntime, CTranslate2 and llama.cpp
+
+    examples:
+      isograd export runs/pre-ln-12l --out gpt2-like
+      isograd export runs/multi30k-admin --out plain --to fsmt --text test.de
+      isograd export runs/normformer --out ours --to isograd
+      isograd export runs/pre-ln-12l --out plain --push me/my-model
+
+    Coefficients (ADMIN, DeepNorm) are folded first. The folder gets weights, configuration, tokenizer, generation
+    settings, the parity report and a model card; it loads with transformers alone. Exit code 1 where the report does
+    not hold (nothing is written then) or a push fails, 2 for what cannot be exported.
+
+    Args:
+        model: the folder of a run or of its model, or a model's name on the hub
+        out: a new folder, or an empty one
+        to: a class or a format, listed below (default: auto)
+        text: real text for the parity report (default: random ids)
+        license: of the model, for its card: an identifier of the hub, such as apache-2.0
+        push: upload the folder to the Hugging Face hub afterwards, as OWNER/NAME
+        json: what was written, with its parity report, as one JSON object on stdout
+    """
+    refuse_existing(out)  # before anything is loaded
+    must_be_a_model(model, owned=True)
+    with loading("exporting"):
+        from isograd.convert.export import export_folder
+        from isograd.convert.parity import ParityError
+
+        try:
+            with refusing(ValueError, ImportError):  # of the data, of the model, of what cannot be exported
+                exported = export_folder(model, out, to=to, lines=_lines(text), license=license)
+        except ParityError as error:
+            return _differs("export", error.report, {"folder": None}, json)
+    if json:
+        said = {"folder": str(out), "to": exported.to, "form": exported.form}
+        print_json(said | exported.report.as_dict())
+    else:
+        print(exported.report)
+        print(f"{exported.form} (--to {exported.to}): {out}")
+    return _pushed(out, push) if push else 0
+
+
+def written(verb: str, doing: str, out: Path, json: bool, make: Callable[[], "ParityReport"]) -> int:
+    """Make the folder `out`, print its parity report, and return the exit code."""
+    refuse_existing(out)  # before anything is loaded
+    with loading(doing):
+        from isograd.convert.parity import ParityError
+
+        try:
+            found = make()
+        except ParityError as error:
+            return _differs(verb, error.report, {"model": str(out)}, json)
+        except IsogradError:
+            raise
+        except (ValueError, RuntimeError) as error:  # of the file, its options, its weights; of what cannot be folded
+            raise UserError(str(error)) from error
+        except TypeError as error:  # a list or a word where the original has a number
+            raise UserError(f"an option has a value of the wrong type: {error}") from error
+    if json:
+        print_json({"model": str(out)} | found.as_dict())
+    else:
+        print(found)
+        print(f"model: {out}")
+    return 0
+
+
+def _differs(verb: str, found: "ParityReport", about: dict[str, Any], json: bool) -> int:
+    if json:
+        print_json(about | found.as_dict())
+    else:
+        print(found)
+    warn(verb, f"{'; '.join(found.failures())}; nothing is written")
+    return 1
+
+
+def _lines(path: str | None) -> list[str] | None:
+    from isograd.text import read
+
+    return [line for _, text in read(path) for line in text.splitlines()] if path else None
+
+
+def _pushed(out: Path, repo: str) -> int:
+    """Upload the folder; 1 where that fails, which leaves the folder as it is."""
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        api.create_repo(repo, exist_ok=True)
+        url = api.upload_folder(folder_path=out, repo_id=repo, commit_message="isograd export")
+    except Exception as error:  # the hub raises many kinds; a user needs one line
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warn("export", f"{repo}: not pushed ({said}); the folder {out} is complete")
+        return 1
+    warn("export", f"pushed: {url}")
+    return 0

@@ -1,0 +1,158 @@
+"""Cohere, Phi and GPT-J: one LayerNorm for attention and feed-forward, which run side by side."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+
+from isograd.convert.checkpoints.weights import Names
+from isograd.convert.hf.llama import ATTENTION_NAMES, GATED_NAMES, QK_NORMS, decoder
+from isograd.convert.hf.stated import ATTENTION, FEEDFORWARD, Part, Stated, biases, heads, renamed, rope
+from isograd.convert.kinds import CAUSAL
+from isograd.convert.parity import Promoted
+from isograd.models import IsogradConfig
+from isograd.placement import CATALOGUE, ByKind, Placement, ProjectionNorm, Residual, sites
+
+_SHARED = CATALOGUE["parallel-shared"]
+
+
+def _normed(over: Any) -> Placement:
+    norms = ProjectionNorm(of=("query", "key"), over=over)
+    return replace(_SHARED, each=ByKind(attn=Residual(projections=norms), ffn=Residual()))
+
+
+def _has_norms(option: str) -> Part:
+    """Read by the family's placement."""
+
+    def write(config: IsogradConfig) -> dict[str, Any]:
+        first = config.entry().at(sites(config.num_hidden_layers, "decoder", 0)[0])
+        return {option: first.projections is not None}
+
+    return Part(read=lambda theirs: {}, write=write)
+
+
+# GPT-J's rotary positions have no rules, but a number of features.
+
+
+def _rotary_dim(theirs: Any) -> dict[str, Any]:
+    share = theirs.rotary_dim / (theirs.n_embd // theirs.n_head)
+    rules = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
+    own: dict[str, Any] = {"rope_theta": 10000.0} if share == 1.0 else {"rope_parameters": rules}
+    return own | {"rope_interleaved": True, "intermediate_size": theirs.n_inner or 4 * theirs.n_embd}
+
+
+def _rotated(config: IsogradConfig) -> dict[str, Any]:
+    share = config.rope_of("full_attention").get("partial_rotary_factor", 1.0)
+    return {"rotary_dim": int(config.head_size * share)}
+
+
+class _GptJ(Stated):
+    def in_fp64(self, native: PreTrainedModel) -> nn.Module:
+        """It looks sines and cosines up in a float32 table, which is made anew."""
+        made: Any = copy.deepcopy(native)
+        for layer in made.transformer.h:
+            rows, size = layer.attn.embed_positions.shape
+            with Promoted():
+                layer.attn.embed_positions = create_sinusoidal_positions(rows, size)
+        assert isinstance(made, nn.Module)
+        return made
+
+
+_LAYER = {"attn.stream.norm": "input_layernorm"}
+_PHI = {
+    "attn.branch.query": "self_attn.q_proj",
+    "attn.branch.key": "self_attn.k_proj",
+    "attn.branch.value": "self_attn.v_proj",
+    "attn.branch.out": "self_attn.dense",
+    "attn.branch.query_norm": "self_attn.q_layernorm",
+    "attn.branch.key_norm": "self_attn.k_layernorm",
+    "ffn.branch.into": "mlp.fc1",
+    "ffn.branch.out": "mlp.fc2",
+}
+_ALL = (*ATTENTION, *FEEDFORWARD)
+
+FAMILIES = (
+    decoder(
+        "cohere",
+        "CohereForCausalLM",
+        (
+            heads(),
+            rope(interleaved=True),
+            biases(attention_bias=ATTENTION),
+            renamed(logits_scale="logit_scale"),
+            _has_norms("use_qk_norm"),
+        ),
+        placement=lambda theirs: _normed("heads") if theirs.use_qk_norm else _SHARED,
+        layer=ATTENTION_NAMES | GATED_NAMES | QK_NORMS | _LAYER,
+        options={"norm_eps": "layer_norm_eps"},
+        always={"norm": "layernorm", "norm_bias": False},
+        rank=1,
+    ),
+    replace(
+        decoder(
+            "phi",
+            "PhiForCausalLM",
+            (
+                heads(),
+                rope(partial=True),
+                biases(fixed=_ALL),
+                renamed(hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop"),
+                _has_norms("qk_layernorm"),
+            ),
+            placement=lambda theirs: _normed("head") if theirs.qk_layernorm else _SHARED,
+            options={"norm_eps": "layer_norm_eps"},
+            always={"norm": "layernorm"},
+            gated=False,
+            head_offset=True,
+            rank=1,
+        ),
+        names=Names(
+            stacks={"model": "model"},
+            stack={"embedding.tokens": "embed_tokens", "norm": "final_layernorm"},
+            layer=_PHI | _LAYER,
+        ),
+    ),
+    _GptJ(
+        name="gpt-j",
+        classes={CAUSAL: "GPTJForCausalLM"},
+        imports=(CAUSAL,),
+        norms=("pre",),
+        positions="rotary",
+        options={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+            "hidden_act": "activation_function",
+            "norm_eps": "layer_norm_epsilon",
+            "hidden_dropout": "resid_pdrop",
+            "embedding_dropout": "embd_pdrop",
+            "attention_dropout": "attn_pdrop",
+            "initializer_range": "initializer_range",
+        },
+        names=Names(
+            stacks={"model": "transformer"},
+            stack={"embedding.tokens": "wte", "norm": "ln_f"},
+            layers="h",
+            layer={
+                "attn.stream.norm": "ln_1",
+                "attn.branch.query": "attn.q_proj",
+                "attn.branch.key": "attn.k_proj",
+                "attn.branch.value": "attn.v_proj",
+                "attn.branch.out": "attn.out_proj",
+                "ffn.branch.into": "mlp.fc_in",
+                "ffn.branch.out": "mlp.fc_out",
+            },
+        ),
+        placement=lambda theirs: _SHARED,
+        parts=(Part(read=_rotary_dim, write=_rotated), biases(fixed=FEEDFORWARD)),
+        gated=False,
+        head_offset=True,
+        rank=1,
+        always={"norm": "layernorm"},
+    ),
+)

@@ -1,0 +1,1 @@
+"""What trains and compares: data, training, evaluation, studies, reports, recipes, statistics."""

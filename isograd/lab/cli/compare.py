@@ -1,0 +1,345 @@
+"""`isograd compare`, and `isograd evaluate classification`: runs side by side, a table and a page at the end."""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.markup import escape
+
+from isograd.cli.console import (
+    COLOURS,
+    choose_products,
+    loading,
+    output,
+    print_json,
+    print_lines,
+    print_path,
+    print_table,
+    working,
+)
+from isograd.cli.parser import File, Folder, Name, Words
+from isograd.errors import IsogradError, UserError
+from isograd.hub import must_be_a_model
+from isograd.lab.cli.progress import RunProgress, announce_runs
+
+if TYPE_CHECKING:
+    from isograd.lab.report.runs import ArmFiles
+    from isograd.lab.study.compare import Arm
+
+_FLAG = re.compile(r"\b(?:model|data|training)\.(layers|width|heads|lr|warmup|steps|batch|length)\b")  # -> --layers
+_SETTINGS = {  # what an option is in a recipe
+    "layers": "model.layers",
+    "width": "model.width",
+    "heads": "model.heads",
+    "lr": "training.lr",
+    "warmup": "training.warmup",
+    "steps": "training.steps",
+    "batch": "training.batch",
+    "length": "data.length",
+    "data": "data.source",
+    "field": "data.field",
+    "level": "data.level",
+}
+
+
+def compare(
+    *overrides: Words,
+    recipe: File | None = None,
+    placements: list[Name] | None = None,
+    arm: list[list[Annotated[str, ("NAME", "key=value")]]] | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    heads: int | None = None,
+    lr: float | None = None,
+    warmup: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    length: int | None = None,
+    seeds: list[int] | None = None,
+    data: Annotated[str, "FILE"] | None = None,
+    field: Name | None = None,
+    level: Literal["char", "bpe"] | None = None,
+    out: Folder | None = None,
+    jobs: int | None = None,
+    fresh: bool = False,
+    json: bool = False,
+) -> int:
+    """Train placements side by side on real text; a table and a page at the end.
+
+    examples:
+      isograd compare
+      isograd compare --data FILE.txt.gz --seeds 0 1 2
+      isograd compare --placements post-ln admin pre-ln --layers 36 --warmup 100 --steps 200
+      isograd compare --recipe RECIPE.yaml model.layers=6 --placements post-ln pre-ln --seeds 1 2 3
+      isograd compare --recipe RECIPE.yaml --arm post-ln --arm post-ln training.warmup=100 --arm pre-ln
+
+    With --recipe, --layers, --lr and the like are keys: model.layers=36 right after the recipe.
+    Killed or interrupted, the same command goes on where it was.
+
+    Args:
+        overrides: right after --recipe RECIPE: changes the recipe for all arms, such as model.layers=36; after an
+            --arm: for that arm alone
+        recipe: a YAML recipe, in place of the built-in language model
+        placements: default: post-ln without and with warm-up, pre-ln, normformer, admin, deepnorm
+        arm: one arm: a placement and what differs from the recipe or the options in this arm, such as
+            training.warmup=400; once for each arm
+        layers: default 12
+        width: default 64
+        heads: default 4
+        lr: peak learning rate of Adam, default 1e-3
+        warmup: warm-up steps of all arms (default: none, and half the steps for a second post-ln)
+        steps: default 300
+        batch: sequences in a batch, default 16
+        length: tokens in a sequence, default 32
+        seeds: default 0, or those of the recipe
+        data: text (.txt .jsonl .parquet, also .gz and .xz) or the name of a data set on the hub (default: prose and
+            code of the Python standard library)
+        field: key of the text in JSON lines, Parquet and data sets, default text
+        level: tokens are characters or byte-level BPE, default char
+        out: default runs/compare, of a recipe runs/compare-NAME
+        jobs: runs at once (default: one per core; with a GPU, one)
+        fresh: train runs again that have ended already
+        json: one JSON object on stdout, nothing else
+    """
+    given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
+    if arm and placements:
+        raise UserError("--arm and --placements contradict each other; write one --arm for each")
+    if arm and warmup is not None:
+        raise UserError(f"--warmup is not for --arm; write training.warmup={warmup} after each --arm")
+    if overrides and not recipe:
+        instead = "without a recipe use options such as --layers N"
+        raise UserError(f"{overrides[0]!r} must follow --recipe RECIPE.yaml or an --arm; {instead}")
+    for name in placements or ():
+        if "=" in name:
+            raise UserError(f"{name!r} is not a placement; write it right after the recipe, or use --arm")
+    wanted = arm or [[name] for name in placements or ()]
+
+    try:
+        if recipe:
+            arms = _of_recipe(recipe, overrides, wanted, given, seeds, out)
+        else:
+            arms = _of_options(placements, arm, given, seeds or [0], out or Path("runs/compare"))
+        results = _train(arms, jobs, fresh)
+    except IsogradError as error:
+        if not recipe:
+            error.args = (_FLAG.sub(r"--\1", str(error)),)
+        raise
+    return _report(arms, results, json)
+
+
+def classification(
+    model: str,
+    *overrides: Words,
+    task: Literal["mrpc", "rte", "cola", "sst-2", "sts-b", "mnli", "qnli", "qqp"],
+    data: Annotated[str, "FOLDER"] = "nyu-mll/glue",
+    seeds: list[int] | None = None,
+    lr: list[float] | None = None,
+    batch: list[int] | None = None,
+    epochs: list[int] | None = None,
+    grid: Literal["paper"] | None = None,
+    with_scratch: bool = False,
+    out: Folder | None = None,
+    jobs: int | None = None,
+    fresh: bool = False,
+    json: bool = False,
+) -> int:
+    """Fine-tune a model on a task of GLUE over seeds and settings, beside the majority-class baseline.
+
+    examples:
+      isograd evaluate classification runs/mlm --task mrpc --data glue --with-scratch
+      isograd evaluate classification runs/mlm --task rte --data glue --lr 3e-5 1e-4 3e-4 --epochs 5 --seeds 0 1 2
+      isograd evaluate classification runs/mlm --task mrpc --data glue --grid paper
+      isograd evaluate classification runs/mlm --task cola --data glue glue.dropout=0 training.weight_decay=0.1
+
+    Killed or interrupted, the same command goes on where it was. A run has failed where its score on the dev part is
+    not above that of a constant answer (the majority-class baseline), or where it diverged.
+
+    Args:
+        model: the folder of a run or of its model, or a model's name on the hub; masked or causal
+        overrides: other settings of all runs, such as glue.length=64
+        task: one of GLUE
+        data: a folder of GLUE's .tsv files (plain, .gz, .xz), or a data set on the hub; default nyu-mll/glue
+        seeds: default 0 to 5; fewer show no difference
+        lr: learning rates, default 1e-4 (large models want 1e-5 to 5e-5)
+        batch: rows in a batch, default 32
+        epochs: default 3
+        grid: paper: batch 16 and 32, rates 1e-5 2e-5 5e-5 1e-4, epochs 3 5 8, seeds 0 to 5, the ranges of Xiong et al.
+            2020 (144 runs)
+        with_scratch: also train from scratch, to see what pre-training is worth
+        out: default runs/TASK-MODEL
+        jobs: runs at once (default: one per core; with a GPU, one)
+        fresh: train runs again that have ended already
+        json: one JSON object on stdout, nothing else
+    """
+    given = {"rates": lr, "batches": batch, "epochs": epochs}
+    given = {name: values for name, values in given.items() if values is not None}
+    if grid and given:
+        flag = {"rates": "lr", "batches": "batch"}.get(next(iter(given)), "epochs")
+        raise UserError(f"--grid paper says what --{flag} says; leave one of them out")
+    for override in overrides:
+        if option := _OPTIONS.get(override.partition("=")[0]):
+            raise UserError(f"{override!r}: write {option} here")
+
+    from isograd.lab.study.compare import PAPER, PAPER_SEEDS, Grid, base_run, plan_grid
+    from isograd.lab.train.recipe import with_overrides
+    from isograd.lab.train.tasks.classification import ClassificationRun
+
+    must_be_a_model(_absolute(model), owned=True)
+    points = Grid(**{**(vars(PAPER) if grid else given), "scratch": with_scratch})
+    base = with_overrides(base_run(_absolute(model), task, _absolute(data), points), overrides)
+    assert isinstance(base, ClassificationRun)
+    arms = plan_grid(out or Path("runs") / f"{task}-{_short(model)}", base, points, seeds or list(PAPER_SEEDS))
+    return _report(arms, _train(arms, jobs, fresh), json, title=f"Fine-tuning on {task}")
+
+
+_OPTIONS = {
+    "seed": "--seeds",
+    "training.lr": "--lr",
+    "training.batch": "--batch",
+    "training.epochs": "--epochs",
+    "glue.task": "--task",
+    "glue.source": "--data",
+    "glue.scratch": "--with-scratch",
+}
+
+
+def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, Any]]:
+    """How each arm ended."""
+    from isograd.lab.study.compare import compare as compare_arms
+    from isograd.lab.study.engine.server import begin
+    from isograd.lab.train.tasks import task_of
+
+    for run in {one.run.corpus_key: one.run for one in arms if not (one.folder / "run.json").exists()}.values():
+        run.must_find_its_data()
+    announce_runs([one.folder for one in arms], arms[0].folder.parent)
+    if sum(not (one.folder / "outcome.json").exists() for one in arms) > 1:
+        begin(jobs)
+    with loading():
+        from isograd.lab.study.engine.workers import threads_of
+    choose_products("compare", threads_of(jobs, len(arms)))
+    several = len({arm.run.seed for arm in arms}) > 1 or task_of(arms[0].run).scored
+    labels = [arm.label + (f", seed {arm.run.seed}" if several else "") for arm in arms]
+    try:
+        with RunProgress(labels, arms[0].run.training.steps, [arm.folder for arm in arms]) as bars:
+            return compare_arms(arms, bars.step, bars.end, jobs=jobs, fresh=fresh, on_ready=bars.ready)
+    except FileExistsError as error:
+        raise UserError(f"{error} (--fresh does)") from error
+
+
+def _of_recipe(
+    recipe: Path,
+    overrides: Sequence[str],
+    arms: list[list[str]],
+    given: dict[str, Any],
+    seeds: list[int] | None,
+    out: Path | None,
+) -> list["Arm"]:
+    from isograd.lab.study.compare import plan_arms
+    from isograd.lab.train.recipe import known_keys, load_arms, load_run
+
+    base = load_run(recipe, overrides)
+    for name, value in given.items():
+        own = _SETTINGS[name] in known_keys(base.task)
+        setting = f"{_SETTINGS[name]}={value}" if own else f"pairs.train=[{value}]"
+        raise UserError(f"--{name} is for the built-in language model; write {setting} after --recipe")
+    of_recipe, seeds_of_recipe = load_arms(recipe)
+    folder = out or Path("runs") / f"compare-{base.name or recipe.stem}"
+    return plan_arms(folder, base, arms or of_recipe, seeds or seeds_of_recipe)
+
+
+def _of_options(
+    placements: list[str] | None, arms: list[list[str]] | None, given: dict[str, Any], seeds: list[int], folder: Path
+) -> list["Arm"]:
+    from isograd.lab.study.compare import plan, plan_arms
+    from isograd.lab.train.run import Model
+    from isograd.lab.train.tasks.language import LanguageRun, TextData, TextTraining
+
+    kinds: dict[str, Any] = {"model": Model, "data": TextData, "training": TextTraining}
+    values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
+    for name, value in given.items():
+        if name != "warmup":
+            section, _, key = _SETTINGS[name].partition(".")
+            values[section][key] = _absolute(value) if name == "data" and value != "embedded" else value
+    sections = {section: kinds[section](**values[section]) for section in kinds}
+    if arms:
+        return plan_arms(folder, LanguageRun(**sections), arms, seeds)
+    return plan(folder, placements=placements, warmup=given.get("warmup"), seeds=seeds, **sections)
+
+
+def _absolute(name: str) -> str:
+    """Files by their absolute path, so that the same file is the same run from any folder."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
+
+
+def _short(model: str) -> str:
+    path = Path(model).resolve()
+    return path.parent.name if path.name == "model" else path.name
+
+
+def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title: str | None = None) -> int:
+    from isograd.lab.report.pages.runs import write_arms
+    from isograd.lab.report.runs import arms_of
+
+    folders = [arm.folder for arm in arms]
+    with working("making the page"):
+        found = arms_of(folders)
+        page = write_arms(found, folders[0].parent, title)
+    if json:
+        print_json(_content(found, results) | {"report": str(page)})
+    else:
+        print_arms(found, page)
+    failed = [result for result in results if result["outcome"] == "failed"]
+    for result in failed:
+        trace = Path(result["folder"]) / "error.txt"
+        see = f" (see {trace})" if trace.exists() else ""
+        print(f"{result['arm']}, seed {result['seed']} failed: {result['error']}{see}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _content(found: Sequence["ArmFiles"], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a program reads: arms with their scores over the seeds, or each run as an arm."""
+    from isograd.lab.report.pages import finetuning
+    from isograd.lab.train.tasks import TASKS
+
+    if found and TASKS[found[0].task].scored:
+        arms = [finetuning.as_dict(arm) for arm in found]
+        return {"arms": arms, "runs": results, "findings": list(finetuning.findings(found))}
+    built = (run.resolved for arm in found for run in arm.runs)
+    entropy = next((one["data"].get("unigram_entropy") for one in built if one), None)
+    return {"unigram_entropy": entropy, "arms": results}
+
+
+def print_arms(arms: Sequence["ArmFiles"], page: Path, reference: str | None = None) -> None:
+    """A line per arm, what happened in sentences, and where the page is."""
+    from isograd.lab.report.pages import runs as runs_page
+
+    columns, lines = runs_page.columns(arms), runs_page.results_table(arms).lines
+    names = tuple(column.short for column in columns)
+    dispensable = [column.short for column in sorted(columns, key=lambda column: column.spare) if column.spare]
+    shown = _fitting([names, *lines], output().width, dispensable)
+    rows = []
+    for arm, cells in zip(arms, lines, strict=True):
+        worst = next((outcome for outcome in arm.outcomes if outcome != "finished"), "finished")
+        colour = "default" if runs_page.kind_name(arms) == runs_page.RANGE_TEST else COLOURS[worst]
+        rows.append([f"[{colour}]{cells[i]}[/]" if i == 1 else escape(cells[i]) for i in shown])
+    print_table([names[i] for i in shown], rows, left=2, widths=[12, max(_widest(cells[1]) for cells in lines)])
+    output().print(f"[dim]{runs_page.legend(arms)}[/dim]")
+    print_lines("", runs_page.headline(arms), *runs_page.warnings(arms), *runs_page.findings(arms, reference))
+    print_path(f"\nreport: {page}")
+
+
+def _fitting(lines: Sequence[Sequence[str]], width: int, dispensable: Sequence[str]) -> list[int]:
+    """Columns that a terminal has room for beside a label of 16; the files and the page have them all."""
+    shown = list(range(len(lines[0])))
+    for name in dispensable:
+        widths = (max(_widest(cells[i]) if i == 1 else len(cells[i]) for cells in lines) for i in shown[1:])
+        if 16 + sum(2 + each for each in widths) > width:
+            shown.remove(lines[0].index(name))
+    return shown
+
+
+def _widest(outcome: str) -> int:
+    """Of an outcome in several lines: "2 finished," and "1 collapsed"."""
+    return max(map(len, outcome.replace(", ", ",\n").splitlines()))

@@ -1,0 +1,260 @@
+"""`isograd explain RUN | MODEL`: what is wrong, since when, why, and what to do."""
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.markup import escape
+
+from isograd.cli.console import announce, loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.parser import File, Folder
+from isograd.errors import InputsError, IsogradError, UserError, command, one_line
+from isograd.hub import must_be_a_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from isograd.diagnose import Profile
+
+
+def explain(
+    model: Annotated[str, "RUN|MODEL"],
+    *,
+    batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
+    text: File | None = None,
+    lr: float | None = None,
+    warmup: int | None = None,
+    out: Folder | None = None,
+    json: bool = False,
+) -> int:
+    """Explain a run or a model on one page: the verdict, since when, ranked causes, the next command.
+
+    RUN is the folder of a run of isograd train; MODEL what isograd check takes.
+
+    examples:
+      isograd explain runs/my-run
+      isograd explain my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
+
+    Of a run its files are read, and its model before the first update is checked where it is there. Of a model the
+    findings of isograd check are ranked, and its depth profile is shown beside what theory or a model of the catalogue
+    of this depth has. Exit code 1 where a run diverged or collapsed, or a check finds an error.
+
+    Args:
+        model: the folder of a run; or a folder with a checkpoint, a hub id, package.module:callable, file.py:callable
+        batch: for a model: returns what forward takes, where it cannot be guessed
+        text: for a model: real text, read with its own tokenizer (default: the embedded text where it has one)
+        lr: for a model: the peak learning rate you plan to use
+        warmup: for a model: the warm-up steps you plan to use
+        out: where to write (default: RUN/explain, or runs/explain/NAME)
+        json: what explain.json holds, as one JSON object on stdout
+    """
+    folder = Path(model)
+    is_run = (folder / "run.json").is_file()
+    if is_run and (batch or text or lr is not None or warmup is not None):
+        raise UserError("--batch, --text, --lr and --warmup are for a model; a run has its own")
+    if batch and text:
+        raise UserError("--batch and --text contradict each other; give one")
+    if not is_run:
+        must_be_a_model(model, callables=True)
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
+    announce(f"loading torch and {model} ...")
+    with loading() as status:
+
+        def shown(line: str) -> None:
+            status(line)
+            announce(f"{line} ...")
+
+        content = _of_run(folder, shown) if is_run else _of_model(model, batch, text, lr, warmup, shown)
+        from isograd.lab.report.pages.explain import write_explanation
+
+        page = write_explanation(content, out or (folder / "explain" if is_run else Path("runs/explain") / name))
+    if json:
+        print_json({**content, "page": str(page)})
+    else:
+        _print(content, page)
+    return int(content["broken"])
+
+
+def _of_run(folder: Path, shown: Callable[[str], None]) -> dict[str, Any]:
+    from isograd.lab.study.explain import BROKEN, explain_run
+
+    initial = folder / "checkpoints/initial"
+    found: list[dict[str, Any]] = []
+    if initial.is_dir():
+        from isograd.files import read_json
+
+        shown("checking the model before its first update")
+        training = read_json(folder / "run.json").get("training", {})
+        found = [one.as_dict() for one in _checked(str(initial), None, training.get("lr"), training.get("warmup"))]
+    content = explain_run(folder, found)
+    return {**content, "broken": content["outcome"].get("outcome") in (*BROKEN, "failed")}
+
+
+def _checked(model: str, batch: str | None, lr: float | None, warmup: int | None) -> Any:
+    from isograd.lint import check
+    from isograd.trace.inputs import as_inputs
+    from isograd.trace.load import load_callable, load_model
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
+            inputs = as_inputs(load_callable(batch)()) if batch else None
+            return check(load_model(model), inputs, lr=lr, warmup=warmup, name=model)
+    except InputsError as error:
+        raise UserError(f"{batch or model}: {one_line(error)}") from error
+    except IsogradError:
+        raise
+    except Exception as error:  # a model's own code raises what it likes
+        raise UserError(f"{model} does not run: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _inputs(model: "nn.Module", name: str, batch: str | None, text: Path | None) -> tuple[Any, Any, str | None]:
+    """What the model is run on, its labels, and which text that is; None: random inputs."""
+    from isograd.text import EMBEDDED, read
+    from isograd.trace.inputs import text_inputs
+    from isograd.trace.load import load_callable
+
+    if batch:
+        return load_callable(batch)(), None, None
+    if text is None and not Path(name).is_dir():  # nothing is asked of the hub for a look at random ids
+        return None, None, None
+    source = str(text) if text else EMBEDDED
+    try:
+        documents = read(source)
+        return *text_inputs(model, name, "\n".join(one for _, one in documents)), source
+    except IsogradError as error:
+        if text:
+            raise UserError(f"--text {one_line(error)}") from error
+        return None, None, None
+
+
+def _of_model(
+    name: str, batch: str | None, text: Path | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
+) -> dict[str, Any]:
+    from isograd.diagnose import profile
+    from isograd.lab.report.pages.profile import USUAL, gradients_said, plain, verdict
+    from isograd.trace.load import load_model
+
+    shown(f"recording one forward and backward pass of {name}")
+    found = [one.as_dict() for one in _checked(name, batch, lr, warmup)]
+    read = None
+    try:
+        loaded = load_model(name)
+        inputs, labels, read = _inputs(loaded, name, batch, text)
+        measured = profile(loaded, inputs, labels, progress=shown)
+    except IsogradError as error:
+        measured, said = None, one_line(error)
+    except Exception as error:  # a model's own code
+        measured, said = None, f"{type(error).__name__}: {one_line(error)}"
+    serious = [one for one in found if one["severity"] == "error"]
+    reported = [one for one in found if one["severity"] != "info"]
+    known = next((one for one in found if one["code"] == "collapse-predicted"), None)
+    shape = plain(measured.as_dict()) | {"text": read} if measured else {}
+    seen = verdict(shape, judged=known is not None) if measured else f"No depth profile: {said}."
+    if measured and reported and seen.startswith(USUAL):
+        seen = f"The depth profile does not show it: {gradients_said(shape)}."
+    head = reported[0] if reported else known
+    first = f"{head['message'][:1].upper()}{head['message'][1:]} ({head['address'] or 'the model'})." if head else ""
+    first = first if reported or not first else f"No fault found, but whether it trains depends on the rate: {first}"
+    content = {
+        "of": name,
+        "verdict": f"{first} {seen}".strip() if first else f"No fault found. {seen}",
+        "broken": bool(serious),
+        "causes": [
+            {
+                "cause": one["message"],
+                "evidence": f"{one['code']} at {one['address'] or 'the model'}, measured {one['measured']:.3g}",
+                "remedy": one["remedy"],
+                "tested": False,
+            }
+            for one in reported
+        ],
+        "warnings": [],
+        "findings": found,
+        **_after(bool(reported), command("explain", name, batch=batch, text=text, lr=lr, warmup=warmup), lr),
+    }
+    return {**content, **_with_references(measured, shown)}
+
+
+def _after(faulty: bool, again: str, lr: float | None) -> dict[str, str]:
+    """The next command, and what is to be said of it."""
+    if faulty:
+        return {"next": again, "note": "again after the first change"}
+    if lr is None:
+        return {"next": f"{again} --lr 1e-3 --warmup 0", "note": "with the rate and the warm-up that you train with"}
+    return {"next": "", "note": "train it, with isograd.watch in the loop (docs/watch.md)"}
+
+
+def _with_references(measured: "Profile | None", shown: Callable[[str], None]) -> dict[str, Any]:
+    """The profile, and beside each number theory's, or that of the catalogue's model of this depth."""
+    if measured is None:
+        return {"profile": [], "reference": ""}
+    from isograd.lab.report.pages.profile import COLUMNS
+    from isograd.placement import CATALOGUE
+
+    content = measured.as_dict()
+    rows, stacks = content["rows"], content["stacks"]
+    placement = max(stacks[-1]["placements"], key=lambda one: stacks[-1]["placements"][one])
+    named = placement if placement in CATALOGUE else "pre-ln"
+    kinds = len({row["kind"] for row in rows if row["stack"] == stacks[-1]["name"]})
+    theirs: dict[tuple[int, str], Any] = {}
+    if kinds == 2 and stacks[-1]["layers"] <= 96:
+        shown(f"measuring {named} of this depth")
+        theirs = {(row["layer"], row["kind"]): row for row in _reference(named, stacks[-1]["layers"])}
+    theory = {
+        (line["stack"], index, line["quantity"]): value
+        for line in content["expected"]
+        for index, value in zip(line["index"], line["value"], strict=True)
+    }
+    found = []
+    for row in rows:
+        like = theirs.get((row["layer"], row["kind"]), {}) if row["stack"] == stacks[-1]["name"] else {}
+        references = {
+            column.key: theory.get((row["stack"], row["index"], column.key), like.get(column.key)) for column in COLUMNS
+        }
+        values = {column.key: row[column.key] for column in COLUMNS}
+        found.append({"layer": row["layer"], "kind": row["kind"], "values": values, "references": references})
+    said = f"Beside each number (ref.) theory's where there is one, else that of {named} with as many layers, of width"
+    said += " 64, at initialization: sizes compare over depth, not with each other. The columns: docs/diagnose.md of"
+    said += " isograd's repository."
+    return {"profile": found, "reference": said}
+
+
+def _reference(placement: str, layers: int) -> list[Any]:
+    import torch
+
+    from isograd.diagnose import profile
+    from isograd.models import IsogradConfig, IsogradForCausalLM
+
+    shape: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: nn.Module = IsogradForCausalLM(IsogradConfig(placement=placement, num_hidden_layers=layers, **shape))
+        rows: list[Any] = profile(model).as_dict()["rows"]
+        return rows
+
+
+def _print(content: dict[str, Any], page: Path) -> None:
+    from isograd.lab.report.pages import explain as explain_page
+
+    print_lines(content["verdict"])
+    if content["causes"]:
+        print_lines("")
+    for i, one in enumerate(content["causes"], 1):
+        print_lines(f"{i}. {one['cause']}", f"   because {one['evidence']}")
+        print_lines(f"   {'tested' if one['tested'] else 'change'}: {one['remedy']}")
+    table = explain_page.profile(content, explain_page.MOST)
+    if table is not None:
+        print_lines("")
+        wide = output().width < 150 and len(table.header) > 8
+        shown = [i for i in range(len(table.header)) if not wide or i < 8]
+        said = explain_page.caption([table.header[i] for i in shown])
+        left_out = f" {len(table.header) - len(shown)} more columns: on the page below." if wide else ""
+        print_lines(*filter(None, [f"{said}{left_out}".strip()]))
+        print_table([table.header[i] for i in shown], [[escape(line[i]) for i in shown] for line in table.lines])
+        print_lines("", explain_page.profile_text(content))
+    note = f"   ({content['note']})" if content["next"] and content.get("note") else content.get("note", "")
+    print_path(f"\nnext: {content['next']}{note}")
+    print_path(f"page: {page}")

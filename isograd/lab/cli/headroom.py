@@ -1,0 +1,137 @@
+"""`isograd headroom`: the maximum stable learning rate, by placement and warm-up."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from isograd.cli.console import Bar, choose_products, loading, print_json, print_lines, print_path, print_table
+from isograd.cli.parser import Count, Folder, Name, Words
+from isograd.errors import UserError, refusing
+
+if TYPE_CHECKING:
+    from isograd.lab.report.style import Output
+    from isograd.lab.study.headroom import Chain, Listener, Trial
+    from isograd.lab.study.headroom_plan import SearchPlan
+
+
+def headroom(
+    recipe: str | None = None,
+    *overrides: Words,
+    placements: list[Name] | None = None,
+    warmup: list[int] | None = None,
+    seeds: list[int] | None = None,
+    low: float = 1e-5,
+    high: float = 1.0,
+    precision: float = 1.25,
+    out: Folder | None = None,
+    jobs: Count | None = None,
+    retry: bool = False,
+    json: bool = False,
+) -> int:
+    """Find the maximum stable learning rate, by placement and warm-up.
+
+    examples:
+      isograd headroom studies/headroom
+      isograd headroom RECIPE.yaml --placements post-ln pre-ln --warmup 0 50 150 --seeds 1 2 3
+      isograd headroom RECIPE.yaml model.layers=6 training.steps=200 --precision 1.1
+      isograd headroom model.layers=6 training.steps=100
+
+    Each rate is a run of its own, from scratch. Killed or interrupted, the same command goes on where it was;
+    a finer --precision or more --seeds go on from what is there. Exit code 1 where a run failed.
+
+    Args:
+        recipe: a YAML recipe, also a study's: its placements, warm-ups and seeds are taken
+        overrides: such as model.layers=6 training.steps=200
+        placements: default: the recipe's
+        warmup: steps; default: none, and the recipe's
+        seeds: default: the recipe's, else 1 2 3
+        low: no rate below is tried, default 1e-5
+        high: no rate above is tried, default 1
+        precision: largest stable and smallest unstable rate are at most this factor apart, default 1.25
+        out: default runs/headroom-NAME
+        jobs: runs at once, each on one thread (default: one per core or GPU)
+        retry: train failed runs once more
+        json: boundaries and chains as one JSON object on stdout, nothing else
+    """
+    for name in placements or ():
+        if "=" in name:
+            raise UserError(f"{name!r} is not a placement; write it right after the recipe")
+    from isograd.lab.study.engine.server import begin
+    from isograd.lab.study.headroom_plan import load_plan
+
+    words = [word for word in (recipe, *overrides) if word]
+    plan = load_plan(
+        Path(words.pop(0)) if words and "=" not in words[0] else None,
+        words,
+        placements=placements or (),
+        warmups=warmup or (),
+        seeds=seeds or (),
+        low=low,
+        high=high,
+        precision=precision,
+    )
+    folder = out or Path("runs") / f"headroom-{plan.name}"
+    if not (folder / "headroom.json").exists():
+        plan.base.must_find_its_data()
+        begin(jobs)
+    with loading():
+        from isograd.lab.study.engine.workers import local
+        from isograd.lab.study.headroom import headroom as search
+    choose_products("headroom", threads=1)
+    chains = len(plan.placements) * len(plan.warmups) * len(plan.seeds)
+    with Bar("chains", chains) as bar:
+        search(plan, folder, local(jobs), _watch(plan, bar), retry=retry)
+    return report_headroom(folder, json)
+
+
+def _watch(plan: "SearchPlan", bar: Bar) -> "Listener":
+    """A live line in a terminal: chains decided, runs, their cost, the run at work. Elsewhere a line per chain."""
+    from isograd.lab.report.pages.headroom import chain_said
+    from isograd.lab.study.boundary import Boundary
+    from isograd.lab.study.headroom import Listener
+
+    spent = {"runs": 0, "updates": 0, "seconds": 0.0}
+
+    def step(chain: "Chain", rate: float, step: int, loss: float) -> None:
+        bar.update(f"{_cost(spent)}  {chain}: {rate:.3g}, step {step}, loss {loss:.3f}")
+
+    def trial(chain: "Chain", one: "Trial") -> None:
+        for name, more in (("runs", 1), ("updates", one.steps), ("seconds", one.seconds)):
+            spent[name] += more
+        end = chain.next(plan.search)
+        decided = isinstance(end, Boundary)
+        bar.update(f"{_cost(spent)}  {chain}: {one.lr:.3g} {one.verdict}", advance=decided)
+        if isinstance(end, Boundary):
+            bar.line(f"{chain}: {chain_said(asdict(end))} ({len(chain.tried)} runs)")
+
+    return Listener(step=step, trial=trial, note=bar.line)
+
+
+def _cost(spent: dict[str, float]) -> str:
+    return f"{spent['runs']:.0f} runs, {spent['updates']:,.0f} updates, {spent['seconds'] / 60:.1f} min"
+
+
+def report_headroom(
+    folder: Path, json: bool, out: Path | None = None, title: str | None = None, figures: "Output | None" = None
+) -> int:
+    """Write the page of a search from its files, and say what was found; 1 where a run failed."""
+    from isograd.lab.report.pages.headroom import boundaries, cost, findings, oddities, read_headroom, write_headroom
+
+    with refusing(ValueError):
+        page, content = write_headroom(folder, out, title, figures), read_headroom(folder)
+    if json:
+        names = ("placements", "warmups", "seeds", "search", "levels", "chains", "cost")
+        found: dict[str, Any] = {name: content[name] for name in names}
+        print_json(found | {"findings": findings(content), "report": str(page)})
+    else:
+        table = boundaries(content)
+        print_table(table.header, [list(map(escape, line)) for line in table.lines])
+        print_lines("", *findings(content))
+        print_path(f"\ncost: {cost(content)}\nreport: {page}")
+    failed = [line for line in oddities(content) if " stopped: " in line]
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,128 @@
+"""`isograd replay RUN`: which change would have cured a run that diverged or collapsed."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from isograd.cli.console import Bar, choose_products, loading, print_json, print_lines, print_path, print_table
+from isograd.cli.parser import Count, Folder, Words
+from isograd.errors import UserError, command, refusing
+from isograd.hub import is_watched
+
+if TYPE_CHECKING:
+    from isograd.lab.study.engine.ledger import Row
+    from isograd.lab.study.replay import Replay
+
+
+def replay(
+    run: Folder,
+    *,
+    try_: list[list[Words]] | None = None,
+    from_: int | None = None,
+    seeds: Count = 1,
+    steps: Count | None = None,
+    out: Folder | None = None,
+    jobs: Count | None = None,
+    retry: bool = False,
+    json: bool = False,
+) -> int:
+    """Find which change cures a run that diverged or collapsed: a short run per change, from before the break.
+
+    examples:
+      isograd replay runs/my-run
+      isograd replay runs/my-run --try lr=3e-4 --try warmup=200 --try placement=pre-ln --try seed=1 --seeds 3
+      isograd replay runs/my-run --from 1200 --try clip=0.5 --try lr=1e-4 clip=0.5
+
+    A change of the rate, of clipping, dropout or the seed goes on from the last checkpoint before the break, bit for
+    bit what it was; a change of the placement, the init or the warm-up begins again at step 0. A change cures where
+    it finishes with every seed. Killed or interrupted, the same command goes on where it was.
+
+    Args:
+        run: the folder of a run of isograd train, compare or a study
+        try_: one change of the recipe, such as lr=3e-4; several words are one change; once for each change (default:
+            a lower rate, a longer warm-up, clipping, pre-ln, and another seed as a control)
+        from_: go back to the last checkpoint at or before this step (default: before the break)
+        seeds: runs of each change, default 1; a cure is one in all of them
+        steps: of each run after where it begins (default: as many as an outcome takes)
+        out: default RUN/replay
+        jobs: runs at once, each on one thread (default: one per core or GPU)
+        retry: train failed runs once more
+        json: what replay.json holds, as one JSON object on stdout
+    """
+    if is_watched(run):
+        line = "this is a watched loop, which is replayed from its own script: isograd.watch(..., replay=OwnLoop(...))"
+        raise UserError(f"{run}: {line}; its page: {command('report', run)}")
+    if not (run / "run.json").is_file():
+        raise UserError(f"{run}: no folder of a run; expected one with a run.json, such as runs/NAME")
+    if from_ is not None and from_ < 0:
+        raise UserError(f"--from {from_}: expected a step, 0 or more")
+    with loading():
+        from isograd.lab.study.replay import load_replay
+
+        plan = load_replay(run, try_ or (), step=from_, seeds=seeds, steps=steps or 0)
+    choose_products("replay", threads=1, like=run / "resolved.json")
+    folder = out or run / "replay"
+    content = _train(plan, folder, jobs, retry)
+    from isograd.lab.report.pages.replay import write_replay
+
+    page, _ = write_replay(folder)
+    if json:
+        print_json({**content, "report": str(page)})
+    else:
+        print_replay(content, page)
+    failed = [one for change in content["changes"] for one in change["runs"] if one["outcome"] == "failed"]
+    for one in failed:
+        print(f"{one['cell']} failed: {one.get('error')}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _train(plan: "Replay", folder: Path, jobs: int | None, retry: bool) -> dict[str, Any]:
+    from isograd.lab.study.engine.workers import local
+    from isograd.lab.study.replay import cells_of
+    from isograd.lab.study.replay import replay as replayed
+
+    cells = [(change, cell) for change in plan.changes for cell in cells_of(change)]
+    names = [f"{change.label}{f', seed {cell.run.seed}' if len(change.runs) > 1 else ''}" for change, cell in cells]
+    with Bar("runs", total=len(cells)) as bar, refusing(FileExistsError):
+
+        def on_row(i: int, row: "Row") -> None:
+            bar.end(f"{names[i]}: {row['outcome']}")
+
+        return replayed(
+            plan,
+            folder,
+            local(jobs, threads=1),
+            lambda i, step, loss: bar.update(f"{names[i]}: step {step:,}, loss {loss:.3f}"),
+            on_row,
+            bar.line,
+            retry,
+        )
+
+
+def print_replay(content: dict[str, Any], page: Path) -> None:
+    """What broke, a line per change, the headline, and the page."""
+    from isograd.lab.report.pages import replay as replay_page
+
+    print_lines(replay_page.what_broke(content), "")
+    colours = {"cures": "green", "does not cure": "red"}
+    lines = [
+        [*map(escape, cells), f"[{colours.get(said, 'yellow')}]{said}[/]"]
+        for *cells, said in replay_page.table(content).lines
+    ]
+    print_table(replay_page.HEADER, lines)
+    print_lines("", replay_page.headline(content), *replay_page.warnings(content))
+    print_path(f"\nreport: {page}")
+
+
+def report_replay(folder: Path, out: Path | None, title: str | None, output: Any, json: bool) -> None:
+    """`isograd report` of a replay's folder."""
+    from isograd.lab.report.pages.replay import write_replay
+
+    with refusing(ValueError, KeyError):
+        page, content = write_replay(folder, out, title, output)
+    if json:
+        print_json({**content, "report": str(page)})
+    else:
+        print_replay(dict(content), page)

@@ -1,0 +1,324 @@
+"""`isograd report FOLDER...`: tables and figures from the files of runs, a study or a search."""
+
+import argparse
+import json as json_
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from isograd.cli.console import print_json, print_path, working
+from isograd.cli.parser import EACH, Folder
+from isograd.errors import UserError, refusing
+from isograd.hub import is_watched
+
+if TYPE_CHECKING:
+    from isograd.lab.report.runs import ArmFiles
+    from isograd.lab.report.style import Output
+
+FORMATS = ("svg", "png", "pdf")
+_UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
+
+
+def inches(text: str) -> float:
+    """A length: 3.3, 3.3in, 84mm, 8.4cm.
+
+    >>> inches("3.3"), inches("3.3in"), round(inches("84mm"), 3)
+    (3.3, 3.3, 3.307)
+    """
+    number, unit = (text[:-2].strip(), text[-2:]) if text[-2:] in _UNITS else (text, "in")
+    try:
+        found = float(number) * _UNITS[unit]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected inches such as 3.3, or 3.3in, 84mm, 8.4cm; got {text!r}") from None
+    if not 1 <= found <= 40:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 to 40 inches")
+    return found
+
+
+def formats(text: str) -> str:
+    """One of `FORMATS`, or several of them with commas between."""
+    for name in text.split(","):
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"expected {', '.join(FORMATS)} or several, as in pdf,svg; got {name!r}")
+    return text
+
+
+Length = Annotated[float, inches, "LENGTH"]
+
+
+def report(
+    *folders: Folder,
+    out: Folder | None = None,
+    title: Annotated[str, "TEXT"] | None = None,
+    reference: Annotated[str, "ARM"] | None = None,
+    figure: list[Annotated[str, "NAME"]] | None = None,
+    arms: list[Annotated[str, "ARM"]] | None = None,
+    label: Annotated[list[Annotated[str, "ARM=TEXT"]], EACH] | None = None,
+    style: Literal["screen", "paper", "gray"] = "screen",
+    width: Length | None = None,
+    height: Length | None = None,
+    font: Annotated[str, "FAMILY"] | None = None,
+    format: list[Annotated[str, formats, "FORMAT"]] | None = None,  # noqa: A002  (it is --format)
+    json: bool = False,
+) -> int:
+    """Make tables and figures of runs from their folders.
+
+    examples:
+      isograd report runs/compare
+      isograd report runs/pre-ln-12l runs/normformer-12l --out paper --title "12 layers"
+      isograd report runs/compare --style paper --width 3.25 --format pdf
+      isograd report runs/compare --figure gradients:last --arms pre-ln normformer --style gray --format pdf
+      isograd report runs/warmup --reference normformer      of a study: one that holds a study.json
+
+    Reads files only: a folder copied from another machine will do.
+
+    Args:
+        folders: the folder of a run, a study, a search, a replay or a watched loop, or a folder of runs
+        out: where to write (default: report/ in the first FOLDER)
+        title: title of the page
+        reference: placement or label of the arm that the others are measured against (default: pre-ln, or the first)
+        figure: these figures alone, and no page; NAME:2 or NAME:WORDS is the one panel of that number or heading
+        arms: these arms alone, in this order, by placement or label
+        label: what page and figures call an arm, such as "pre-ln=Pre-LN (ours)"; once for each arm
+        style: font size and line width of the figure files; gray: as paper, arms differ by dash and marker alone
+        width: of the figure files in inches, or as 84mm (default: 8.4; with --style paper or gray 3.25)
+        height: of the figure files (default: as their panels need)
+        font: family of the figure files, such as serif or "DejaVu Serif" (default: sans-serif)
+        format: of the figure files, among svg, png and pdf (default: svg png)
+        json: the results as one JSON object on stdout
+    """
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is not a folder")
+    if not folders:
+        raise UserError("name the FOLDER of a run or a study, or a folder of runs")
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
+    from isograd.lab.report.style import Output
+
+    forms = [form for text in format or ["svg,png"] for form in text.split(",")]
+    figures = Output(formats=forms, style=style, width=width, height=height, font=font, figures=figure or ())
+    if font is not None:
+        from isograd.lab.report.shape import must_be_installed
+
+        must_be_installed(font)
+    of_runs = not (len(folders) == 1 and _is_no_folder_of_runs(folders[0]))
+    if not of_runs and (arms or label):
+        raise UserError(f"--{'arms' if arms else 'label'} is for runs; name their folders, such as {folders[0]}/cells")
+    if not of_runs and figure:
+        raise UserError(f"--figure is for runs; the figures of {folders[0]} are written with its page")
+    if len(folders) == 1 and (folders[0] / "study.json").exists():
+        return _report_study(folders[0], out, title, reference, figures, json)
+    if len(folders) == 1 and (folders[0] / "headroom.json").exists():
+        from isograd.lab.cli.headroom import report_headroom
+
+        report_headroom(folders[0], json, out, title, figures)
+        return 0
+    if len(folders) == 1 and (folders[0] / "replay.json").exists():
+        from isograd.lab.cli.replay import report_replay
+
+        report_replay(folders[0], out, title, figures, json)
+        return 0
+    if len(folders) == 1 and is_watched(folders[0]):
+        return _report_watched(folders[0], out, title, figures, json)
+    from isograd.lab.cli.compare import print_arms
+    from isograd.lab.report.runs import find_runs, readable
+
+    found = find_runs(list(folders))
+    if any(map(is_watched, found)):
+        if len(found) == 1:
+            return _report_watched(found[0], out, title, figures, json)
+        if figure or arms or label:
+            raise UserError("--figure, --arms and --label are for runs alone; leave the watched loops out")
+        return _report_side_by_side(found, out or folders[0] / "report", title, figures, json)
+    runs, faults = readable(found)
+    if faults and len(found) == 1:
+        raise UserError(faults[0])
+    for line in faults:
+        print(f"left out: {line}", file=sys.stderr)
+    if not runs:
+        among = f"none of {len(found)} can be read" if found else "no folder with a run.json in it or below it"
+        raise UserError(f"nothing to report on in {', '.join(map(str, folders))}: {among}")
+    with working(f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {'drawing' if figure else 'making the page'}"):
+        written = _write(runs, out or folders[0] / "report", title, reference, figures, arms or (), _called(label))
+    if figure and json:
+        print_json({"figures": _files(written, figures), "left_out": faults})
+    elif figure:
+        for path in _files(written, figures):
+            print_path(f"figure: {path}")
+    elif json:
+        print_json({"reports": [_content(*one) for one in written], "left_out": faults})
+    else:
+        for found_arms, page, name in written:
+            print_arms(found_arms, page, name)
+    return 0
+
+
+def _is_no_folder_of_runs(folder: Path) -> bool:
+    return any((folder / f"{kind}.json").exists() for kind in ("study", "headroom", "replay")) or is_watched(folder)
+
+
+def _called(labels: Sequence[str] | None) -> dict[str, str]:
+    """What `--label` says: arm -> name."""
+    pairs = [text.partition("=") for text in labels or ()]
+    for (arm, sign, name), text in zip(pairs, labels or (), strict=True):
+        if not (arm and sign and name):
+            raise UserError(f'--label {text}: expected ARM=TEXT, such as "pre-ln=Pre-LN (ours)"')
+    return {arm: name for arm, _, name in pairs}
+
+
+def _files(written: Sequence[tuple[Any, Path, Any]], figures: "Output") -> list[str]:
+    """What `--figure` wrote."""
+    from isograd.lab.report.page import file_of
+
+    names = [file_of(*asked.partition(":")[::2]) for asked in figures.figures]
+    places = [page.with_name(f"{name}.{form}") for _, page, _ in written for name in names for form in figures.formats]
+    return [str(path) for path in places if path.exists()]
+
+
+def open_page(folder: Folder, *, json: bool = False) -> int:
+    """Show the page of a run, a study or a search in the browser.
+
+    examples:
+      isograd open runs/my-run
+      isograd open runs/compare
+
+    It is made where it is not there yet, or older than its run. Without a display its path is printed.
+
+    Args:
+        folder: as 'isograd report' takes it, or an HTML file
+        json: the path as one JSON object on stdout
+    """
+    page = folder if folder.suffix == ".html" and folder.is_file() else _page_of(folder)
+    shown = False
+    if not json and _has_display():
+        import webbrowser
+
+        shown = webbrowser.open(page.resolve().as_uri())
+    if json:
+        print_json({"page": str(page)})
+    else:
+        print(f"opened {page}" if shown else page)
+    return 0
+
+
+def _page_of(folder: Path) -> Path:
+    """The newest page that lies in a folder; where there is none, or runs have ended since, it is made."""
+    runs = [path.stat().st_mtime_ns for path in (*folder.glob("outcome.json"), *folder.glob("*/outcome.json"))]
+    found = _newest(folder)
+    if found is None or found.stat().st_mtime_ns < max(runs, default=0):
+        with redirect_stdout(StringIO()):
+            report(folder)
+        found = _newest(folder)
+    assert found is not None  # what report has just written
+    return found
+
+
+def _newest(folder: Path) -> Path | None:
+    """Of reports; where there are none, of other pages, such as explain.html."""
+    places = ("report.html", "report/report.html", "report/*/report.html")
+    pages = [page for place in places for page in folder.glob(place)] or list(folder.glob("*.html"))
+    return max(pages, key=lambda page: page.stat().st_mtime_ns, default=None)
+
+
+def _has_display() -> bool:
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _report_watched(folder: Path, out: Path | None, title: str | None, figures: "Output", json: bool) -> int:
+    from isograd.cli.console import print_lines, print_path
+    from isograd.files import read_rows
+    from isograd.lab.report.pages.watch import headline, write_watch
+
+    with refusing(ValueError, KeyError, TypeError):
+        page = write_watch(folder, out, title, figures)
+    warned = read_rows(folder / "warnings.jsonl")
+    if json:
+        print_json({"report": str(page), "warnings": warned})
+    else:
+        print_lines(headline(read_rows(folder / "metrics.jsonl"), warned))
+        print_lines(*(f"-> {row['cause']}; {row['remedy']}" for row in warned[:1] if row.get("remedy")))
+        print_path(f"\nreport: {page}")
+    return 0
+
+
+def _report_side_by_side(folders: list[Path], out: Path, title: str | None, figures: "Output", json: bool) -> int:
+    from isograd.cli.console import print_lines
+    from isograd.lab.report.pages.watch import write_side_by_side
+
+    with refusing(ValueError, KeyError, TypeError):
+        page, table = write_side_by_side(folders, out, title, figures)
+    if json:
+        names = [name.replace(" ", "_") for name in table.header]
+        print_json({"report": str(page), "loops": [dict(zip(names, line, strict=True)) for line in table.lines]})
+    else:
+        for name, steps, lowest, last, warning in table.lines:
+            print_lines(f"{name}: {steps} steps, lowest loss {lowest}, last {last}; first warning: {warning}")
+        print_path(f"\nreport: {page}")
+    return 0
+
+
+def _report_study(
+    folder: Path, out: Path | None, title: str | None, reference: str | None, figures: "Output", json: bool
+) -> int:
+    from isograd.lab.cli.study import print_study
+    from isograd.lab.report.study.page import write_study_report
+
+    with refusing(ValueError):
+        found = write_study_report(folder, out, title, reference, figures)
+    if json:
+        print_json({"report": str(found.page), **found.results})
+    else:
+        print_study(found)
+    return 0
+
+
+def _write(
+    runs: list[Path],
+    out: Path,
+    title: str | None,
+    name: str | None,
+    figures: "Output",
+    chosen: Sequence[str],
+    called: Mapping[str, str],
+) -> list[tuple[list["ArmFiles"], Path, str | None]]:
+    """A page for each kind of run, in folders of their own where there are several: its arms, the page, its reference.
+
+    Of several kinds the named reference may be in some only. The folders are read once.
+    """
+    from isograd.lab.report.pages.runs import write_arms
+    from isograd.lab.report.runs import arm_of, arms_of, by_kind, must_be_arm, reference_of
+
+    kinds = {kind: arms_of(folders) for kind, folders in by_kind(runs).items()}
+    every = [arm for arms in kinds.values() for arm in arms]
+    having = [kind for kind, arms in kinds.items() if name and reference_of(arms, name)]
+    if name and not having:
+        labels = [arm.label for arm in every]
+        raise UserError(f"--reference {name}: no arm has this name; there are {'; '.join(labels)}")
+    for one in chosen:
+        must_be_arm(every, one)
+    for one in called:
+        must_be_arm(every, one)
+    written = []
+    for kind, arms in kinds.items():
+        named = {one: text for one, text in called.items() if arm_of(arms, one)}
+        mine = [arm for one in chosen if (arm := arm_of(arms, one))] if chosen else arms
+        if not mine:
+            continue
+        into, reference = out if len(kinds) == 1 else out / kind, name if kind in having else None
+        page = write_arms(mine, into, title, True, reference, figures, named)
+        written.append((mine, page, reference))
+    return written
+
+
+def _content(arms: list["ArmFiles"], page: Path, reference: str | None) -> dict[str, Any]:
+    """What a program reads of a page."""
+    from isograd.lab.report.pages.runs import findings
+
+    said = list(findings(arms, reference))
+    results = json_.loads(page.with_name("results.json").read_text(encoding="utf-8"))
+    return {"report": str(page), "findings": said, "runs": results}

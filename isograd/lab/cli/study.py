@@ -1,0 +1,220 @@
+"""`isograd study RECIPE`: a sweep over settings and seeds, and what its statistics say."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.markup import escape
+
+from isograd.cli.console import Bar, choose_products, loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.parser import Count, File, Folder, Words
+from isograd.errors import UserError
+from isograd.lab.cli.progress import announce_resumed, announce_runs
+
+if TYPE_CHECKING:
+    from isograd.lab.report.study.page import StudyReport
+    from isograd.lab.study.engine.jobs import Engine
+    from isograd.lab.study.plan import Cell, Study
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """I/N: every N-th cell from the I-th, from 0."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 0 to N - 1, such as 0/8, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def study(
+    recipe: File,
+    *overrides: Words,
+    out: Folder | None = None,
+    dry_run: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    address: Annotated[str, "ADDRESS"] | None = None,
+    jobs: Count | None = None,
+    threads: Count = 1,
+    retry: bool = False,
+    shard: Annotated[tuple[int, int], _shard, "I/N"] | None = None,
+    json: bool = False,
+) -> int:
+    """Sweep over settings and seeds: placements x depths x rates x warm-ups, and their statistics.
+
+    examples:
+      isograd study warmup
+      isograd study warmup --dry-run
+      isograd study RECIPE.yaml training.lr=[1e-3,3e-3] model.placement=[post-ln,pre-ln] seeds=[1,2] budget.steps=100
+      isograd study RECIPE.yaml --engine ray --address ray://host:10001
+      isograd study RECIPE.yaml --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
+
+    A recipe of `isograd train` plus axes: {KEY: [VALUES]}, seeds: [NUMBERS], and for each cell budget: {steps: N},
+    {tokens: N} or {seconds: N}. Killed at any time, the same command goes on; what has ended is not trained again.
+
+    Args:
+        recipe: a YAML recipe with axes
+        overrides: such as training.batch=32; for the key of an axis, its values
+        out: default runs/NAME, NAME from the recipe
+        dry_run: list the cells and the time they will take, measured here, and stop
+        engine: where cells are trained (default: here)
+        address: of the Ray cluster: ray://HOST:PORT, or auto (default: start one on this machine)
+        jobs: runs at once (default: one per GPU, or per core)
+        threads: CPU threads of each run (default 1, the fastest in total for small models)
+        retry: train failed cells once more, and cells with damaged files from the beginning
+        shard: train only every N-th cell, from the I-th on (counted from 0): one task of a job array
+        json: the ledger's rows as one JSON object on stdout, nothing else
+    """
+    if address is not None and engine != "ray":
+        raise UserError("--address is of a Ray cluster; add --engine ray")
+    if jobs is not None and engine == "ray":
+        raise UserError("--jobs is for the local engine; a Ray cluster has its own size")
+    from isograd.lab.study.engine.server import begin
+    from isograd.lab.study.plan import CELLS, load_study
+
+    planned = load_study(recipe, overrides)
+    folder = out or Path("runs") / planned.name
+    if not (folder / "study.json").exists():
+        for run in {cell.run.corpus_key: cell.run for cell in planned.cells}.values():
+            run.must_find_its_data()
+    if not dry_run:
+        announce_runs([folder / CELLS / cell.name for cell in planned.cells], folder)
+    ended = all((folder / CELLS / cell.name / "outcome.json").exists() for cell in planned.cells)
+    if engine == "local" and not (dry_run or ended):
+        begin(jobs)
+    with loading():
+        from isograd.lab.study.engine.jobs import check_jobs
+        from isograd.lab.study.engine.runner import jobs_of
+        from isograd.lab.study.speeds import measured, with_seconds
+
+        check_jobs(jobs_of(planned.cells, folder))
+    choose_products("study", threads, like=folder / "study.json")
+    trainer = _engine(engine, address, jobs, threads)
+    if planned.budget and planned.budget.unit == "seconds":
+        with Bar("timing a few steps of each shape", transient=True) as bar:
+            planned = with_seconds(planned, measured(planned.cells, folder, trainer, _counted(bar), ended=False))
+    first, every = shard or (0, 1)
+    cells = planned.cells[first::every]
+    if dry_run:
+        return _dry(cells, folder, trainer, jobs, threads, retry, json)
+    rows = _train(planned, cells, folder, trainer, threads, retry)
+    return _report(rows, len(cells), folder, shard is None, json)
+
+
+def _engine(engine: str, address: str | None, jobs: int | None, threads: int) -> "Engine":
+    if engine == "ray":
+        from isograd.lab.study.engine.on_ray import on_ray
+
+        return on_ray(address, threads=threads)
+    from isograd.lab.study.engine.workers import local
+
+    return local(jobs, threads=threads)
+
+
+def _counted(bar: Bar) -> Callable[[int, int], None]:
+    return lambda done, total: bar.update(completed=done, total=total)
+
+
+def _dry(
+    cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, threads: int, retry: bool, json: bool
+) -> int:
+    """The cells, each with the seconds that it will take, and all together. Nothing but speeds.json is written."""
+    from isograd.lab.cli.progress import duration
+    from isograd.lab.study.engine.runner import survey
+    from isograd.lab.study.engine.workers import at_once
+    from isograd.lab.study.speeds import measured, seconds_of, shape_of
+
+    with Bar("timing a few steps of each shape", transient=True) as bar:
+        speeds = measured(cells, folder, engine, _counted(bar))
+    left = [cells[i] for i in survey(cells, folder, retry).todo]
+    together = at_once(jobs, threads)
+    whole, rest = (seconds_of(some, speeds, together) for some in (cells, left))
+    each = {cell.name: speeds[shape_of(cell.run)].of(cell.run.training.steps) for cell in cells}
+    if json:
+        listed = [{"cell": c.name, "values": c.values, "seed": c.run.seed, "seconds": each[c.name]} for c in cells]
+        print_json({"cells": listed, "left": len(left), "seconds": whole, "seconds_left": rest})
+        return 0
+    waiting = {cell.name for cell in left}
+    rows = [
+        [
+            escape(cell.name),
+            f"{cell.run.training.steps:,}",
+            duration(each[cell.name]),
+            "" if cell.name in waiting else "ended",
+        ]
+        for cell in cells
+    ]
+    print_table(["cell", "updates", "about", ""], rows)
+    steps = sorted({cell.run.training.steps for cell in cells})
+    said = f"{len(cells)} cells of {' to '.join(f'{n:,}' for n in dict.fromkeys((steps[0], steps[-1])))} updates"
+    ended = f"; {len(left)} left, about {duration(rest)}" if len(left) < len(cells) else ""
+    print(f"{said}, {together} at once: about {duration(whole)}{ended}; folder {folder}")
+    return 0
+
+
+def _train(
+    planned: "Study", cells: list["Cell"], folder: Path, engine: "Engine", threads: int, retry: bool
+) -> list[dict[str, Any]]:
+    from isograd.lab.cli.progress import StudyProgress
+    from isograd.lab.study.engine.ledger import write_study
+    from isograd.lab.study.engine.runner import run_cells
+    from isograd.lab.study.plan import CELLS
+
+    announce_resumed([cell.name for cell in cells], [folder / CELLS / cell.name for cell in cells])
+    write_study(planned, folder, threads)
+    with StudyProgress(cells, list(planned.axes)) as progress:
+        return run_cells(
+            cells,
+            folder,
+            engine,
+            progress.step,
+            progress.row,
+            retry=retry,
+            keep_models=planned.keep_models,
+            on_note=progress.note,
+            on_ready=progress.ready,
+        )
+
+
+def _report(rows: list[dict[str, Any]], cells: int, folder: Path, whole: bool, json: bool) -> int:
+    from isograd.lab.report.study.page import write_study_report
+
+    report = write_study_report(folder) if whole else None
+    if json:
+        print_json({"rows": rows, "cells": cells, "report": str(report.page) if report else None})
+    elif report:
+        print_study(report)
+    else:
+        print(f"{len(rows)} of {cells} cells of this shard have ended; folder {folder}")
+    failed = [row for row in rows if row["outcome"] == "failed"]
+    for row in failed:
+        print(f"{row['cell']} failed: {row['error']}", file=sys.stderr)
+    if failed or len(rows) < cells:
+        print("--retry trains failed and broken cells once more", file=sys.stderr)
+        return 1
+    return 0
+
+
+_RATIO, _RATES = "first/last gradient ratio", ("diverged", "collapsed", "undecided")  # what a narrow terminal is spared
+
+
+def print_study(report: "StudyReport") -> None:
+    """A line per arm, the summary, and the page; what was left out on stderr."""
+    for line in report.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    width = output().width
+    header, lines = report.table.header, report.table.lines
+    shown = [i for i, name in enumerate(header) if name != _RATIO or width >= 130]
+    if lines:
+        heads = [header[i].replace("median ", "median\n") for i in shown]
+        print_table(heads, [[_shown(header[i], cells[i], width) for i in shown] for cells in lines])
+        print()
+    print_lines(*report.summary)
+    print_path(f"\nreport: {report.page}")
+
+
+def _shown(name: str, text: str, width: int) -> str:
+    """Red where seeds did not finish; the rates' intervals only where there is room."""
+    short = escape(text if width >= 110 or name not in (_RATIO, *_RATES) else text.partition(" (")[0])
+    return f"[red]{short}[/]" if name in _RATES and not text.startswith("0/") else short

@@ -1,0 +1,341 @@
+"""`isograd train RECIPE key=value ...`: one run, or with --dry-run what it will need."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.markup import escape
+
+from isograd.cli.console import (
+    bytes_in_words,
+    choose_products,
+    loading,
+    must_be_writable,
+    output,
+    print_json,
+    print_table,
+    progress,
+)
+from isograd.cli.parser import Count, File, Folder, Words
+from isograd.errors import UserError, many
+from isograd.lab.cli.progress import RunProgress, announce_runs
+from isograd.placement import get
+
+if TYPE_CHECKING:
+    from isograd.lab.train.forecast.forecast import Forecast
+    from isograd.lab.train.run import Run
+
+Row = tuple[str, str, str]
+
+
+def train(
+    recipe: str | None = None,
+    *overrides: Words,
+    out: Folder | None = None,
+    keys: bool = False,
+    dry_run: bool = False,
+    world_size: Count | None = None,
+    json: bool = False,
+) -> int:
+    """Train one model from a recipe.
+
+    examples:
+      isograd train number-words
+      isograd train post-ln-collapses-without-warmup training.warmup=150
+      isograd train model.layers=36 training.lr=3e-4
+      isograd train normformer2021/clm-1.3b --dry-run --world-size 8
+      torchrun --standalone --nproc-per-node 2 -m isograd train RECIPE training.fsdp=true
+
+    Killed or interrupted, the same command goes on from the last checkpoint.
+
+    Args:
+        recipe: a YAML recipe, by path or name (default: every key at its default)
+        overrides: such as model.layers=36
+        out: folder of the run (default: runs/NAME, NAME from recipe or settings)
+        keys: print every key with its value and exit
+        dry_run: print parameters, memory, tokens and learning rates, and exit; nothing is built
+        world_size: devices that --dry-run assumes (default: 1)
+        json: the outcome as one JSON object on stdout
+    """
+    from isograd.lab.train.recipe import load_run
+
+    words = [word for word in (recipe, *overrides) if word]
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    run = load_run(path, words)
+    if keys:
+        import yaml
+
+        print(yaml.safe_dump(run.as_dict(everything=True), sort_keys=False), end="")
+        return 0
+    if not run.pretrained:  # which may have a formula of its own
+        get(run.model.placement)  # refused before torch is loaded
+    if dry_run:
+        return _forecast(run, world_size or 1, json)
+    if world_size is not None:
+        raise UserError("--world-size is read by --dry-run only; a run takes the processes that torchrun starts")
+    return _train(run, out, json)
+
+
+def init_recipe(
+    *text: str, task: Literal["language", "masked"] = "language", out: File | None = None, json: bool = False
+) -> int:
+    """Write a first recipe for your own text, with a reason beside each setting.
+
+    examples:
+      isograd init-recipe my.txt
+      isograd train my.yaml
+      isograd init-recipe wikipedia/train.txt.xz --out wiki.yaml
+      isograd init-recipe train.de train.en                 translation; also one file of two columns, pairs.tsv
+
+    Nothing is asked: level, length, depth and batch follow from the text, so that a first run takes about a minute.
+
+    Args:
+        text: files (.txt, .jsonl, .parquet, plain or .gz or .xz), a data set's name, or parallel text: two files of as
+            many lines whose names differ in the language, or a .tsv of two columns (default: the embedded text)
+        task: of text that is not parallel
+        out: the recipe (default: NAME.yaml here, NAME from the first text); never one that exists
+        json: the file and its settings as one JSON object on stdout
+    """
+    sources = list(text) or ["embedded"]
+    path = out or Path(f"{Path(sources[0]).name.partition('.')[0] or 'text'}.yaml")
+    if path.exists():
+        raise UserError(f"{path} exists; name another by --out FILE")
+    must_be_writable(path)
+    from isograd.files import write_text
+    from isograd.lab.train.recipe import load_run
+    from isograd.lab.train.suggest import look, recipe_for
+    from isograd.lab.train.suggest_pairs import recipe_for_pairs, sides_of
+
+    with progress().status("reading the text"):
+        if (sides := sides_of(sources)) is not None:
+            recipe, count = recipe_for_pairs(sides, path)
+            size = f"{count:,} pairs"
+        else:
+            facts = look(sources)
+            recipe, size = recipe_for(sources, facts, path, task), f"{facts.characters:,} characters"
+    write_text(path, recipe)
+    run = load_run(path)
+    if json:
+        print_json({"recipe": str(path), **run.as_dict()})
+    else:
+        print(f"{path}: {size}, {many(run.layers or 0, 'layer')}, {many(run.training.steps, 'step')}")
+        print(f"isograd train {shlex.quote(str(path))}")
+    return 0
+
+
+def _train(run: "Run", out: Path | None, json: bool) -> int:
+    folder = out or Path("runs") / (run.name or run.folder_name())
+    if not (folder / "run.json").exists():
+        run.must_find_its_data()
+    if os.environ.get("RANK", "0") == "0":  # one voice of several
+        announce_runs([folder], folder)
+    with loading():
+        import torch
+        from accelerate import PartialState
+
+        from isograd.lab.train.train import train as train_run
+
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if state.is_main_process:
+        choose_products("train", like=folder / "resolved.json")
+    before = _written(folder / "outcome.json")
+    with RunProgress([run.model.placement], run.training.steps, [folder]) as bar:
+        bar.console.quiet |= not state.is_main_process  # one voice of several
+        outcome = train_run(run, folder, partial(bar.step, 0), bar.validated)
+        bar.end(0, outcome)
+    if state.is_main_process:
+        _write_card(folder)
+        if json:
+            print_json(outcome | {"folder": str(folder)})
+        else:
+            _print(outcome, folder)
+            if before == _written(folder / "outcome.json"):
+                print("it had ended before, and nothing was trained again; --out FOLDER starts another run")
+    return {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
+
+
+def _written(path: Path) -> int | None:
+    """When a file was written; None where it is not there."""
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _write_card(folder: Path) -> None:
+    """README.md of the model, as the hub reads it, once."""
+    if (folder / "model").is_dir() and not (folder / "model" / "README.md").exists():
+        from isograd.convert.checkpoints.card import write_run_card
+
+        write_run_card(folder)
+
+
+def _print(outcome: dict[str, Any], folder: Path) -> None:
+    if outcome["outcome"] == "failed":
+        print(f"failed: {outcome['error']} (see {folder}/error.txt)", file=sys.stderr)
+        return
+    named = {"final loss": outcome.get("final_loss"), "validation loss": outcome.get("validation_loss")}
+    losses = [f"{name} {loss:.4f}" for name, loss in named.items() if loss is not None]
+    if outcome.get("bleu") is not None:
+        losses.append(f"validation BLEU {outcome['bleu']:.1f}")
+    if outcome.get("score") is not None:
+        losses.append(f"{outcome['metric']} {outcome['score']:.4f} (majority-class baseline {outcome['majority']:.4f})")
+    print(", ".join([outcome["outcome"], *losses]))
+    from isograd.lab.report import kept_weights
+
+    for line in kept_weights.lines(outcome):
+        print(line)
+    if outcome["outcome"] != "finished" and outcome.get("reason"):
+        print(f"{outcome['outcome']}: {outcome['reason']}")
+    print(f"folder: {folder}")
+
+
+def _forecast(run: "Run", devices: int, json: bool) -> int:
+    """What will be built, what a device holds, what the run takes; three tables, and the rates in a line."""
+    from isograd.lab.train.forecast.forecast import forecast
+    from isograd.lab.train.run import sharded_by
+
+    found = forecast(run, devices)
+    if json:
+        print_json(found.as_dict())
+        return 0
+    console = output()
+    console.print(f"[bold]{run.name or run.task}[/bold]  ", end="")
+    console.print(_shape(found), markup=False)
+    sharded = "sharded" if sharded_by(run.training) else "replicated" if devices > 1 else "whole"
+    each = "1 device" if devices == 1 else f"each of {devices} devices"
+    _table("parameters", _parameters(found))
+    _table(f"memory of {each}, {sharded}", _memory(found))
+    _table("training", _training(found))
+    console.print(f"\n[bold]learning rate[/bold]  {rates_in_words(found)}")
+    return 0
+
+
+def _table(title: str, rows: Iterable[Row]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(min_width=24)
+    table.add_column(justify="right", min_width=22)
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    output().print(f"\n[bold]{title}[/bold]")
+    output().print(table)
+
+
+def rates_in_words(found: "Forecast") -> str:
+    """The rate where the schedule turns, such as "0 in update 1, 0.0006 in update 750 (warm-up 750, polynomial)"."""
+    t, warmup = found.run.training, found.run.warmup_in_words
+    turns = ", ".join(f"{rate:.3g} in update {step:,}" for step, rate in found.rates)
+    return f"{turns} ({warmup}, {t.decay})" if turns else f"peak {t.lr:g}, {warmup}, {t.decay}"
+
+
+def _shape(found: "Forecast") -> str:
+    run, config = found.run, found.config
+    layers = f"{config.encoder_layers} + " if config.encoder_layers else ""
+    return (
+        f"{config.placement}, {layers}{many(config.num_hidden_layers, 'layer')}, width {config.hidden_size},"
+        f" {many(config.num_attention_heads, 'head')}, feed-forward {config.intermediate_size},"
+        f" vocabulary {_up_to(run)}{config.vocab_size:,}, {run.training.precision}"
+    )
+
+
+def _up_to(run: "Run") -> str:
+    """What is known of the vocabulary's size before data are read."""
+    said = {None: "", "char": "of characters, taken as ", "subword-nmt": "of merges, taken as "}
+    return said.get(run.vocabulary, "up to ")
+
+
+def _parameters(found: "Forecast") -> Iterable[Row]:
+    from isograd.lab.train.forecast.memory import PARTS
+
+    for part in PARTS:
+        if found.parts[part]:
+            yield part, f"{found.parts[part]:,}", f"{found.parts[part] / found.parameters:6.2%}"
+    yield "all", f"{found.parameters:,}", _scaled(found.parameters, "TBMk", 12)
+    yield "without embeddings", f"{found.non_embedding:,}", _scaled(found.non_embedding, "TBMk", 12)
+
+
+def _memory(found: "Forecast") -> Iterable[Row]:
+    from isograd.lab.train.forecast.memory import loss_chunk
+    from isograd.lab.train.run import sharded_by
+    from isograd.lab.train.zero import zero_of
+
+    m, t = found.memory, found.run.training
+    zero = zero_of(t)
+    kind = t.precision if zero and t.precision != "fp32" else "float32"
+    gathered = t.fsdp or (zero and zero.stage == 3)
+    again = "with" if t.gradient_checkpointing else "without"
+    for name, count, note in (
+        ("parameters", m.parameters, kind),
+        ("gradients", m.gradients, kind),
+        ("optimizer", m.optimizer, f"{t.optimizer}, and the parameters in float32" if zero else t.optimizer),
+        ("these three", m.static, f"ZeRO {zero.stage}" if zero else "exact"),
+        ("copies", m.copies, f"gathered, {t.precision}" if gathered else f"matrices in {t.precision}"),
+        ("buckets", m.buckets, "gradients being reduced"),
+        ("activations", m.activations, f"{again} gradient checkpointing"),
+        ("loss", m.loss, f"in chunks of {loss_chunk(found.config)} rows"),
+        ("at most, all", m.total, "an estimate"),
+        ("calibration", m.calibration, f"before the first step{', on the host' if sharded_by(t) else ''}, float32"),
+    ):
+        if count:
+            yield name, bytes_in_words(count), note
+
+
+def _training(found: "Forecast") -> Iterable[Row]:
+    epochs = found.run.training.epochs
+    by_rows = epochs and found.run.counts_rows  # how many there are, only the data say
+    upper = "at most " if epochs else ""
+    if by_rows:
+        yield "epochs", f"{epochs:,}", "of rows not yet counted"
+    else:
+        yield "updates", f"{upper}{found.steps:,}", ""
+    yield "tokens per update", f"{found.tokens_per_update:,}", ""
+    yield "per forward pass of a device", f"{found.run.micro_tokens(found.devices):,}", "tokens"
+    if found.run.training.fsdp and found.devices > 1:
+        from isograd.lab.train.forecast.exchange import exchanged
+
+        exchange = exchanged(found.run, found.config, found.devices)
+        yield "exchanged per update", bytes_in_words(exchange.total), "received by each device"
+    if by_rows:
+        return
+    ratio = found.tokens / found.parameters
+    yield "tokens", f"{upper}{found.tokens:,}", _scaled(found.tokens, "TBMk", 12)
+    yield "tokens per parameter", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", ""
+    yield "arithmetic", f"{found.flops:.3g} FLOP", _scaled(found.flops, "ZEPTGM", 21, "FLOP")
+
+
+def _scaled(count: float, letters: str, power: int, unit: str = "") -> str:
+    """With the first letter that is small enough, each 1,000 times below the one before; nothing below the last."""
+    units = ((10 ** (power - 3 * i), letter) for i, letter in enumerate(letters))
+    return next((f"{count / size:.3g} {letter}{unit}" for size, letter in units if count >= size), "")
+
+
+def list_recipes(recipe: str | None = None, *, json: bool = False) -> int:
+    """Print the recipes of the package, or one of them.
+
+    examples:
+      isograd recipes
+      isograd recipes xiong2020/iwslt14-small
+
+    Every verb that reads a recipe finds them by name, from any folder.
+
+    Args:
+        recipe: print this one: its comment says what it shows, which data it needs, and the commands
+        json: name, sentence, command and file of each as one JSON object on stdout
+    """
+    from isograd.lab.recipes import path_of, recipes
+
+    wanted = path_of(recipe) if recipe else None
+    found = [one for one in recipes() if wanted in (None, one.path)]
+    if json:
+        print_json({one.name: {"about": one.about, "command": one.command, "file": str(one.path)} for one in found})
+    elif wanted:
+        print(wanted.read_text(encoding="utf-8"), end="")
+    else:
+        print_table(["recipe", "what it shows"], [[escape(one.name), escape(one.about)] for one in found], left=2)
+        print("\n'isograd recipes NAME' prints one; 'isograd train NAME key=value ...' runs it.")
+    return 0

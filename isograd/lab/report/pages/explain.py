@@ -1,0 +1,158 @@
+"""One page that explains a run or a model: the verdict, the causes by their evidence, the profile with references, the
+next command.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isograd.files import finite, write_json
+from isograd.lab.report import figures
+from isograd.lab.report.figures import DEPTH_CHARTS, Subject
+from isograd.lab.report.page import Page, Section, Table, write_page
+from isograd.lab.report.pages.profile import COLUMNS, number
+from isograd.lab.report.runs import arms_of
+
+Row = Mapping[str, Any]
+MOST = 12  # lines of a profile in a terminal
+
+
+def write_explanation(content: Row, out: Path) -> Path:
+    """explain.html and explain.json of what `explain_run` or `isograd explain MODEL` found."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "explain.json", finite(dict(content)))
+    note = content.get("note", "")
+    of_run = "outcome" in content
+    tables = [
+        Section(name="causes", title="Causes", sentence=_CAUSES if of_run else "", table=causes(content)),
+        Section(name="next", title="Next", sentence=f"{note[:1].upper()}{note[1:]}", code=content["next"]),
+        Section(name="profile", title="Over depth", sentence=profile_text(content), table=profile(content)),
+        *_figures(content),
+        Section(name="warnings", title="Warnings during the run", table=warnings(content["warnings"])),
+        Section(name="findings", title="Findings of isograd check", table=_findings(content), folded=True),
+    ]
+    page = Page(
+        title=f"Why: {Path(content['of']).name or content['of']}",
+        headline=content["verdict"],
+        sections=[
+            section for section in tables if section.table or section.figure or section.code or section.name == "next"
+        ],
+        made="Made by `isograd explain`. All of it is in `explain.json`.",
+    )
+    return write_page(page, out / "explain.html")
+
+
+_CAUSES = (
+    "The first has the most evidence: changes that a replay has tried, then what was measured in the run, then what was"
+    " known before its first step."
+)
+
+
+def causes(content: Row) -> Table | None:
+    """A line per cause, the likeliest first."""
+    lines = [
+        (f"{i}. {one['cause']}", one["evidence"], ("tested: " if one["tested"] else "") + one["remedy"])
+        for i, one in enumerate(content["causes"], 1)
+    ]
+    return Table(header=("cause", "evidence", "what to change"), lines=lines, left=3) if lines else None
+
+
+def warnings(rows: Sequence[Row]) -> Table | None:
+    """A line per warning of a run."""
+    lines = [(f"{row['step']:,}", row["signal"], row.get("layer") or "", row["message"]) for row in rows]
+    return Table(header=("step", "signal", "layer", "message"), lines=lines, left=4) if lines else None
+
+
+def _findings(content: Row) -> Table | None:
+    keys = ("severity", "code", "address", "message", "remedy")
+    lines = [tuple(str(one[key]) for key in keys) for one in content["findings"]]
+    return Table(header=keys, lines=lines, left=5) if lines else None
+
+
+def profile(content: Row, most: int | None = None) -> Table | None:
+    """Layers, each quantity beside its reference; at most so many lines, first and last among them."""
+    rows = content["profile"]
+    if not rows:
+        return None
+    if "first" not in rows[0]:
+        return _of_model(rows, most)
+    first, last = rows[0]["steps"]
+    names = [f"gradient / last layer's, step {first:,}", f"step {last:,}", "reference", "stream RMS", f"step {last:,}"]
+    several = len({row["stack"] for row in rows}) > 1
+    lines = [
+        (
+            f"{row['stack']} {row['layer']}" if several else f"{row['layer']}",
+            *(number(row[name]) for name in ("first", "last")),
+            "1",
+            *(number(row[name]) for name in ("stream_first", "stream_last")),
+        )
+        for row in _thinned(rows, most)
+    ]
+    return Table(header=("layer", *names), lines=lines)
+
+
+_MEANINGS = {  # the head of a column -> what it is, in a line above the table
+    "|grad|": "|grad|: norm of the gradient of all parameters",
+    "mean|g| W₂,W_O": "mean|g|: mean |gradient| of the last projection",
+    "stream RMS": "stream RMS: root mean square of the residual stream after the sublayer",
+    "Var b/s": "Var b/s: variance of the branch over that of the skip",
+    "β²": "β²: the branch's share of the sum's variance",
+    "Σβ²": "Σβ²: these shares added up",
+    "amplif.": "amplif.: mean square change under weights moved by ±1e-5, over 1e-10",
+    "entropy": "entropy: of the attention, 100% with equal weights",
+    "max logit": "max logit: the largest attention logit",
+    "max/median": "max/median: largest over median activation",
+}
+
+
+def caption(header: Sequence[str]) -> str:
+    """What the columns of a profile are; of one over the steps of a run its heads say it."""
+    known = [_MEANINGS[name] for name in header if name in _MEANINGS]
+    return f"A row per sublayer. {'; '.join(known)}; ref.: what is expected there." if "ref." in header else ""
+
+
+def _of_model(rows: Sequence[Row], most: int | None) -> Table:
+    """Each column of the depth profile, and beside it what is expected."""
+    names = {column.key: column for column in COLUMNS}
+    known = [key for key in names if any(row["values"].get(key) is not None for row in rows)]
+    header = [text for key in known for text in (names[key].name, "ref.")]
+    lines = [
+        (
+            f"{row['layer']}",
+            row["kind"],
+            *(
+                number(row[where].get(key), names[key].form) if row[where].get(key) is not None else "–"
+                for key in known
+                for where in ("values", "references")
+            ),
+        )
+        for row in _thinned(rows, most)
+    ]
+    return Table(header=("layer", "kind", *header), lines=lines, left=2)
+
+
+def _thinned(rows: Sequence[Row], most: int | None) -> Iterator[Row]:
+    if most is None or len(rows) <= most:
+        yield from rows
+        return
+    places = {round(i * (len(rows) - 1) / (most - 1)) for i in range(most)}
+    yield from (row for i, row in enumerate(rows) if i in places)
+
+
+def profile_text(content: Row) -> str:
+    return content.get("reference") or (
+        "Mean |gradient| of W_2 over that in the last layer: 1 where all layers learn alike. In a stack that collapses"
+        " it falls by orders of magnitude towards the input."
+    )
+
+
+def _figures(content: Row) -> Iterator[Section]:
+    folder = Path(content["of"])
+    if not (folder / "run.json").exists():
+        return
+    arms = arms_of([folder])
+    facts = arms[0].first.resolved.get("data") or {} if arms else {}
+    about = Subject(arms=arms, entropy=facts.get("unigram_entropy"))
+    if arms and arms[0].first.metrics:
+        yield figures.loss(about)
+        yield from filter(None, [DEPTH_CHARTS["histories"](about)])

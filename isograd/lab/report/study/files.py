@@ -1,0 +1,323 @@
+"""What a report reads of a study's folder: plan, cells, the ledger where these are missing; names of axes."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard, get_args
+
+from isograd.lab.report.runs import Row, RunFiles, read_run
+from isograd.lab.study.faults import fault
+from isograd.lab.study.labels import WORDS, flat, shown
+from isograd.outcome import OutcomeName
+
+ENDED = ("finished", "collapsed", "diverged", "undecided", "failed")
+COUNTED = ("finished", "collapsed", "diverged", "undecided")  # a failure of the machine says nothing of a placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellFiles:
+    """One run of a study: what the axes are here, how it ended, and its files where they are there.
+
+    Attributes:
+        outcome: how it ended, by its own files, else by the ledger; {} where it has not.
+    """
+
+    name: str
+    values: Row
+    seed: int
+    outcome: Row
+    files: RunFiles | None
+
+    @property
+    def how(self) -> str:
+        """The outcome's name, or "not ended"."""
+        return self.outcome.get("outcome", "not ended")
+
+    def number(self, name: str) -> float | None:
+        """A number of the outcome; None where there is none, or what is no number."""
+        value = self.outcome.get(name)
+        return float(value) if _is_number(value) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFiles:
+    """The files of a study.
+
+    Attributes:
+        axes: dotted key -> its values, in the order of the recipe.
+        grids: where the recipe has `also`, the axes of each grid; else [].
+        left_out: what could not be read, a line each.
+    """
+
+    folder: Path
+    name: str
+    axes: dict[str, list[Any]]
+    seeds: list[int]
+    budget: Row | None
+    base: Row
+    cells: list[CellFiles]
+    left_out: list[str]
+    grids: Sequence[dict[str, list[Any]]] = ()
+
+    @property
+    def ended(self) -> list[CellFiles]:
+        return [cell for cell in self.cells if cell.how in ENDED]
+
+    def setting(self, key: str) -> Any:
+        """A value of the recipe that the axes start from."""
+        return dict(flat(self.base)).get(key)
+
+
+def read_study(folder: Path) -> StudyFiles:
+    """The files of a study, as far as they can be read.
+
+    Raises:
+        ValueError: neither the plan nor a row of the ledger can be read.
+    """
+    left_out: list[str] = []
+    rows = _ledger(folder / "ledger.jsonl", left_out)
+    plan = _plan(folder / "study.json", rows, left_out)
+    missing: list[Path] = []
+    cells = [_cell(folder, planned, rows.get(planned["cell"]), left_out, missing) for planned in plan["cells"]]
+    if missing:
+        others = f" and {len(missing) - 1} other{'s' * (len(missing) > 2)}" if missing[1:] else ""
+        left_out.append(f"{missing[0]}{others}: not there; {'their' if others else 'its'} numbers are the ledger’s")
+    known = {cell.name for cell in cells}
+    inner = folder / "cells"
+    there = sorted(one.name for one in inner.iterdir() if one.is_dir()) if inner.is_dir() else []
+    for place, names in ((folder / "ledger.jsonl", rows), (inner, there)):
+        strangers = [name for name in names if name not in known and not name.startswith(".")]
+        if strangers:
+            many = f" and {len(strangers) - 1} others are" if strangers[1:] else " is"
+            left_out.append(f"{place}: {strangers[0]}{many} not in the plan, but of another recipe")
+    named = {key: named_apart(filter(_is_text, values), key in _NO_PATHS) for key, values in plan["axes"].items()}
+    for cell in cells:
+        cell.values.update({k: named[k][v] for k, v in cell.values.items() if k in named and _is_text(v)})
+    return StudyFiles(
+        folder=folder,
+        name=plan.get("name") or folder.resolve().name,
+        axes={key: [named[key][v] if _is_text(v) else v for v in values] for key, values in plan["axes"].items()},
+        seeds=plan.get("seeds") or sorted({cell.seed for cell in cells}),
+        budget=plan.get("budget"),
+        base=plan.get("base") or {},
+        cells=cells,
+        left_out=left_out,
+        grids=plan.get("grids") or [],
+    )
+
+
+def _plan(path: Path, rows: dict[str, Row], left_out: list[str]) -> Row:
+    """study.json; where it cannot be read, what the ledger says was planned."""
+    wrong = None
+    try:
+        plan = json.loads(path.read_bytes())
+        wrong = _wrong_plan(plan)
+    except OSError as error:
+        wrong = error.strerror
+    except (ValueError, RecursionError):
+        wrong = "not JSON"
+    if wrong is None:
+        return plan
+    if not rows:
+        raise ValueError(f"{path}: {wrong}, and no row of a ledger beside it")
+    left_out.append(f"{path}: {wrong}; the cells are those of the ledger")
+    cells = [{name: row[name] for name in ("cell", "values", "seed")} for row in rows.values()]
+    keys = dict.fromkeys(key for cell in cells for key in cell["values"])
+    axes = {key: _distinct(cell["values"].get(key) for cell in cells) for key in keys}
+    if values := _wrong_values(axes, []):
+        raise ValueError(f"{path}: {wrong}, and in the ledger beside it {values}")
+    return {"axes": axes, "cells": cells}
+
+
+def _wrong_plan(plan: Any) -> str | None:
+    if not isinstance(plan, dict):
+        return "not a JSON object"
+    axes, cells, grids = plan.get("axes"), plan.get("cells"), plan.get("grids") or []
+    base, budget, seeds = plan.get("base") or {}, plan.get("budget") or {}, plan.get("seeds") or []
+    if not isinstance(axes, dict) or not all(isinstance(values, list) for values in axes.values()):
+        return "no axes"
+    if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
+        return "grids are no lists of axes"
+    if not isinstance(cells, list) or not cells or not all(map(_is_planned, cells)):
+        return "no cells"
+    if not isinstance(base, dict) or not isinstance(budget, dict):
+        return "base or budget is not a JSON object"
+    if not all(map(_is_number, budget.values())):
+        return "budget is no number"
+    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
+        return "seeds are no whole numbers"
+    return _wrong_values(axes, [(cell["cell"], cell["values"]) for cell in cells])
+
+
+def _wrong_values(axes: dict[str, list[Any]], cells: list[tuple[str, Row]]) -> str | None:
+    """What is wrong with values that are to be compared and drawn."""
+    for key, values in axes.items():
+        wrong = [v for v in values if not (_is_text(v) or isinstance(v, list | bool | None) or _is_number(v))]
+        wrong += [v for v in values if key == "training.lr" and not (_is_number(v) and v > 0)]
+        if wrong:
+            return f"axes: {json.dumps(wrong[0])[:40]} is no value of {key}"
+        strays = [name for name, at in cells if at.get(key) not in values]
+        if strays:
+            return f"cells: {strays[0]} has no value of {key} that the axes have"
+    return None
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Neither infinite nor beyond what a float can say."""
+    return isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
+
+
+def _is_planned(cell: Any) -> bool:
+    kinds = {"cell": str, "values": dict, "seed": int}
+    return isinstance(cell, dict) and all(isinstance(cell.get(name), kind) for name, kind in kinds.items())
+
+
+def _distinct(values: Iterator[Any]) -> list[Any]:
+    found = {json.dumps(value): value for value in values}
+    return sorted(found.values()) if all(isinstance(v, int | float) for v in found.values()) else [*found.values()]
+
+
+def _ledger(path: Path, left_out: list[str]) -> dict[str, Row]:
+    """Rows by the name of their cell, the last one where there are several; what is no row is named in `left_out`."""
+    rows: dict[str, Row] = {}
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            left_out.append(f"{path}, line {number}: not JSON")
+            continue
+        wrong = _wrong_row(row)
+        if wrong:
+            left_out.append(f"{path}, line {number}: {wrong}")
+        else:
+            rows[row["cell"]] = row
+    return rows
+
+
+_NO_PATHS = ("arm", "model.placement")
+NUMBERS = (  # of a row: None, or a number
+    *("final_loss", "validation_loss", "unigram_entropy", "gradient_ratio_start", "gradient_ratio_end"),
+    *("steps", "parameters", "broke_at", "bleu", "perplexity", "score"),
+)
+
+
+def _wrong_row(row: Any) -> str | None:
+    if not _is_planned(row):
+        return "no cell, values and seed"
+    if row.get("outcome") not in get_args(OutcomeName):
+        return f"outcome is {json.dumps(row.get('outcome'))[:40]}"
+    wrong = [name for name in NUMBERS if not isinstance(row.get(name), int | float | None)]
+    return f"{wrong[0]} is no number" if wrong else None
+
+
+def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], missing: list[Path]) -> CellFiles:
+    """Its own files first; the ledger's row where these are not there (`missing`), cannot be read or have no end."""
+    own = folder / "cells" / planned["cell"]
+    files = None
+    if own.is_dir() and any(own.iterdir()):
+        wrong = fault(own)
+        if wrong is None:
+            files = read_run(own)
+        else:
+            left_out.append(f"{wrong}{'; its numbers are the ledger’s' if row else ''}")
+    elif row and row["outcome"] != "failed":
+        missing.append(own)
+    ended = files is not None and files.outcome.get("outcome") in ENDED
+    outcome = files.outcome if files is not None and ended else {k: v for k, v in (row or {}).items() if k != "values"}
+    values = dict(planned["values"])
+    return CellFiles(name=planned["cell"], values=values, seed=planned["seed"], outcome=outcome, files=files)
+
+
+# ------------------------------------------------------------------------------------------------------ names of axes
+
+_LABELS = WORDS | {"training.lr": "LR {}"}  # dotted key -> beside others in a label
+_NAMES = {
+    "model.layers": "layers",
+    "model.placement": "placement",
+    "training.warmup": "warm-up (steps)",
+    "training.lr": "learning rate",
+}
+
+
+class Named(str):
+    """A text of an axis, shown by a name that is shorter: of a file's path the last parts."""
+
+    name: str
+
+
+def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
+    """The texts of an axis, each by a name that no other one has.
+
+    Args:
+        whole: they are no paths.
+
+    >>> [text.name for text in named_apart(["runs/a/model", "runs/b/model", "c.txt"]).values()]
+    ['a', 'b', 'c.txt']
+    >>> [text.name for text in named_apart(["en/train.txt", "de/train.txt", ""]).values()]
+    ['en/train.txt', 'de/train.txt', '“”']
+    """
+    texts = list(dict.fromkeys(values))
+    parts = [text.rstrip("/").removesuffix("/model").split("/") if not whole else [text] for text in texts]
+    tails = (["/".join(of[-n:]) for of in parts] for n in range(1, 1 + max(map(len, parts), default=0)))
+    names = next((tail for tail in tails if len(set(map(_printable, tail))) == len(texts)), texts)
+    found = {text: Named(text) for text in texts}
+    for text, name in zip(texts, names, strict=True):
+        found[text].name = _printable(name) or "“”"
+    return found
+
+
+def _printable(text: str) -> str:
+    """In one line, without what no font has."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def shown_value(value: Any) -> str:
+    """A value for people."""
+    return value.name if isinstance(value, Named) else shown(value)
+
+
+def who_names(key: str, values: Sequence[Any]) -> list[str]:
+    """The values of the axis that is compared: texts by their names, others after the name of the axis.
+
+    >>> who_names("model.ffn", [None, 128]), who_names("model.norm", ["layernorm", "rmsnorm"])
+    (['ffn none', 'ffn 128'], ['layernorm', 'rmsnorm'])
+    """
+    texts = all(isinstance(value, str) for value in values)
+    names = [shown_value(value) if texts else f"{axis_name(key)} {shown_value(value)}" for value in values]
+    return names if len(set(names)) == len(names) else [f"{axis_name(key)} {json.dumps(value)}" for value in values]
+
+
+def axis_name(key: str) -> str:
+    """What stands at an axis or above a column.
+
+    >>> axis_name("training.lr"), axis_name("training.weight_decay")
+    ('learning rate', 'weight decay')
+    """
+    return _NAMES.get(key, key.rpartition(".")[2].replace("_", " "))
+
+
+def condition_said(condition: Mapping[str, Any]) -> str:
+    """For labels and headings.
+
+    >>> condition_said({"model.layers": 12, "training.warmup": 0, "training.clip": 1.0})
+    '12 layers, no warm-up, clip 1'
+    >>> condition_said({"model.layers": 1})
+    '1 layer'
+    """
+    return ", ".join(_said(key, value) for key, value in condition.items())
+
+
+def _said(key: str, value: Any) -> str:
+    if key == "training.warmup" and not value:
+        return "no warm-up"
+    words = _LABELS.get(key, f"{axis_name(key)} {{}}")
+    return (words.removesuffix("s") if value == 1 else words).format(shown_value(value))

@@ -1,0 +1,342 @@
+"""The page of a study: what was swept decides the main figure; tables of arms, rates and comparisons. Files alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from isograd.files import write_json, write_text
+from isograd.lab.report import compared, equal_loss, figures
+from isograd.lab.report.compared import difference
+from isograd.lab.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
+from isograd.lab.report.pages.runs import loss_words
+from isograd.lab.report.references import bibtex
+from isograd.lab.report.runs import ArmFiles, Row, curves
+from isograd.lab.report.settings import subtitle
+from isograd.lab.report.study import figures as study_figures
+from isograd.lab.report.study import order as study_order
+from isograd.lab.report.study.arms import (
+    RATE,
+    WARMUP,
+    Design,
+    Race,
+    StudyArm,
+    against_no_warmup,
+    in_line,
+    is_number,
+)
+from isograd.lab.report.study.figures import PANELS, outcome_map
+from isograd.lab.report.study.files import StudyFiles, axis_name, condition_said, read_study
+from isograd.lab.report.study.findings import LAYERS, LOSSES, StudyFindings, at_rate, found_in
+from isograd.lab.report.study.provenance import provenance, recipe
+from isograd.lab.report.study.sentences import edges, failures, headline, undecided, unlearnt
+from isograd.lab.report.study.tables import arm_row, arms_table, cell_row, comparison_row, rates_table, who
+from isograd.lab.report.style import Output
+from isograd.lab.study.labels import flat
+
+SHOWN = 4  # conditions whose curves are drawn; the tables have all
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReport:
+    """What was written, and what a terminal shows of it.
+
+    Attributes:
+        page: report.html.
+        summary: the headline, warnings, verdicts.
+        table: of the arms.
+        left_out: what could not be read.
+        results: the content of results.json.
+    """
+
+    page: Path
+    summary: list[str]
+    table: Table
+    left_out: list[str]
+    results: dict[str, Any]
+
+
+def write_study_report(
+    folder: Path,
+    out: Path | None = None,
+    title: str | None = None,
+    reference: str | None = None,
+    output: Output | None = None,
+) -> StudyReport:
+    """Write report.html, figures, tables, results.csv, results.json, curves.csv and references.bib of a study.
+
+    Args:
+        out: None: `folder`/report.
+        title: None: the study's name.
+        reference: what the others are compared with; None: pre-ln, or the first.
+        output: of the figures' files.
+
+    Raises:
+        ValueError: neither the plan nor the ledger can be read, or nothing of the reference's name was compared.
+    """
+    study = read_study(folder)
+    found = found_in(study, reference)
+    page = study_page(study, found, title)
+    said = [page.headline, *page.warnings, *verdicts(found)]
+    out = folder / "report" if out is None else out
+    out.mkdir(parents=True, exist_ok=True)
+    results = {
+        "summary": said,
+        "arms": [arm_row(arm) for arm in found.arms],
+        "comparisons": [comparison_row(one, LOSSES[found.measure]) for one in found.compared],
+        "cells": [cell_row(cell) for cell in study.cells],
+        "left_out": study.left_out,
+    }
+    runs = [cell.files for cell in study.cells if cell.files is not None]
+    write_json(out / "results.json", results)
+    write_text(out / "results.csv", csv_of_rows([dict(flat(cell_row(cell))) for cell in study.cells]))
+    arms = [
+        ArmFiles(label=arm.label, runs=own) for arm in found.arms if (own := [c.files for c in arm.cells if c.files])
+    ]
+    write_text(out / "curves.csv", csv_of(curves(arms)))
+    write_text(out / "references.bib", bibtex(run.resolved.get("paper") for run in runs))
+    write_page(page, out / "report.html", output)
+    table = arms_table(found)
+    return StudyReport(page=out / "report.html", summary=said, table=table, left_out=study.left_out, results=results)
+
+
+# ------------------------------------------------------------------------------------------------------------ sections
+
+
+def study_page(study: StudyFiles, found: StudyFindings, title: str | None = None) -> Page:
+    lines = list(provenance(study))
+    known = [ArmFiles(label="", runs=runs) for arm in found.arms if (runs := [c.files for c in arm.cells if c.files])]
+    text = next((run.resolved["data"] for arm in known for run in arm.runs if run.resolved.get("data")), None)
+    left_out = Table(header=("file, and what is wrong",), lines=[(line,) for line in study.left_out])
+    return Page(
+        title=title or f"Study: {study.name}",
+        headline=headline(study, found),
+        warnings=[*failures(study), *undecided(found.arms), *unlearnt(found), *edges(found)],
+        subtitle=subtitle(known, text) if known else "",
+        sections=[
+            *sections(found),
+            Section(name="provenance", title="Provenance", table=Table(header=("", "value"), lines=lines, left=2)),
+            Section(name="recipe", title="Recipe", code=recipe(study)),
+            *(
+                [Section(name="left-out", title="Left out", sentence=_LEFT_OUT, table=left_out)]
+                if study.left_out
+                else []
+            ),
+        ],
+        made=f"Made by isograd from the files of {len(study.cells)} cells. `results.csv`: a row per cell;"
+        " `curves.csv`: every curve; `references.bib`: the papers.",
+    )
+
+
+_LEFT_OUT = "What could not be read. Nothing else was lost by it."
+
+
+def sections(found: StudyFindings) -> list[Section]:
+    """What these arms have to show, the main figure first."""
+    return [section for section in _sections(found) if section is not None] if found.arms else []
+
+
+def _sections(found: StudyFindings) -> Iterator[Section | None]:
+    design = found.design
+    if study_order.is_order(design):
+        yield from study_order.sections(found.chosen, design, found.reference, found.what)
+        yield comparison_section(found)
+        yield Section(name="arms", title="Every arm", sentence=_ARMS, table=arms_table(found), folded=True)
+        return
+    main = main_section(found)
+    yield main
+    if design.rates or len(design.conditions) > 1:
+        yield Section(name="rates", title="Best learning rates", sentence=_RATES, table=rates_table(found))
+    yield comparison_section(found)
+    yield warmup_section(found)
+    for i, race in enumerate(found.races[:SHOWN]):
+        yield _race(race, f"equal-loss-{i + 1}" if i else "equal-loss")
+    if design.rates and main.name != "learning-rates":
+        yield _learning_rates(found)
+    if main.name == "against":
+        yield _ratios(found)
+    panels = [(_heading(condition), in_line(arms, design)) for condition, arms in found.groups[:SHOWN]]
+    draw = partial(study_figures.loss_panels, panels, found.entropy)
+    yield Section(name="losses", title="Training loss", sentence=f"{_BEST} {_LOSSES}", figure=draw)
+    yield from _depths(found)
+    folded = len(found.arms) > 40
+    yield Section(name="arms", title="Every arm", sentence=_ARMS, table=arms_table(found), folded=folded)
+
+
+def main_section(found: StudyFindings) -> Section:
+    """By what was swept: a map, a loss against a number, or dots."""
+    design = found.design
+    if design.rates and WARMUP in design.others:
+        draw = partial(outcome_map, found.arms, design, found.what)
+        return Section(name="map", title="Outcome and loss over warm-up and learning rate", sentence=_MAP, figure=draw)
+    key = _numeric(design)
+    if key is not None:
+        against = partial(study_figures.against, _groups(found, key), key, found.what)
+        best = ", each placement at its own best learning rate" if design.rates else ""
+        text = f"Median over the seeds{best}, and its interval. {_ABOVE}"
+        return Section(name="against", title=f"Loss against {axis_name(key)}", sentence=text, figure=against)
+    if design.rates and not design.others:
+        return _learning_rates(found)
+    strips = partial(study_figures.strips, found.arms, found.what)
+    return Section(name="seeds", title="Every seed", sentence=_STRIPS, figure=strips)
+
+
+def _numeric(design: Design) -> str | None:
+    """The axis of numbers that losses are drawn against: the layers before any other."""
+    numeric = [key for key, values in design.others.items() if all(map(is_number, values))]
+    return LAYERS if LAYERS in numeric else numeric[0] if numeric else None
+
+
+def _groups(found: StudyFindings, key: str) -> list[study_figures.Panel]:
+    """For a figure against an axis: best arms, a panel for each combination of the axes beside it."""
+    groups: dict[str, list[StudyArm]] = {}
+    for one in found.chosen:
+        rest = {name: value for name, value in one.condition.items() if name != key}
+        groups.setdefault(condition_said(rest), []).append(one.shown)
+    return list(groups.items())[:PANELS]
+
+
+def _learning_rates(found: StudyFindings) -> Section:
+    groups: dict[str, list[StudyArm]] = {}
+    for one in found.chosen:
+        groups.setdefault(condition_said(one.condition), []).extend(one.arms)
+    draw = partial(study_figures.against, list(groups.items())[:PANELS], RATE, found.what, found.entropy)
+    text = f"Median over the seeds, and its interval. {_ABOVE}"
+    return Section(name="learning-rates", title="Loss against the learning rate", sentence=text, figure=draw)
+
+
+def _ratios(found: StudyFindings) -> Section:
+    key = _numeric(found.design) or ""
+    draw = partial(study_figures.gradient_ratios, _groups(found, key), key)
+    return Section(
+        name="ratios", title=f"First/last gradient ratio against {axis_name(key)}", sentence=_RATIO, figure=draw
+    )
+
+
+def comparison_section(found: StudyFindings) -> Section | None:
+    """Each best arm against the reference's, under each condition."""
+    header = f"median difference, {LOSSES[found.measure].partition(' (')[0]} (nats)"
+    table = compared.table(_compared(found), header, who=who(found.design))
+    if table is None:
+        return None
+    return Section(
+        name="comparisons",
+        title=f"Against {found.reference}, seed by seed",
+        sentence=_COMPARED + (_TUNED_SEEDS if found.design.rates else ""),
+        table=table,
+        verdicts=verdicts(found),
+    )
+
+
+def warmup_section(found: StudyFindings) -> Section | None:
+    """Each warm-up with none, of the same placement; None where these were not swept."""
+    pairs = [
+        compared.Compared(
+            mine=f"{at_rate(one.mine)}, warm-up {one.mine.values[WARMUP]}",
+            theirs=f"{at_rate(one.theirs)}, none",
+            found=one.found,
+            size=difference(one.found),
+            unit=" nats",
+            where=condition_said(one.condition or {}),
+        )
+        for one in against_no_warmup(found.chosen, found.design)
+    ]
+    table = compared.table(pairs, f"median difference, {found.what}", who=who(found.design))
+    if table is None:
+        return None
+    return Section(
+        name="warmup",
+        title="Each warm-up against none, seed by seed",
+        sentence=_WARMUP,
+        table=table,
+        verdicts=list(compared.verdicts(pairs, loss_words(found.measure))),
+    )
+
+
+def _compared(found: StudyFindings) -> list[compared.Compared]:
+    return [
+        compared.Compared(
+            mine=at_rate(one.mine),
+            theirs=at_rate(one.theirs),
+            found=one.found,
+            size=difference(one.found),
+            unit=" nats",
+            where=_heading(one.condition),
+        )
+        for one in found.compared
+    ]
+
+
+def verdicts(found: StudyFindings) -> list[str]:
+    """By the one rule; of many conditions only what is over all of them."""
+    every = _compared(found)
+    over_all = [one for one in every if one.where == _heading(None)]
+    return list(compared.verdicts(over_all or every, loss_words(found.measure), every))
+
+
+def _race(race: Race, name: str) -> Section:
+    about = figures.Subject(arms=race.runs, reference=race.speeds[0].reference)
+    return equal_loss.section(about, name, condition_said(race.condition) if race.condition else "")
+
+
+def _heading(condition: Row | None) -> str:
+    return "each at its own best" if condition is None else condition_said(condition)
+
+
+def _depths(found: StudyFindings) -> Iterator[Section | None]:
+    """Depth profiles of the best arms: over all conditions and under the first one, or under the first and the last."""
+    over_all = bool(found.groups) and found.groups[0][0] is None
+    for i in dict.fromkeys([0, 1 if over_all else len(found.groups) - 1] if found.groups else []):
+        condition, arms = found.groups[i]
+        about = figures.Subject(arms=in_line(arms, found.design))
+        for name in ("gradients", "residual"):
+            section = figures.DEPTH_CHARTS[name](about)
+            if section:
+                where = f": {_heading(condition)}" if _heading(condition) else ""
+                number = f"-{i + 1}" if i else ""
+                yield replace(section, name=f"{name}{number}", title=f"{section.title}{where}")
+
+
+_MAP = (
+    "A square per arm: the median loss over the seeds, one scale for all panels; below it how many seeds collapsed,"
+    " diverged or are undecided. Hatched: half of the seeds or more did not train; dotted: most of them undecided. The"
+    " frame is around the lowest median of each placement."
+)
+_ABOVE = (
+    "Above a panel: how many seeds collapsed (rings), diverged (crosses) or are undecided (squares); where that is half"
+    " of them or more there is no median below."
+)
+_STRIPS = "A dot per seed that finished; the bar is the median of all. What did not finish is counted beside its arm."
+_ARMS = (
+    "Median over the seeds and its bootstrap interval; a seed that diverged counts above all others. Of three seeds"
+    " such an interval covers the true median in 75 % of cases at most, of five in 94 %. Collapsed: at rest, and not"
+    " 0.10 nat below the unigram entropy, the loss of a model that knows only how often each token occurs. Diverged: a"
+    " loss was not finite, or rose and did not come back. Undecided: too short to tell. After the counts the Wilson"
+    " interval of the rate (95 %). First/last gradient ratio: mean |gradient| of W_2 in the first layer over that in"
+    " the last, at step 1 → over the last 50 steps, geometric mean over the seeds."
+)
+_RATES = (
+    "The rate of the lowest median among those at which more than half of the seeds finished; none where a rate at"
+    " which most collapsed ends lower still. LR sensitivity: the mean over the swept rates of the loss above that of"
+    " the best one, each loss counted as the unigram entropy at most (0: every rate does as well; –: none is below it)."
+)
+_COMPARED = (
+    "The same seed is the same data in the same order. Lower or higher: p of the exact sign-flip test over the seeds is"
+    " at most 0.05 after Holm's correction for all comparisons of this table."
+)
+_WARMUP = (
+    "The same placement with and without a warm-up, each at its own best rate (where it trained at none, at that of its"
+    " lowest median). Lower or higher: p of the exact sign-flip test over the seeds is at most 0.05 after Holm's"
+    " correction for all comparisons of this table."
+)
+_TUNED_SEEDS = " The rates were chosen on the same seeds, which favors each side alike."
+_BEST = "Each at its own best, or, where it did not train, at its lowest median loss."
+_LOSSES = (
+    "A running mean of ten steps: the mean over the seeds, and a band from the lowest to the highest; a line per seed"
+    " where they ended differently."
+)
+_RATIO = (
+    "Mean |gradient| of W_2 in the first layer over that in the last, geometric mean over the seeds: thin at step 1,"
+    " bold over the last 50 steps. 1 where both get gradients of one size."
+)

@@ -1,0 +1,141 @@
+"""Tables of a study, for people and for programs: arms, best rates, cells."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from isograd.lab.report.page import Table
+from isograd.lab.report.runs import Row
+from isograd.lab.report.study.arms import RATE, ArmsCompared, Design, StudyArm
+from isograd.lab.report.study.files import COUNTED, CellFiles, axis_name, condition_said, shown_value
+from isograd.lab.report.study.findings import LOSSES, STEPS, StudyFindings, at_rate
+from isograd.lab.statistics import Interval
+
+
+def arms_table(found: StudyFindings) -> Table:
+    """A line per arm: where it stands on each axis, its loss, and how many of its seeds did not finish.
+
+    Its updates, too, where they differ, as under a budget in seconds; "undecided" only where there is any.
+    """
+    arms, design = found.arms, found.design
+    keys = [*design.others, *([RATE] if design.rates else [])]
+    different = STEPS not in keys and len({steps for arm in arms for steps in _steps(arm)}) > 1
+    ends = [how for how in COUNTED[1:] if how != "undecided" or any(arm.count(how) for arm in arms)]
+    updates = ["updates"] if different else []
+    header = (who(design), *map(axis_name, keys), *updates, f"median {found.what}", "seeds", *ends)
+    lines = [
+        (
+            arm.who,
+            *(shown_value(arm.values[key]) for key in keys),
+            *([" to ".join(f"{steps:,.0f}" for steps in _first_and_last(_steps(arm))) or "–"] if different else []),
+            _with_interval(arm),
+            str(arm.n),
+            *(_share(arm, how) for how in ends),
+            f"{_ratio(arm, 'gradient_ratio_start')} → {_ratio(arm, 'gradient_ratio_end')}",
+        )
+        for arm in arms
+    ]
+    return Table(header=(*header, "first/last gradient ratio"), lines=lines, looks=[arm.look for arm in arms])
+
+
+def who(design: Design) -> str:
+    return axis_name(design.who_key or "model.placement")
+
+
+def _steps(arm: StudyArm) -> set[float]:
+    """Of the cells that came to their end."""
+    return {steps for cell in arm.cells if cell.how != "diverged" and (steps := cell.number("steps")) is not None}
+
+
+def _first_and_last(numbers: Iterable[float]) -> list[float]:
+    found = sorted(numbers)
+    return list(dict.fromkeys([*found[:1], *found[-1:]]))
+
+
+def _with_interval(arm: StudyArm) -> str:
+    """ "2.013 (2.001 to 2.020)": the median, and its interval."""
+    ends = arm.interval
+    return loss_said(arm.median) + (f" ({loss_said(ends.low)} to {loss_said(ends.high)})" if ends else "")
+
+
+def loss_said(value: float) -> str:
+    return "diverged" if value == math.inf else f"{value:.3f}"
+
+
+def _share(arm: StudyArm, how: str) -> str:
+    """ "2/3 (21 to 94 %)": of how many seeds, and the Wilson interval of the rate."""
+    interval = arm.rate(how)
+    return f"{arm.count(how)}/{arm.n} ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
+
+
+def _ratio(arm: StudyArm, name: str) -> str:
+    found = arm.ratio(name)
+    return "–" if found is None else f"{found:.2g}"
+
+
+def rates_table(found: StudyFindings) -> Table:
+    """A line per condition and placement: its best rate, the loss there, what a wrong rate costs, how cells ended."""
+    design, lines = found.design, []
+    for one in found.chosen:
+        cells = [cell for arm in one.arms for cell in arm.cells]
+        entropies = [value for cell in cells if (value := cell.number("unigram_entropy")) is not None]
+        score = one.sensitivity(max(entropies, default=None))
+        rate = "none trained" if one.best is None else shown_value(one.best.values.get(RATE))
+        edge = "" if one.edge is None else f", the {one.edge} {'one' if one.edge == 'only' else 'of the sweep'}"
+        lines.append(
+            (
+                one.who,
+                *([condition_said(one.condition)] if design.others else []),
+                *([rate + edge] if design.rates else []),
+                "–" if one.best is None else _with_interval(one.best),
+                *(["–" if score is None else f"{score:.3f}"] if design.rates else []),
+                ", ".join(f"{n} {how}" for how in COUNTED if (n := sum(cell.how == how for cell in cells))),
+            )
+        )
+    rates = (["best learning rate"], ["LR sensitivity (nats)"]) if design.rates else ([], [])
+    under = ["under"] if design.others else []
+    header = (who(design), *under, *rates[0], f"median {LOSSES[found.measure]} (nats)", *rates[1], "cells")
+    looks = [one.shown.look for one in found.chosen]
+    return Table(header=header, lines=lines, looks=looks, left=1 + len(under))
+
+
+def arm_row(arm: StudyArm) -> Row:
+    return {
+        "arm": arm.label,
+        **arm.values,
+        "measure": arm.measure,
+        "median": arm.median,
+        "interval": _interval(arm.interval),
+        "n": arm.n,
+        "losses": {str(seed): loss for seed, loss in arm.losses.items()},
+        **{how: {"count": arm.count(how), "rate": _interval(arm.rate(how))} for how in COUNTED[1:]},
+    }
+
+
+def _interval(interval: Interval | None) -> Row | None:
+    return None if interval is None else asdict(interval)
+
+
+def comparison_row(one: ArmsCompared, what: str) -> Row:
+    found = one.found
+    where = f"{condition_said(one.condition)}: " if one.condition else ""
+    return {
+        "arm": one.mine.label,
+        "reference": one.theirs.label,
+        "under": one.condition,
+        "n": found.n,
+        "differences": {str(seed): value for seed, value in found.differences.items()},
+        "median": found.median,
+        "interval": _interval(found.interval),
+        "p": found.p,
+        "p_corrected": found.corrected,
+        "verdict": found.verdict,
+        "said": where + found.said(at_rate(one.mine), at_rate(one.theirs), what),
+    }
+
+
+def cell_row(cell: CellFiles) -> Row:
+    """A row of results.csv: where the cell stands on the axes, and how it ended."""
+    hidden = ("provenance", "cell", "seed", "outcome", "values")
+    numbers = {name: value for name, value in cell.outcome.items() if name not in hidden}
+    return {"cell": cell.name, **cell.values, "seed": cell.seed, "outcome": cell.how, **numbers}

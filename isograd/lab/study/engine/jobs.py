@@ -1,0 +1,110 @@
+"""A job: a run and the folder that it lives in, and what a worker does with it."""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isograd.errors import FolderBusyError
+from isograd.files import read_json, write_json
+from isograd.lab.train.callbacks import Progress
+from isograd.lab.train.provenance import provenance
+from isograd.lab.train.run import Run
+from isograd.lab.train.tasks import Task
+from isograd.lab.train.train import load_task, train
+from isograd.lab.train.trainer import check_machine
+from isograd.machine import keep_freed_memory
+from isograd.placement import Placement, register
+
+Job = tuple[Run, Path]
+OnStep = Callable[[int, int, float], None]
+OnEnd = Callable[[int, dict[str, Any]], None]
+Engine = Callable[[Mapping[int, Job], OnStep, OnEnd], None]
+"""Trains every job. One that raises an error, or whose process dies too often, ends as "failed", one in whose folder
+another process is at work as "interrupted"; neither ends the others."""
+
+
+def prepare(threads: int) -> None:
+    """Make this process a worker: so many threads, and nothing said on its own."""
+    from transformers.utils import logging
+
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    gc.freeze()  # what is imported lives to the end; each run makes a full collection, which went through all of it
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def attempt(placement: Placement, job: Job, progress: Progress | None = None) -> dict[str, Any]:
+    """The outcome of a job, whatever happens; see `Engine`."""
+    try:
+        return trained(placement, job, progress)
+    except FolderBusyError as error:
+        return {"outcome": "interrupted", "error": str(error)}
+    except FileExistsError as error:  # the folder is not this job's; nothing is written there
+        return {"outcome": "failed", "error": str(error)}
+    except Exception as error:
+        return write_failed(job, " ".join(str(error).split()) or type(error).__name__)
+
+
+def trained(placement: Placement, job: Job, progress: Progress | None) -> dict[str, Any]:
+    """`train`, the placement registered, which may be known in another process only."""
+    run, folder = job
+    register(run.model.placement, placement, overwrite=True)
+    return train(run, folder, progress)
+
+
+def write_failed(job: Job, how: str) -> dict[str, Any]:
+    """The outcome of a job that failed outside of its training, left in its folder if anything can be written there."""
+    run, folder = job
+    outcome = {"outcome": "failed", "error": how, "provenance": provenance()}
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "run.json", run.as_dict())
+        write_json(folder / "outcome.json", outcome)
+    return outcome
+
+
+def tasks_of(runs: Sequence[Run]) -> list[Task]:
+    """The task of each run, every corpus loaded once.
+
+    Raises:
+        DataError: the data cannot be used.
+        RecipeError: settings that no model or this machine has.
+    """
+    corpora: dict[Any, Any] = {}
+    tasks = []
+    for run in runs:
+        check_machine(run)
+        task = load_task(run, corpora.get(run.corpus_key))
+        task.config()
+        corpora[run.corpus_key] = task.corpus
+        tasks.append(task)
+    return tasks
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Refuse what cannot be trained, and folders of runs on another text.
+
+    Raises:
+        DataError, RecipeError: as `tasks_of`.
+        FileExistsError: the text has changed since; runs on both would not be a comparison.
+    """
+    for (_, folder), task in zip(jobs, tasks_of([run for run, _ in jobs]), strict=True):
+        if _text_of(folder) not in (None, task.sha256):
+            raise FileExistsError(
+                f"{folder} was trained on another text: {task.source} (or how it is read) has changed since;"
+                " choose another folder"
+            )
+
+
+def _text_of(folder: Path) -> str | None:
+    """The hash of what a run was trained on; None where nothing tells."""
+    try:
+        found = read_json(folder / "resolved.json")["data"]["sha256"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found, str) else None

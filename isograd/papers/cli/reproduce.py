@@ -1,0 +1,347 @@
+"""`isograd reproduce ITEM`: a table, a figure or a claim of a paper, its numbers beside ours, and a verdict."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.markup import escape
+
+from isograd.cli.console import (
+    choose_products,
+    loading,
+    output,
+    print_json,
+    print_lines,
+    print_path,
+    print_table,
+    progress,
+)
+from isograd.cli.parser import Count, Folder
+from isograd.errors import IsogradError, UserError, one_line
+from isograd.lab.cli.progress import announce_resumed, announce_runs
+from isograd.machine import pin
+
+if TYPE_CHECKING:
+    from isograd.papers.reproduce.full import Needs
+    from isograd.papers.reproduce.item import Item
+    from isograd.papers.reproduce.plan import Asked, Planned
+
+_COLOURS = {"same direction": "green", "not seen": "cyan", "opposite": "red", "not run": "yellow"}
+
+
+def reproduce(
+    *items: Annotated[str, "ITEM"],
+    list: bool = False,  # noqa: A002  (it is --list)
+    all: bool = False,  # noqa: A002  (it is --all)
+    data: Annotated[Path, "FOLDER|FILE"] | None = None,
+    seeds: "list[int] | None" = None,
+    out: Folder = Path("runs/reproduce"),
+    jobs: Count | None = None,
+    retry: bool = False,
+    full: bool = False,
+    run: bool = False,
+    world_size: Count | None = None,
+    index: Folder | None = None,
+    cores: "list[int] | None" = None,
+    json: bool = False,
+) -> int:
+    """Reproduce a table, a figure or a claim of the papers at a size for two cores: runs, figure, verdict.
+
+    examples:
+      isograd reproduce --list
+      isograd reproduce xiong2020/warmup-fig2
+      isograd reproduce xiong2020/warmup-fig2 --data FOLDER
+      isograd reproduce normformer2021 admin2020
+      isograd reproduce xiong2020/warmup-fig2 training.steps=200 --seeds 1
+      isograd reproduce --all --data FOLDER --cores 0 --index docs/results/reproduce
+      isograd reproduce xiong2020/warmup-fig2 --full
+      isograd reproduce xiong2020/warmup-fig2 --full --run --world-size 8
+
+    A verdict (same direction, not seen, opposite, not run) follows a rule that was written before the runs. Killed at
+    any time, the same command goes on; items share the runs they have in common. Exit code 0 whatever the verdict, 1
+    where a run failed.
+
+    Args:
+        items: names of --list, or a paper for all of its items; then key=value for all runs
+        list: print the items, and run nothing
+        all: every item that --out has no result of with today's setup, by importance
+        data: a folder of corpora, such as FOLDER/iwslt14-de-en; or one text file (as `isograd compare --data` takes it)
+            for items that read plain text (default: the embedded texts)
+        seeds: in place of each item's own
+        out: default runs/reproduce
+        jobs: runs at once (default: one per GPU, or per core)
+        retry: train failed runs once more, and those with damaged files from the beginning
+        full: print what the paper's size needs (devices, hours, memory, data), and train nothing
+        run: with --full: start it under torchrun, run after run; refused where it does not fit or data is missing
+        world_size: devices of --full (default: the item's)
+        index: write the index of all items into this folder, with a page of each that --out has a result of, whenever
+            an item ends; without items run nothing
+        cores: run on these alone, one run at a time on each, such as --cores 0
+        json: the results as one JSON object on stdout, nothing else
+    """
+    from isograd.papers.reproduce.registry import ITEMS, chosen, queue
+
+    names = [name for name in items if "=" not in name]
+    found = queue() if all else [*ITEMS.values()] if list and not names else chosen(names)
+    if list:
+        _list(found, out, json)
+        return 0
+    if index is not None and not found:
+        from isograd.lab.report.pages.reproduce_index import write_index
+
+        print_path(f"index: {write_index([item.about() for item in ITEMS.values()], out, index)}")
+        return 0
+    if not found:
+        raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
+    if data is not None and not data.exists():
+        raise UserError(f"--data {data}: no such folder or text file")
+    if not full and (run or world_size):
+        raise UserError(f"{'--run' if run else '--world-size'} is of the paper's size; add --full")
+    from isograd.papers.reproduce.plan import Asked
+
+    asked = Asked(
+        out=out,
+        data=data,
+        seeds=tuple(seeds) if seeds else None,
+        overrides=tuple(name for name in items if "=" in name),
+        jobs=jobs,
+    )
+    if full:
+        return _full(found, asked, world_size, run, json)
+    if cores:
+        pin(cores)
+    if all:
+        found = [item for item in found if not _has_ended(item, asked)]
+        progress().print(f"{len(found)} items, {sum(item.minutes for item in found):.0f} minutes of one core at most")
+    return _reproduce(found, asked, retry, json, index)
+
+
+def _has_ended(item: "Item", asked: "Asked") -> bool:
+    """Whether --out has a result of it, with today's setup and of the same data."""
+    result = _result(item, asked.out)
+    given = asked.data is not None and bool(item.corpora)
+    return (
+        result.get("setup") == item.setup() and result.get("with data") == given and result.get("verdict") != "not run"
+    )
+
+
+def _result(item: "Item", out: Path) -> dict[str, Any]:
+    """Of its newest run below `out`; empty where it has not ended there."""
+    from isograd.files import read_object
+    from isograd.papers.reproduce.plan import folder_of
+
+    try:
+        return read_object(folder_of(item, out) / "result.json")
+    except ValueError:
+        return {}
+
+
+def _state(item: "Item", out: Path) -> str:
+    """Whether it has run, as `--list` says it."""
+    result = _result(item, out)
+    if item.missing or result.get("verdict", "not run") == "not run":
+        return "cannot run" if item.missing else "not run yet"
+    since = "" if result.get("setup") == item.setup() else ", by another setup than today's"
+    stood = "" if result.get("with data") or not item.corpora else ", on what stands in for the data"
+    return f"{result['verdict']} ({result.get('date', 'no date')}{since}{stood})"
+
+
+def _list(items: "Sequence[Item]", out: Path, json: bool) -> None:
+    states = {item.id: _state(item, out) for item in items}
+    if json:
+        print_json({item.id: {**item.about(), "state": states[item.id]} for item in items})
+        return
+    console = output(soft_wrap=True)
+    for paper in dict.fromkeys(item.paper for item in items):
+        console.print(f"\n[bold underline]{escape(paper)}[/]")
+        for item in items:
+            if item.paper == paper:
+                console.print(f"[bold]{escape(item.id)}[/]  {escape(item.title)}")
+                sizes = f"here: {item.size_here}; in the paper: {item.size_paper}"
+                console.print(f"    [dim]{escape(sizes)}[/]")
+                takes = item.missing or f"{item.minutes:g} min; data: {item.data}"
+                console.print(f"    {escape(states[item.id])}[dim]; {escape(takes)}[/]")
+    waiting = [item for item in items if states[item.id] == "not run yet"]
+    left = f"{len(waiting)} have not run in {out}: {sum(item.minutes for item in waiting):.0f} minutes of one core"
+    print(f"\n{left}" if waiting else f"\nall have run in {out}")
+    print(f"{len(items)} items. 'isograd reproduce ITEM' runs one, 'isograd reproduce xiong2020' all of a paper.")
+    print("min: minutes of one core, shared runs included; data: a folder below --data (what stands in without it)")
+
+
+def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool, index: Path | None) -> int:
+    """Each item in turn; one that fails does not end the others."""
+    from isograd.lab.report.pages.reproduce_index import write_index
+    from isograd.papers.reproduce.plan import plan_item
+    from isograd.papers.reproduce.registry import ITEMS
+
+    planned = [plan_item(item, asked) for item in items]
+    results, failed = [], []
+    for i, one in enumerate(planned, start=1):
+        if len(planned) > 1:
+            progress().print(f"[{i}/{len(planned)}] {one.item.id}", markup=False)
+        try:
+            results.append(_one(one, asked, retry))
+        except (IsogradError, OSError) as error:
+            if len(planned) == 1:
+                raise
+            failed.append(f"{one.item.id}: {one_line(error)}")
+            continue
+        if not json:
+            _print(results[-1], several=len(planned) > 1)
+        if index is not None:
+            write_index([item.about() for item in ITEMS.values()], asked.out, index)
+    for line in [*failed, *(f"{one['item']}: {why}" for one in results for why in one.get("failed", ()))]:
+        print(f"isograd reproduce: {line}", file=sys.stderr)
+    if json:
+        print_json({"items": results})
+    return 1 if failed or any(one.get("failed") for one in results) else 0
+
+
+def _one(planned: "Planned", asked: "Asked", retry: bool) -> dict[str, Any]:
+    """The content of an item's result.json, its page beside it; where runs or the measure failed, why."""
+    for stage in planned.stages:
+        rows = _train(stage, asked, retry)
+        failed = [f"{row['cell']} failed: {row.get('error')}" for row in rows if row["outcome"] == "failed"]
+        if len(rows) < len(stage):
+            failed.append(f"{len(stage) - len(rows)} runs have damaged files; --retry trains them from the beginning")
+        if failed:
+            return _failed(planned, failed)
+    with loading():
+        from isograd.papers.reproduce.conclude import conclude
+        from isograd.papers.reproduce.plan import folder_of
+    folder = folder_of(planned.item, asked.out)
+    try:
+        with loading("measuring"):
+            from isograd.lab.report.pages.reproduce import write_item
+
+            content = conclude(planned, asked, lambda line: progress().print(f"measuring: {line}", markup=False))
+            page = write_item(folder, asked.out)
+    except (IsogradError, OSError):
+        raise
+    except Exception as error:  # of a measure: whatever it does, other items go on
+        (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        return _failed(planned, [f"{type(error).__name__}: {one_line(error)} (see {folder}/error.txt)"])
+    return content | {"page": str(page)}
+
+
+def _failed(planned: "Planned", why: "Sequence[str]") -> dict[str, Any]:
+    return {"item": planned.item.id, "verdict": None, "failed": [*why]}
+
+
+def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dict[str, Any]]":
+    from isograd.lab.cli.progress import StudyProgress
+    from isograd.lab.study.engine.server import begin
+    from isograd.lab.study.plan import ARM, CELLS
+
+    folders = [asked.out / CELLS / cell.name for cell in cells]
+    announce_runs(folders, asked.out)
+    if not all((folder / "outcome.json").exists() for folder in folders):
+        begin(asked.jobs)
+    with loading():
+        from isograd.lab.study.engine.jobs import check_jobs
+        from isograd.lab.study.engine.runner import jobs_of, run_cells
+        from isograd.lab.study.engine.workers import at_once, local
+
+        check_jobs(jobs_of(cells, asked.out))
+    progress().print(_plan(cells, at_once(asked.jobs, 1)), markup=False, soft_wrap=True)
+    choose_products("reproduce", threads=1)
+    announce_resumed([cell.name for cell in cells], folders)
+    with StudyProgress(cells, [ARM]) as shown:
+        return run_cells(
+            cells,
+            asked.out,
+            local(asked.jobs),
+            shown.step,
+            shown.row,
+            retry=retry,
+            keep_models=True,
+            on_note=shown.note,
+            on_ready=shown.ready,
+        )
+
+
+def _plan(cells: "Sequence[Any]", at_once: int) -> str:
+    several = f"{len(cells)} runs, {min(len(cells), at_once)} at once" if len(cells) > 1 else "1 run"
+    return f"{several}; what has ended is not trained again"
+
+
+def _print(result: dict[str, Any], several: bool) -> None:
+    from isograd.lab.report.pages.reproduce import number, ours
+
+    if "page" not in result:
+        return
+    verdict = result["verdict"]
+    print_lines(*[""] * several, f"{result['item']}: {result['shows']}")
+    print_lines(f"claim: {result['claim']}")
+    if result["changed"]:
+        print_lines(f"not the item's own settings: {', '.join(result['changed'])}")
+    rows = [["paper", one["label"], number(one["value"]), one["unit"], one["tag"]] for one in result["published"]]
+    rows += [["ours", one["label"], ours(one), "", f"n = {one['n']}"] for one in result["ours"]]
+    print_table(["", "", "", "", ""], [[*map(escape, row)] for row in rows], left=2)
+    output().print(f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(result['reason'])}")
+    print_path(f"page: {result['page']}")
+
+
+def _full(items: "Sequence[Item]", asked: "Asked", devices: int | None, run: bool, json: bool) -> int:
+    """What the paper's size needs; with `run` it is started, item after item."""
+    with loading():
+        from isograd.papers.reproduce.full import must_start, needs
+
+    found = {item.id: needs(item, asked, devices) for item in items if item.full or len(items) == 1}
+    if json and not run:
+        print_json({name: one.as_dict() for name, one in found.items()})
+        return 0
+    for name, one in found.items():
+        if run:
+            must_start(one, devices is not None)
+        else:
+            _print_needs(name, one)
+    return max([_start(one) for one in found.values()], default=0) if run else 0
+
+
+def _print_needs(name: str, found: "Needs") -> None:
+    from isograd.cli.console import bytes_in_words
+
+    rows = [
+        [
+            escape(one.label),
+            f"{one.forecast.parameters:,}",
+            bytes_in_words(one.forecast.memory.total),
+            f"{one.forecast.steps:,}",
+            f"{one.forecast.tokens:,}",
+            f"{one.forecast.flops:.3g}",
+            f"{one.hours:,.1f}",
+        ]
+        for one in found.runs
+    ]
+    print_lines(f"{name}: {found.recipe}, {len(found.runs)} runs on {found.devices} devices")
+    print_table(["run", "parameters", "memory of each", "updates", "tokens", "FLOP", "hours"], rows)
+    print_lines(
+        f"at most {found.hours:,.1f} hours in all at 100 TFLOP/s per device, {bytes_in_words(found.memory)} of each",
+        f"data: {', '.join(found.reading)}"
+        + (f"; not here, to be looked for on the hub: {', '.join(found.remote)}" if found.remote else "")
+        + (f"; missing: {found.lacking}" if found.lacking else ""),
+        f"'isograd reproduce {name} --full --run' starts it",
+    )
+
+
+def _start(found: "Needs") -> int:
+    """Train run after run under torchrun; one that fails does not end the others."""
+    import subprocess
+
+    from isograd.lab.report.pages.runs import write_report
+    from isograd.papers.reproduce.full import command_of
+
+    failed = []
+    for i, one in enumerate(found.runs, start=1):
+        progress().print(f"[{i}/{len(found.runs)}] {one.label}", markup=False)
+        done = subprocess.run([sys.executable, *command_of(one, found.devices)], check=False)
+        failed += [one.label] if done.returncode not in (0, 3) else []
+    there = [one.folder for one in found.runs if (one.folder / "run.json").exists()]
+    if there:
+        print_path(f"report: {write_report(there, there[0].parent)}")
+    for label in failed:
+        print(f"isograd reproduce: {label} failed; the same command goes on", file=sys.stderr)
+    return 1 if failed else 0
