@@ -114,7 +114,7 @@ def contestants(options: argparse.Namespace, work: Path) -> tuple[list[Contestan
 
     from isograd.convert.ctranslate2 import export_ctranslate2
     from isograd.convert.export import export_folder
-    from isograd.convert.fold import fold
+    from isograd.convert.folding import fold
     from isograd.lab.evaluate.loading import load_translation_model
 
     transformers.utils.logging.disable_progress_bar()

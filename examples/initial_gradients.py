@@ -11,8 +11,7 @@ import statistics
 
 import torch
 
-from isograd.lab.train.tasks.translation import PairsSection, TranslationModel, TranslationRun, TranslationTraining
-from isograd.lab.train.train import load_task
+from isograd.lab import PairsSection, TranslationModel, TranslationRun, TranslationTraining, load_task
 
 
 def factors(placement: str, layers: int, width: int, seed: int, source: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from isograd import IsogradConfig, IsogradForCausalLM, calibrate
-from isograd.lab.data import load_corpus
+from isograd.lab import load_corpus
 
 
 def main(seed: int = 0, layers: int = 24, steps: int = 200, **options: bool) -> tuple[list[float], float]:

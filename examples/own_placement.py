@@ -8,10 +8,7 @@ Swin v2's (Liu et al. 2021, arXiv 2111.09883): a norm on what every branch wrote
 import sys
 from pathlib import Path
 
-from isograd.lab.report.pages.runs import write_report
-from isograd.lab.study.compare import compare, plan
-from isograd.lab.train.run import Model
-from isograd.lab.train.tasks.language import TextData, TextTraining
+from isograd.lab import Model, TextData, TextTraining, compare, plan, write_report
 from isograd.placement import Norm, Placement, Residual, register
 
 register(

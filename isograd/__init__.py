@@ -6,13 +6,13 @@ up a `model_type` in one table, whose entry names the class, and its module is l
 """
 
 import sys
-from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from isograd.doors import doors
 from isograd.placement import Placement, get, register
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = {
+_ROOMS = {  # the other public names -> where they are
     "IsogradConfig": "isograd.models",
     "IsogradForCausalLM": "isograd.models",
     "IsogradForMaskedLM": "isograd.models",
@@ -47,9 +47,9 @@ _ROOMS = {
     "check": "isograd.lint",
     "conform": "isograd.lint.conform",
     "graft": "isograd.convert.graft",
+    "transfer": "isograd.lab.transfer",
     "watch": "isograd.diagnose.watch",
 }
-_DOORS = ("transfer",)  # modules that are named without being imported
 
 __all__ = [
     "IsogradConfig",
@@ -67,16 +67,12 @@ __all__ = [
     "get",
     "graft",
     "register",
+    "transfer",
     "watch",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return getattr(import_module(_ROOMS[name]), name)
-    if name in _DOORS:
-        return import_module(f"isograd.{name}")
-    raise AttributeError(f"module 'isograd' has no attribute {name!r}")
+__getattr__ = doors(__name__, _ROOMS)
 
 
 class _WithAuto(MetaPathFinder):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from isograd.convert.checkpoints.folder import Source, Written
 from isograd.convert.checkpoints.vocabulary import pieces, save_tokenizer, sides, special
-from isograd.convert.fold import fold
+from isograd.convert.folding import fold
 from isograd.convert.hf.family import beyond
 from isograd.convert.parity import ParityReport, Part, Runner, hashes, measure
 from isograd.convert.pretrained import ELSEWHERE

@@ -31,7 +31,7 @@ from isograd.convert.checkpoints.folder import Source, Written, copy_companions,
 from isograd.convert.checkpoints.subwords import PairTokenizer
 from isograd.convert.checkpoints.vocabulary import load_tokenizer
 from isograd.convert.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
-from isograd.convert.fold import FoldError, fold
+from isograd.convert.folding import FoldError, fold
 from isograd.convert.hf import FAMILIES
 from isograd.convert.hf.family import Family, has_coefficients, has_inner_norms, norms_at
 from isograd.convert.hf.refused import reason

@@ -1,1 +1,29 @@
 """What the four papers claim: their items run again, their claims measured, models of their own code in."""
+
+from typing import TYPE_CHECKING
+
+from isograd.doors import doors
+
+if TYPE_CHECKING:
+    from isograd.papers.fairseq import from_fairseq
+    from isograd.papers.theory import CLAIMS, verdicts
+    from isograd.papers.torch_nn import Layout, from_torch
+
+__getattr__ = doors(
+    __name__,
+    {
+        "CLAIMS": "isograd.papers.theory",
+        "Layout": "isograd.papers.torch_nn",
+        "from_fairseq": "isograd.papers.fairseq",
+        "from_torch": "isograd.papers.torch_nn",
+        "verdicts": "isograd.papers.theory",
+    },
+)
+
+__all__ = [
+    "CLAIMS",
+    "Layout",
+    "from_fairseq",
+    "from_torch",
+    "verdicts",
+]

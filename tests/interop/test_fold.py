@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.convert.fold import fold
+from isograd.convert.folding import fold
 from isograd.models import IsogradModel
 from isograd.placement import CATALOGUE, ByKind, HeadScale, Learned, Norm, Placement, ProjectionNorm, Residual, Site
 from isograd.placement.catalogue import register

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from isograd.convert.fold import NEAR_ZERO, fold
+from isograd.convert.folding import NEAR_ZERO, fold
 from isograd.errors import FoldError, InteropError
 from isograd.placement import CATALOGUE, Norm, Placement, Residual
 from isograd.placement.catalogue import register

@@ -10,7 +10,7 @@ import torch
 
 from isograd.convert.checkpoints.folder import load_isograd
 from isograd.convert.checkpoints.vocabulary import load_tokenizer
-from isograd.convert.fold import fold, measure_fold
+from isograd.convert.folding import fold, measure_fold
 from isograd.convert.sample import random_sample, text_sample
 from isograd.lab.train.train import train
 from isograd.models import IsogradPreTrainedModel

@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from isograd.convert.checkpoints.weights import depths, from_theirs, to_theirs
-from isograd.convert.fold import fold
+from isograd.convert.folding import fold
 from isograd.convert.hf import FAMILIES
 from isograd.convert.hf.family import LEAST, norms_at
 from isograd.convert.kinds import CAUSAL

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 
-from isograd.convert.fold import fold, measure_fold
+from isograd.convert.folding import fold, measure_fold
 from isograd.convert.parity import LIMITS, ParityReport, Runner, hashes, measure
 from isograd.convert.sample import Sample, random_sample
 from tests.build import HEADS, model, tokens

@@ -15,7 +15,7 @@ FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 # A storey imports from itself and from those before it; inside a storey each line from itself and from those before it.
 STOREYS = {
     "core": [
-        {"errors"},
+        {"errors", "doors"},
         {"files", "outcome", "hub", "machine"},
         {"text"},
         {"placement"},
@@ -36,16 +36,22 @@ STOREYS = {
         {"lab.transfer"},
         {"lab.report"},
         {"lab.cli"},
+        {"lab"},
     ],
-    "papers": [{"papers.theory", "papers.fairseq", "papers.torch_nn"}, {"papers.reproduce"}, {"papers.cli"}],
+    "papers": [
+        {"papers.theory", "papers.fairseq", "papers.torch_nn"},
+        {"papers.reproduce"},
+        {"papers.cli"},
+        {"papers"},
+    ],
     "command": [{"__main__"}],
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
     "core": (145, 28_300),
-    "convert": (49, 8_530),
-    "lab": (122, 24_720),
-    "papers": (45, 9_270),
+    "convert": (49, 8_540),
+    "lab": (122, 24_790),
+    "papers": (45, 9_280),
 }
 MOST = 15  # files on one level of a room
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -85,9 +91,6 @@ def forbidden(own: str, names: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file_imports_from_the_rooms_above_it(path: Path) -> None:
-    if path.relative_to(ROOT).parts in (("lab", "__init__.py"), ("papers", "__init__.py")):
-        assert not of(path)
-        return
     assert room(path) in LEVEL, f"a new room: say in LEVELS where {room(path)!r} stands"
     assert not forbidden(room(path), of(path))
 
@@ -137,7 +140,7 @@ def test_models_load_when_named() -> None:
 @pytest.mark.parametrize("storey", BUDGET)
 def test_a_storey_keeps_its_budget(storey: str) -> None:
     """A ratchet: what is added is taken out elsewhere."""
-    rooms = set().union(*STOREYS[storey]) | ({storey} & {"lab", "papers"})
+    rooms = set().union(*STOREYS[storey])
     files = [path for path in FILES if room(path) in rooms]
     lines = sum(len(path.read_text().splitlines()) for path in files)
     most = BUDGET[storey]

@@ -62,7 +62,7 @@ def fold(model: str, *, out: Folder, untie: bool = False, text: Text | None = No
     must_be_a_model(model, owned=True)
 
     def make() -> "ParityReport":
-        from isograd.convert.fold import fold_folder
+        from isograd.convert.folding import fold_folder
 
         return fold_folder(model, out, untie=untie, lines=_lines(text))
 

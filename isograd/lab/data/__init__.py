@@ -1,25 +1,23 @@
 """Text in, batches out. What torch is needed for is imported where it is named: files are looked for without it."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from isograd.doors import doors
 
 if TYPE_CHECKING:
     from isograd.lab.data.batches import PackedSequences
     from isograd.lab.data.corpus import Corpus, load_corpus
     from isograd.lab.data.parallel import ParallelCorpus, load_parallel
 
-_FILES = {
-    "Corpus": "corpus",
-    "PackedSequences": "batches",
-    "ParallelCorpus": "parallel",
-    "load_corpus": "corpus",
-    "load_parallel": "parallel",
-}
+__getattr__ = doors(
+    __name__,
+    {
+        "Corpus": "isograd.lab.data.corpus",
+        "PackedSequences": "isograd.lab.data.batches",
+        "ParallelCorpus": "isograd.lab.data.parallel",
+        "load_corpus": "isograd.lab.data.corpus",
+        "load_parallel": "isograd.lab.data.parallel",
+    },
+)
 
 __all__ = ["Corpus", "PackedSequences", "ParallelCorpus", "load_corpus", "load_parallel"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FILES:
-        return getattr(import_module(f"isograd.lab.data.{_FILES[name]}"), name)
-    raise AttributeError(f"module 'isograd.lab.data' has no attribute {name!r}")

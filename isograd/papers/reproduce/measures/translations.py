@@ -92,7 +92,7 @@ def _rows_of(one: Trained, buckets: Sequence[Any]) -> list[Row]:
 
 def folded(context: Context) -> Rows:
     """A row per run: how many translations are the same after its skips are folded away, and the time of each."""
-    from isograd.convert.fold import fold
+    from isograd.convert.folding import fold
     from isograd.lab.evaluate.translation import Translator
     from isograd.transformer.parameters import Coefficient
 
