@@ -16,12 +16,31 @@ cp "$work"/dist/* "$out"
 "$python" -m venv "$work/bare"
 install() { "$work/bare/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 install "$(grep '^torch==' constraints.txt)" # alone: a CPU build is taken where the index has one
-install -c constraints.txt "$work"/dist/*.whl
+wheel=$(echo "$work"/dist/*.whl) constraints=$PWD/constraints.txt
+install -c "$constraints" "$wheel"
 cd "$work"
 export PATH="$work/bare/bin:$PATH" HF_HUB_OFFLINE=1 XDG_CACHE_HOME="$work/cache"
 isograd --version
 isograd --version | grep -qF "$commit" || { echo "package.sh: the wheel does not name commit $commit"; exit 1; }
 isograd list > /dev/null
+cat > own.py <<'END'
+import torch
+from torch import nn
+
+
+def model():
+    layers = [nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(4)]
+    return nn.Sequential(nn.Embedding(99, 32), *layers, nn.Linear(32, 99))
+
+
+def batch():
+    return torch.randint(0, 99, (2, 8))
+END
+isograd check own:model --batch own:batch # with core's packages alone
+isograd conform --list > /dev/null || true
+! isograd train embedded.yaml 2> refused || { echo "package.sh: trained without its packages"; exit 1; }
+grep -qF "pip install 'isograd[lab]'" refused
+install -c "$constraints" "$wheel[lab]"
 isograd recipes number-words > /dev/null
 isograd init-recipe
 isograd train embedded.yaml training.steps=4 training.warmup=1 training.valid_every=4 training.batch=2

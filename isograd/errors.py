@@ -4,6 +4,7 @@ A message says what came, what was expected, and what to type instead.
 """
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -99,6 +100,30 @@ def needed(extra: str, *modules: str) -> tuple[Any, ...]:
         except ImportError as error:
             raise MissingExtra(f"{name.split('.')[0]} is not installed: pip install 'isograd[{extra}]'") from error
     return tuple(found)
+
+
+def extra_with(module: str) -> str | None:
+    """The extra of this package that brings a module, by the package's own metadata; None where none does.
+
+    >>> extra_with("matplotlib.figure"), extra_with("torch")
+    ('lab', None)
+    """
+    from importlib.metadata import PackageNotFoundError, requires
+
+    name = module.partition(".")[0].lower().replace("_", "-")
+    try:
+        wanted = requires("isograd") or []
+    except PackageNotFoundError:
+        return None
+    for line in wanted:
+        package = re.match(r"[\w.-]+", line)
+        extra = re.search(r"""extra == ['"]([\w-]+)['"]""", line)
+        if extra and package and package[0].lower().replace("_", "-") == _PACKAGES.get(name, name):
+            return extra[1]
+    return None
+
+
+_PACKAGES = {"yaml": "pyyaml"}  # modules that are not called what their package is
 
 
 def many(count: int, noun: str, nouns: str | None = None) -> str:

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "isograd": """IsogradConfig IsogradForCausalLM IsogradForMaskedLM IsogradForSeq2SeqLM
-        IsogradForSequenceClassification LightningWatch OwnLoop Placement WatchCallback calibrate check conform get graft register transfer watch""",
+        IsogradForSequenceClassification
+        LightningWatch OwnLoop Placement WatchCallback calibrate check conform get graft register transfer watch""",
     "isograd.convert": """ParityReport Runner export_folder fold from_transformers import_pretrained measure
         to_transformers""",
     "isograd.lab": """Boundary Model PairsSection RateSearch Run TextData TextTraining TranslationModel TranslationRun

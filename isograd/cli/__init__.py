@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NoReturn
 
-from isograd.errors import IsogradError, UserError, nearest, one_line
+from isograd.errors import IsogradError, UserError, extra_with, nearest, one_line
 
 VERBS = {  # what is typed -> the file and the function, whose docstring is the help; of the core
     "check": "check.check",
@@ -79,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader (head, a pager) has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        if isinstance(error, ModuleNotFoundError) and (extra := extra_with(error.name or "")):
+            print(f"isograd {verb}: needs {error.name}: pip install 'isograd[{extra}]'", file=sys.stderr)
+            return 2
         if isinstance(error, IsogradError | OSError):
             print(f"isograd {verb}: {one_line(error)}", file=sys.stderr)
             return getattr(error, "exit_code", 2)
@@ -157,7 +160,7 @@ def _group(words: Sequence[str]) -> int:
     """A first word of two, such as `evaluate`, or a verb that does not exist."""
     members = {verb: where for verb, where in verbs().items() if verb.split()[0] == words[0]}
     prog = f"isograd {words[0]}" if members else "isograd"
-    kinds = [verb.split()[-1] for verb in members] or list(dict.fromkeys(verb.split()[0] for verb in verbs()))
+    kinds = sorted(verb.split()[-1] for verb in members) or list(dict.fromkeys(verb.split()[0] for verb in verbs()))
     rest = words[1:] if members else words
     if members and rest and rest[0] in ("-h", "--help"):
         print(f"usage: {prog} {{{','.join(kinds)}}} ...\n\n{_summaries(members)}")

@@ -134,8 +134,10 @@ def _extras() -> Facts:
     several = set()
     for one in _required():
         for extra in _extra_of(one):
-            if one.name == "isograd":
+            if len(one.extras) > 1:
                 several.add(extra)
+            if one.name == "isograd":
+                continue
             found.setdefault(extra, [])
             has = _version(one.name)
             if has is None or not one.specifier.contains(has, prereleases=True):

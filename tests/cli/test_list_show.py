@@ -90,7 +90,7 @@ def test_recipes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     code, out, err = called("recipes", "--json")
     listed = json.loads(out)
-    files = sorted((Path(isograd.__file__).parent / "recipes").rglob("*.yaml"))
+    files = sorted((Path(isograd.__file__).parent / "lab/recipes").rglob("*.yaml"))
     assert (code, err) == (0, "") and sorted(map(Path, (one["file"] for one in listed.values()))) == files
     for name, one in listed.items():
         assert Path(one["file"]).read_text(encoding="utf-8") == called("recipes", name)[1]
@@ -185,7 +185,7 @@ def test_words_behind_an_option() -> None:
         (["compare", "--learning-rate", "3"], "did you mean --lr?"),
         (["study", "x.yaml", "--workers", "3"], "did you mean --jobs?"),
         (["trian"], "did you mean 'train'?"),
-        (["evaluate"], "choose one of translation"),
+        (["evaluate"], "choose one of classification"),
         (["evaluate", "zeroshot"], "did you mean 'zero-shot'?"),
         (["show", "prenorm"], "did you mean 'pre-ln'?"),
         (["show", "post_layernorm"], "did you mean 'post-ln'?"),

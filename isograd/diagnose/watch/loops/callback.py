@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
@@ -73,7 +72,7 @@ class WatchCallback(TrainerCallback):
             ValueError: DeepSpeed keeps the gradients to itself; or as `isograd.watch`.
         """
         accelerator: Any = self.trainer.accelerator
-        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        if accelerator.distributed_type == "DEEPSPEED":
             raise ValueError("WatchCallback cannot see gradients inside DeepSpeed's engine; train with DDP or FSDP2")
         self._replaced.close()  # a run that an error ended has left them
         self._forget()
