@@ -33,7 +33,7 @@ def test_a_replay_is_reported_from_its_files(tmp_path: Path) -> None:
     folder.mkdir()
     run = {"seed": 0, "cell": "gone", "outcome": "finished", "final_loss": 2.25}
     change = {"change": "lr 0.0003", "settings": ["training.lr=3e-4"], "control": False, "begins": 40, "seeds": 1}
-    other = {"change": "another seed", "control": True, "verdict": "does not cure", "finished": 0}
+    other = {"change": "another seed", "control": True, "verdict": "fails", "finished": 0}
     content = {
         "parent": str(tmp_path / "run"),
         "run": {"outcome": "collapsed", "reason": "because"},
@@ -49,6 +49,6 @@ def test_a_replay_is_reported_from_its_files(tmp_path: Path) -> None:
     }
     write_json(folder / "replay.json", content)
     code, said, _ = called("report", str(folder))
-    assert code == 0 and "lr 0.0003 cures the run; another seed does not." in said
+    assert code == 0 and "lr 0.0003 cures the run; another seed fails too." in said
     assert "It left its course at step 50. The last checkpoint before is that of step 40." in said
     assert "One seed per change" in said and "2.250" in said and (folder / "report/report.html").is_file()

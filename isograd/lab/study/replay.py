@@ -16,6 +16,7 @@ that trains anything.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +191,8 @@ def described(plan: Replay, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     unchanged = changes[0]["verdict"]
     for one in changes[1:] if unchanged == "cures" else ():
         one["verdict"] = NO_VERDICT
-    changes[0]["verdict"] = {"cures": "finishes", "does not cure": "fails"}.get(unchanged, unchanged)
+    for one in filter(itemgetter("control"), changes):  # nothing was changed: it cannot cure
+        one["verdict"] = {"cures": "finishes", "does not cure": "fails"}.get(one["verdict"], one["verdict"])
     keep = ("outcome", "reason", "final_loss", "warning")
     return {
         "parent": str(plan.parent.resolve()),
@@ -200,7 +202,7 @@ def described(plan: Replay, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "stop_at": plan.stop_at,
         "changes": changes,
         "cures": [one["change"] for one in changes if one["verdict"] == "cures" and not one["control"]],
-        "by_chance": any(one["control"] and one["verdict"] == "cures" for one in changes),
+        "by_chance": any(one["control"] and one["verdict"] == "finishes" for one in changes[1:]),
         "unchanged": changes[0]["verdict"],
     }
 

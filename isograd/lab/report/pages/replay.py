@@ -14,6 +14,7 @@ from isograd.lab.report.settings import settings
 from isograd.lab.report.style import Output, looks
 from isograd.lab.study.labels import listed
 from isograd.lab.study.plan import CELLS
+from isograd.lab.study.replay import UNCHANGED
 
 Row = Mapping[str, Any]
 REPLAY = "replay.json"
@@ -64,13 +65,15 @@ def headline(content: Row) -> str:
 
     >>> change = {"control": False, "seeds": 1, "finished": 1}
     >>> headline({"changes": [change | {"change": "lr 0.0003", "verdict": "cures"},
-    ...                       change | {"change": "another seed", "verdict": "does not cure"}]})
-    'lr 0.0003 cures the run; another seed does not.'
+    ...                       change | {"change": "another seed", "verdict": "fails"}]})
+    'lr 0.0003 cures the run; another seed fails too.'
     """
     if content.get("unchanged") == "finishes":
         return "The run as it was finishes from there, too: nothing can be said of a change."
     by_verdict: dict[str, list[str]] = {}
     for one in content["changes"]:
+        if one["change"] == UNCHANGED:
+            continue  # the subtitle says how it ended
         by_verdict.setdefault(one["verdict"], []).append(one["change"])
     parts = []
     for verdict, (several, alone) in _VERBS.items():
@@ -86,6 +89,8 @@ _VERBS = {
     "does not cure": ("do not", "does not"),
     "not with every seed": ("finish with some seeds only", "finishes with some seeds only"),
     "undecided": ("are undecided", "is undecided"),
+    "finishes": ("finish unchanged", "finishes unchanged"),
+    "fails": ("fail too", "fails too"),
     "failed": ("failed", "failed"),
     "interrupted": ("were interrupted", "was interrupted"),
 }
