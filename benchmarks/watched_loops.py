@@ -218,7 +218,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "same-batch-from-reseeding": ("same-batch", {"batch": lambda loop, s, x, y: sample(loop.kept["ids"], BATCH, 7)}),
     "no-optimizer-step": ("updates", {"stepping": lambda step: False}),
     "optimizer-of-a-copy": ("updates", {"begin": _other_parameters}),
-    "rate-zero": ("updates", {"every": _rate(lambda step: 0.0)}),
+    "lr-zero": ("updates", {"every": _rate(lambda step: 0.0)}),
     "optimizer-stops": ("updates", {"stepping": lambda step: step < 100}),
     "optimizer-without-two-layers": ("frozen", {"begin": _only_some}),
     "frozen-in-the-middle": ("frozen", {"begin": _frozen(1, 2)}),

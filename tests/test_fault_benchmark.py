@@ -183,5 +183,5 @@ def test_a_remedy_changes_what_its_finding_names_and_nothing_else() -> None:
     assert changed == {"layers.2.attention.wo.weight", "layers.2.feed_forward.w2.weight"}  # the latter is wrong still
     assert model.get_parameter("layers.2.attention.wo.weight").std() < 0.01
     assert model.get_parameter("layers.2.feed_forward.w2.weight").std() > 0.1
-    assert says("init-large", Said("start-std", "", "use one init scheme"))
-    assert not says("init-large", Said("start-std", "", "change it to what most do"))
+    assert says("init-large", Said("init-std", "", "use one init scheme"))
+    assert not says("init-large", Said("init-std", "", "change it to what most do"))

@@ -43,8 +43,8 @@ def test_every_page_is_in_one_menu(extension: ModuleType) -> None:
 def test_a_page_that_no_menu_lists_is_found(extension: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
     assert "compare" in listed(DOCS / "index.md", extension)
-    assert "check/rate-high" not in listed(DOCS / "index.md", extension)
-    assert "check/rate-high" in listed(DOCS / "check.md", extension)
+    assert "check/lr-high" not in listed(DOCS / "index.md", extension)
+    assert "check/lr-high" in listed(DOCS / "check.md", extension)
     monkeypatch.delitem(extension.UNDER, "check")
     assert not listed(DOCS / "check.md", extension)
 

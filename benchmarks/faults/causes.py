@@ -117,22 +117,22 @@ CAUSES = {
         Cause(name="frozen", title="parameters are frozen that are to be trained", remedy="frozen|requires_grad|train"),
         Cause(name="last-only", title="only the last place is returned", remedy="position|last|all|slice|\\[:"),
         Cause(
-            name="probabilities",
+            name="softmax-output",
             title="probabilities are returned where logits are expected",
             remedy="softmax|logits|probabilit",
         ),
         Cause(
-            name="optimizer-missing",
+            name="optimizer-lacks-parameters",
             title="the optimizer does not hold all parameters",
             remedy="optimizer|parameters|group",
         ),
         Cause(
-            name="optimizer-other",
+            name="optimizer-of-another-model",
             title="the optimizer holds parameters of another model",
             remedy="optimizer|parameters|after",
         ),
-        Cause(name="rate-zero", title="a group's learning rate is 0", remedy="rate|lr|schedul"),
-        Cause(name="rate-high", title="a group's learning rate is far above the others'", remedy="rate|lr"),
+        Cause(name="lr-zero", title="a group's learning rate is 0", remedy="rate|lr|schedul"),
+        Cause(name="lr-high", title="a group's learning rate is far above the others'", remedy="rate|lr"),
         Cause(name="norms-decayed", title="weight decay pulls on norm weights", remedy="decay|group"),
         Cause(
             name="scale-stray",

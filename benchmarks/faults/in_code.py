@@ -78,7 +78,7 @@ MASKS = (
         torch_seq2seq=(S2S_DIAGONAL, S2S_DIAGONAL.replace("1", "2")),
     ),
     code(
-        "mask-hides-itself",
+        "mask-blocks-self",
         "mask-shifted",
         nano_gpt=("torch.tril(torch.ones(CONTEXT, CONTEXT))", "torch.tril(torch.ones(CONTEXT, CONTEXT), diagonal=-1)"),
         einsum_lm=(".triu(1)", ".triu(0)"),
@@ -601,7 +601,7 @@ OUTPUTS = (
     ),
     code(
         "softmax-before-the-loss",
-        "probabilities",
+        "softmax-output",
         nano_gpt=("logits = self.lm_head(x)", "logits = F.softmax(self.lm_head(x), dim=-1)"),
         mini_llama=("return self.output(x)", "return F.softmax(self.output(x), dim=-1)"),
         einsum_lm=("        return logits\n", "        return logits.softmax(-1)\n"),

@@ -249,11 +249,11 @@ def all_decayed(base: Base, model: nn.Module) -> Optimizer:
 
 SOME = ("nano_gpt", "mini_llama", "torch_encoder", "small_vit", "hf_llama", "einsum_lm")
 OPTIMIZERS = (
-    stray("matrices-not-in-the-optimizer", "optimizer-missing", matrices_alone, SOME),
-    stray("half-the-model-not-in-the-optimizer", "optimizer-missing", lower_half, SOME),
-    stray("optimizer-of-another-model", "optimizer-other", another, SOME),
-    stray("rate-of-a-group-zero", "rate-zero", head_at_zero, SOME),
-    stray("rate-of-a-group-300-times", "rate-high", one_group_high, SOME),
+    stray("matrices-not-in-the-optimizer", "optimizer-lacks-parameters", matrices_alone, SOME),
+    stray("half-the-model-not-in-the-optimizer", "optimizer-lacks-parameters", lower_half, SOME),
+    stray("optimizer-of-another-model", "optimizer-of-another-model", another, SOME),
+    stray("rate-of-a-group-zero", "lr-zero", head_at_zero, SOME),
+    stray("rate-of-a-group-300-times", "lr-high", one_group_high, SOME),
     stray("norms-decayed", "norms-decayed", all_decayed, SOME),
 )
 

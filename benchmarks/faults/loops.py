@@ -24,17 +24,17 @@ LOOP_CAUSES = {
     "labels-seen": "labels are tokens that the model is given",
     "labels-misaligned": "labels are not the next tokens of their inputs",
     "rate-spike": "the learning rate jumps",
-    "rate-high": "the learning rate is far too high",
-    "rate-zero": "the learning rate is 0, or nearly",
-    "optimizer-other": "the optimizer holds another model's parameters",
-    "optimizer-missing": "the optimizer does not hold all parameters",
+    "lr-high": "the learning rate is far too high",
+    "lr-zero": "the learning rate is 0, or nearly",
+    "optimizer-of-another-model": "the optimizer holds another model's parameters",
+    "optimizer-lacks-parameters": "the optimizer does not hold all parameters",
     "no-step": "the optimizer makes no step",
     "frozen": "a layer does not require gradients",
     "gradient-cut": "no gradient reaches the stack",
     "empty-batch": "a batch has no labels: its mean loss is 0 / 0",
     "overflow": "gradients overflow in half precision",
     "loss-sum": "the loss is summed over tokens where a mean is meant",
-    "decay-high": "weight decay is stronger than learning",
+    "weight-decay-high": "weight decay is stronger than learning",
     "sign": "the loss is maximized",
     "optimizer-eps": "Adam's eps is larger than the gradients",
     "clip": "gradients are clipped to nothing",
@@ -173,42 +173,42 @@ class RateBurst(Loop):
 
 
 class RateTooHigh(Loop):
-    cause = "rate-high"
+    cause = "lr-high"
 
     def factor(self, step: int) -> float:
         return 60.0 * super().factor(step)
 
 
 class RateStaysZero(Loop):
-    cause = "rate-zero"
+    cause = "lr-zero"
 
     def factor(self, step: int) -> float:
         return 0.0  # a warm-up whose scheduler is never stepped
 
 
 class RateStaysAtTheFirstOfTheWarmup(Loop):
-    cause = "rate-zero"
+    cause = "lr-zero"
 
     def factor(self, step: int) -> float:
         return 1 / 2000
 
 
 class RateDecayedTooEarly(Loop):
-    cause = "rate-zero"
+    cause = "lr-zero"
 
     def factor(self, step: int) -> float:
         return max(0.0, 1 - step / 25)  # stepped per micro-batch
 
 
 class OptimizerOfAnotherModel(Loop):
-    cause = "optimizer-other"
+    cause = "optimizer-of-another-model"
 
     def make_optimizer(self) -> Optimizer:
         return AdamW(self.build().parameters(), lr=self.base.rate)
 
 
 class HalfTheModelNotInTheOptimizer(Loop):
-    cause = "optimizer-missing"
+    cause = "optimizer-lacks-parameters"
 
     def make_optimizer(self) -> Optimizer:
         stack = f"{self.base.stack}."
@@ -275,7 +275,7 @@ class LossSummed(Loop):
 
 
 class DecayTooHigh(Loop):
-    cause = "decay-high"
+    cause = "weight-decay-high"
 
     def make_optimizer(self) -> Optimizer:
         return AdamW(self.model.parameters(), lr=self.base.rate, weight_decay=30.0, fused=True)

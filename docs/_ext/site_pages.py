@@ -14,6 +14,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 from isograd import cli
+from isograd.lint.findings import SEVERITIES
 from isograd.placement import CATALOGUE, Placement
 from isograd.placement.text import final_formula, first_formula, formulas, legend
 
@@ -246,6 +247,16 @@ def _short(text: str) -> str:
     return title.partition(": ")[0] if "/" in title.partition(": ")[0] else ""
 
 
+def codes() -> str:
+    """The table of all codes, from the first line of each page."""
+    lines = ["| code | severity | finding |", "|---|---|---|"]
+    for file in sorted((ROOT / "docs/check").glob("*.md")):
+        said = file.read_text(encoding="utf-8").split("\n\n")[1].replace("\n", " ")
+        severities = [one for one in SEVERITIES if f"*{one}*" in said]
+        lines.append(f"| [{file.stem}](check/{file.name}) | {', '.join(severities)} | {said.partition('. ')[0]} |")
+    return "\n".join(lines)
+
+
 def menus(docname: str) -> dict[str, dict[str, str]]:
     """The menus of a page, by their captions: page -> its name there, "" for its title."""
     if docname == "index":
@@ -259,6 +270,8 @@ def contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """Menus, and links to cards, that the sources, which GitHub shows too, do not have."""
     if docname == "catalogue":
         source[0] = re.sub(r"(?m)^### (\S+)$", r"### [\1](generated/placements/\1.md)", source[0])
+    if docname == "check":
+        source[0] = source[0].replace("Each code has a page in [check/](check/)", f"{codes()}\n\nEach has a page")
     source[0] += "".join(menu(pages, caption) for caption, pages in menus(docname).items())
 
 

@@ -8,6 +8,7 @@ from isograd.errors import many
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import READ, Phase, rule
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
 from isograd.trace.record import Operation, in_double
 from isograd.trace.sublayers import TracedSublayer
@@ -23,6 +24,7 @@ GATHERED = frozenset(
 )  # no plain layer
 
 
+@rule(Phase.BRANCHES, "ffn-linear", hides=("placement-unsure",))
 def linear(checked: CheckedModel) -> Iterator[Finding]:
     """Feed-forwards of two matrices with nothing between that bends."""
     found = [s for s in checked.anatomy.distinct if s.kind == "ffn" and _is_linear(checked, s)]
@@ -57,6 +59,7 @@ def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
     return different(made[1] + made[2] - made[3], made[0]) < 1e-3
 
 
+@rule(Phase.BRANCHES, "activation-on-stream", hides=(Phase.WIRING, "init-std", "init-depth"))
 def bent(checked: CheckedModel) -> Iterator[Finding]:
     """An activation on the stream itself, after a sum. Where nothing attends it is a ResNet's."""
     if not checked.attentions and not checked.takes_ids:
@@ -65,7 +68,7 @@ def bent(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         operation, sublayer = found[0]
         yield Finding(
-            code="stream-bent",
+            code="activation-on-stream",
             severity="error",
             address=operation.module or sublayer.address,
             measured=float(len(found)),
@@ -96,6 +99,7 @@ def _bent_after(checked: CheckedModel, sublayer: TracedSublayer) -> Operation | 
         value = operation.makes[0]
 
 
+@rule(Phase.BRANCHES, "softmax-output", hides=(Phase.INIT, "gradient-zero"))
 def probabilities(checked: CheckedModel) -> Iterator[Finding]:
     """An output whose rows are positive and sum to one, where a loss such as cross_entropy expects logits."""
     for at, value in checked.trace.outputs.items():
@@ -107,7 +111,7 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
             sums = x.double().sum(-1)
             if bool((x >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
                 yield Finding(
-                    code="probabilities",
+                    code="softmax-output",
                     severity="warning",
                     address=made.module if made is not None else "",
                     measured=float(classes),
@@ -118,6 +122,7 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
                 return
 
 
+@rule(Phase.HEADS, "branch-shifted")
 def shifted(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions that give to other positions what the query of one has asked for, as where windows are not rolled
     back, or parts of a joint attention are taken apart in another order.
@@ -161,6 +166,7 @@ def _goes_elsewhere(attention: MeasuredAttention, axis: int | None) -> bool:
     return judged
 
 
+@rule(Phase.HEADS, "axes-mixed", hides=(*READ, "branch-shifted"))
 def views(checked: CheckedModel) -> Iterator[Finding]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
     dataflow, trace = checked.dataflow, checked.trace

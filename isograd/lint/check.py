@@ -6,7 +6,7 @@ for finding in findings: print(finding.code, finding.address, finding.measured)
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from isograd.errors import hint
 from isograd.lint import branches, leaks, norms, options, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
-from isograd.lint.causes import explained
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Findings, by_harm
-from isograd.lint.initial import against as comparison
+from isograd.lint.initial import against as others
 from isograd.lint.initial import collapse, initialization, weights
+from isograd.lint.rules import explained, in_order
 from isograd.lint.running import finite, gradients, randomness
 from isograd.lint.running import optimizer as optimizers
 from isograd.lint.upstream import with_upstream
@@ -33,74 +33,26 @@ from isograd.trace.sublayers import TracedSublayer
 
 _TARGETS = ("targets", "target", "labels", "y")
 
-RULES: dict[str, Callable[[CheckedModel], Iterator[Finding]]] = {  # the codes that a rule may report: the rule
-    "not-finite": wiring.finite,
-    "final-norm-missing final-norm-doubled": wiring.final_norm,
-    "placement-mixed": wiring.mixed,
-    "placement-unsure": wiring.unsure,
-    "head-scale-after-out": wiring.head_scale,
-    "deepnorm-swapped": wiring.swapped,
-    "skips-flat": wiring.flat_skips,
-    "parameter-unread": wiring.unread,
-    "parameter-unread ": weights.unread,
-    "weights-zero": weights.zero,
-    "weights-constant": weights.constant,
-    "weights-mean": weights.centre,
-    "weights-partial": weights.partial,
-    "collapse-predicted": collapse.collapse,
-    "layers-identical": initialization.identical,
-    "weights-copied": weights.copies,
-    "init-large init-small": initialization.sizes,
-    "init-depth": initialization.depth,
-    "positions-large": initialization.positions,
-    "positions-small": initialization.drowned,
-    "start-std": initialization.stds,
-    "value-start": initialization.value_start,
-    "embedding-untied embedding-std": initialization.embedding,
-    "initial-loss": initialization.first_loss,
-    "norm-eps": norms.small,
-    "norm-dtype": norms.precision,
-    "unregistered": weights.unregistered,
-    "layers-shared": weights.shared,
-    "random-in-eval": randomness.in_eval,
-    "dropout-high": randomness.high,
-    "softmax-axis": masks.axis,
-    "mask-after-softmax": masks.after,
-    "heads-mixed": heads.split,
-    "axes-mixed": branches.views,
-    "key-heads-order": heads.groups,
-    "attention-scale": heads.scale,
-    "mask-hides-itself": masks.blank,
-    "future-leaks mask-hides-itself masks-differ": masks.future,
-    "norm-axis": norms.axis,
-    "norm-scale": norms.size,
-    "norm-weights norm-scale": norms.weights,
-    "stream-bent": branches.bent,
-    "ffn-linear": branches.linear,
-    "probabilities": branches.probabilities,
-    "output-not-finite": finite.output,
-    "branch-shifted": branches.shifted,
-    "shortcut-missing": shortcuts.missing,
-    "shortcut-doubled factor-unexplained": shortcuts.factors,
-    "shortcut-after-norm": shortcuts.after_norm,
-    "norm-bypassed": shortcuts.bypassed,
-    "rotary-wrong": positions.rotary,
-    "positions-missing": positions.missing,
-    "batch-leaks": leaks.batch,
-    "future-leaks last-position-only both-ways": leaks.future,
-    "padding-leaks": leaks.padding,
-    "encoder-unread": leaks.source,
-    "gradient-cut gradient-zero": gradients.cut,
-    "frozen": gradients.frozen,
-    " parameter-unread": gradients.unread_rows,
-    "optimizer-missing optimizer-other": optimizers.holds,
-    "rate-zero rate-high": optimizers.rates,
-    "norms-decayed decay-high": optimizers.decays,
-    "gains-decayed": options.decay,
-    "option-inert": options.inert,
-    "init-differs model-differs": comparison.differs,
-}
-CODES = frozenset(code for codes in RULES for code in codes.split()) | {"not-found"}
+MODULES = (
+    others,
+    branches,
+    collapse,
+    finite,
+    gradients,
+    heads,
+    initialization,
+    leaks,
+    masks,
+    norms,
+    optimizers,
+    options,
+    positions,
+    randomness,
+    shortcuts,
+    weights,
+    wiring,
+)  # whose rules are asked
+CODES = frozenset(code for one in in_order() for code in one.codes) | {"not-found"}
 
 
 def check(
@@ -134,7 +86,7 @@ def check(
     ignored = known_codes(ignore)
     found = _looked(unwrapped(model), batch, ignored, optimizer, against, lr, warmup, name)
     kept = with_upstream(unwrapped(model), found.findings, lambda new: _looked(new, batch, ignored).findings)
-    return replace(found, findings=by_harm(kept))
+    return replace(found, findings=by_harm(kept, {code for one in in_order() for code in one.stops}))
 
 
 def _looked(
@@ -160,14 +112,14 @@ def _looked(
     quantized = is_quantized(model)
     if quantized:
         missed.append("the matrices, which are quantized: check the model before it is quantized")
-    for codes, rule in RULES.items() if seen and not quantized else ():  # of opaque operations no rule speaks
-        if (ignored | explained(checked.reported)).issuperset(codes.split()):
+    for rule in in_order() if seen and not quantized else ():  # of opaque operations no rule speaks
+        if (ignored | explained(checked.reported)).issuperset(rule.codes):
             continue
         try:
-            found += rule(checked)
+            found += rule.run(checked)
             checked.reported.update(finding.code for finding in found)
         except Exception as error:  # one rule that cannot look at an unusual model does not stop the others
-            missed.append(f"{codes}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
+            missed.append(f"{' '.join(rule.codes)}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
     if not anatomy.stacks and not quantized:
         found.append(_nothing_found(anatomy))
     hidden = ignored | explained(checked.reported)

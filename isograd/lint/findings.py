@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,9 +10,6 @@ from isograd.errors import many
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the most severe first
-STOPS = (  # what ends training at once, or leaves it where it began; first among the errors
-    "not-finite", "output-not-finite", "unregistered", "optimizer-other", "rate-zero", "gradient-cut", "gradient-zero",
-)  # fmt: skip
 PAGES = "docs/check"
 
 
@@ -130,13 +127,13 @@ def cures(remedy: str) -> list[str]:
     return lines
 
 
-def by_harm(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors that stop training, other errors, warnings, infos; one code's together, the largest number first."""
+def by_harm(found: Iterable[Finding], stops: Collection[str] = ()) -> tuple[Finding, ...]:
+    """Errors of `stops`, other errors, warnings, infos; one code's together, the largest number first."""
     findings = list(found)
     first = {code: at for at, code in reversed([*enumerate(f.code for f in findings)])}
 
     def key(finding: Finding) -> tuple[int, int, int, float]:
-        stops = finding.severity != "error" or finding.code not in STOPS
-        return SEVERITIES.index(finding.severity), int(stops), first[finding.code], -finding.measured
+        goes_on = finding.severity != "error" or finding.code not in stops
+        return SEVERITIES.index(finding.severity), int(goes_on), first[finding.code], -finding.measured
 
     return tuple(sorted(findings, key=key))

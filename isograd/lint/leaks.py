@@ -12,12 +12,14 @@ from isograd.lint.attention.masks import is_prefix, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import bare
 
 LOPSIDED = 0.75  # of what is read of the past: more of the future is a view to both sides
 CHANGED = 1e-5  # of the largest output: more than another order of rounding does
 
 
+@rule(Phase.DATA, "batch-leaks", hides=(Phase.MASKS, Phase.POSITIONS, Phase.DATA, "gradient-zero", "gradient-cut"))
 def batch(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs of one sequence that depend on another of the batch."""
     place = _sequence(checked) or next((n for n, v in _named(checked).items() if isinstance(v, Tensor)), None)
@@ -74,6 +76,7 @@ def _first_across(checked: CheckedModel, batch_size: int) -> str | None:
     return None
 
 
+@rule(Phase.MASKS, "future-leaks", "last-position-only", "bidirectional-logits")
 def future(checked: CheckedModel) -> Iterator[Finding]:
     """A model that reads to the left, but not only; or one that is meant to and does not."""
     yield from _last_only(checked)
@@ -126,7 +129,7 @@ def _writes_tokens(checked: CheckedModel) -> bool:
 
 def _both_ways(place: str, measured: float) -> Finding:
     return Finding(
-        code="both-ways",
+        code="bidirectional-logits",
         severity="info",
         address=place,
         measured=measured,
@@ -167,6 +170,7 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.DATA, "padding-leaks")
 def padding(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs at real positions that change with what stands where the mask says padding."""
     for mask_name, name in _masked_inputs(checked):
@@ -265,6 +269,7 @@ def _keywords(checked: CheckedModel, named: dict[str, Any]) -> Any:
     return {name: _turned(checked, part) for name, part in named.items()}
 
 
+@rule(Phase.DATA, "encoder-unused", hides=(Phase.MASKS, "norm-bypassed", "parameter-unused", "gradient-cut"))
 def source(checked: CheckedModel) -> Iterator[Finding]:
     """An input that neither output nor loss depends on: an encoder that the decoder ignores."""
     named = _named(checked)
@@ -285,7 +290,7 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
         gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(moved, base, strict=True))
         if gap <= CHANGED:
             yield Finding(
-                code="encoder-unread",
+                code="encoder-unused",
                 severity="error",
                 address=name,
                 measured=gap,

@@ -8,6 +8,7 @@ from torch import Tensor
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import LAYOUT, NORMS, SCALING, TracedNorm, bare
 from isograd.trace.record import Operation, record
 
@@ -16,6 +17,10 @@ OFF = 0.05  # of 1: an effective norm weight at init
 STATISTICS = frozenset(("mean", "var", "std", "sum", "linalg_vector_norm", "norm", "var_mean", "square", "pow"))
 
 
+@rule(
+    Phase.NORMS, "norm-axis", hides=(Phase.WIRING, Phase.MASKS, Phase.POSITIONS, Phase.DATA, "norm-scale",
+    "norm-weights", "norm-eps"),
+)  # fmt: skip
 def axis(checked: CheckedModel) -> Iterator[Finding]:
     """Norms over positions, or over positions and channels: one position then changes the others."""
     found = [norm for norm in checked.dataflow.norms.values() if _mixes(checked, norm.origin, norm.result)]
@@ -115,6 +120,7 @@ def _is_statistic(checked: CheckedModel, number: int) -> bool:
     return False
 
 
+@rule(Phase.NORMS, "norm-scale", hides=(Phase.WIRING, "norm-weights", "initial-loss", "norm-eps"))
 def size(checked: CheckedModel) -> Iterator[Finding]:
     """Norms that scaling their input does not leave alone: without the root, say."""
     reads = {s.read for s in checked.anatomy.sublayers} | {s.total for s in checked.anatomy.sublayers}
@@ -138,6 +144,10 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
             return
 
 
+@rule(
+    Phase.NORMS, "norm-weights", "norm-scale", hides={"norm-weights": (Phase.INIT, "placement-unsure",
+    "gradient-cut", "gradient-zero")},
+)  # fmt: skip
 def weights(checked: CheckedModel) -> Iterator[Finding]:
     """Norms of the stream whose weights, as they act, do not begin at 1."""
     if any(s.placement == "ngpt" for s in checked.anatomy.sublayers):  # whose vectors have a length of 1
@@ -271,6 +281,7 @@ def _after_affine(checked: CheckedModel, norm: TracedNorm, constants: bool = Fal
     return value
 
 
+@rule(Phase.NORMS, "norm-eps")
 def small(checked: CheckedModel) -> Iterator[Finding]:
     """A norm's eps that is no small number, or that the norm's own precision rounds to nothing."""
     for norm in checked.dataflow.norms.values():
@@ -290,6 +301,7 @@ def small(checked: CheckedModel) -> Iterator[Finding]:
         return
 
 
+@rule(Phase.NORMS, "norm-dtype")
 def precision(checked: CheckedModel) -> Iterator[Finding]:
     """Hand-written norms that compute their mean square in half precision; torch's own kernels do not."""
     half = (torch.float16, torch.bfloat16)

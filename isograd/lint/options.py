@@ -12,12 +12,14 @@ from transformers import PreTrainedModel, Trainer
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.record import answer, arguments, is_large
 
 SWITCHES = re.compile(r"norm|prenorm|rezero|layer_?scale|head_?scale|residual_scal|resid_scal|scale_")
 
 
+@rule(Phase.OPTIMIZER, "gains-decayed")
 def decay(checked: CheckedModel) -> Iterator[Finding]:
     """Norm weights and coefficients that the weight decay of transformers' Trainer would pull to zero."""
     model = checked.model
@@ -37,6 +39,7 @@ def decay(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.DATA, "option-unused")
 def inert(checked: CheckedModel) -> Iterator[Finding]:
     """Switches of the configuration that change nothing: the model is built again with each of them turned."""
     model = checked.model
@@ -48,7 +51,7 @@ def inert(checked: CheckedModel) -> Iterator[Finding]:
         tried = applies and isinstance(value, bool) and SWITCHES.search(name) and name[0] != "_" and "fp32" not in name
         if tried and not _matters(checked, model, name, not value):
             yield Finding(
-                code="option-inert",
+                code="option-unused",
                 severity="warning" if value or getattr(type(model.config)(), name, value) != value else "info",
                 address=f"config.{name}",
                 measured=float(value),

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import FUSED, is_attention, query_key_value
 from isograd.trace.dataflow import SUMS, TracedNorm, bare, numbered
@@ -26,6 +27,7 @@ MULTIPLIERS = (
 )  # fmt: skip
 
 
+@rule(Phase.WIRING, "shortcut-missing", hides=(Phase.WIRING, Phase.INIT, Phase.GRADIENTS))
 def missing(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions and feed-forwards whose output replaces the stream instead of being added to it."""
     if any("gru" in o.name for o in checked.trace.operations):  # a gate in place of the sum
@@ -180,6 +182,10 @@ def _holder(products: list[Operation]) -> str:
     return ".".join(shared) or products[0].module
 
 
+@rule(
+    Phase.WIRING, "shortcut-doubled", "factor-unexplained", hides={"shortcut-doubled": ("placement-mixed",
+    "placement-unsure", "deepnorm-swapped", "factor-unexplained")},
+)  # fmt: skip
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""
     for stack in checked.anatomy.stacks:
@@ -337,6 +343,10 @@ def _odd_one(stack: TracedStack) -> Iterator[Finding]:
             )
 
 
+@rule(
+    Phase.WIRING, "shortcut-after-norm", hides=("placement-mixed", "placement-unsure", "final-norm-doubled",
+    "collapse-predicted"),
+)  # fmt: skip
 def after_norm(checked: CheckedModel) -> Iterator[Finding]:
     """x = norm(x); x = x + f(x): the shortcut starts after the norm, whose module belongs to what follows."""
     if any(getattr(checked.config, n, False) for n in ("apply_residual_connection_post_layernorm",)):
@@ -376,6 +386,10 @@ def _shared(one: str, other: str) -> int:
     return count
 
 
+@rule(
+    Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "placement-unsure", "final-norm-missing",
+    "parameter-unused"),
+)  # fmt: skip
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
     dataflow = checked.dataflow

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import RUN, Phase, rule
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.anatomy import SMALL, TracedStack
 from isograd.trace.dataflow import numbered
@@ -21,6 +22,10 @@ _NUMBERS = re.compile(r"\d+")
 PROFILED = 12  # sublayers from which on a good profile's skips have grown
 
 
+@rule(
+    Phase.FINITE, "not-finite", hides=(*RUN, Phase.GRADIENTS, "output-not-finite", "random-in-eval"),
+    stops=("not-finite",),
+)  # fmt: skip
 def finite(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that are no numbers: nothing else that is measured says anything."""
     doubtful = {n: p for n, p in checked.parameters.items() if not p.sum().isfinite()}
@@ -37,6 +42,7 @@ def finite(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.WIRING, "final-norm-missing", "final-norm-doubled")
 def final_norm(checked: CheckedModel) -> Iterator[Finding]:
     """A stack whose last sum reaches the head without a norm, or through two norms in a row."""
     for stack in checked.anatomy.stacks:
@@ -69,6 +75,7 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
+@rule(Phase.WIRING, "placement-mixed")
 def mixed(checked: CheckedModel) -> Iterator[Finding]:
     """Sublayers of one kind and stack whose placement is not that of most; isograd's own follow a rule with a name."""
     if isinstance(checked.model, IsogradPreTrainedModel):
@@ -111,6 +118,7 @@ def _in_every_layer(odd: list[TracedSublayer], peers: list[TracedSublayer]) -> b
     return min(names.values(), default=0) > 1 and names.keys().isdisjoint(others)
 
 
+@rule(Phase.WIRING, "placement-unsure")
 def unsure(checked: CheckedModel) -> Iterator[Finding]:
     """Sublayers of which scaling shows something else than the walk through the operations."""
     found = [s for s in checked.anatomy.sublayers if not s.sure and s.placement != "siamesenorm"]  # which reads two
@@ -126,6 +134,7 @@ def unsure(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.WIRING, "head-scale-after-out")
 def head_scale(checked: CheckedModel) -> Iterator[Finding]:
     """HeadScale after W_O scales slices of the output, which belong to no head."""
     found = [(s, name) for s in checked.anatomy.sublayers for name in checked.head_scales(s)]
@@ -143,6 +152,7 @@ def head_scale(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.WIRING, "deepnorm-swapped")
 def swapped(checked: CheckedModel) -> Iterator[Finding]:
     """A Post-LN sum with a constant skip below its scale: DeepNorm's alpha is above 1, its beta below."""
     constant = [s for s in checked.anatomy.sublayers if not s.skip.learned and not s.scale.learned and s.scale.value]
@@ -161,6 +171,7 @@ def swapped(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.WIRING, "admin-unprofiled")
 def flat_skips(checked: CheckedModel) -> Iterator[Finding]:
     """Trained skips under a post norm that do what Post-LN does: ADMIN before its calibration, or after a poor one.
 
@@ -184,7 +195,7 @@ def flat_skips(checked: CheckedModel) -> Iterator[Finding]:
                 found += f", after an embedding with an RMS of {rms:.2g}"
                 remedy = "multiply token vectors by sqrt(d), or put a norm on the embedding, and calibrate again"
         yield Finding(
-            code="skips-flat",
+            code="admin-unprofiled",
             severity="warning",
             address=trained[0].address,
             measured=min(skips[1:], default=skips[0]),
@@ -193,6 +204,7 @@ def flat_skips(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.GRADIENTS, "parameter-unused", hides=("placement-mixed", "gradient-cut", "shortcut-doubled", "init-std"))
 def unread(checked: CheckedModel) -> Iterator[Finding]:
     """Norm weights and coefficients that no operation reads, those whose names differ by numbers only as one.
 
@@ -215,7 +227,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
         entries = many(count, "entry", "entries")
         others = f", nor {len(names) - 1} more of this name in other layers" if len(names) > 1 else ""
         yield Finding(
-            code="parameter-unread",
+            code="parameter-unused",
             severity="error",
             address=names[0],
             measured=float(count),

@@ -180,9 +180,9 @@ def test_an_optimizer_is_checked_with_its_model(here: Path) -> None:
     code, out, _ = called(
         "check", "some_models:normed", "--optimizer", "some_models:trained", "--ignore", "norms-decayed"
     )
-    assert code == 1 and "optimizer-missing" in out
+    assert code == 1 and "optimizer-lacks-parameters" in out
     code, out, _ = called("check", "some_models:normed", "--optimizer", "some_models:wholly_trained")
-    assert code == 0 and "optimizer-missing" not in out
+    assert code == 0 and "optimizer-lacks-parameters" not in out
 
 
 def test_what_an_optimizers_function_returns_is_checked(here: Path) -> None:

@@ -244,7 +244,7 @@ FAMILIES: dict[str, Family] = {
         placements=SCALED,
         findings={
             "gains-decayed": "`lambda1` is a coefficient under a name that the Trainer does not know",
-            "option-inert": "`apply_layernorm` is read by the backbone class only",
+            "option-unused": "`apply_layernorm` is read by the backbone class only",
         },
     ),
     "swinv2": Family(

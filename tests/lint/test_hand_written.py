@@ -58,7 +58,7 @@ class Ignoring(LossBeside):
 
 def test_an_input_that_no_output_reads_has_its_own_name() -> None:
     (finding,) = isograd.check(Ignoring(), (ids(2, 9), ids(2, 9)))
-    assert (finding.code, finding.address) == ("encoder-unread", "targets")
+    assert (finding.code, finding.address) == ("encoder-unused", "targets")
 
 
 def test_a_decoder_that_makes_its_ids_of_the_encoders_leaks_no_future() -> None:

@@ -595,7 +595,7 @@ def test_nothing_is_said_of_an_unusual_design(name: str) -> None:
 WAITING = type("WaitingLayer", (WithAttention,), {"attention": GlobalAttention})
 
 
-@pytest.mark.parametrize(("decoder", "codes"), [(Global, set()), (Decoder, {"parameter-unread"})])
+@pytest.mark.parametrize(("decoder", "codes"), [(Global, set()), (Decoder, {"parameter-unused"})])
 def test_a_matrix_may_wait_for_the_input_that_it_is_called_after(decoder: type[Decoder], codes: set[str]) -> None:
     torch.manual_seed(0)
     findings = isograd.check(started(decoder([WAITING() for _ in range(4)], nn.LayerNorm(WIDTH))))

@@ -158,11 +158,11 @@ def test_logits_that_read_both_ways_are_named_and_no_alarm() -> None:
     """Masked tokens or a mask forgotten: only the author knows; a name that says it is one of masked tokens does."""
     torch.manual_seed(0)
     findings = checked(pre(3, visible=everywhere))
-    assert serious(findings) == [] and "both-ways" in findings.codes
+    assert serious(findings) == [] and "bidirectional-logits" in findings.codes
     model = pre(3, visible=everywhere)
     model.__class__ = type("MaskedLM", (Decoder,), {})
-    assert "both-ways" not in checked(model).codes
-    assert "both-ways" not in checked(pre(3)).codes
+    assert "bidirectional-logits" not in checked(model).codes
+    assert "bidirectional-logits" not in checked(pre(3)).codes
 
 
 def own_init(depth: int) -> Decoder:

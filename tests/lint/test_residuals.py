@@ -265,6 +265,6 @@ def test_a_share_of_the_first_layers_values() -> None:
     assert [(f.code, f.severity) for f in found if f.code not in QUIET] == [("gradient-zero", "info")]
 
 
-@pytest.mark.parametrize(("lr", "said"), [(1e-3, set()), (0.05, {"rate-high"}), (1.0, {"rate-high"})])
+@pytest.mark.parametrize(("lr", "said"), [(1e-3, set()), (0.05, {"lr-high"}), (1.0, {"lr-high"})])
 def test_a_rate_that_no_adam_trains_with(lr: float, said: set[str]) -> None:
     assert isograd.check(pre(), lr=lr, warmup=0).codes - QUIET == said

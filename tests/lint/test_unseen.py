@@ -199,7 +199,7 @@ def test_padding_in_the_batch_makes_no_causal_model_of_one_that_reads_both_ways(
     seen = torch.ones(2, 10, 10, dtype=torch.bool)
     seen[0, :, 10 - hidden :] = False
     findings = isograd.check(model, (torch.randint(VOCABULARY, (2, 10)), seen))
-    assert "future-leaks" not in findings.codes and "both-ways" in findings.codes
+    assert "future-leaks" not in findings.codes and "bidirectional-logits" in findings.codes
 
 
 class Reversible(torch.autograd.Function):
@@ -436,7 +436,7 @@ def test_deepnorms_beta_at_queries_and_keys(right: bool) -> None:
         scaled = {attn.value, attn.out, *layer.ffn.children()} if right else {attn.query, attn.key}  # type: ignore[union-attr]
         for matrix in (m for m in layer.modules() if isinstance(m, nn.Linear)):
             nn.init.xavier_normal_(matrix.weight, gain=64**-0.25 if matrix in scaled else 1.0)
-    assert ("value-start" in checked(model).codes) != right
+    assert ("init-value-unscaled" in checked(model).codes) != right
 
 
 class Ranked(Decoder):
@@ -453,7 +453,7 @@ class Ranked(Decoder):
 def test_an_input_of_the_second_output_is_read() -> None:
     torch.manual_seed(0)
     model = started(Ranked([PreLayer() for _ in range(2)], nn.LayerNorm(WIDTH)))
-    assert "encoder-unread" not in isograd.check(model, tuple(torch.randint(VOCABULARY, (2, 2, 10)))).codes
+    assert "encoder-unused" not in isograd.check(model, tuple(torch.randint(VOCABULARY, (2, 2, 10)))).codes
 
 
 class Looking(nn.Module):
@@ -555,7 +555,7 @@ def test_a_mask_of_padding_the_wrong_way_round_hides_whole_sequences(turned: boo
     padding = torch.arange(10).expand(2, 10) >= torch.tensor([[10], [7]])
     seen = (padding if turned else ~padding)[:, None, :].expand(-1, 10, -1)
     findings = isograd.check(model, (torch.randint(VOCABULARY, (2, 10)), seen))
-    assert ("mask-hides-itself" in findings.codes) == turned, str(findings)
+    assert ("mask-blocks-self" in findings.codes) == turned, str(findings)
 
 
 class Window(nn.Module):
@@ -585,7 +585,7 @@ class Window(nn.Module):
 def test_rows_of_relative_places_that_nothing_looks_up(right: bool) -> None:
     torch.manual_seed(0)
     findings = isograd.check(Window(right=right).eval(), torch.randn(2, 9, 12))
-    assert ("parameter-unread" in findings.codes) != right, str(findings)
+    assert ("parameter-unused" in findings.codes) != right, str(findings)
 
 
 class Series(nn.Module):

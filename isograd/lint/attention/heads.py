@@ -9,12 +9,14 @@ from isograd.errors import many
 from isograd.lint.attention.measured import STILL, MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import READ, Phase, rule
 from isograd.trace.dataflow import bare
 
 STEP = 1e-2  # of scores, to see what the softmax reads of them
 NEAR = 0.05  # relative: two scales that are the same
 
 
+@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed", "branch-shifted"))
 def split(checked: CheckedModel) -> Iterator[Finding]:
     """Heads that hold parts of several positions, as a view without a transpose makes them."""
     found = [(a, what) for a in checked.attentions if (what := _mixed(a)) is not None]
@@ -77,6 +79,7 @@ def _joined(attention: MeasuredAttention, mixture: int) -> int:
     return next((o.makes[0] for o in products if attention.trace[o.makes[0]].ndim >= 3), branch)
 
 
+@rule(Phase.HEADS, "kv-heads-order")
 def groups(checked: CheckedModel) -> Iterator[Finding]:
     """Shared keys and values in another order than that of checkpoints: query head h reads key head h // group."""
     pairs = [(a, _order(a, a.key), _order(a, a.value)) for a in checked.attentions]
@@ -91,7 +94,7 @@ def groups(checked: CheckedModel) -> Iterator[Finding]:
             " checkpoints assume that order"
         )
         yield Finding(
-            code="key-heads-order",
+            code="kv-heads-order",
             severity="error" if differ else "warning",
             address=attention.address,
             measured=float(len(found)),
@@ -135,6 +138,7 @@ def _first_channel(attention: MeasuredAttention, made: int, value: int) -> int |
     return low if reaches(high) else None
 
 
+@rule(Phase.HEADS, "attention-scale")
 def scale(checked: CheckedModel) -> Iterator[Finding]:
     """Scores that are not divided by sqrt(width of a head)."""
     scales = [(a, factor) for a in checked.attentions if (factor := scale_of(a)) is not None]

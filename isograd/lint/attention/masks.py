@@ -12,6 +12,7 @@ from isograd.lint.attention.intent import declares_causal
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import READ, Phase, rule
 from isograd.trace.dataflow import bare
 
 View = Literal["left", "right", "both", "prefix", "itself", "ahead", "not-itself", "other"]
@@ -111,6 +112,7 @@ def _weakness(weights: Tensor | None, later: Tensor) -> float | None:
     return largest if largest < 0.1 * weights[:, later.T].mean().item() else None
 
 
+@rule(Phase.HEADS, "softmax-axis", hides=(*READ, "output-not-finite", "initial-loss"))
 def axis(checked: CheckedModel) -> Iterator[Finding]:
     """A softmax whose weights do not sum to one over the keys that a query mixes."""
     found = [(a, total) for a in checked.attentions if (total := _total(a)) is not None]
@@ -152,6 +154,7 @@ def _renormalized(attention: MeasuredAttention, made: int, read: int) -> bool:
     return any(bare(o) == "div" and len(dataflow.data(o)) == 2 for o in dataflow.between(made, read))
 
 
+@rule(Phase.HEADS, "mask-after-softmax", hides=(Phase.MASKS,))
 def after(checked: CheckedModel) -> Iterator[Finding]:
     """Weights that a mask has set to 0 after the softmax: the rest of a row no longer sums to one."""
     found = [(a, least) for a in checked.attentions if (least := _cut(a)) is not None]
@@ -182,6 +185,7 @@ def _cut(attention: MeasuredAttention) -> float | None:
     return sums.min().item() if sums.numel() and sums.min() < 1 - 1e-3 else None
 
 
+@rule(Phase.MASKS, "mask-blocks-self", hides=(Phase.POSITIONS, Phase.DATA, "output-not-finite"))
 def blank(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions in which no position of a whole sequence sees any, as by a mask of padding the wrong way round."""
     views = [(a, _square(a)) for a in checked.attentions]
@@ -189,7 +193,7 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
     found = [(a, share) for a, share in found if share]
     if found:
         yield Finding(
-            code="mask-hides-itself",
+            code="mask-blocks-self",
             severity="error",
             address=found[0][0].address,
             measured=found[0][1],
@@ -200,6 +204,10 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(
+    Phase.MASKS, "future-leaks", "mask-blocks-self", "masks-differ", hides={"future-leaks": ("output-not-finite",
+    "padding-leaks", "positions-missing")},
+)  # fmt: skip
 def future(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions that see later positions where others, or the model's author, say that none may."""
     views = [s for a in checked.attentions if (s := seen_by(a)) is not None]
@@ -226,7 +234,7 @@ def _of_stack(checked: CheckedModel, own: list[Seen]) -> Iterator[Finding]:
         )
     if hidden:
         yield _finding(
-            "mask-hides-itself",
+            "mask-blocks-self",
             hidden,
             own,
             "no position attends to itself: the diagonal of the mask is hidden too",

@@ -12,6 +12,7 @@ from isograd.lint.attention.masks import SHORTEST, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import LAYOUT, SCALING, bare
 from isograd.trace.record import Operation
 
@@ -23,6 +24,7 @@ SPEAKS = re.compile(
 )
 
 
+@rule(Phase.POSITIONS, "positions-missing", hides=("parameter-unused",))
 def missing(checked: CheckedModel) -> Iterator[Finding]:
     """A model of tokens for which the order of the earlier ones does not count, though a part of it is about order."""
     stacks = {stack.name for stack in checked.token_stacks} if checked.takes_ids else None
@@ -155,6 +157,7 @@ class Turned:
     value: bool | None
 
 
+@rule(Phase.POSITIONS, "rotary-wrong", hides=("positions-missing",))
 def rotary(checked: CheckedModel) -> Iterator[Finding]:
     """Rotations by position: of queries and keys alike, in every layer, and not of values."""
     sides = [

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 
 APART = 1.25  # times the other's size
 
 
+@rule(Phase.INIT, "init-differs", "model-differs")
 def differs(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that begin with another size than those of the same name in the other model; other placements."""
     other = checked.against

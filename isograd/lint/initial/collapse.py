@@ -24,6 +24,7 @@ from torch import nn
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Severity
+from isograd.lint.rules import Phase, rule
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.anatomy import Function, TracedStack
 from isograd.trace.sublayers import TracedSublayer
@@ -141,6 +142,7 @@ class CollapseRule:
         ]
 
 
+@rule(Phase.INIT, "collapse-predicted")
 def collapse(checked: CheckedModel) -> Iterator[Finding]:
     """A stack under post norms at a rate at which such stacks collapse; an info where that was not measured."""
     several = ["more than one stack"] if len(checked.anatomy.stacks) > 1 else []

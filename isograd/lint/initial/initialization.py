@@ -9,6 +9,7 @@ from torch import Tensor
 
 from isograd.lint.checked_model import CheckedModel, sample, xavier
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
@@ -46,6 +47,7 @@ def _follows(found: Sequence[tuple[Part, float]], scheme: Scheme, std: float) ->
     return all(abs(math.log(max(median(of), 1e-9))) < math.log(1.12) for of in ratios.values())
 
 
+@rule(Phase.VALUES, "layers-identical")
 def identical(checked: CheckedModel) -> Iterator[Finding]:
     """Layers that are initialized as copies of one another."""
     for stack in checked.anatomy.stacks:
@@ -68,6 +70,7 @@ def identical(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
+@rule(Phase.INIT, "embedding-untied", "embedding-std")
 def embedding(checked: CheckedModel) -> Iterator[Finding]:
     """A head that is not tied though the configuration says so; a tied table as large as an untied one may be."""
     declared = getattr(checked.config, "tie_word_embeddings", False) is True
@@ -103,6 +106,7 @@ def embedding(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.INIT, "initial-loss")
 def first_loss(checked: CheckedModel) -> Iterator[Finding]:
     """An initial loss far from that of equal probabilities, ln V."""
     if checked.logits is None or not checked.at_init or "embedding-std" in checked.reported:
@@ -123,6 +127,7 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.POSITIONS, "positions-large")
 def positions(checked: CheckedModel) -> Iterator[Finding]:
     """A trained table of positions so large that it drowns the tokens it is added to."""
     tables = [n for n, by_ids in checked.tables.items() if by_ids]
@@ -148,6 +153,7 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
+@rule(Phase.POSITIONS, "positions-small")
 def drowned(checked: CheckedModel) -> Iterator[Finding]:
     """Fixed positions, sines and cosines, that are added to token vectors many times their size."""
     trace, dataflow = checked.trace, checked.dataflow
@@ -181,6 +187,10 @@ def drowned(checked: CheckedModel) -> Iterator[Finding]:
             return
 
 
+@rule(
+    Phase.VALUES, "init-large", "init-small", hides={"init-large": ("init-std", "init-depth", "initial-loss",
+    "embedding-std", "gradient-cut"), "init-small": ("init-std", "init-depth", "gradient-zero", "parameter-unused")},
+)  # fmt: skip
 def sizes(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of the layers that multiply the size of what they read by far more than 1, or by next to nothing."""
     if not checked.at_init:
@@ -218,6 +228,7 @@ def _fan_in(weight: Tensor) -> int:
     return min(weight[0].numel(), weight.numel() // weight.shape[-1])
 
 
+@rule(Phase.INIT, "init-std")
 def stds(checked: CheckedModel) -> Iterator[Finding]:
     """Weights of one role whose standard deviation is off the scheme that the others follow."""
     if not checked.at_init or checked.recurs:  # at what depth a loop is scaled, it alone knows
@@ -239,7 +250,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
             continue
         for role, ratio in odd:
             yield Finding(
-                code="start-std",
+                code="init-std",
                 severity="warning",
                 address=roles[role][0],
                 measured=ratio,
@@ -249,6 +260,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
+@rule(Phase.INIT, "init-depth")
 def depth(checked: CheckedModel) -> Iterator[Finding]:
     """One of W_O and W_2 scaled down with depth, and the other not; or both, and their outputs once more."""
     if not checked.at_init or {"init-large", "init-small", "weights-zero"} & checked.reported:
@@ -303,6 +315,7 @@ def _fan_in_alone(checked: CheckedModel, up: str, down: str) -> bool:
     return abs(math.log(max(sizes[0], 1e-9) / max(sizes[1], 1e-9))) < math.log(1.15)
 
 
+@rule(Phase.INIT, "init-value-unscaled", hides=("init-std",))
 def value_start(checked: CheckedModel) -> Iterator[Finding]:
     """DeepNorm scales the init of W_V, W_O, W_1 and W_2; in a fused W_QKV the third part is easily forgotten."""
     if not checked.at_init:
@@ -316,7 +329,7 @@ def value_start(checked: CheckedModel) -> Iterator[Finding]:
         if out < 0.9 and value > FAR * out:
             sublayer = found[0][0]
             yield Finding(
-                code="value-start",
+                code="init-value-unscaled",
                 severity="error",
                 address=_value_matrix(sublayer) or sublayer.address,
                 measured=value / out,
@@ -328,7 +341,7 @@ def value_start(checked: CheckedModel) -> Iterator[Finding]:
         query = median(checked.std(n) / xavier(checked.parameters[n]) for n in queries) if queries else out
         if out > 0.9 and out > FAR * query:
             yield Finding(
-                code="value-start",
+                code="init-value-unscaled",
                 severity="error",
                 address=queries[0],
                 measured=query,
@@ -429,7 +442,7 @@ def _one_off(checked: CheckedModel, names: list[str]) -> Finding | None:
     if len(odd) != 1 or len(names) < 4:
         return None
     return Finding(
-        code="start-std",
+        code="init-std",
         severity="warning",
         address=odd[0],
         measured=stds[odd[0]] / usual,

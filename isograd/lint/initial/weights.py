@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, numbered
 from isograd.trace.parts import parts
@@ -25,6 +26,10 @@ UNEVEN = 1.4  # times the size of the other heads' parts
 SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
 
+@rule(
+    Phase.VALUES, "weights-zero", hides=(Phase.INIT, Phase.WIRING, "embedding-untied", "weights-constant",
+    "weights-partial", "weights-copied", "option-unused", "positions-missing", "encoder-unused", "gradient-zero"),
+)  # fmt: skip
 def zero(checked: CheckedModel) -> Iterator[Finding]:
     """Whole matrices of zeros where no published init has them."""
     if not checked.at_init:
@@ -88,6 +93,10 @@ def _gates(checked: CheckedModel, name: str) -> bool:
     return bool(ends) and all(ends)
 
 
+@rule(
+    Phase.VALUES, "weights-constant", hides=(Phase.INIT, "weights-mean", "weights-partial", "weights-copied",
+    "layers-identical", "gradient-zero"),
+)  # fmt: skip
 def constant(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices whose rows, or columns, are all the same."""
     if not checked.at_init:
@@ -141,6 +150,7 @@ def _constant(weight: Tensor) -> str | None:
     return "all columns" if torch.equal(flat, flat[:, :1].expand_as(flat)) else None
 
 
+@rule(Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero"))
 def centre(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are not drawn around 0."""
     if not checked.at_init:
@@ -165,6 +175,7 @@ def _sideways(weight: Tensor) -> float:
     return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
 
 
+@rule(Phase.VALUES, "weights-partial", hides=("init-std", "init-depth", "weights-copied"))
 def partial(checked: CheckedModel) -> Iterator[Finding]:
     """Rows, columns, heads or parts of a matrix that are zero, equal to others, or of another size."""
     if not checked.at_init:
@@ -227,6 +238,7 @@ def _uneven_heads(checked: CheckedModel, name: str, weight: Tensor) -> str | Non
     return None
 
 
+@rule(Phase.VALUES, "weights-copied")
 def copies(checked: CheckedModel) -> Iterator[Finding]:
     """Different matrices of one layer, or one role in some layers, that begin with the same numbers."""
     if not checked.at_init or "layers-identical" in checked.reported:
@@ -249,6 +261,7 @@ def copies(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.REGISTERED, "layers-shared", hides=("layers-identical", "weights-copied", "init-std"))
 def shared(checked: CheckedModel) -> Iterator[Finding]:
     """One module that stands several times in a list of layers."""
     for address, module in checked.model.named_modules():
@@ -347,6 +360,7 @@ def _shared(address: str, built: int, different: int, what: str = "layers") -> F
     )
 
 
+@rule(Phase.REGISTERED, "unregistered", hides=(*RUN, Phase.GRADIENTS), stops=("unregistered",))
 def unregistered(checked: CheckedModel) -> Iterator[Finding]:
     """Modules in a Python list or dictionary: no optimizer sees their parameters, no checkpoint holds them."""
     known = {id(p) for p in checked.model.parameters()}
@@ -370,6 +384,7 @@ def unregistered(checked: CheckedModel) -> Iterator[Finding]:
                 return
 
 
+@rule(Phase.GRADIENTS, "parameter-unused")
 def unread(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of layers that no operation reads: a projection that is not called, a layer that is left out."""
     trace = checked.trace
@@ -396,7 +411,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         what = "its likes in other layers are" if left else "others of its module are"
         yield Finding(
-            code="parameter-unread",
+            code="parameter-unused",
             severity="error",
             address=found[0],
             measured=float(len(found)),

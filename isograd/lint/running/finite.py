@@ -8,9 +8,14 @@ from torch import Tensor
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import bare
 
 
+@rule(
+    Phase.VALUES, "output-not-finite", hides=(Phase.WIRING, Phase.POSITIONS, Phase.DATA, Phase.INIT, "gradient-cut",
+    "gradient-zero", "attention-scale"), stops=("output-not-finite",),
+)  # fmt: skip
 def output(checked: CheckedModel) -> Iterator[Finding]:
     """An output that is NaN or infinite though all parameters are numbers."""
     trace = checked.trace

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import bare, different, numbered
 from isograd.trace.record import answer, anything, arguments, fitted, undisturbed
 
@@ -26,6 +27,7 @@ WRONG = 0.2  # relative: a directional derivative that is not the one that autog
 ROUNDED = ("round", "sign", "floor", "ceil", "argmax", "topk", "argmin", "bucketize")  # with gradients of their own
 
 
+@rule(Phase.GRADIENTS, "gradient-cut", "gradient-zero", stops=("gradient-cut", "gradient-zero"))
 def cut(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that the output depends on and that stay where they begin."""
     none, zero = _stuck(checked)
@@ -69,6 +71,7 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.GRADIENTS, "parameter-unused")
 def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
     """A part of a fused projection that nothing reads: its rows alone have a gradient of exactly 0."""
     if checked.constant_weights:  # a single key makes queries and keys idle
@@ -85,7 +88,7 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
             if part and not _are_read(checked, name, still):
                 first = int(still.nonzero()[0])
                 yield Finding(
-                    code="parameter-unread",
+                    code="parameter-unused",
                     severity="error",
                     address=name,
                     measured=float(still.sum()),
@@ -109,7 +112,7 @@ def _unread_places(checked: CheckedModel) -> Iterator[Finding]:
         window, distinct = math.isqrt(places), len(indices.unique())
         if rows == (2 * window - 1) ** 2 and indices.numel() == window**4 and 1 < distinct < rows:
             yield Finding(
-                code="parameter-unread",
+                code="parameter-unused",
                 severity="error",
                 address=name,
                 measured=float(rows - distinct),
@@ -136,6 +139,7 @@ def _are_read(checked: CheckedModel, name: str, rows: Tensor) -> bool:
     return any(different(a, b) > CHANGED for a, b in zip(after, before, strict=True))
 
 
+@rule(Phase.GRADIENTS, "frozen")
 def frozen(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of the layers that are not trained, where most are."""
     inside = {name for s in checked.anatomy.sublayers for name in s.parameters}

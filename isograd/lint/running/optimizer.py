@@ -6,12 +6,17 @@ from typing import Any
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
 
 MOST = 0.05  # of a rate in Adam
 HIGH = 20.0  # times the median rate of the groups
 STRONG = 0.5  # weight decay from which on weights are held at 0
 
 
+@rule(
+    Phase.OPTIMIZER, "optimizer-lacks-parameters", "optimizer-of-another-model",
+    hides={"optimizer-of-another-model": ("optimizer-lacks-parameters",)}, stops=("optimizer-of-another-model",),
+)  # fmt: skip
 def holds(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that are not in the optimizer, and such of it that are not the model's."""
     if checked.optimizer is None:
@@ -23,7 +28,7 @@ def holds(checked: CheckedModel) -> Iterator[Finding]:
     lost = [n for i, n in mine.items() if i not in set(held)]
     if foreign:
         yield _finding(
-            "optimizer-other",
+            "optimizer-of-another-model",
             lost[0] if lost else "",
             len(foreign),
             f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
@@ -31,7 +36,7 @@ def holds(checked: CheckedModel) -> Iterator[Finding]:
         )
     elif lost:
         yield _finding(
-            "optimizer-missing",
+            "optimizer-lacks-parameters",
             lost[0],
             len(lost),
             f"the optimizer does not hold this parameter ({many(len(lost), 'parameter')} of {len(mine)})",
@@ -39,12 +44,13 @@ def holds(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.OPTIMIZER, "lr-zero", "lr-high", stops=("lr-zero",))
 def rates(checked: CheckedModel) -> Iterator[Finding]:
     """Groups with a rate of 0, or far above the others'."""
     if checked.optimizer is None:
         if checked.lr is not None and checked.lr >= MOST:
             yield Finding(
-                code="rate-high",
+                code="lr-high",
                 severity="error",
                 address="",
                 measured=checked.lr,
@@ -58,7 +64,7 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
     if still:
         stepped = bool(still[0].get("initial_lr"))
         yield _finding(
-            "rate-zero",
+            "lr-zero",
             _name(checked, still[0]),
             len(still[0]["params"]),
             f"the learning rate of {many(len(still[0]['params']), 'parameter')} is 0"
@@ -73,7 +79,7 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
         group = (high or alone)[0]
         rate = float(group["lr"])
         yield _finding(
-            "rate-high",
+            "lr-high",
             _name(checked, group),
             len(group["params"]),
             f"the learning rate of {many(len(group['params']), 'parameter')} is {rate:g}"
@@ -83,6 +89,7 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.OPTIMIZER, "norms-decayed", "weight-decay-high", hides={"norms-decayed": ("gains-decayed",)})
 def decays(checked: CheckedModel) -> Iterator[Finding]:
     """Weight decay on norm weights and coefficients, or one that holds weights at 0."""
     if checked.optimizer is None:
@@ -104,7 +111,7 @@ def decays(checked: CheckedModel) -> Iterator[Finding]:
     if strong:
         decay = float(strong[0]["weight_decay"])
         yield Finding(
-            code="decay-high",
+            code="weight-decay-high",
             severity="warning",
             address=_name(checked, strong[0]),
             measured=decay,

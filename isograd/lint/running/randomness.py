@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.rules import RUN, Phase, rule
 from isograd.trace.dataflow import bare
 from isograd.trace.record import Operation, arguments, fitted
 
@@ -18,6 +19,7 @@ RANDOM = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "normal", "un
 DROPOUTS = ("dropout", "native_dropout", "feature_dropout", "alpha_dropout")
 
 
+@rule(Phase.REGISTERED, "random-in-eval", hides=(*RUN, "gradient-cut", "gradient-zero"))
 def in_eval(checked: CheckedModel) -> Iterator[Finding]:
     """An output in eval mode that depends on the seed."""
     one, other = (checked.run(checked.inputs, seed=seed)[0] for seed in (0, 1))
@@ -52,6 +54,7 @@ def _draws(operation: Operation) -> bool:
     return name in RANDOM or name in DROPOUTS[1:]
 
 
+@rule(Phase.REGISTERED, "dropout-high")
 def high(checked: CheckedModel) -> Iterator[Finding]:
     """A rate that drops most entries: often the part that was to be kept."""
     rates = [(rate, where) for rate, where in _rates(checked) if rate >= HIGH]

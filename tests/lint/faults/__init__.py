@@ -49,7 +49,7 @@ _WIRING: dict[str, Pair] = {
     "qk-norm-not-applied": (
         lambda: pre(layer=wiring.ForgottenNormLayer),
         lambda: pre(layer=wiring.NormedLayer),
-        "parameter-unread",
+        "parameter-unused",
     ),
     "one-post-among-pre": (wiring.one_post_among_pre, pre, "placement-mixed"),
     "no-transformer": (wiring.no_transformer, pre, "not-found"),
@@ -63,11 +63,11 @@ _STARTS: dict[str, Pair] = {
     "deepnorm-fused-value": (
         lambda: initialization.deepnorm(fused=True, value=1.0),
         lambda: initialization.deepnorm(fused=True),
-        "value-start",
+        "init-value-unscaled",
     ),
     "embedding-of-torch": (initialization.torchs_embedding, pre, "embedding-std"),
-    "feedforward-of-torch": (initialization.torchs_feedforward, pre, "start-std"),
-    "one-large-out": (initialization.one_large_out, pre, "start-std"),
+    "feedforward-of-torch": (initialization.torchs_feedforward, pre, "init-std"),
+    "one-large-out": (initialization.one_large_out, pre, "init-std"),
     "head-of-one": (lambda: initialization.own_head(1.0), lambda: initialization.own_head(0.02), "initial-loss"),
 }
 _READING: dict[str, Pair] = {
@@ -88,20 +88,20 @@ _READING: dict[str, Pair] = {
     "encoder-not-handed-on": (
         lambda: small(reading.SelfishForSeq2SeqLM),
         lambda: small(SmallForSeq2SeqLM),
-        "encoder-unread",
+        "encoder-unused",
     ),
     "translator-not-handed-on": (
         lambda: reading.SelfishTranslator().eval(),
         lambda: reading.Translator().eval(),
-        "encoder-unread",
+        "encoder-unused",
     ),
 }
 _OPTIONS: dict[str, Pair] = {
-    "final-norm-flag": (lambda: small(options.DeafForCausalLM, final_layer_norm=False), small, "option-inert"),
+    "final-norm-flag": (lambda: small(options.DeafForCausalLM, final_layer_norm=False), small, "option-unused"),
     "marian-normalize-before": (
         lambda: options.marian(normalize_before=True, add_final_layer_norm=True),
         options.marian,
-        "option-inert",
+        "option-unused",
     ),
     "embedding-not-tied": (lambda: small(options.UntiedForCausalLM), small, "embedding-untied"),
     "rmsnorm-decayed": (
@@ -123,6 +123,6 @@ FAULTS: dict[str, Pair] = _WIRING | _STARTS | _READING | _OPTIONS
 OPTIONS: Mapping[str, dict[str, Any]] = {"post-ln-36": {"lr": 1e-3}}
 BESIDES: Mapping[str, frozenset[str]] = {
     "embedding-of-torch": frozenset({"initial-loss"}),
-    "encoder-not-handed-on": frozenset({"parameter-unread"}),
-    "translator-not-handed-on": frozenset({"parameter-unread"}),
+    "encoder-not-handed-on": frozenset({"parameter-unused"}),
+    "translator-not-handed-on": frozenset({"parameter-unused"}),
 }
