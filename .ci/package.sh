@@ -22,7 +22,7 @@ cd "$work"
 export PATH="$work/bare/bin:$PATH" HF_HUB_OFFLINE=1 XDG_CACHE_HOME="$work/cache"
 isograd --version
 isograd --version | grep -qF "$commit" || { echo "package.sh: the wheel does not name commit $commit"; exit 1; }
-isograd list > /dev/null
+isograd show > /dev/null
 cat > own.py <<'END'
 import torch
 from torch import nn
@@ -46,9 +46,9 @@ isograd conform --list > /dev/null || true
 ! isograd train embedded.yaml 2> refused || { echo "package.sh: trained without its packages"; exit 1; }
 grep -qF "pip install 'isograd[lab]'" refused
 install -c "$constraints" "$wheel[lab]"
-isograd recipes number-words > /dev/null
-isograd init-recipe
+isograd show number-words > /dev/null
+isograd train --new
 isograd train embedded.yaml training.steps=4 training.warmup=1 training.valid_every=4 training.batch=2
-isograd open runs/embedded
+isograd report runs/embedded --open
 isograd check runs/embedded/model
 echo "package: $(ls "$out")"

@@ -50,9 +50,7 @@ class Command:
 
 _OUT = ("--out", "out")
 _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
-    "list": {"": [()]},
-    "show": {"": [("pre-ln",)], NAME: [("prenormx",)]},
-    "recipes": {"": [()]},
+    "show": {"": [(), ("pre-ln",), ("recipes",)], NAME: [("prenormx",)]},
     "compare": {
         RECIPE: [("--recipe", "damaged.yaml"), ("--recipe", "unknown.yaml")],
         NAME: [("--placements", "prenormx")],
@@ -78,28 +76,34 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "train": {
         RECIPE: [("damaged.yaml",), ("unknown.yaml", "--dry-run"), ("task=nonsense",)],
         NAME: [("model.placement=prenormx",)],
-        FILE: [("missing.yaml",), ("data.source=missing.txt",), ("task=translation", "pairs.train=[missing]")],
+        FILE: [
+            ("missing.yaml",),
+            ("data.source=missing.txt",),
+            ("--new", "missing.txt"),
+            ("task=translation", "pairs.train=[missing]"),
+        ],
         HUB: [("data.source=a/b",)],
     },
-    "init-recipe": {FILE: [("missing.txt",)], HUB: [("a/b",)]},
     "translate": {FILE: [("./missing",)], HUB: [("a/b",)]},
-    "evaluate translation": {FILE: [("./missing", "--pairs", "numbers")], HUB: [("a/b", "--pairs", "numbers")]},
-    "evaluate classification": {FILE: [("./missing", "--task", "mrpc")], HUB: [("a/b", "--task", "mrpc")]},
-    "evaluate zero-shot": {FILE: [("./missing",)], HUB: [("a/b",)]},
-    "fold": {FILE: [("./missing", *_OUT)], HUB: [("a/b", *_OUT)]},
+    "evaluate": {
+        FILE: [("./missing", "--pairs", "numbers"), ("./missing", "--task", "mrpc"), ("./missing",)],
+        HUB: [("a/b", "--pairs", "numbers"), ("a/b", "--task", "mrpc"), ("a/b",)],
+    },
     "graft": {FILE: [("./missing", "--change", "layers=3", *_OUT)], HUB: [("a/b", "--change", "layers=3", *_OUT)]},
-    "import fairseq": {FILE: [("missing.pt", *_OUT)]},
-    "import hf": {FILE: [("./missing", *_OUT)], HUB: [("a/b", *_OUT)]},
-    "import torch": {FILE: [("missing.pt", "--heads", "2", *_OUT)]},
-    "export": {FILE: [("./missing", *_OUT)], HUB: [("a/b", *_OUT)]},
+    "import": {
+        FILE: [("missing.pt", *_OUT), ("./missing", *_OUT), ("missing.pt", "--heads", "2", *_OUT)],
+        HUB: [("a/b", *_OUT)],
+    },
+    "export": {
+        FILE: [("./missing", *_OUT), ("./missing", "--to", "folded", *_OUT)],
+        HUB: [("a/b", *_OUT), ("a/b", "--to", "folded", *_OUT)],
+    },
     "init": {FILE: [("./missing", "--scheme", "gpt2", *_OUT)], HUB: [("a/b", "--scheme", "gpt2", *_OUT)]},
     "check": {FILE: [("./missing",), ("missing:build",)], HUB: [("a/b",)]},
     "conform": {NAME: [("prenormx",)]},
-    "diagnose": {FILE: [("./missing",)], HUB: [("a/b",)]},
     "explain": {FILE: [("./missing",)], HUB: [("a/b",)]},
     "replay": {FILE: [("missing",)]},
-    "report": {FILE: [("missing",)]},
-    "open": {FILE: [("missing",)]},
+    "report": {FILE: [("missing",), ("missing", "--open")]},
     "theory": {"": [("--list",)], NAME: [("lema-1",)]},
     "doctor": {},
 }

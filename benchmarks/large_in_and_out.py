@@ -2,7 +2,7 @@
 
     python -m benchmarks.large_in_and_out --out /tmp/large --layers 22 --width 2048     # 1.1 billion, 13 GB of disk
 
-Four processes, one after the other: the first writes the model in files of 1 GB, the second is `isograd import hf`, the
+Four processes, one after the other: the first writes the model in files of 1 GB, the second is `isograd import`, the
 third `isograd export`, the fourth reads both folders tensor by tensor.
 """
 
@@ -61,7 +61,7 @@ def main() -> None:
         shape["num_key_value_heads"] = width // 256
     before, ours, back = map(str, folders)
     parameters, _ = run("-c", _MADE, before, options.dtype, options.cls, str(shape))
-    _, imported = run("-m", "isograd", "import", "hf", before, "--out", ours)
+    _, imported = run("-m", "isograd", "import", before, "--out", ours)
     to = {"LlamaForCausalLM": "llama", "GPTNeoXForCausalLM": "gpt-neox"}[options.cls]
     _, exported = run("-m", "isograd", "export", ours, "--out", back, "--to", to)
     same, _ = run("-c", _READ, before, back)

@@ -109,9 +109,9 @@ EXPORTS: list[tuple[str, str, dict[str, Any]]] = [  # format, head, options
     ("marian", "Seq2SeqLM", {"placement": "post-ln", "position_embedding_type": "sinusoidal_interleaved"}),
     ("m2m100", "Seq2SeqLM", SINES | {"position_offset": 2, "scale_embedding": True}),
     ("blenderbot", "Seq2SeqLM", {"share_encoder_embeddings": True}),
-    ("fold", "CausalLM", {"placement": "deepnorm"}),
-    ("fold", "Seq2SeqLM", {"placement": "admin"}),
-    ("fold", "MaskedLM", {"placement": "normformer"}),
+    ("folded", "CausalLM", {"placement": "deepnorm"}),
+    ("folded", "Seq2SeqLM", {"placement": "admin"}),
+    ("folded", "MaskedLM", {"placement": "normformer"}),
 ]
 IMPORTS = ("GPT2LMHeadModel", "OPTForCausalLM", "BertForMaskedLM", "RobertaForMaskedLM")
 IMPORTS += ("BartForConditionalGeneration", "MBartForConditionalGeneration", "MarianMTModel")
@@ -202,7 +202,7 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def said(*words: str) -> tuple[int, Any]:
     """Exit code and the JSON (or the text's presence) that `isograd WORDS` prints, in this process."""
     since = [dict(RECIPE + OPTIONS).get(key := word.partition("=")[0], key) + word[len(key) :] for word in words]
-    before = [word for word in words if word != "--out" or words[0] not in ("fold", "export", "import")]
+    before = [word for word in words if word != "--out" or words[0] not in ("export", "import")]
     for now in dict.fromkeys((words, tuple(since), tuple(before))):
         out, err = io.StringIO(), io.StringIO()
         code, argv = 0, sys.argv
@@ -299,7 +299,7 @@ def record_models(full: bool, golden: Path) -> Any:
 
     found: dict[str, Any] = {}
     ids = torch.arange(3, 27).view(3, 8)
-    for placement in said("list", "--json")[1]:
+    for placement in said("show", "--json")[1]:
         for head in HEADS:
             model = made(head, {"placement": placement})
             given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -358,11 +358,8 @@ def record_parity(full: bool, golden: Path) -> Any:
     for number, (to, head, options) in enumerate(EXPORTS):
         folder = f"made{number}"
         made(head, {"initializer_range": 0.25} | options).save_pretrained(folder)
-        words = (
-            ["fold", folder, "--out", f"out{number}", "--untie"]
-            if to == "fold"
-            else ["export", folder, "--out", f"out{number}", "--to", to]
-        )
+        words = ["export", folder, "--out", f"out{number}", "--to", to]
+        words += ["--untie"] if to == "folded" else []
         found[f"{words[0]} {to} {head} {options.get('placement', '')}"] = said(*words, "--json")
     for run, to in (
         ("translation-admin", "ctranslate2"),
@@ -387,20 +384,20 @@ def record_parity(full: bool, golden: Path) -> Any:
         kind = getattr(transformers, name)
         torch.manual_seed(0)
         kind(kind.config_class(**tiny)).save_pretrained(name)
-        found[f"import {name}"] = said("import", "hf", name, "--out", f"{name}-ours", "--json")
+        found[f"import {name}"] = said("import", name, "--out", f"{name}-ours", "--json")
         found[f"back {name}"] = said("export", f"{name}-ours", "--out", f"{name}-back", "--json")
     return found
 
 
 def record_fields(full: bool, golden: Path) -> Any:
     """What the verbs print with --json."""
-    found = {"list": said("list", "--json")}
+    found = {"list": said("show", "--json")}
     for placement in found["list"][1]:
         found[f"show {placement}"] = said("show", placement, "layers=6", "--json")
         found[f"show {placement}, both"] = said("show", placement, "encoder=18", "decoder=6", "--json")
     for run in ("language-post-ln", "masked-pre-ln", "translation-admin"):
         found[f"check {run}"] = said("check", f"runs/{run}/model", "--json", "--lr", "1e-3")
-        found[f"diagnose {run}"] = said("diagnose", f"runs/{run}", "--json", "--out", f"diagnose-{run}")
+        found[f"explain {run}"] = said("explain", f"runs/{run}", "--json", "--out", f"explain-{run}")
     found["check transformers' own"] = said("check", "GPT2LMHeadModel", "--json")
     found["theory --list"] = said("theory", "--list", "--json")
     shape = ["--layers", "2", "--width", "16", "--heads", "2", "--length", "8", "--batch", "4", "--steps", "6"]
@@ -408,7 +405,7 @@ def record_fields(full: bool, golden: Path) -> Any:
     found["compare"] = said("compare", *shape, "--placements", "post-ln", "pre-ln", "--seeds", "0", "1", "--json")
     found["report"] = said("report", "runs/language-post-ln", "runs/language-pre-ln", "--out", "report", "--json")
     pairs = ["--pairs", "pairs", "--json"]
-    found["evaluate"] = said("evaluate", "translation", "runs/translation-deepnorm", *pairs)
+    found["evaluate"] = said("evaluate", "runs/translation-deepnorm", *pairs)
     return found
 
 

@@ -121,7 +121,7 @@ def test_the_wheel_of_the_sdist_works_alone(tmp_path: Path) -> None:
     python, verb = tmp_path / "bare/bin/python", ["-m", "isograd"]
     assert str(packages) in ran(python, "-c", "import isograd; print(isograd.__file__)", folder=tmp_path)
     assert ran(python, *verb, "--version", folder=tmp_path) == f"isograd {isograd.__version__} (abc1234)\n"
-    assert ran(python, *verb, "list", folder=tmp_path) == called("list")[1]
+    assert ran(python, *verb, "list", folder=tmp_path) == called("show")[1]
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     ran(python, *verb, "init-recipe", folder=tmp_path)
     few = ["training.steps=4", "training.warmup=1", "training.valid_every=4", "training.batch=2"]

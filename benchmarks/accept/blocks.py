@@ -21,12 +21,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 
 from benchmarks.accept.state import ROOT
 from isograd import cli
-from isograd.cli.parser import parse
+from isograd.cli.parser import chosen, parse
 
 _READERS = {  # page: what its blocks name of the reader's
     "docs/cluster.md": "the address of a cluster",
@@ -110,18 +109,13 @@ def read_command(code: str) -> str:
     words = shlex.split(code)[1:]
     if not words or words[0].startswith("-"):
         return ""
-    verb = next((name for name in (" ".join(words[:2]), words[0]) if name in cli.verbs()), None)
-    if verb is None:
-        return f"no verb {words[0]!r}"
-    module, _, function = cli.verbs()[verb].rpartition(".")
+    verb = words.pop(0)
+    if verb not in cli.verbs():
+        return f"no verb {verb!r}"
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            parse(
-                getattr(import_module(module), function),
-                f"isograd {verb}",
-                words[len(verb.split()) :],
-            )
+            parse(chosen(cli.functions(verb), f"isograd {verb}", words), f"isograd {verb}", words)
     except SystemExit as end:
         return said.getvalue().strip() if end.code else ""
     return ""

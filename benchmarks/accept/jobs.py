@@ -27,12 +27,12 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
         9,
     ),
     "number-words": ("isograd train number-words --out {out}", 2.5),
-    "number-words-scores": ("isograd evaluate translation {number-words} --pairs numbers:test --json", 0.3),
+    "number-words-scores": ("isograd evaluate {number-words} --pairs numbers:test --json", 0.3),
     "number-words-admin": (
         "isograd train number-words model.placement=admin model.embedding_norm=true --out {out}",
         3,
     ),
-    "fold": ("isograd fold {number-words-admin} --out {out}", 0.3),
+    "fold": ("isograd export {number-words-admin} --out {out} --to folded", 0.3),
     "exports": (
         "python benchmarks/decoding_export.py --model {number-words-admin} --data numbers:test --sentences 500"
         " --rounds 1 --json {out}/turns.json",
@@ -74,7 +74,7 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
         "multi30k-de-en/train.*",
     ),
     "multi30k-scores": (
-        f"isograd evaluate translation {{multi30k}} --src {_TEST}.de.gz --ref {_TEST}.en.gz --json",
+        f"isograd evaluate {{multi30k}} --src {_TEST}.de.gz --ref {_TEST}.en.gz --json",
         0.5,
         "multi30k-de-en/test2016.*",
     ),
@@ -117,17 +117,17 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
     "bert-mini": (f"isograd train bert-mini {_WIKI} --out {{out}}", 17, "wikipedia-en/train-0of4.txt.xz"),
     "gpt-mini": (f"isograd train gpt-mini {_WIKI} --out {{out}}", 21, "wikipedia-en/train-0of4.txt.xz"),
     "glue-mrpc": (
-        f"isograd evaluate classification {{bert-mini}} --task mrpc --data {{data}}/glue/MRPC {_GLUE}",
+        f"isograd evaluate {{bert-mini}} --task mrpc --data {{data}}/glue/MRPC {_GLUE}",
         25,
         "glue/MRPC/*",
     ),
     "glue-rte": (
-        f"isograd evaluate classification {{bert-mini}} --task rte --data {{data}}/glue/RTE {_GLUE}",
+        f"isograd evaluate {{bert-mini}} --task rte --data {{data}}/glue/RTE {_GLUE}",
         25,
         "glue/RTE/*",
     ),
     "blimp": (
-        "isograd evaluate zero-shot {gpt-mini} --data {data}/zeroshot --tasks blimp --json",
+        "isograd evaluate {gpt-mini} --data {data}/zeroshot --tasks blimp --json",
         15,
         "zeroshot/blimp.*",
     ),

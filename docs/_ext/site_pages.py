@@ -24,7 +24,7 @@ MENUS = {  # caption -> pages, with a shorter name than their title where that w
     "Start": {"start": "", "tutorials/README": "", "how-to": "How-to: every verb", "ko": "", "glossary": ""},
     "Find what is wrong": {
         "check": "Check: a linter",
-        "diagnose": "Diagnose: the depth profile",
+        "diagnose": "Explain: verdict and depth profile",
         "watch": "Watch a run",
         "replay": "Replay a failed run",
         "integrations": "",
@@ -88,30 +88,20 @@ GUIDES = {  # verb -> the page that explains it
     "transfer": "transfer",
     "reproduce": "reproduce",
     "train": "training",
-    "init-recipe": "training",
     "translate": "translation",
-    "evaluate translation": "translation",
-    "evaluate classification": "finetuning",
-    "evaluate zero-shot": "zero-shot",
-    "fold": "export",
+    "evaluate": "translation finetuning zero-shot",
     "graft": "graft",
-    "import fairseq": "import",
-    "import hf": "import",
-    "import torch": "import",
+    "import": "import",
     "export": "export",
     "init": "transfer",
     "check": "check",
     "conform": "conform",
-    "diagnose": "diagnose",
     "explain": "diagnose",
     "replay": "replay",
     "report": "report",
-    "open": "report",
     "theory": "theory",
     "doctor": "performance",
-    "list": "catalogue",
-    "show": "placements",
-    "recipes": "training",
+    "show": "placements training",
 }
 _SYMBOLS = {
     r"\^\(([^()]*)\)|\^(\w+)": r"<sup>\1\2</sup>",
@@ -178,9 +168,9 @@ def _plain(text: str) -> str:
 
 def verb(name: str) -> str:
     """A verb's page: its help, as the command prints it."""
-    guide = f"../../{GUIDES[name]}.md"
-    help_text = _output(*name.split(), "--help")
-    return f"# isograd {name}\n\nExplained, with examples: [{GUIDES[name]}]({guide}).\n\n```text\n{help_text}\n```\n"
+    guides = ", ".join(f"[{guide}](../../{guide}.md)" for guide in GUIDES[name].split())
+    help_text = _output(name, "--help")
+    return f"# isograd {name}\n\nExplained, with examples: {guides}.\n\n```text\n{help_text}\n```\n"
 
 
 def _output(*words: str) -> str:
@@ -197,7 +187,7 @@ def pages() -> Iterator[tuple[str, str]]:
     for name, placement in CATALOGUE.items():
         yield f"placements/{name}.md", card(name, placement)
     for name in cli.verbs():
-        yield f"verbs/{name.replace(' ', '-')}.md", verb(name)
+        yield f"verbs/{name}.md", verb(name)
     for page in ("CONTRIBUTING", "CHANGELOG"):
         text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
         yield f"{page.lower()}.md", text.replace("](docs/", "](../").replace("](README.md", "](../index.md")

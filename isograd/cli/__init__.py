@@ -23,23 +23,30 @@ from typing import Any, NoReturn
 
 from isograd.errors import IsogradError, UserError, extra_with, nearest, one_line
 
-VERBS = {  # what is typed -> the file and the function, whose docstring is the help; of the core
+# What is typed -> file and functions, whose docstrings are the help; of the core. Of several functions of a verb
+# `parser.chosen` takes one by what is typed.
+VERBS = {
     "check": "check.check",
+    "show": "catalogue.show",
     "conform": "conform.conform",
     "doctor": "doctor.doctor",
-    "list": "catalogue.list_placements",
-    "show": "catalogue.show",
 }
+FIRST = ("check", "explain", "compare", "train", "report")  # what most people come for
 STOREYS = ("isograd", "isograd.convert", "isograd.lab", "isograd.papers")  # each says its own verbs, in its room `cli`
 
 
-def verbs() -> dict[str, str]:
-    """What is typed -> the full name of the function, of every storey; no verb is imported."""
-    return {
-        verb: f"{storey}.cli.{where}"
-        for storey in STOREYS
-        for verb, where in import_module(f"{storey}.cli").VERBS.items()
-    }
+def verbs() -> dict[str, list[str]]:
+    """What is typed -> the full names of its functions, of every storey; no verb is imported."""
+    found: dict[str, list[str]] = {}
+    for storey in STOREYS:
+        for verb, places in import_module(f"{storey}.cli").VERBS.items():
+            found.setdefault(verb, []).extend(f"{storey}.cli.{where}" for where in places.split())
+    return found
+
+
+def functions(verb: str) -> list[Callable[..., int]]:
+    """Those of a verb, imported."""
+    return [getattr(import_module(where.rpartition(".")[0]), where.rpartition(".")[2]) for where in verbs()[verb]]
 
 
 _ABOUT = """\
@@ -61,13 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complete()
     if not words or words[0].startswith("-"):
         return _top(words)
-    words = _kind_first(words)
-    verb = _verb(words)
-    if verb is None:
-        return _group(words)
+    verb, known = words[0], verbs()
+    if verb not in known:
+        near = nearest(verb, known)
+        hint = f"did you mean {near!r}?" if near else f"choose one of {', '.join(known)}"
+        return _refuse("isograd", f"no verb {verb!r}; {hint}")
     _heard.clear()
     try:
-        return _run(verb, words[len(verb.split()) :])
+        return _run(verb, words[1:])
     except (KeyboardInterrupt, Exception) as error:
         if _heard.is_set() or isinstance(error, KeyboardInterrupt):  # a library may have made another error of it
             print("interrupted; start the same command again to go on", file=sys.stderr)
@@ -89,10 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(verb: str, words: Sequence[str]) -> int:
-    from isograd.cli.parser import parse
+    from isograd.cli.parser import chosen, parse
 
-    module, _, function = verbs()[verb].rpartition(".")
-    call, options = parse(getattr(import_module(module), function), f"isograd {verb}", words)
+    call, options = parse(chosen(functions(verb), f"isograd {verb}", words), f"isograd {verb}", words)
     if options.imports:
         sys.path.insert(0, str(Path.cwd()))  # what registers placements, also from the current folder
     for name in options.imports:
@@ -126,22 +133,6 @@ def _quietly(call: Callable[[], int]) -> int:
         silence(False)
 
 
-def _kind_first(words: list[str]) -> list[str]:
-    """`evaluate --import M translation` as `evaluate translation --import M`."""
-    end = 1
-    while words[end : end + 1] and words[end].startswith("--import"):
-        end += 1 if "=" in words[end] else 2
-    if " ".join([words[0], *words[end : end + 1]]) not in verbs():
-        return words
-    return [words[0], *words[end : end + 1], *words[1:end], *words[end + 1 :]]
-
-
-def _verb(words: Sequence[str]) -> str | None:
-    """The verb of a command line, of one word or two."""
-    known = verbs()
-    return next((verb for verb in (" ".join(words[:2]), words[0]) if verb in known), None)
-
-
 def _top(words: Sequence[str]) -> int:
     if words and words[0] in ("-h", "--help"):
         print("usage: isograd VERB ...\n\n" + _ABOUT.format(verbs=_summaries(verbs())))
@@ -156,36 +147,29 @@ def _top(words: Sequence[str]) -> int:
     return _refuse("isograd", f"unrecognized argument {words[0]}" if words else "expected a verb")
 
 
-def _group(words: Sequence[str]) -> int:
-    """A first word of two, such as `evaluate`, or a verb that does not exist."""
-    members = {verb: where for verb, where in verbs().items() if verb.split()[0] == words[0]}
-    prog = f"isograd {words[0]}" if members else "isograd"
-    kinds = sorted(verb.split()[-1] for verb in members) or list(dict.fromkeys(verb.split()[0] for verb in verbs()))
-    rest = words[1:] if members else words
-    if members and rest and rest[0] in ("-h", "--help"):
-        print(f"usage: {prog} {{{','.join(kinds)}}} ...\n\n{_summaries(members)}")
-        return 0
-    near = nearest(rest[0], kinds) if rest else None
-    hint = f"did you mean {near!r}?" if near else "choose one of " + ", ".join(kinds)
-    return _refuse(prog, f"{f'no verb {rest[0]!r}; ' if rest else ''}{hint}")
-
-
 def _refuse(prog: str, said: str) -> int:
     print(f"{prog}: {said} ('{prog} --help' shows all)", file=sys.stderr)
     return 2
 
 
-def _summaries(found: dict[str, str]) -> str:
-    """A line per verb, read from the docstrings without importing what verbs import."""
+def _summaries(known: dict[str, list[str]]) -> str:
+    """A line per function, read from the docstrings without importing what verbs import; what most come for first."""
+    first = [verb for verb in FIRST if verb in known]
     lines = []
-    for verb, where in found.items():
-        module, _, function = where.rpartition(".")
-        spec = find_spec(module)
-        assert spec is not None and spec.origin is not None
-        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        defined = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
-        lines.append(f"  {verb:<24} {inspect.cleandoc(ast.get_docstring(defined) or '').partition(chr(10))[0]}")
+    for verb in [*first, *(verb for verb in known if verb not in first)]:
+        said = [_summary(where) for where in known[verb]]
+        lines += [f"  {verb:<10} {said[0]}", *(f"  {'':<10} {line}" for line in said[1:])]
+        lines += [""] if first and verb == first[-1] else []
     return "\n".join(lines)
+
+
+def _summary(where: str) -> str:
+    module, _, function = where.rpartition(".")
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    defined = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
+    return inspect.cleandoc(ast.get_docstring(defined) or "").partition("\n")[0]
 
 
 def _complete() -> None:
@@ -196,15 +180,12 @@ def _complete() -> None:
 
     from isograd.cli.parser import documentation, fill
 
-    parser = argparse.ArgumentParser(prog="isograd")
-    groups = {"": parser.add_subparsers()}
-    for verb, where in verbs().items():
-        group, _, name = verb.rpartition(" ")
-        if group not in groups:
-            groups[group] = groups[""].add_parser(group).add_subparsers()
-        module, _, function = where.rpartition(".")
-        called = getattr(import_module(module), function)
-        fill(groups[group].add_parser(name), called, documentation(called)[2])
+    parser = argparse.ArgumentParser(prog="isograd", conflict_handler="resolve")
+    group = parser.add_subparsers()
+    for verb in verbs():
+        words = group.add_parser(verb, conflict_handler="resolve")
+        for function in functions(verb):
+            fill(words, function, documentation(function)[2])
     argcomplete.autocomplete(parser)
 
 

@@ -1,4 +1,4 @@
-"""`isograd list`, `isograd show`, `isograd recipes`: the catalogue, one placement with its numbers, the recipes."""
+"""`isograd show`: the catalogue, or one placement with its numbers."""
 
 import re
 from collections.abc import Iterator
@@ -14,17 +14,8 @@ from isograd.placement import CATALOGUE, get
 from isograd.placement.text import final_formula, first_formula, formulas, legend, numbers
 
 
-def list_placements(*, family: str | None = None, json: bool = False) -> int:
-    """Print the catalogue of placements by group.
-
-    examples:
-      isograd list
-      isograd list --family deepseek-v4
-
-    Args:
-        family: only placements that models of this family have, such as gemma2 or deepseek-v4
-        json: one JSON object on stdout
-    """
+def _list(family: str | None, json: bool) -> int:
+    """The catalogue by group."""
     found = CATALOGUE if family is None else _of_family(family)
     if json:
         print_json({name: _card(name) for name in found})
@@ -36,6 +27,7 @@ def list_placements(*, family: str | None = None, json: bool = False) -> int:
             mark = " [dim](equation unconfirmed)[/dim]" if CATALOGUE[name].unconfirmed else ""
             console.print(f"  {name:<{wide}}  {escape(CATALOGUE[name].about)}{mark}")
     print("\n'isograd show NAME layers=48' prints one of them: formula, numbers, source, advice.")
+    print("'isograd show recipes' lists what 'isograd train' and 'isograd study' read by name.")
     return 0
 
 
@@ -73,18 +65,25 @@ def _card(name: str, layers: int = 12, cross: bool = False) -> dict[str, Any]:
 _KEYS = ("layers", "encoder", "decoder")
 
 
-def show(placement: str, *shape: Words, json: bool = False) -> int:
-    """Print one placement: its formulas with their numbers.
+def show(placement: str | None = None, *shape: Words, family: str | None = None, json: bool = False) -> int:
+    """Print the catalogue of placements, or one of them: its formulas with their numbers.
 
     examples:
+      isograd show
+      isograd show --family deepseek-v4
       isograd show deepnorm layers=48
       isograd show admin encoder=100 decoder=100
 
     Args:
-        placement: a name of 'isograd list'
+        placement: its name (default: a line for each, by group)
         shape: layers=48 for one stack (default 12), or encoder=100 decoder=100 for two
+        family: only placements that models of this family have, such as gemma2 or deepseek-v4
         json: one JSON object on stdout
     """
+    if placement is None or family is not None:
+        if placement is not None:
+            raise UserError("--family lists placements; leave the name out")
+        return _list(family, json)
     entry, counts = get(placement), _shape(shape)
     two = "encoder" in counts
     if two:

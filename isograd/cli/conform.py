@@ -52,7 +52,7 @@ def conform(
     if all and (name or adapter):
         raise UserError("--all checks isograd's own parts; leave out NAME and --adapter, or --all")
     if name is None and adapter is None and not all:
-        raise UserError("name a placement ('isograd conform mhc'), or --all ('isograd list' shows them)")
+        raise UserError("name a placement ('isograd conform mhc'), or --all ('isograd show' shows them)")
     if name is not None:
         get(name)  # a misspelt one is refused before torch is loaded
     with loading():

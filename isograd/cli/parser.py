@@ -6,7 +6,7 @@ of lists, or one marked EACH, may be given again; a Literal says its choices. In
 calls the value, a function reads it.
 
 jsonargparse, which reads the recipes, makes parsers of functions as well; it takes neither `--seeds 0 1 2` nor a bare
-`--json` nor `*words`, and importing it takes longer than all of `isograd list`.
+`--json` nor `*words`, and importing it takes longer than all of `isograd show`.
 """
 
 import argparse
@@ -116,6 +116,54 @@ def fill(parser: argparse.ArgumentParser, function: Callable[..., int], helps: d
     for flag, name, action, text in _COMMON:
         extra: dict[str, Any] = {"metavar": "MODULE", "default": []} if action == "append" else {}
         parser.add_argument(flag, dest=name, action=action, help=text, **extra)
+
+
+def chosen(functions: Sequence[Callable[..., int]], prog: str, words: Sequence[str]) -> Callable[..., int]:
+    """Of several functions of a verb, the one that a command line means; --help is that of all of them.
+
+    It has all options that are typed, and those that it needs are there. Of several such: the first whose file's TAKES
+    says that it reads the first argument, else the first of which TAKES says nothing.
+    """
+    if len(functions) == 1:
+        return functions[0]
+    parsers = {function: parser_of(function, prog) for function in functions}
+    if {"-h", "--help"} & {*words}:
+        print("\n\n".join(parser.format_help().rstrip() for parser in parsers.values()))
+        sys.exit(0)
+    typed = {word.partition("=")[0] for word in words if word.startswith("--")}
+    known = {f: parser._option_string_actions.keys() for f, parser in parsers.items()}
+    fitting = [f for f in functions if typed <= known[f]]
+    if not fitting:
+        unknown = sorted(typed.difference(*known.values()))
+        if not unknown:
+            parsers[functions[0]].error(f"{' '.join(sorted(typed))} do not go together")
+        every = {option for options in known.values() for option in options}
+        near = [found for word in unknown if (found := nearest(word, every))]
+        hints = [f"did you mean {found}?" for found in near[:1]]
+        parsers[functions[0]].error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
+    complete = [f for f in fitting if _needed(parsers[f]) <= typed]
+    takes = {f: getattr(sys.modules[f.__module__], "TAKES", {}).get(f.__name__) for f in complete or fitting}
+    named = (f for f, reads in takes.items() if reads is not None and reads(_first(parsers[f], words)))
+    return next(named, next((f for f, reads in takes.items() if reads is None), fitting[0]))
+
+
+def _first(parser: Parser, words: Sequence[str]) -> str:
+    """The first word that is neither an option nor its value."""
+    values = False
+    for word in words:
+        action = parser._option_string_actions.get(word.partition("=")[0])
+        if action is not None:
+            values = action.nargs != 0 and "=" not in word
+        elif values:
+            values = False
+        else:
+            return word
+    return ""
+
+
+def _needed(parser: Parser) -> set[str]:
+    """Options without a default, but for --out, which may be given as an argument."""
+    return {a.option_strings[0] for a in parser._actions if a.required and a.option_strings and a.dest != "out"}
 
 
 def parse(

@@ -122,7 +122,7 @@ def test_the_library_works(tmp_path: Path) -> None:
         ["--help"],
         ["check", "own.py:model", "--batch", "own.py:batch"],
         ["conform", "mhc"],
-        ["list"],
+        ["show"],
         ["show", "deepnorm", "layers=48"],
     ],
     ids=lambda words: words[0],

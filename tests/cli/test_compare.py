@@ -237,7 +237,7 @@ def importing() -> int:
         raise ImportError("initialization failed") from interrupt
 
 catalogue.list_placements = importing
-sys.argv = ["isograd", "list"]
+sys.argv = ["isograd", "show"]
 sys.exit(cli.main())
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)

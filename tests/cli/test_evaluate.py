@@ -1,4 +1,4 @@
-"""`isograd evaluate translation`: scores of a model, or of a file."""
+"""`isograd evaluate`: scores of a model, or of a file."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def _files(found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def evaluated(*words: str) -> dict[str, Any]:
-    code, out, err = called("evaluate", "translation", *words, "--json")
+    code, out, err = called("evaluate", *words, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)
 
@@ -80,7 +80,7 @@ def test_options_reach_the_search(folder: Path, files: list[str]) -> None:
 def test_the_table(folder: Path, files: list[str]) -> None:
     """Both BLEUs side by side, each with its signature, in a terminal of 80 columns."""
     told = evaluated(str(folder), *files)
-    code, out, _ = called("evaluate", "translation", str(folder), *files)
+    code, out, _ = called("evaluate", str(folder), *files)
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
     assert rows[0] == ["BLEU", f"{told['bleu']:.2f}", told["signatures"]["bleu"]]
@@ -94,7 +94,7 @@ def test_the_table(folder: Path, files: list[str]) -> None:
 
 def test_a_line_that_fails_is_scored_as_empty(folder: Path, files: list[str]) -> None:
     Path("t.de").write_text("".join(f"{line}\n" for line in [*LINES[:5], "a" * 80]), encoding="utf-8")
-    code, out, err = called("evaluate", "translation", str(folder), *files, "--json")
+    code, out, err = called("evaluate", str(folder), *files, "--json")
     assert code == 1 and json.loads(out)["failures"][0]["line"] == 6
     assert err.startswith("isograd evaluate: line 6: 81 tokens") and err.count("\n") == 1
 
@@ -124,23 +124,24 @@ def test_refused(words: list[str], said: str, folder: Path, files: list[str]) ->
     Path("short").write_text("a\nb\n")
     Path("latin").write_bytes("a\nüber\n".encode("latin-1"))
     before = sorted(Path().iterdir())
-    assert said in refused("evaluate", "translation", *(str(folder) if word == "M" else word for word in words))
+    assert said in refused("evaluate", *(str(folder) if word == "M" else word for word in words))
     assert sorted(Path().iterdir()) == before
 
 
-def test_a_kind_must_be_named() -> None:
-    assert "choose one of translation" in refused("evaluate")
-    assert "'nosuch'" in refused("evaluate", "nosuch")
+def test_what_is_given_says_what_is_evaluated(tmp_path: Path) -> None:
+    assert "name a MODEL" in refused("evaluate")
+    (tmp_path / "config.json").write_text('{"is_encoder_decoder": true}')
+    assert "give --src FILE and --ref FILE" in refused("evaluate", str(tmp_path))  # a translator
+    assert "invalid choice: 'nothing'" in refused("evaluate", str(tmp_path), "--task", "nothing")
 
 
-def test_an_import_is_heard_on_either_side(files: list[str]) -> None:
+def test_an_import_is_heard(files: list[str]) -> None:
     command = ["--hyp", "t.de", "--ref", "t.de"]
-    assert "--import nosuch" in refused("evaluate", "--import", "nosuch", "translation", *command)
-    assert "--import nosuch" in refused("evaluate", "translation", "--import", "nosuch", *command)
+    assert "--import nosuch" in refused("evaluate", "--import", "nosuch", *command)
     assert "--import nosuch" in refused("compare", "--import", "nosuch", "--placements", "pre-ln", "post-ln")
 
 
 def test_a_missing_library(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     monkeypatch.delitem(sys.modules, "isograd.lab.evaluate.scores")
-    assert "pip install 'isograd[mt]'" in refused("evaluate", "translation", "--hyp", "t.de", "--ref", "t.de")
+    assert "pip install 'isograd[mt]'" in refused("evaluate", "--hyp", "t.de", "--ref", "t.de")

@@ -1,4 +1,4 @@
-"""`isograd evaluate classification`: a grid over seeds, its table, its sentence; what is wrong in one line."""
+"""`isograd evaluate`: a grid over seeds, its table, its sentence; what is wrong in one line."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def _grid(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def evaluate(model: str, out: Path, task: str = "mrpc") -> list[str]:
-    command = ["evaluate", "classification", model, "--task", task, "--data", str(glue_folder())]
+    command = ["evaluate", model, "--task", task, "--data", str(glue_folder())]
     return [*command, *SMALL, "--out", str(out)]
 
 
@@ -127,7 +127,7 @@ def test_wrong_use_in_one_line(model: str, tmp_path: Path) -> None:
 
 def test_bad_data_in_one_line(model: str, tmp_path: Path) -> None:
     def says(*words: str) -> str:
-        command = ["evaluate", "classification", model, "--task", "rte", *SMALL, "--out", str(tmp_path / "out")]
+        command = ["evaluate", model, "--task", "rte", *SMALL, "--out", str(tmp_path / "out")]
         return refused(*command, "--data", *words)
 
     assert "no such folder" in says(str(tmp_path / "nothing"))

@@ -1,4 +1,4 @@
-"""`isograd evaluate zero-shot`: what is told of a model, and what is refused."""
+"""`isograd evaluate`: what is told of a model, and what is refused."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def evaluated(*words: str) -> dict[str, Any]:
-    code, out, err = called("evaluate", "zero-shot", *words, "--json")
+    code, out, err = called("evaluate", *words, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)
 
@@ -76,7 +76,7 @@ def test_everything_as_json(model: Path, data: Path) -> None:
 def test_the_table(model: Path, data: Path) -> None:
     """Percent, beside chance; BLiMP's fields under it, and with --details all that there is."""
     facts = evaluated(str(model), "--data", "data")
-    code, out, err = called("evaluate", "zero-shot", str(model), "--data", "data")
+    code, out, err = called("evaluate", str(model), "--data", "data")
     rows = [line.split() for line in out.splitlines()]
     assert (code, err) == (0, "")
     assert rows[0] == ["task", "metric", "%", "s.e.", "chance", "n"]
@@ -86,7 +86,7 @@ def test_the_table(model: Path, data: Path) -> None:
     assert rows[2][0] == "acc_norm" and [rows[5][0], rows[6][0]] == ["morphology", "syntax"]
     assert rows[7][:2] == ["64", "texts"]
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
-    _, out, _ = called("evaluate", "zero-shot", str(model), "--data", "data", "--details")
+    _, out, _ = called("evaluate", str(model), "--data", "data", "--details")
     assert "  wh_island " in out and "  of wh_island " in out
 
 
@@ -117,7 +117,7 @@ def test_a_task_that_fails_does_not_stop_the_others(model: Path, data: Path) -> 
     """A row in the hub's form that its own definition cannot read is met in the middle of the task."""
     good = {"sentence": "the _ ran", "option1": "a", "option2": "b", "answer": "1"}
     write(data, "winogrande", [good, good | {"sentence": "no blank"}])
-    code, out, err = called("evaluate", "zero-shot", str(model), "--data", "data", "--json")
+    code, out, err = called("evaluate", str(model), "--data", "data", "--json")
     facts = json.loads(out)
     assert code == 1 and err.count("\n") == 1
     assert err.startswith("isograd evaluate: winogrande: the harness failed (ValueError: substring not found)")
@@ -147,7 +147,7 @@ def test_a_task_that_fails_does_not_stop_the_others(model: Path, data: Path) -> 
 )
 def test_refused(words: list[str], said: str, model: Path, data: Path) -> None:
     before = sorted(Path().rglob("*"))
-    assert said in refused("evaluate", "zero-shot", *(str(model) if word == "M" else word for word in words))
+    assert said in refused("evaluate", *(str(model) if word == "M" else word for word in words))
     assert sorted(Path().rglob("*")) == before
 
 
@@ -161,14 +161,14 @@ def test_refused(words: list[str], said: str, model: Path, data: Path) -> None:
 )
 def test_a_model_that_cannot_score(head: str, said: str, data: Path) -> None:
     build.model(head).save_pretrained("model")
-    assert said in refused("evaluate", "zero-shot", "model", "--data", "data")
+    assert said in refused("evaluate", "model", "--data", "data")
 
 
 def test_berts_are_masked_models_whatever_their_head_is_called(data: Path) -> None:
     shape = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     for made, is_decoder in ((BertForMaskedLM, False), (BertLMHeadModel, False)):
         made(BertConfig(**shape, is_decoder=is_decoder)).save_pretrained("bert")
-        said = refused("evaluate", "zero-shot", "bert", "--data", "data")
+        said = refused("evaluate", "bert", "--data", "data")
         assert f"{made.__name__} does not read from left to right; zero-shot tasks score with a causal" in said
 
 
@@ -178,21 +178,21 @@ def test_a_vocabulary_of_another_model(model: Path, data: Path) -> None:
     build.model(vocab_size=rows).save_pretrained("other")
     for text in ("abc", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"):
         for_transformers(train_tokenizer([text], "char")).save_pretrained("other")
-        said = refused("evaluate", "zero-shot", "other", "--data", "data")
+        said = refused("evaluate", "other", "--data", "data")
         assert f"other: the vocabulary has {len(text) + 4} ids, the model's table {rows} rows" in said
 
 
 def test_a_model_without_a_tokenizer_or_weights(model: Path, data: Path) -> None:
     build.model().save_pretrained("bare")
-    assert "bare: the tokenizer cannot be loaded" in refused("evaluate", "zero-shot", "bare", "--data", "data")
+    assert "bare: the tokenizer cannot be loaded" in refused("evaluate", "bare", "--data", "data")
     AutoTokenizer.from_pretrained(model / "model").save_pretrained("bare")
     Path("bare/model.safetensors").unlink()
-    assert "bare: the model cannot be loaded" in refused("evaluate", "zero-shot", "bare", "--data", "data")
+    assert "bare: the model cannot be loaded" in refused("evaluate", "bare", "--data", "data")
 
 
 def test_a_missing_library(model: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     for name in ("zero_shot", "harness", "harness_tasks"):
         monkeypatch.delitem(sys.modules, f"isograd.lab.evaluate.{name}", raising=False)
-    assert "zero-shot tasks need lm_eval" in refused("evaluate", "zero-shot", str(model), "--data", "data")
-    assert "pip install 'isograd[eval]'" in refused("evaluate", "zero-shot", str(model), "--data", "data")
+    assert "zero-shot tasks need lm_eval" in refused("evaluate", str(model), "--data", "data")
+    assert "pip install 'isograd[eval]'" in refused("evaluate", str(model), "--data", "data")

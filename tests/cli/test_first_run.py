@@ -1,4 +1,4 @@
-"""From a text to a page: `isograd init-recipe`, `isograd train`, `isograd open`."""
+"""From a text to a page: `isograd train --new`, `isograd train`, `isograd report --open`."""
 
 import gzip
 import json
@@ -29,12 +29,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_from_a_text_to_a_page(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe trains unchanged; its steps are lowered here for the sake of time."""
     (here / "my text.txt").write_text(TEXT)
-    code, out, err = called("init-recipe", "my text.txt")
+    code, out, err = called("train", "--new", "my text.txt")
     assert (code, err) == (0, "") and "isograd train 'my text.yaml'" in out
     code, out, err = called("train", "my text.yaml", *FEW)
     assert code == 0, err
     assert ("step 4 of" not in err and "finished" in err) or "undecided" in err
-    assert called("open", "runs/my text")[:2] == (0, "runs/my text/report/report.html\n")
+    assert called("report", "--open", "runs/my text")[:2] == (0, "runs/my text/report/report.html\n")
     page = Path("runs/my text/report/report.html")
     assert page.is_file()
     (here / "browser").write_text('#!/bin/sh\necho "$1" > opened\n')
@@ -42,15 +42,15 @@ def test_from_a_text_to_a_page(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setenv("BROWSER", str(here / "browser"))
     before = page.stat().st_mtime_ns
-    assert called("open", "runs/my text")[:2] == (0, f"opened {page}\n")
+    assert called("report", "--open", "runs/my text")[:2] == (0, f"opened {page}\n")
     assert page.stat().st_mtime_ns == before  # it was new enough
     assert (here / "opened").read_text().strip() == page.resolve().as_uri()
-    assert json.loads(called("open", str(page), "--json")[1]) == {"page": str(page)}
+    assert json.loads(called("report", "--open", str(page), "--json")[1]) == {"page": str(page)}
     (here / "other").mkdir()
     (here / "other" / "explain.html").write_text("a page of another verb")
-    assert called("open", "other")[1] == "opened other/explain.html\n"
+    assert called("report", "--open", "other")[1] == "opened other/explain.html\n"
     os.utime("runs/my text/outcome.json")
-    called("open", "runs/my text", "--json")
+    called("report", "--open", "runs/my text", "--json")
     assert page.stat().st_mtime_ns > before
 
 
@@ -72,7 +72,7 @@ def korean(characters: int) -> str:
 def test_settings_follow_from_the_text(name: str, text: str, said: dict[str, object], here: Path) -> None:
     data = text.encode()
     (here / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    code, out, _ = called("init-recipe", name, "--out", "mine.yaml", "--json")
+    code, out, _ = called("train", "--new", name, "--out", "mine.yaml", "--json")
     assert code == 0
     run = json.loads(out)
     assert {key: run["data"][key] for key in said} == said
@@ -90,7 +90,7 @@ def write_sides(here: Path, one: str, other: str) -> None:
 
 def test_parallel_text_gives_a_recipe_of_a_translation_that_trains(here: Path) -> None:
     write_sides(here, "my.de", "my.en")
-    assert "300 pairs" in called("init-recipe", "my.de", "my.en")[1]
+    assert "300 pairs" in called("train", "--new", "my.de", "my.en")[1]
     run = load_run(Path("my.yaml"))
     assert (run.name, run.task, run.pairs.source, run.pairs.target) == ("my", "translation", "de", "en")
     few = ["training.steps=2", "training.warmup=1", "training.valid_every=2", "search.pairs=0", "model.width=16"]
@@ -110,36 +110,36 @@ def test_which_files_are_parallel(
     names: tuple[str, str], given: list[str], languages: tuple[str, str], here: Path
 ) -> None:
     write_sides(here, *names)
-    run = json.loads(called("init-recipe", *given, "--out", "x.yaml", "--json")[1])
+    run = json.loads(called("train", "--new", *given, "--out", "x.yaml", "--json")[1])
     assert (run["task"], run["pairs"]["source"], run["pairs"]["target"]) == ("translation", *languages)
 
 
 def test_files_that_are_not_parallel_are_text(here: Path) -> None:
     """The negative control: other names, or another number of lines."""
     write_sides(here, "one.txt", "two.txt")
-    assert json.loads(called("init-recipe", "one.txt", "two.txt", "--json")[1])["task"] == "language"
+    assert json.loads(called("train", "--new", "one.txt", "two.txt", "--json")[1])["task"] == "language"
     write_sides(here, "a.de", "a.en")
     with (here / "a.en").open("a") as file:
         file.write("one more line\n")
-    assert json.loads(called("init-recipe", "a.de", "a.en", "--json")[1])["task"] == "language"
+    assert json.loads(called("train", "--new", "a.de", "a.en", "--json")[1])["task"] == "language"
 
 
 def test_two_columns_are_parallel_text(here: Path) -> None:
     (here / "pairs.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in LINES))
-    assert json.loads(called("init-recipe", "pairs.tsv", "--json")[1])["pairs"]["train"] == ["pairs.tsv"]
+    assert json.loads(called("train", "--new", "pairs.tsv", "--json")[1])["pairs"]["train"] == ["pairs.tsv"]
     found = find_pairs("pairs.tsv", "source", "target").read()
     assert list(zip(found.source, found.target, strict=True)) == LINES
     (here / "three.tsv").write_text("a\tb\tc\n" * 300)
     assert "three.tsv, line 1: expected source, a tab and target, found 3 columns" in refused(
-        "init-recipe", "three.tsv"
+        "train", "--new", "three.tsv"
     )
     (here / "few.tsv").write_text("a\tb\n" * 3)
-    assert "few.tsv: 3 pairs; a first run needs at least 200" in refused("init-recipe", "few.tsv")
+    assert "few.tsv: 3 pairs; a first run needs at least 200" in refused("train", "--new", "few.tsv")
 
 
 def test_a_masked_recipe_trains(here: Path) -> None:
     (here / "my.txt").write_text(TEXT)
-    assert called("init-recipe", "my.txt", "--task", "masked")[0] == 0
+    assert called("train", "--new", "my.txt", "--task", "masked")[0] == 0
     assert load_run(Path("my.yaml")).task == "masked"
     code, _, err = called("train", "my.yaml", *FEW)
     assert code == 0, err
@@ -158,14 +158,14 @@ def test_every_kind_of_recipe_can_be_read(here: Path) -> None:
 
 
 def test_bad_input_is_one_line(here: Path) -> None:
-    assert refused("init-recipe", "nothing.txt").endswith("nothing.txt: no such file")
+    assert refused("train", "--new", "nothing.txt").endswith("nothing.txt: no such file")
     (here / "s.txt").write_text("short")
-    assert refused("init-recipe", "s.txt").endswith("s.txt: 5 characters; a first run needs at least 1,280")
+    assert refused("train", "--new", "s.txt").endswith("s.txt: 5 characters; a first run needs at least 1,280")
     (here / "n.jsonl").write_text('{"id": 3}\n')
-    assert "the first row has no text" in refused("init-recipe", "n.jsonl")
+    assert "the first row has no text" in refused("train", "--new", "n.jsonl")
     (here / "s.yaml").write_text("mine")
-    assert refused("init-recipe", "s.txt").endswith("s.yaml exists; name another by --out FILE")
+    assert refused("train", "--new", "s.txt").endswith("s.yaml exists; name another by --out FILE")
     assert (here / "s.yaml").read_text() == "mine"
-    assert refused("open", "runs/none").endswith("runs/none is not there")
+    assert refused("report", "--open", "runs/none").endswith("runs/none is not there")
     (here / "empty").mkdir()
-    assert "nothing to report on in empty" in refused("open", "empty")
+    assert "nothing to report on in empty" in refused("report", "--open", "empty")

@@ -58,7 +58,7 @@ def test_a_translator(form: str, tmp_path: Path) -> None:
     options = PAIR | flags("AHF") | {"share_decoder_input_output_embed": True}
     path = checkpoint(tmp_path / "model.pt", options, "pair", form=form)
     words, out = dictionary(tmp_path / "dict.txt", ROWS - 4), tmp_path / "new/folder"
-    code, said, err = called("import", "fairseq", str(path), "--out", str(out), "--dict", str(words))
+    code, said, err = called("import", str(path), "--out", str(out), "--dict", str(words))
     assert code == 0, err
     assert "parity: passed" in said and f"model: {out}" in said and "against its equations" in said
     report = read_json(out / "parity.json")
@@ -98,9 +98,7 @@ def test_merges_and_two_dictionaries(tmp_path: Path) -> None:
     torch.save({"args": argparse.Namespace(**PAIR), "model": state}, tmp_path / "model.pt")
     words = [f"--dict={tmp_path}/dict.{side}.txt" for side in texts]
     out = tmp_path / "out"
-    code, _, err = called(
-        "import", "fairseq", str(tmp_path / "model.pt"), "--out", str(out), *words, "--bpe-codes", str(codes)
-    )
+    code, _, err = called("import", str(tmp_path / "model.pt"), "--out", str(out), *words, "--bpe-codes", str(codes))
     assert code == 0, err
     pair = Translator.load(out).tokenizer
     for side, subwords in (("de", pair.source), ("en", pair.target)):
@@ -115,7 +113,6 @@ def test_a_model_of_one_tower(kind: str, options: dict[str, Any], tmp_path: Path
     words = dictionary(tmp_path / "dict.txt", ROWS - 4 - (kind == "masked"))  # RoBERTa has <mask> behind it
     code, said, err = called(
         "import",
-        "fairseq",
         str(path),
         "--out",
         str(tmp_path / "out"),
@@ -140,7 +137,7 @@ def test_safetensors_with_options_beside(tmp_path: Path) -> None:
     state = {k: v.float() for k, v in state_of(tensors).items() if not k.endswith("table")}
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "options.json").write_text(json.dumps(index))
-    command = ["import", "fairseq", str(tmp_path / "model.safetensors"), "--out", str(tmp_path / "out")]
+    command = ["import", str(tmp_path / "model.safetensors"), "--out", str(tmp_path / "out")]
     assert "no options in it ('args' or 'cfg'); give them as --options" in refused(*command)
     code, _, err = called(*command, "--options", str(tmp_path / "options.json"))
     assert code == 0, err
@@ -171,8 +168,11 @@ def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
     new["model"]["decoder.adapter.weight"] = torch.ones(2)
     torch.save(new, folder / "new.pt")
 
+    plain = folder / "plain.pt"
+    torch.save(lost["model"], plain)
+
     def fairseq(name: str, *more: str) -> list[str]:
-        return ["fairseq", str(folder / name), "--out", out, *more]
+        return [str(folder / name), "--out", out, *more]
 
     return {
         "cut": (fairseq("cut.pt"), "cut.pt: no checkpoint of torch.save or safetensors, or one that is cut short"),
@@ -189,11 +189,10 @@ def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
         "no dictionary": (fairseq("good.pt", "--dict", str(folder / "none.txt")), "none.txt"),
         "merges": (fairseq("good.pt", "--bpe-codes", str(words)), "merges need the dictionary"),
         "word": (fairseq("good.pt", "--option", "heads"), "expected NAME=VALUE"),
-        "there": (["fairseq", str(good), "--out", str(folder)], "exists already"),
-        "kind": (["tensorflow"], "choose one of fairseq, hf, torch"),
-        "heads": (["torch", str(good), "--out", out], "--heads"),
-        "layers": (["torch", str(good), "--out", out, "--heads", "4"], "no layers of torch.nn.TransformerEncoder"),
-        "folder": (["hf", str(folder / "none/such/model"), "--out", out], "no such folder"),
+        "there": ([str(good), "--out", str(folder)], "exists already"),
+        "heads": ([str(plain), "--out", out], "of torch.nn.Transformer? --heads N"),
+        "layers": ([str(good), "--out", out, "--heads", "4"], "no layers of torch.nn.TransformerEncoder"),
+        "folder": ([str(folder / "none/such/model"), "--out", out], "no such folder"),
     }
 
 
@@ -215,7 +214,6 @@ def test_in_a_process_of_its_own(tmp_path: Path) -> None:
         "-m",
         "isograd",
         "import",
-        "fairseq",
         str(tmp_path / "evil.pt"),
         "--out",
         str(tmp_path / "out"),
@@ -229,9 +227,7 @@ def test_layers_of_torch(tmp_path: Path) -> None:
     torch.save(finished(Language(False)).float().state_dict(), tmp_path / "model.pt")
     command = "--heads 4 --norm-first --activation gelu --causal --tokens embed.weight --positions place.weight"
     command += " --head out.weight --scale-embedding --eos 2"
-    code, said, err = called(
-        "import", "torch", str(tmp_path / "model.pt"), "--out", str(tmp_path / "out"), *command.split()
-    )
+    code, said, err = called("import", str(tmp_path / "model.pt"), "--out", str(tmp_path / "out"), *command.split())
     assert code == 0, err
     assert "imported as pre-ln" in said
     assert IsogradForCausalLM.from_pretrained(tmp_path / "out").config.head_bias
@@ -240,7 +236,7 @@ def test_layers_of_torch(tmp_path: Path) -> None:
 def test_a_model_of_transformers(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=41, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    code, said, err = called("import", "hf", str(tmp_path / "gpt2"), "--out", str(tmp_path / "out"))
+    code, said, err = called("import", str(tmp_path / "gpt2"), "--out", str(tmp_path / "out"))
     assert code == 0, err
     assert "GPT2LMHeadModel imported as gpt2" in said
     assert read_json(tmp_path / "out/config.json")["placement"] == "gpt2"
@@ -263,7 +259,7 @@ def test_a_sharded_checkpoint_in_bf16(tmp_path: Path) -> None:
         folder, max_shard_size="5KB"
     )
     assert len([*folder.glob("*.safetensors")]) > 2
-    assert called("import", "hf", str(folder), "--out", str(out))[0] == 0
+    assert called("import", str(folder), "--out", str(out))[0] == 0
     assert IsogradForCausalLM.from_pretrained(out).dtype == torch.bfloat16
     code, _, err = called("export", str(out), "--out", str(tmp_path / "back"), "--to", "llama")
     assert code == 0, err
@@ -288,7 +284,7 @@ def test_a_broken_checkpoint_is_one_line(fault: str, tmp_path: Path) -> None:
         }[fault]
         assert old in config.read_text()
         config.write_text(config.read_text().replace(old, new))
-    assert str(folder) in refused("import", "hf", str(folder), "--out", str(out))
+    assert str(folder) in refused("import", str(folder), "--out", str(out))
     assert not [path for path in tmp_path.iterdir() if path != folder]
 
 
@@ -297,7 +293,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 from isograd.cli import main
-sys.exit(main(["import", "hf", sys.argv[1], "--out", sys.argv[2]]))
+sys.exit(main(["import", sys.argv[1], "--out", sys.argv[2]]))
 """
 DIES = """
 import os, signal, sys
@@ -308,7 +304,7 @@ def die(event, arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(die)
-main(["import", "hf", sys.argv[1], "--out", sys.argv[2]])
+main(["import", sys.argv[1], "--out", sys.argv[2]])
 """
 
 
@@ -320,5 +316,5 @@ def test_a_full_disk_and_a_kill_leave_nothing(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path != folder]
     done = subprocess.run([sys.executable, "-c", DIES, folder, out], capture_output=True, text=True, check=False)
     assert done.returncode == -9 and not out.exists() and len([*tmp_path.glob(".ours.*")]) == 1
-    code, _, err = called("import", "hf", str(folder), "--out", str(out))  # the next one goes through, and clears up
+    code, _, err = called("import", str(folder), "--out", str(out))  # the next one goes through, and clears up
     assert code == 0 and out.is_dir() and not [*tmp_path.glob(".ours.*")], err

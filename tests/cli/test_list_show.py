@@ -20,10 +20,10 @@ from tests.study.arms import called, refused
 @pytest.mark.parametrize(
     "command",
     [
-        ["list"],
+        ["show"],
         ["show", "deepnorm", "layers=48"],
-        ["list", "--json"],
-        ["recipes"],
+        ["show", "--json"],
+        ["show", "recipes"],
         ["reproduce", "--list"],
         ["--version"],
     ],
@@ -36,7 +36,7 @@ def test_no_torch(command: list[str]) -> None:
 
 
 def test_list_names_every_placement() -> None:
-    code, out, err = called("list")
+    code, out, err = called("show")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  ")] == list(CATALOGUE)
@@ -55,13 +55,13 @@ def test_list_names_every_placement() -> None:
     ],
 )
 def test_list_of_a_family(family: str, names: list[str]) -> None:
-    assert list(json.loads(called("list", "--family", family, "--json")[1])) == names
-    lines = called("list", "--family", family)[1].splitlines()
+    assert list(json.loads(called("show", "--family", family, "--json")[1])) == names
+    lines = called("show", "--family", family)[1].splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  ")] == names
 
 
 def test_a_family_that_nobody_knows() -> None:
-    assert "no placement of family 'gema2'; did you mean 'gemma2'?" in refused("list", "--family", "gema2")
+    assert "no placement of family 'gema2'; did you mean 'gemma2'?" in refused("show", "--family", "gema2")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_the_card_of_later_entries(words: list[str], lines: list[str]) -> None:
 def test_recipes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each recipe of the package, found from an empty folder by its name, and listed with a sentence and a command."""
     monkeypatch.chdir(tmp_path)
-    code, out, err = called("recipes", "--json")
+    code, out, err = called("show", "recipes", "--json")
     listed = json.loads(out)
     files = sorted((Path(isograd.__file__).parent / "lab/recipes").rglob("*.yaml"))
     assert (code, err) == (0, "") and sorted(map(Path, (one["file"] for one in listed.values()))) == files
     for name, one in listed.items():
-        assert Path(one["file"]).read_text(encoding="utf-8") == called("recipes", name)[1]
+        assert Path(one["file"]).read_text(encoding="utf-8") == called("show", name)[1]
         assert one["about"].endswith((".", "?")) and 20 < len(one["about"]) < 200, name
         assert {name, name.rpartition("/")[2]} & set(one["command"].split()), name
     same = [called("train", word, "--keys")[1] for word in ("bert-mini", listed["bert-mini"]["file"])]
@@ -106,10 +106,10 @@ def test_recipes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ("command", "said"),
     [
         (["train", "bert-mni"], "bert-mni: no such recipe; did you mean 'bert-mini'?"),
-        (["recipes", "iwslt14-smal"], "did you mean 'xiong2020/iwslt14-small'?"),
+        (["train", "iwslt14-smal"], "did you mean 'xiong2020/iwslt14-small'?"),
         (["study", "warm-up"], "did you mean 'warmup'?"),
         (["compare", "--recipe", "iwslt14"], "choose one of admin2020/iwslt14, xiong2020/iwslt14"),
-        (["headroom", "zzzz"], "zzzz: no such recipe; 'isograd recipes' lists those of the package"),
+        (["headroom", "zzzz"], "zzzz: no such recipe; 'isograd show recipes' lists those of the package"),
     ],
 )
 def test_recipes_of_no_such_name(command: list[str], said: str) -> None:
@@ -117,7 +117,7 @@ def test_recipes_of_no_such_name(command: list[str], said: str) -> None:
 
 
 def test_list_json() -> None:
-    code, out, err = called("list", "--json")
+    code, out, err = called("show", "--json")
     content = json.loads(out)
     assert (code, err, list(content)) == (0, "", list(CATALOGUE))
     assert content["post-ln"]["formulas"] == {"attn": "x <- LN(x + Attn(x))", "ffn": "x <- LN(x + FFN(x))"}
@@ -167,7 +167,7 @@ def test_words_behind_an_option() -> None:
     [
         (["show", "depnorm"], "did you mean 'deepnorm'?"),
         (["show", "zzz"], "choose one of post-ln"),
-        (["show"], "required: PLACEMENT"),
+        (["show", "pre-ln", "--family", "gemma2"], "--family lists placements"),
         (["show", "pre-ln", "layers=0"], "at least 1"),
         (["show", "pre-ln", "layers=-3"], "at least 1"),
         (["show", "pre-ln", "layers=x"], "whole number"),
@@ -176,7 +176,6 @@ def test_words_behind_an_option() -> None:
         (["show", "pre-ln", "encoder=3"], "needs both"),
         (["show", "pre-ln", "encoder=3", "decoder=3", "layers=3"], "not both"),
         (["show", "pre-ln", "--bogus"], "--bogus"),
-        (["list", "more"], "more"),
         (["lst"], "'lst'"),
         ([], "expected a verb"),
         (["compare", "--lr", "fast"], "'fast'"),
@@ -185,8 +184,9 @@ def test_words_behind_an_option() -> None:
         (["compare", "--learning-rate", "3"], "did you mean --lr?"),
         (["study", "x.yaml", "--workers", "3"], "did you mean --jobs?"),
         (["trian"], "did you mean 'train'?"),
-        (["evaluate"], "choose one of classification"),
-        (["evaluate", "zeroshot"], "did you mean 'zero-shot'?"),
+        (["evaluate"], "name a MODEL, or --hyp FILE"),
+        (["evaluate", "x", "--tsks", "a"], "did you mean --tasks?"),
+        (["evaluate", "x", "--task", "rte", "--beam", "2"], "--beam --task do not go together"),
         (["show", "prenorm"], "did you mean 'pre-ln'?"),
         (["show", "post_layernorm"], "did you mean 'post-ln'?"),
         (["show", "deepnet"], "did you mean 'deepnorm'?"),
@@ -208,8 +208,9 @@ def test_help_and_version() -> None:
     code, out, err = called("--help")
     assert (code, err) == (0, "") and all(f"\n  {verb} " in out for verb in verbs())
     for verb in verbs():
-        code, out, err = called(*verb.split(), "--help")
+        code, out, err = called(verb, "--help")
         assert (code, err) == (0, "") and "usage: isograd " + verb in out
+        assert out.count("usage: ") == len(verbs()[verb])
     out = called("compare", "--help")[1]
     for flag in [
         "placements",
@@ -230,18 +231,18 @@ def test_help_and_version() -> None:
 
 def test_a_reader_that_goes_early_and_a_terminal_without_arrows() -> None:
     command = f"{sys.executable} -W error -m isograd"
-    piped = f"set -o pipefail; {command} list | head -n 1 && {command} list --json | head -c 5"
+    piped = f"set -o pipefail; {command} show | head -n 1 && {command} show --json | head -c 5"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("norm on the sum") and not done.stderr
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    code = "import sys; from isograd.cli import main; print(main(['list']), '\\u2192')"
+    code = "import sys; from isograd.cli import main; print(main(['show']), '\\u2192')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ascii_only)
     assert done.stdout.endswith("0 ?\n") and not done.stderr
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
-    [("isograd comp", "compare"), ("isograd evaluate zero-shot --l", "--limit"), ("isograd study --j", "--jobs")],
+    [("isograd comp", "compare"), ("isograd evaluate --l", "--limit"), ("isograd study --j", "--jobs")],
 )
 def test_completion(line: str, found: str, tmp_path: Path) -> None:
     """As bash asks for it, by argcomplete."""
@@ -292,26 +293,26 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         [*command, "compare", "--import", "mine", "--json", *arms, *small], capture_output=True, text=True, check=True
     )
     assert [a["outcome"] for a in json.loads(told.stdout)["arms"]].count("failed") == 0
-    wrong = subprocess.run([*command, "list", "--import", "nobody"], capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stderr) == (2, "isograd list: --import nobody: No module named 'nobody'\n")
+    wrong = subprocess.run([*command, "show", "--import", "nobody"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr) == (2, "isograd show: --import nobody: No module named 'nobody'\n")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["list", "--import", ""], "--import : ValueError: Empty module name"),
-        (["list", "--import", "broken"], "--import broken: SyntaxError: "),
-        (["show"], "arguments are required: PLACEMENT ("),
+        (["show", "--import", ""], "--import : ValueError: Empty module name"),
+        (["show", "--import", "broken"], "--import broken: SyntaxError: "),
         (["show", ""], "argument PLACEMENT: is empty"),
         (["train", ""], "argument RECIPE: is empty"),
         (["train", "--out", ""], "argument --out: is empty"),
         (["train", "a.yaml", "--json", ""], "an argument is empty"),
         (["report", ""], "argument FOLDER: is empty"),
-        (["import", "hf", "x"], "arguments are required: --out ("),
-        (["import", "hf", "x", "--outt", "y"], "did you mean --out?"),
-        (["fold", "x", "y", "z"], "unrecognized arguments: z ("),
-        (["fold", "x", "y"], "isograd fold: x: no such folder"),
-        (["fold", "--json", "x", "x"], "isograd fold: x: no such folder"),
+        (["import", "x"], "arguments are required: --out ("),
+        (["import", "x", "--outt", "y"], "did you mean --out?"),
+        (["export", "x", "y", "z"], "unrecognized arguments: z ("),
+        (["export", "x", "y"], "isograd export: x: no such folder"),
+        (["export", "--json", "x", "x", "--to", "folded"], "isograd export: x: no such folder"),
+        (["export", "x", "y", "--untie"], "isograd export: x: no such folder"),
         (["train", "--into", "y"], "unrecognized arguments: --into ("),
     ],
 )
@@ -326,7 +327,7 @@ def test_quiet_holds_for_one_call() -> None:
     """In one process, as in a notebook: what comes after it shows its progress again."""
     from isograd.cli import console, main
 
-    assert main(["list", "--quiet"]) == 0
+    assert main(["show", "--quiet"]) == 0
     assert not console._quiet
 
 

@@ -63,9 +63,9 @@ MODEL, BATCH = "my models/layers.py:layers", ("--batch", "my models/layers.py:ba
 
 def test_diagnose_then_explain_then_explain_with_a_rate() -> None:
     """The module takes no guessed inputs: each command has to carry its batch along."""
-    code, _, err = called("diagnose", MODEL)
+    code, _, err = called("explain", MODEL)
     assert code == 2 and "--batch" in err
-    said = follow(called("diagnose", MODEL, *BATCH)[1])
+    said = follow(called("explain", MODEL, *BATCH)[1])
     assert "again after the first change" in said  # the module has no final norm
     assert printed(follow(said)) == printed(said)
 

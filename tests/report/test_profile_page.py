@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -27,50 +26,6 @@ def causal() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def pair() -> dict[str, Any]:
     return made("seq2seq", placement="post-ln")
-
-
-def deepened(found: dict[str, Any], layers: int) -> dict[str, Any]:
-    """The first layer's rows again and again, their numbers growing with depth."""
-    first = [row for row in found["rows"] if row["layer"] == 1]
-    rows = [
-        row | {"layer": layer, "index": 2 * layer - 2 + row["index"], "gradient_norm": layer, "largest_logit": layer}
-        for layer in range(1, layers + 1)
-        for row in first
-    ]
-    return found | {"rows": rows, "stacks": [found["stacks"][0] | {"layers": layers}], "expected": []}
-
-
-@pytest.mark.parametrize("layers", [2, 18, 19, 48, 100])
-def test_a_stack_of_any_depth_fits_a_terminal(causal: dict[str, Any], layers: int) -> None:
-    """Each layer is in one line of each kind, first and last alone; fewer lines than the table of all."""
-    deep = deepened(causal, layers)
-    cells = list(profile_page.lines(deep, profile_page.MOST))
-    assert len(cells) <= 36 and {len(line) for line in cells} == {len(profile_page.HEADER)}
-    for kind in ("attn", "ffn"):
-        spans = [line[0].split("–") for line in cells if line[1] == kind]
-        covered = [layer for span in spans for layer in range(int(span[0]), int(span[-1]) + 1)]
-        assert covered == list(range(1, layers + 1))
-        assert spans[0] == ["1"] and spans[-1] == [str(layers)]
-    assert len(list(profile_page.lines(deep))) == 2 * layers == len(profile_page.every_sublayer(deep).lines)
-
-
-@pytest.mark.parametrize("width", [200, 100, 80, 64])
-def test_columns_that_there_is_room_for(pair: dict[str, Any], width: int) -> None:
-    cells, names = list(profile_page.lines(pair)), profile_page.HEADER
-    shown = profile_page.fitting(cells, width)
-    lines = ["  ".join(max((line[i] for line in [names, *cells]), key=len) for i in shown)]
-    assert len(lines[0]) <= width and {0, 1, names.index("stream RMS"), names.index("β²")} <= set(shown)
-    assert (len(shown) == len(names)) == (width == 200)
-
-
-def test_what_stands_for_several_layers(causal: dict[str, Any]) -> None:
-    cells = list(profile_page.lines(deepened(causal, 48), profile_page.MOST))
-    names = profile_page.HEADER
-    for line in cells:
-        if "–" in line[0] and line[1] == "attn":
-            first, last = map(int, line[0].split("–"))
-            assert line[names.index("|grad|")] == f"{statistics.median(range(first, last + 1)):.3g}"
-            assert line[names.index("max logit")] == f"{last:.3g}"
 
 
 def test_the_overview(causal: dict[str, Any], pair: dict[str, Any]) -> None:
@@ -124,10 +79,10 @@ def test_the_page_stands_alone(pair: dict[str, Any], tmp_path: Path, monkeypatch
     broken = pair | {"rows": [pair["rows"][0] | {"residual_rms": math.inf, "growth": math.nan}, *pair["rows"][1:]]}
     page = checked(write_profile(tmp_path, broken, {"model": "<a & b>", "seed": "0"}))
     assert "Depth profile of <a & b>" in page.text and "n/a" not in page.text.split("Every sublayer")[0]
-    content = json.loads((tmp_path / "diagnose.json").read_text())
+    content = json.loads((tmp_path / "profile.json").read_text())
     assert content["rows"][0]["residual_rms"] is None
     again = write_profile(tmp_path / "again", content, content["facts"])
-    assert again.read_text() == (tmp_path / "diagnose.html").read_text()
+    assert again.read_text() == (tmp_path / "profile.html").read_text()
 
 
 def test_the_verdict(causal: dict[str, Any]) -> None:

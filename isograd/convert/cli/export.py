@@ -1,4 +1,4 @@
-"""`isograd import`, `fold` and `export`: models of and for other libraries, with a parity report or not at all."""
+"""`isograd import` and `export`: models of and for other libraries, with a parity report or not at all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
     """Import a model of transformers, of some thirty classes from GPT-2 to Gemma 3, with a parity report.
 
     examples:
-      isograd import hf gpt2 --out ours
+      isograd import gpt2 --out ours
 
     Args:
         folder: the folder of a model, or its name on the hub
@@ -39,41 +39,12 @@ def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
     return written("import", "importing", out, json, make)
 
 
-def fold(model: str, *, out: Folder, untie: bool = False, text: Text | None = None, json: bool = False) -> int:
-    """Fold residual coefficients into the weights, with a parity report.
-
-    examples:
-      isograd fold runs/multi30k-admin --out plain --untie
-      isograd fold runs/deepnorm/model --out plain --text valid.txt --json
-
-    ADMIN and DeepNorm become post-ln, HeadScale goes into W_O, a scale into W_O and W_2. The folder gets the model, its
-    tokenizer and the parity report: the largest difference between logits in fp64, fp32 and bf16, greedy and beam
-    outputs side by side, hashes and versions. Exit code 1 where it does not hold (nothing is written then), 2 for what
-    cannot be folded.
-
-    Args:
-        model: the folder of a run or of its model, or a model's name on the hub
-        out: a new folder, or an empty one
-        untie: give head and encoder own copies of a token table that has to be scaled
-        text: real text for the parity report (default: random ids)
-        json: the parity report as one JSON object on stdout
-    """
-    refuse_existing(out)
-    must_be_a_model(model, owned=True)
-
-    def make() -> "ParityReport":
-        from isograd.convert.folding import fold_folder
-
-        return fold_folder(model, out, untie=untie, lines=_lines(text))
-
-    return written("fold", "folding", out, json, make)
-
-
 def export(
     model: str,
     *,
     out: Folder,
     to: Annotated[str, "NAME"] = "auto",
+    untie: bool = False,
     text: Text | None = None,
     license: Annotated[str, "ID"] | None = None,  # noqa: A002  (it is --license)
     push: Annotated[str, "REPO"] | None = None,
@@ -85,12 +56,15 @@ def export(
           gpt2, opt, llama, qwen3, gpt-neox; bert, roberta, roberta-prelayernorm, megatron-bert;
           bart, mbart, fsmt, marian, m2m100, blenderbot
           isograd: our own class, for every placement
+          folded: the same with residual coefficients folded into the weights: ADMIN and DeepNorm become post-ln,
+          HeadScale goes into W_O, a scale into W_O and W_2
           onnx, ctranslate2, ctranslate2-int8, gguf: for onnxruntime, CTranslate2 and llama.cpp
 
     examples:
       isograd export runs/pre-ln-12l --out gpt2-like
       isograd export runs/multi30k-admin --out plain --to fsmt --text test.de
       isograd export runs/normformer --out ours --to isograd
+      isograd export runs/multi30k-admin --out plain --to folded --untie
       isograd export runs/pre-ln-12l --out plain --push me/my-model
 
     Coefficients (ADMIN, DeepNorm) are folded first. The folder gets weights, configuration, tokenizer, generation
@@ -101,6 +75,7 @@ def export(
         model: the folder of a run or of its model, or a model's name on the hub
         out: a new folder, or an empty one
         to: a class or a format, listed below (default: auto)
+        untie: with --to folded: own copies of a token table that has to be scaled for head and encoder
         text: real text for the parity report (default: random ids)
         license: of the model, for its card: an identifier of the hub, such as apache-2.0
         push: upload the folder to the Hugging Face hub afterwards, as OWNER/NAME
@@ -108,6 +83,11 @@ def export(
     """
     refuse_existing(out)  # before anything is loaded
     must_be_a_model(model, owned=True)
+    if to == "folded":
+        code = _folded(model, out, untie, text, json)
+        return _pushed(out, push) if push and code == 0 else code
+    if untie:
+        raise UserError("--untie is for --to folded")
     with loading("exporting"):
         from isograd.convert.export import export_folder
         from isograd.convert.parity import ParityError
@@ -124,6 +104,15 @@ def export(
         print(exported.report)
         print(f"{exported.form} (--to {exported.to}): {out}")
     return _pushed(out, push) if push else 0
+
+
+def _folded(model: str, out: Path, untie: bool, text: str | None, json: bool) -> int:
+    def make() -> "ParityReport":
+        from isograd.convert.folding import fold_folder
+
+        return fold_folder(model, out, untie=untie, lines=_lines(text))
+
+    return written("export", "folding", out, json, make)
 
 
 def written(verb: str, doing: str, out: Path, json: bool, make: Callable[[], "ParityReport"]) -> int:

@@ -1,4 +1,4 @@
-"""`isograd compare`, and `isograd evaluate classification`: runs side by side, a table and a page at the end."""
+"""`isograd compare`, and `isograd evaluate --task`: runs side by side, a table and a page at the end."""
 
 import re
 import sys
@@ -148,10 +148,10 @@ def classification(
     """Fine-tune a model on a task of GLUE over seeds and settings, beside the majority-class baseline.
 
     examples:
-      isograd evaluate classification runs/mlm --task mrpc --data glue --with-scratch
-      isograd evaluate classification runs/mlm --task rte --data glue --lr 3e-5 1e-4 3e-4 --epochs 5 --seeds 0 1 2
-      isograd evaluate classification runs/mlm --task mrpc --data glue --grid paper
-      isograd evaluate classification runs/mlm --task cola --data glue glue.dropout=0 training.weight_decay=0.1
+      isograd evaluate runs/mlm --task mrpc --data glue --with-scratch
+      isograd evaluate runs/mlm --task rte --data glue --lr 3e-5 1e-4 3e-4 --epochs 5 --seeds 0 1 2
+      isograd evaluate runs/mlm --task mrpc --data glue --grid paper
+      isograd evaluate runs/mlm --task cola --data glue glue.dropout=0 training.weight_decay=0.1
 
     Killed or interrupted, the same command goes on where it was. A run has failed where its score on the dev part is
     not above that of a constant answer (the majority-class baseline), or where it diverged.

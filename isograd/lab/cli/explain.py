@@ -1,10 +1,12 @@
 """`isograd explain RUN | MODEL`: what is wrong, since when, why, and what to do."""
 
 import re
+import time
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
 
@@ -26,6 +28,8 @@ def explain(
     text: File | None = None,
     lr: float | None = None,
     warmup: int | None = None,
+    seed: int = 0,
+    device: Literal["cpu", "cuda"] = "cpu",
     out: Folder | None = None,
     json: bool = False,
 ) -> int:
@@ -39,7 +43,8 @@ def explain(
 
     Of a run its files are read, and its model before the first update is checked where it is there. Of a model the
     findings of isograd check are ranked, and its depth profile is shown beside what theory or a model of the catalogue
-    of this depth has. Exit code 1 where a run diverged or collapsed, or a check finds an error.
+    of this depth has; a second page has all quantities of every sublayer, with figures. Exit code 1 where a run
+    diverged or collapsed, or a check finds an error.
 
     Args:
         model: the folder of a run; or a folder with a checkpoint, a hub id, package.module:callable, file.py:callable
@@ -47,6 +52,8 @@ def explain(
         text: for a model: real text, read with its own tokenizer (default: the embedded text where it has one)
         lr: for a model: the peak learning rate you plan to use
         warmup: for a model: the warm-up steps you plan to use
+        seed: for a model: of random labels and of the perturbation (default 0)
+        device: for a model: of the backward pass (default cpu)
         out: where to write (default: RUN/explain, or runs/explain/NAME)
         json: what explain.json holds, as one JSON object on stdout
     """
@@ -56,8 +63,11 @@ def explain(
         raise UserError("--batch, --text, --lr and --warmup are for a model; a run has its own")
     if batch and text:
         raise UserError("--batch and --text contradict each other; give one")
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: not a folder")
     if not is_run:
         must_be_a_model(model, callables=True)
+    begun = time.perf_counter()
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
     announce(f"loading torch and {model} ...")
     with loading() as status:
@@ -66,15 +76,33 @@ def explain(
             status(line)
             announce(f"{line} ...")
 
-        content = _of_run(folder, shown) if is_run else _of_model(model, batch, text, lr, warmup, shown)
+        where = out or (folder / "explain" if is_run else Path("runs/explain") / name)
+        if is_run:
+            content = _of_run(folder, shown)
+        else:
+            content, measured = _of_model(model, batch, text, lr, warmup, seed, device, shown)
+            if measured is not None:
+                shown("drawing the profile")
+                content["profile_page"] = str(
+                    _profile_page(where, measured, model, batch or content["text"], seed, begun)
+                )
         from isograd.lab.report.pages.explain import write_explanation
 
-        page = write_explanation(content, out or (folder / "explain" if is_run else Path("runs/explain") / name))
+        page = write_explanation(content, where)
     if json:
         print_json({**content, "page": str(page)})
     else:
         _print(content, page)
     return int(content["broken"])
+
+
+def _profile_page(out: Path, measured: dict[str, Any], model: str, read: str | None, seed: int, begun: float) -> Path:
+    from isograd.lab.report.pages.profile import write_profile
+
+    facts = {"model": model, "inputs": read or "random", "seed": str(seed)}
+    facts |= {"seconds": f"{time.perf_counter() - begun:.1f}"}
+    facts |= {name: version(name) for name in ("isograd", "torch", "transformers")}
+    return write_profile(out, measured, facts)
 
 
 def _of_run(folder: Path, shown: Callable[[str], None]) -> dict[str, Any]:
@@ -107,7 +135,8 @@ def _checked(model: str, batch: str | None, lr: float | None, warmup: int | None
     except IsogradError:
         raise
     except Exception as error:  # a model's own code raises what it likes
-        raise UserError(f"{model} does not run: {type(error).__name__}: {one_line(error)}") from error
+        given = f" on what {batch} returns" if batch else ""
+        raise UserError(f"{model} does not run{given}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _inputs(model: "nn.Module", name: str, batch: str | None, text: Path | None) -> tuple[Any, Any, str | None]:
@@ -131,19 +160,33 @@ def _inputs(model: "nn.Module", name: str, batch: str | None, text: Path | None)
 
 
 def _of_model(
-    name: str, batch: str | None, text: Path | None, lr: float | None, warmup: int | None, shown: Callable[[str], None]
-) -> dict[str, Any]:
+    name: str,
+    batch: str | None,
+    text: Path | None,
+    lr: float | None,
+    warmup: int | None,
+    seed: int,
+    device: str,
+    shown: Callable[[str], None],
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The explanation, and the whole profile, None where there is none."""
+    import torch
+
     from isograd.diagnose import profile
     from isograd.lab.report.pages.profile import USUAL, gradients_said, plain, verdict
     from isograd.trace.load import load_model
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no CUDA device here")
     shown(f"recording one forward and backward pass of {name}")
     found = [one.as_dict() for one in _checked(name, batch, lr, warmup)]
     read = None
     try:
         loaded = load_model(name)
         inputs, labels, read = _inputs(loaded, name, batch, text)
-        measured = profile(loaded, inputs, labels, progress=shown)
+        measured = profile(loaded, inputs, labels, seed, device=device, progress=shown)
+    except UserError:  # of what was asked for
+        raise
     except IsogradError as error:
         measured, said = None, one_line(error)
     except Exception as error:  # a model's own code
@@ -173,9 +216,10 @@ def _of_model(
         ],
         "warnings": [],
         "findings": found,
+        "text": read,
         **_after(bool(reported), command("explain", name, batch=batch, text=text, lr=lr, warmup=warmup), lr),
     }
-    return {**content, **_with_references(measured, shown)}
+    return {**content, **_with_references(measured, shown)}, shape or None
 
 
 def _after(faulty: bool, again: str, lr: float | None) -> dict[str, str]:
@@ -258,3 +302,5 @@ def _print(content: dict[str, Any], page: Path) -> None:
     note = f"   ({content['note']})" if content["next"] and content.get("note") else content.get("note", "")
     print_path(f"\nnext: {content['next']}{note}")
     print_path(f"page: {page}")
+    if profile := content.get("profile_page"):
+        print_path(f"every quantity, with figures: {profile}")

@@ -63,6 +63,7 @@ def report(
     height: Length | None = None,
     font: Annotated[str, "FAMILY"] | None = None,
     format: list[Annotated[str, formats, "FORMAT"]] | None = None,  # noqa: A002  (it is --format)
+    open: bool = False,  # noqa: A002  (it is --open)
     json: bool = False,
 ) -> int:
     """Make tables and figures of runs from their folders.
@@ -70,6 +71,7 @@ def report(
     examples:
       isograd report runs/compare
       isograd report runs/pre-ln-12l runs/normformer-12l --out paper --title "12 layers"
+      isograd report runs/compare --open
       isograd report runs/compare --style paper --width 3.25 --format pdf
       isograd report runs/compare --figure gradients:last --arms pre-ln normformer --style gray --format pdf
       isograd report runs/warmup --reference normformer      of a study: one that holds a study.json
@@ -89,8 +91,13 @@ def report(
         height: of the figure files (default: as their panels need)
         font: family of the figure files, such as serif or "DejaVu Serif" (default: sans-serif)
         format: of the figure files, among svg, png and pdf (default: svg png)
+        open: show the page in the browser; it is made where it is not there yet, or older than its run
         json: the results as one JSON object on stdout
     """
+    if open:
+        if len(folders) != 1 or out or figure:
+            raise UserError("--open shows the page of one FOLDER, without --out and --figure")
+        return _open(folders[0], json)
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is not a folder")
     if not folders:
@@ -180,19 +187,10 @@ def _files(written: Sequence[tuple[Any, Path, Any]], figures: "Output") -> list[
     return [str(path) for path in places if path.exists()]
 
 
-def open_page(folder: Folder, *, json: bool = False) -> int:
-    """Show the page of a run, a study or a search in the browser.
-
-    examples:
-      isograd open runs/my-run
-      isograd open runs/compare
-
-    It is made where it is not there yet, or older than its run. Without a display its path is printed.
-
-    Args:
-        folder: as 'isograd report' takes it, or an HTML file
-        json: the path as one JSON object on stdout
-    """
+def _open(folder: Path, json: bool) -> int:
+    """Without a display the path of the page is printed."""
+    if not folder.exists():
+        raise UserError(f"{folder} is not there")
     page = folder if folder.suffix == ".html" and folder.is_file() else _page_of(folder)
     shown = False
     if not json and _has_display():

@@ -17,7 +17,6 @@ from isograd.cli.console import (
     must_be_writable,
     output,
     print_json,
-    print_table,
     progress,
 )
 from isograd.cli.parser import Count, File, Folder, Words
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from isograd.lab.train.run import Run
 
 Row = tuple[str, str, str]
+TAKES = {"init_recipe": lambda name: False}  # which --new asks for
 
 
 def train(
@@ -81,21 +81,26 @@ def train(
 
 
 def init_recipe(
-    *text: str, task: Literal["language", "masked"] = "language", out: File | None = None, json: bool = False
+    *text: str,
+    new: bool = False,
+    task: Literal["language", "masked"] = "language",
+    out: File | None = None,
+    json: bool = False,
 ) -> int:
     """Write a first recipe for your own text, with a reason beside each setting.
 
     examples:
-      isograd init-recipe my.txt
+      isograd train --new my.txt
       isograd train my.yaml
-      isograd init-recipe wikipedia/train.txt.xz --out wiki.yaml
-      isograd init-recipe train.de train.en                 translation; also one file of two columns, pairs.tsv
+      isograd train --new wikipedia/train.txt.xz --out wiki.yaml
+      isograd train --new train.de train.en                 translation; also one file of two columns, pairs.tsv
 
     Nothing is asked: level, length, depth and batch follow from the text, so that a first run takes about a minute.
 
     Args:
         text: files (.txt, .jsonl, .parquet, plain or .gz or .xz), a data set's name, or parallel text: two files of as
             many lines whose names differ in the language, or a .tsv of two columns (default: the embedded text)
+        new: write a recipe, and train nothing
         task: of text that is not parallel
         out: the recipe (default: NAME.yaml here, NAME from the first text); never one that exists
         json: the file and its settings as one JSON object on stdout
@@ -213,7 +218,6 @@ def _forecast(run: "Run", devices: int, json: bool) -> int:
 
 
 def _table(title: str, rows: Iterable[Row]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -312,30 +316,3 @@ def _scaled(count: float, letters: str, power: int, unit: str = "") -> str:
     """With the first letter that is small enough, each 1,000 times below the one before; nothing below the last."""
     units = ((10 ** (power - 3 * i), letter) for i, letter in enumerate(letters))
     return next((f"{count / size:.3g} {letter}{unit}" for size, letter in units if count >= size), "")
-
-
-def list_recipes(recipe: str | None = None, *, json: bool = False) -> int:
-    """Print the recipes of the package, or one of them.
-
-    examples:
-      isograd recipes
-      isograd recipes xiong2020/iwslt14-small
-
-    Every verb that reads a recipe finds them by name, from any folder.
-
-    Args:
-        recipe: print this one: its comment says what it shows, which data it needs, and the commands
-        json: name, sentence, command and file of each as one JSON object on stdout
-    """
-    from isograd.lab.recipes import path_of, recipes
-
-    wanted = path_of(recipe) if recipe else None
-    found = [one for one in recipes() if wanted in (None, one.path)]
-    if json:
-        print_json({one.name: {"about": one.about, "command": one.command, "file": str(one.path)} for one in found})
-    elif wanted:
-        print(wanted.read_text(encoding="utf-8"), end="")
-    else:
-        print_table(["recipe", "what it shows"], [[escape(one.name), escape(one.about)] for one in found], left=2)
-        print("\n'isograd recipes NAME' prints one; 'isograd train NAME key=value ...' runs it.")
-    return 0

@@ -1,4 +1,4 @@
-"""`isograd translate MODEL < in.txt > out.txt`, and `isograd evaluate translation`: what translations score."""
+"""`isograd translate MODEL < in.txt > out.txt`, and `isograd evaluate` of a translator: what translations score."""
 
 import json
 import select
@@ -219,9 +219,9 @@ def evaluate(
     """Score a model's translations, or those of a file: BLEU, chrF, TER and exact match.
 
     examples:
-      isograd evaluate translation runs/number-words --pairs numbers:test
-      isograd evaluate translation runs/multi30k --src test.de.gz --ref test.en.gz --out test.hyp
-      isograd evaluate translation --hyp test.hyp --ref test.en.gz --tokenized
+      isograd evaluate runs/number-words --pairs numbers:test
+      isograd evaluate runs/multi30k --src test.de.gz --ref test.en.gz --out test.hyp
+      isograd evaluate --hyp test.hyp --ref test.en.gz --tokenized
 
     BLEU, chrF and TER (lower is better) are sacrebleu's, of detokenized text. Legacy BLEU is of Moses's tokens, as
     papers reported it; it is comparable with theirs alone.
@@ -273,6 +273,17 @@ def evaluate(
     for failed in done.failures:
         warn("evaluate", f"line {failed.line}: {failed.failure}; it is scored as an empty translation")
     return 1 if done.failures else 0
+
+
+def _translates(name: str) -> bool:
+    """Whether a folder on this disk holds an encoder-decoder, or a run of one; nothing is a question of --hyp."""
+    from isograd.files import read_object
+
+    configs = [path for path in (Path(name, "config.json"), Path(name, "model", "config.json")) if path.is_file()]
+    return not name or any(read_object(path).get("is_encoder_decoder") for path in configs)
+
+
+TAKES = {"evaluate": _translates}
 
 
 def _score_file(hyp: Path, ref: Path, tokenized: bool, language: str, json: bool) -> int:

@@ -1,4 +1,4 @@
-"""`isograd evaluate zero-shot`: accuracies of a causal language model on tasks that it was not trained for."""
+"""`isograd evaluate` of a causal model: accuracies of a causal language model on tasks that it was not trained for."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -38,9 +38,9 @@ def zero_shot(
     folder, such as piqa-valid.jsonl.gz, blimp.jsonl or storycloze_2016.csv (docs/zero-shot.md has all names and forms).
 
     examples:
-      isograd evaluate zero-shot runs/gpt --data zeroshot
-      isograd evaluate zero-shot runs/gpt --data zeroshot --tasks blimp --details
-      isograd evaluate zero-shot openai-community/gpt2 --tasks piqa lambada_openai --limit 200
+      isograd evaluate runs/gpt --data zeroshot
+      isograd evaluate runs/gpt --data zeroshot --tasks blimp --details
+      isograd evaluate openai-community/gpt2 --tasks piqa lambada_openai --limit 200
 
     Prompts and scoring are lm-evaluation-harness' own. "above chance": by more than two standard errors.
 

@@ -52,7 +52,7 @@ def path_of(recipe: Path | str) -> Path:
     if found:
         raise RecipeError(f"{recipe}: several recipes are called so; choose one of {', '.join(found)}")
     near = nearest(name, known) or nearest(name, [one.rpartition("/")[2] for one in known])
-    meant = f"did you mean {near!r}?" if near else "'isograd recipes' lists those of the package"
+    meant = f"did you mean {near!r}?" if near else "'isograd show recipes' lists those of the package"
     raise RecipeError(f"{recipe}: no such recipe; {meant}")
 
 

@@ -172,7 +172,7 @@ def _vanishing(
     return _cause(
         f"{model.get('placement')} with {model.get('layers')} layers does not tolerate {rate}",
         evidence,
-        ", or ".join(left) or "fewer layers, or another placement (isograd list)",
+        ", or ".join(left) or "fewer layers, or another placement (isograd show)",
     )
 
 

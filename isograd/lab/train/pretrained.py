@@ -1,6 +1,6 @@
 """A folder, or a name on the hub -> shape, tokenizer and weights of a model that is to be trained further.
 
-It is one of isograd's own, or one of transformers' that `isograd import hf` takes, read without being written.
+It is one of isograd's own, or one of transformers' that `isograd import` takes, read without being written.
 """
 
 import copy

@@ -149,12 +149,12 @@ _MASK = {
 _TEMPLATE = """\
 # A first run on your text ({about}), in about a minute on two CPU cores.
 #   isograd train {path}
-#   isograd open {run}
+#   isograd report {run} --open
 #   isograd compare --recipe {path} --placements post-ln pre-ln normformer
 # Every key: isograd train {path} --keys
 name: {said[name]}
 {task}model:
-  placement: pre-ln         # trains without tuning; isograd list shows the others
+  placement: pre-ln         # trains without tuning; isograd show shows the others
   layers: {chosen.layers:<17} # deeper: 12 and more, with a width of 128 or 256
   width: 64
   heads: 4

@@ -97,14 +97,14 @@ def _yaml(value: object) -> str:
 _TEMPLATE = """\
 # A first translation run on your text ({pairs:,} pairs), in about a minute on two CPU cores.
 #   isograd train {path}
-#   isograd open {run}
-#   isograd evaluate translation {run} --src FILE --ref FILE
+#   isograd report {run} --open
+#   isograd evaluate {run} --src FILE --ref FILE
 #   isograd translate {run} < FILE
 # Every key: isograd train {path} --keys
 name: {said[name]}
 task: translation
 model:
-  placement: pre-ln         # trains without tuning; isograd list shows the others
+  placement: pre-ln         # trains without tuning; isograd show shows the others
   layers: 2                 # of encoder and decoder each; 6 for a run that counts
   width: 128                # 256 and more for a run that counts
   heads: 4

@@ -3,6 +3,5 @@
 VERBS = {
     "reproduce": "reproduce.reproduce",
     "theory": "theory.theory",
-    "import fairseq": "imports.import_fairseq",
-    "import torch": "imports.import_torch",
+    "import": "imports.import_fairseq imports.import_torch",
 }

@@ -1,4 +1,4 @@
-"""`isograd import fairseq` and `import torch`: models of the papers' own code, with a parity report."""
+"""`isograd import` of files: models of the papers' own code, with a parity report."""
 
 import json as json_
 from dataclasses import fields
@@ -30,9 +30,9 @@ def import_fairseq(
     """Import a model of fairseq or Transformer-Clinic (ADMIN), with a parity report.
 
     examples:
-      isograd import fairseq checkpoint_best.pt --out ours --dict dict.de.txt --dict dict.en.txt --bpe-codes codes
-      isograd import fairseq roberta.base/model.pt --out ours --dict roberta.base/dict.txt --json
-      isograd import fairseq weights.safetensors --out ours --options options.json
+      isograd import checkpoint_best.pt --out ours --dict dict.de.txt --dict dict.en.txt --bpe-codes codes
+      isograd import roberta.base/model.pt --out ours --dict roberta.base/dict.txt --json
+      isograd import weights.safetensors --out ours --options options.json
 
     A checkpoint is read without running anything in it; one that wants to run something is refused. The folder gets
     the model, its tokenizer where there is a dictionary, and the parity report: its logits and what it writes beside
@@ -84,7 +84,7 @@ def import_torch(
     """Import a torch.nn.Transformer or TransformerEncoder, with a parity report.
 
     examples:
-      isograd import torch model.pt --out ours --heads 8 --norm-first --tokens embed.weight --head out.weight --causal
+      isograd import model.pt --out ours --heads 8 --norm-first --tokens embed.weight --head out.weight --causal
 
     Args:
         state: a state dict, of torch.save or safetensors
@@ -115,6 +115,10 @@ def import_torch(
         return import_torch(state, out, Layout(**{field.name: given[field.name] for field in fields(Layout)}))
 
     return written("import", "importing", out, json, make)
+
+
+_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+TAKES = {"import_fairseq": lambda name: name.endswith(_FILES) or Path(name).is_file()}
 
 
 def _changes(words: list[str]) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def read_fairseq(
     state, found = _parts(content, path)
     given = _json(Path(options)) if options is not None else found
     if given is None and not changes:
-        raise DataError(f"{path}: no options in it ('args' or 'cfg'); give them as --options FILE.json")
+        said = "no options in it ('args' or 'cfg'); give them as --options FILE.json"
+        raise DataError(f"{path}: {said}; of torch.nn.Transformer? --heads N")
     try:
         return Checkpoint(state=tensors(state), options=options_of(given or {}) | dict(changes or {}), path=path)
     except DataError as error:

@@ -87,7 +87,7 @@ class Runs:
     """Training runs: each arm with each seed.
 
     Args:
-        recipe: a name of `isograd recipes`.
+        recipe: a name of `isograd show recipes`.
         arms: name -> placement and overrides; none: the recipe's own arms or axes, under their own labels.
         overrides: for all arms.
         corpus: None: the item's.

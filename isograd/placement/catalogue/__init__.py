@@ -45,7 +45,7 @@ def get(name: str) -> Placement:
     near = _nearest(name)
     hint = f"did you mean {near!r}?" if near else "choose one of " + ", ".join(CATALOGUE)
     raise UnknownPlacement(
-        f"unknown placement {name!r}: {hint} ('isograd list' shows all; one of your own must be registered first)"
+        f"unknown placement {name!r}: {hint} ('isograd show' shows all; one of your own must be registered first)"
     )
 
 

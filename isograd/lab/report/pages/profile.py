@@ -1,4 +1,4 @@
-"""The page of a depth profile: every number of every sublayer, and curves over depth. From `diagnose.json` alone.
+"""The page of a depth profile: every number of every sublayer, and curves over depth. From `profile.json` alone.
 
 Curves have the colour and dash of the model's placement; the marker shows the kind of sublayer.
 """
@@ -23,7 +23,7 @@ Numbers = Sequence[float]
 
 
 def write_profile(out: Path, profile: Row, facts: Mapping[str, str]) -> Path:
-    """Write diagnose.html, diagnose.json, figures and tables into `out`.
+    """Write profile.html, profile.json, figures and tables into `out`.
 
     Args:
         profile: as `Profile.as_dict` gives it; may have been read from JSON.
@@ -35,7 +35,7 @@ def write_profile(out: Path, profile: Row, facts: Mapping[str, str]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     known = plain(profile)
     content = json.dumps({**finite(known), "facts": facts}, indent=1, ensure_ascii=False)
-    write_text(out / "diagnose.json", content + "\n")
+    write_text(out / "profile.json", content + "\n")
     inputs = ", ".join(f"{name or 'input'} {tuple(shape)}" for name, shape in known["inputs"].items())
     page = Page(
         title=f"Depth profile of {facts.get('model', known['model'])}",
@@ -48,10 +48,10 @@ def write_profile(out: Path, profile: Row, facts: Mapping[str, str]) -> Path:
             Section(name="expected", title="Dashed lines", sentence=_EXPECTED, table=_sources(known)),
             Section(name="sublayers", title="Every sublayer", table=every_sublayer(known)),
         ],
-        made=f"Made by `isograd diagnose` from one batch ({inputs}):"
-        f" {', '.join(f'{name} {value}' for name, value in facts.items())}. The numbers are in `diagnose.json`.",
+        made=f"Made by `isograd explain` from one batch ({inputs}):"
+        f" {', '.join(f'{name} {value}' for name, value in facts.items())}. The numbers are in `profile.json`.",
     )
-    return write_page(page, out / "diagnose.html")
+    return write_page(page, out / "profile.html")
 
 
 def plain(profile: Row) -> dict[str, Any]:
@@ -65,11 +65,10 @@ def plain(profile: Row) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A quantity: its header, how a number is written, and what stands for several layers."""
+    """A quantity: its header, and how a number is written."""
 
     key: str
     name: str
-    of_several: Callable[[Numbers], float] = statistics.median
     form: str = "{:.3g}"
 
 
@@ -79,59 +78,17 @@ COLUMNS = (
     Column(key="residual_rms", name="stream RMS"),
     Column(key="branch_skip_ratio", name="Var b/s"),
     Column(key="dependency", name="β²"),
-    Column(key="dependency_sum", name="Σβ²", of_several=lambda numbers: numbers[-1], form="{:.2f}"),
+    Column(key="dependency_sum", name="Σβ²", form="{:.2f}"),
     Column(key="amplification", name="amplif."),
     Column(key="attention_share", name="entropy", form="{:.0%}"),
-    Column(key="largest_logit", name="max logit", of_several=max),
-    Column(key="largest_over_median", name="max/median", of_several=max),
+    Column(key="largest_logit", name="max logit"),
+    Column(key="largest_over_median", name="max/median"),
 )
 HEADER = ("layer", "kind", "placement", *(column.name for column in COLUMNS))
-MOST = 36  # lines of a stack in a terminal
-DISPENSABLE = ("|grad|", "Var b/s", "max/median", "placement", "Σβ²", "max logit", "amplif.")  # the first goes first
 
 
-def lines(profile: Row, most: int | None = None) -> Iterator[tuple[str, ...]]:
-    """Cells of every sublayer, or of runs of layers, so that a stack has `most` lines at most.
-
-    The first and the last layer stay alone. Of several layers: the median; of what sums up the last; of what is
-    largest the largest.
-    """
-    for stack in profile["stacks"]:
-        rows = [row for row in profile["rows"] if row["stack"] == stack["name"]]
-        named = f"{stack['name']} " if len(profile["stacks"]) > 1 else ""
-        for layers in _spans(stack["layers"], len(rows), most):
-            inside = [row for row in rows if row["layer"] in layers]
-            for kind in dict.fromkeys((row["kind"], row["placement"]) for row in inside):
-                own = [row for row in inside if (row["kind"], row["placement"]) == kind]
-                span = f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
-                yield (f"{named}{span}", *kind, *(_cell(own, column) for column in COLUMNS))
-
-
-def _spans(layers: int, rows: int, most: int | None) -> Iterator[range]:
-    """The layers in runs of one length, first and last alone."""
-    if most is None or rows <= most or layers < 4:
-        yield from (range(i, i + 1) for i in range(1, layers + 1))
-        return
-    kinds = -(-rows // layers)
-    length = -(-(layers - 2) // max(1, most // kinds - 2))
-    yield range(1, 2)
-    yield from (range(i, min(i + length, layers)) for i in range(2, layers, length))
-    yield range(layers, layers + 1)
-
-
-def fitting(cells: Sequence[tuple[str, ...]], width: int) -> list[int]:
-    """The columns, by number, that a terminal has room for; the page has them all."""
-    widths = [max(map(len, column)) for column in zip(HEADER, *cells, strict=True)]
-    shown = list(range(len(HEADER)))
-    for name in DISPENSABLE:
-        if sum(widths[i] + 2 for i in shown) - 2 > width:
-            shown.remove(HEADER.index(name))
-    return shown
-
-
-def _cell(rows: Sequence[Row], column: Column) -> str:
-    known = [row[column.key] for row in rows if row[column.key] is not None]
-    return number(column.of_several(known), column.form) if known else ""
+def _cell(row: Row, column: Column) -> str:
+    return "" if row[column.key] is None else number(row[column.key], column.form)
 
 
 def number(value: float | None, form: str = "{:.3g}") -> str:
@@ -146,7 +103,7 @@ def every_sublayer(profile: Row) -> Table:
     table = []
     for row in profile["rows"]:
         place = f"channel {row['largest_channel']}, position {row['largest_position']}"
-        cells = (_cell([row], column) for column in COLUMNS)
+        cells = (_cell(row, column) for column in COLUMNS)
         table.append((row["address"], row["kind"], row["placement"], *cells, place))
     return Table(header=("sublayer", *HEADER[1:], "largest entry"), lines=table, left=3)
 
