@@ -11,8 +11,7 @@ else the machine does falls on all of them:
     single    IsogradForCausalLM as `isograd train` has it, one model after another: the reference
     vmap      the same model under torch.func.vmap
     bmm       a plain network on stacks, written by hand; a product of all models is one torch.baddbmm
-    oneDNN    the same, but the products go to oneDNN, as in `single`, model by model; all else is done for all at once
-    control   the network of `oneDNN` with one model in its stacks, one after another: what is not due to stacking
+    control   the network of `bmm` with one model in its stacks, one after another: what is not due to stacking
 
 Time is CPU time per step of all K models. A ratio to `single` is formed within a round; the table shows its median over
 the rounds with its quartiles, and the median of the ratios of wall time. First, losses and gradients of every kind are
@@ -55,7 +54,7 @@ def turn_of(kind: str, models: Sequence[nn.Module], batches: Sequence[Tensor]) -
         return _apart([_single(model, [ids[k] for ids in batches]) for k, model in enumerate(models)])
     if kind == "control":
         own = [[ids[k, None] for ids in batches] for k in range(len(models))]
-        return _apart([_stacks(KINDS["oneDNN"], [model], ids) for model, ids in zip(models, own, strict=True)])
+        return _apart([_stacks(KINDS["bmm"], [model], ids) for model, ids in zip(models, own, strict=True)])
     return _stacks(KINDS[kind], models, batches)
 
 
@@ -130,8 +129,6 @@ def check(vocabulary: int, ids: Tensor, layers: int) -> bool:
     for dtype, tolerance in TOLERANCE.items():
         models = [model.to(dtype) for model in make_models(count, vocabulary, length, layers)]
         for name, kind in KINDS.items():
-            if name == "oneDNN" and dtype == torch.float64:  # it has none
-                continue
             loss, gradient = differences(kind(models), models, ids)
             right = max(loss, gradient) <= tolerance
             holds &= right
@@ -140,12 +137,12 @@ def check(vocabulary: int, ids: Tensor, layers: int) -> bool:
 
 
 def print_drift(text: Tensor, vocabulary: int, options: argparse.Namespace) -> None:
-    """How far the losses of `oneDNN` have gone from those of `single` after some steps, at four rates."""
+    """How far the losses of `bmm` have gone from those of `single` after some steps, at four rates."""
     models = make_models(len(RATES), vocabulary, 32, options.layers)
-    off = drift(KINDS["oneDNN"](models), models, batches_of(text, len(RATES), "16x32", options.drift), RATES)
+    off = drift(KINDS["bmm"](models), models, batches_of(text, len(RATES), "16x32", options.drift), RATES)
     marks = sorted({min(step, options.drift) for step in (1, 10, 100, options.drift)})
     said = ", ".join(f"{max(off[:step]):.0e} until step {step}" for step in marks)
-    print(f"oneDNN, trained at rates {RATES}: losses off by {said}")
+    print(f"bmm, trained at rates {RATES}: losses off by {said}")
 
 
 def compare_kinds(count: int, batches: Sequence[Tensor], vocabulary: int, options: argparse.Namespace) -> Any:

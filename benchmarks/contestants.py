@@ -49,9 +49,6 @@ Loss = Callable[[dict[str, Any]], Any]
 
 def isograd(shape: Shape, placement: str) -> tuple[Any, Loss]:
     from isograd.models import IsogradConfig, IsogradForCausalLM, IsogradForMaskedLM
-    from isograd.transformer.products import choose, use
-
-    use(choose(1).products)  # as `isograd train` does
 
     config = IsogradConfig(
         placement=placement,

@@ -5,7 +5,7 @@
 
 Pre-LN, 12 layers, width 64, 16 x 32 tokens, one thread; a step is forward, loss, backward, clipping and fused AdamW.
 All start from the same weights. *plain*: nn.LayerNorm, F.linear, F.scaled_dot_product_attention, F.gelu, one W_QKV.
-*onednn*: its products by `isograd.transformer.kernels.linear`. *by hand*: each sublayer (norm, branch, residual) one
+*by hand*: each sublayer (norm, branch, residual) one
 autograd function with a backward pass written out on torch's kernels: no graph inside, no copy too many. They take
 turns in one process; the ratio is the median over the steps of the ratio to *plain* of the same turn, with quartiles.
 """
@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isograd.machine import keep_freed_memory
-from isograd.transformer.kernels import linear
-from isograd.transformer.products import choose, use
 
 SHAPE = Shape(width=64, layers=12, heads=4, vocabulary=175, time=32, batch=16)
 HEAD = SHAPE.width // SHAPE.heads
@@ -31,7 +29,7 @@ aten = torch.ops.aten
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
 
 
 def heads(z: Tensor) -> tuple[Tensor, ...]:
@@ -147,7 +145,7 @@ def contestants(placement: str, compiled: bool) -> dict[str, tuple[nn.Module, Ca
     torch.manual_seed(0)
     plain = Plain([Block() for _ in range(SHAPE.layers)])
     found: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {"plain": (plain, plain)}
-    for name, make in {"onednn": lambda: Block(linear), "by hand": ByHand}.items():
+    for name, make in {"by hand": ByHand}.items():
         model = Plain([make() for _ in range(SHAPE.layers)])
         model.load_state_dict(plain.state_dict())
         found[name] = model, model
@@ -179,7 +177,6 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=100, help="steps (default 100)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    use(choose(1).products)
     keep_freed_memory()
     ids = torch.randint(4, SHAPE.vocabulary, (SHAPE.batch, SHAPE.time))
     models = contestants(options.placement, options.compile)

@@ -47,7 +47,7 @@ def stacked(models: Sequence[nn.Module]) -> dict[str, Tensor]:
 
 
 def vmapped(models: Sequence[nn.Module]) -> Losses:
-    """torch.func.vmap of the model, which leaves oneDNN and the chunked loss for torch's own operations there."""
+    """torch.func.vmap of the model, which leaves the chunked loss for torch's own operations there."""
     model: Any = copy.deepcopy(models[0]).eval()  # without dropout it is the same function, and draws no numbers
 
     def one(parameters: Stacks, ids: Tensor) -> Tensor:
@@ -104,40 +104,9 @@ def torch_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.baddbmm(bias[:, None], x, weight.mT)
 
 
-def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same by oneDNN, which has no products in batches: one call for each model."""
-    out: Tensor = _OneDNN.apply(x, weight, bias)
-    return out
-
-
-class _OneDNN(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _each(x, weight, [None] * len(x) if bias is None else list(bias))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        nothing = [None] * len(x)
-        if weight.shape[1] <= weight.shape[2]:  # oneDNN copies a transposed first operand: let it be the narrower one
-            d_weight = _each(grad.mT, x.mT, nothing)
-        else:
-            d_weight = _each(x.mT, grad.mT, nothing).mT
-        d_bias = grad.sum(dim=1) if ctx.needs_input_grad[2] else None
-        return _each(grad, weight.mT, nothing), d_weight, d_bias
-
-
-def _each(x: Tensor, weight: Tensor, bias: Sequence[Tensor | None]) -> Tensor:
-    call = torch.ops.mkldnn._linear_pointwise
-    return torch.stack([call(*one, "none", [], "") for one in zip(x, weight, bias, strict=True)])
-
-
 KINDS: dict[str, Callable[[Sequence[nn.Module]], Losses]] = {
     "vmap": vmapped,
     "bmm": partial(by_hand, product=torch_product),
-    "oneDNN": partial(by_hand, product=onednn_product),
 }
 
 

@@ -7,7 +7,7 @@
 A step is forward, loss, backward, clipping and fused AdamW, as `step.py` has it, on one thread with memory kept
 (`keep_freed_memory`), as `isograd train` has it. First the CPU time of each phase, medians over n steps without a
 profiler. *Products alone* are the products that one step was seen to call, each on warm operands of its shapes, strides
-and dtype and nothing else, by oneDNN where the step takes it; steps and products in turn, one pair a round, the ratio
+and dtype and nothing else; steps and products in turn, one pair a round, the ratio
 their quotient within a round (median, smallest to largest). Then torch's profiler over other steps, self CPU time of
 operations by kind, as shares: it makes each call dearer, so a share is of the profiled step, and many small calls show
 larger.
@@ -88,10 +88,9 @@ def _signature(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _alone(bias: Any, a: Any, b: Any) -> Callable[[], object]:
-    """a b + bias by the library that `kernels.linear` takes for it."""
+    """a b + bias."""
     import torch
-
-    from isograd.transformer.kernels import linear
+    from torch.nn.functional import linear
 
     a, b = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).uniform_(-1, 1) for t in (a, b))
     bias = bias if bias is None or bias.ndim > 1 else torch.rand(bias.shape, dtype=bias.dtype)

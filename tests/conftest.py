@@ -1,4 +1,4 @@
-"""The whole suite runs offline, on one thread, from a fixed seed, with the same library of products."""
+"""The whole suite runs offline, on one thread, from a fixed seed."""
 
 # ruff: noqa: E402
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["ISOGRAD_PRODUCTS"] = "onednn"  # the same numbers on every processor, and no measurement
 
 gc.disable()  # until all is imported: imports make hardly any garbage, and a tenth of their time went into looking
 
@@ -15,10 +14,8 @@ import pytest
 import torch
 
 from isograd.placement import CATALOGUE
-from isograd.transformer.products import ONEDNN, use
 
 torch.set_num_threads(1)
-use(ONEDNN)
 # torch.manual_seed keeps the stack of each call where a GPU might come later: a third of a millisecond, and for ever
 SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 

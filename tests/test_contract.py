@@ -27,7 +27,6 @@ ROOMS = (  # of core, whose own names are public where they have no underscore
     "isograd.models",
     "isograd.lint.conform",
     "isograd.transformer.streams",
-    "isograd.transformer.products",
     "isograd.machine",
     "isograd.cli",
 )

@@ -143,24 +143,6 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def choose_products(verb: str, threads: int | None = None, like: Path | None = None) -> None:
-    """The library of matrix products for this process and its workers, as `isograd doctor` shows it.
-
-    Args:
-        threads: of each run; None: torch's.
-        like: resolved.json or study.json, whose choice is taken where it is there.
-    """
-    from isograd.transformer.products import choose, recorded, use
-
-    known = recorded(like) if like else None
-    if known is None:
-        choice = choose(threads)
-        known = choice.products
-        if choice.note:
-            warn(verb, choice.note)
-    use(known)
-
-
 def quiet() -> None:
     """Progress bars and notices of transformers and torch off; their errors stay."""
     import logging

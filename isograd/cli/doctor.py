@@ -1,9 +1,8 @@
-"""`isograd doctor`: versions, machine, choice of libraries, caches and extras, and what is wrong with them."""
+"""`isograd doctor`: versions, machine, caches and extras, and what is wrong with them."""
 
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,35 +10,29 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from isograd.cli.console import loading, output, print_json, print_table
-from isograd.cli.parser import Count
 from isograd.machine import cache_folder, computes_bf16, cores, has_nvidia_driver, load, processor, quota
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from isograd.transformer.products import Choice
-
 Facts = dict[str, Any]
 FIRST = ("isograd", "torch", "transformers", "accelerate", "tokenizers", "numpy")  # of the versions, on the screen
 
 
-def doctor(*, measure: bool = False, threads: Count | None = None, json: bool = False) -> int:
-    """Versions, hardware, the library of matrix products, caches, extras; problems, each with its cure.
+def doctor(*, json: bool = False) -> int:
+    """Versions, hardware, caches, extras; problems, each with its cure.
 
     examples:
       isograd doctor
-      isograd doctor --measure --threads 1
       isograd doctor --json > doctor.json
 
-    It always exits with 0. The choice of library is what 'isograd train' and the verbs that train many runs use here.
+    It always exits with 0.
 
     Args:
-        measure: measure the products again, and keep the result
-        threads: for which number of threads the products are shown (default: torch's)
         json: one JSON object on stdout
     """
     with loading():
-        facts = gather(measure, threads)
+        facts = gather()
     facts["problems"] = [{"problem": problem, "cure": cure} for problem, cure in problems(facts)]
     if json:
         print_json(facts)
@@ -48,12 +41,10 @@ def doctor(*, measure: bool = False, threads: Count | None = None, json: bool = 
     return 0
 
 
-def gather(measure: bool = False, threads: int | None = None) -> Facts:
+def gather() -> Facts:
     """Everything but the problems; no environment variable but those named here is read out."""
     import psutil
     import torch
-
-    from isograd.transformer.products import choose
 
     memory = psutil.virtual_memory()
     return {
@@ -71,7 +62,6 @@ def gather(measure: bool = False, threads: int | None = None) -> Facts:
         "nvidia_driver": has_nvidia_driver(),
         "cuda": torch.version.cuda,
         "bf16": computes_bf16(),
-        "products": _chosen(choose(threads, again=measure), threads or torch.get_num_threads()),
         **_folders(),
         "extras": _extras(),
     }
@@ -90,10 +80,6 @@ def problems(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts["nvidia_driver"] and not facts["gpus"]:
         built = "built without CUDA" if facts["cuda"] is None else f"built for CUDA {facts['cuda']}, finds no GPU"
         yield f"a driver of NVIDIA's is here, and torch, {built}", "install the build that pytorch.org names for it"
-    if not facts["products"]["onednn_available"]:
-        yield "torch has no oneDNN here: products take longer on AMD", "take torch's own wheel, and leave mkldnn on"
-    if facts["products"]["note"]:
-        yield facts["products"]["note"], "make it writable, or set XDG_CACHE_HOME"
     yield from _busy(facts)
     for name, one in facts["caches"].items():
         if not one["writable"]:
@@ -189,21 +175,6 @@ def _gpus() -> list[Facts]:
     return found
 
 
-def _chosen(choice: "Choice", threads: int) -> Facts:
-    from isograd.transformer.products import available
-
-    return {
-        **asdict(choice.products),
-        "said": str(choice.products),
-        "source": choice.source,
-        "threads": threads,
-        "onednn_available": available(),
-        "cache": str(choice.path) if choice.path else None,
-        "note": choice.note,
-        "sizes": [asdict(size) | {"multiplications": size.multiplications} for size in choice.sizes],
-    }
-
-
 def _folders() -> Facts:
     """The hub, and the caches with their sizes."""
     from isograd.hub import standing
@@ -239,9 +210,6 @@ def _writable(folder: Path) -> bool:
 def _print(facts: Facts) -> None:
     """One screen."""
     print_table(["", ""], [[name, escape(text)] for name, text in _lines(facts)], left=2)
-    if facts["products"]["sizes"]:
-        output().print()
-        _print_sizes(facts["products"]["sizes"])
     output().print()
     for one in facts["problems"]:
         output().print(f"[red]problem:[/] {escape(one['problem'])}\n  {escape(one['cure'])}")
@@ -271,9 +239,6 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
             "GPU",
             f"{gpu['name']}, {bytes_in_words(gpu['memory'])}{', bf16' if gpu['bf16'] else ''}" if gpu else "none",
         )
-    products = facts["products"]
-    kept = f", kept in {products['cache']}" if products["cache"] else ""
-    yield "products", f"{products['said']}; {products['source']} with {_threads(products['threads'])}{kept}"
     for name, one in facts["caches"].items():
         yield f"cache, {name}", f"{bytes_in_words(one['bytes'])} in {one['folder']}"
     hub = facts["hub"]
@@ -283,23 +248,3 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     absent = [name for name, missing in facts["extras"].items() if missing]
     if absent:
         yield "", f"not installed: pip install 'isograd[{','.join(absent)}]'"
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'' if count == 1 else 's'}"
-
-
-def _print_sizes(sizes: list[Facts]) -> None:
-    header = ["products, rows x in x out", "multiplications", "forward", "d input", "d weight", "together", "quartiles"]
-    rows = [
-        [
-            f"{one['rows']} x {one['fan_in']} x {one['fan_out']}",
-            f"2^{one['multiplications'].bit_length() - 1}",
-            *(f"{ratio:.2f}" for ratio in one["ratios"]),
-            f"{one['ratio']:.2f}",
-            f"{one['low']:.2f} to {one['high']:.2f}",
-        ]
-        for one in sizes
-    ]
-    print_table([*header, "torch ms"], [[*row, f"{one['torch_ms']:.3g}"] for row, one in zip(rows, sizes, strict=True)])
-    output().print("[dim]time of oneDNN over torch's own; below 1 oneDNN is faster.[/]")

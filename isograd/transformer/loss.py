@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from isograd.transformer.kernels import add_gradient, linear, plain, transformed
+from isograd.transformer.kernels import add_gradient, plain, transformed
 
 IGNORE = -100
 ROWS = 512  # of a chunk on a CPU, where they stay in its caches
@@ -132,7 +133,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 rows = slice(begin, begin + chunk)
                 ignored = (target[rows] == IGNORE)[:, None]
                 h = h_all[rows].masked_fill(ignored, 0)  # whatever stands there, as padding that is not a number
-                logits = linear(h, w, b)
+                logits = F.linear(h, w, b)
                 if narrow:
                     loss, d_logits = _narrow_chunk(logits, target[rows][:, None], ignored)
                 else:
@@ -149,7 +150,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     d_logits = d_logits.to(dtype)
                 total += loss
                 if d_hidden is not None:
-                    d_hidden[rows] = linear(d_logits, w.t())
+                    d_hidden[rows] = F.linear(d_logits, w.t())
                 if need_weight:
                     d_weight = add_gradient(d_weight, d_logits, h, exact)
         if need_weight and d_weight is None:  # of no rows
@@ -210,7 +211,7 @@ def _whole(
     ignored = (target == IGNORE)[:, None]
     with torch.autocast(hidden.device.type, enabled=False):
         h = hidden.to(dtype).masked_fill(ignored, 0)
-        logits = linear(h, weight.to(dtype), bias if bias is None else bias.to(dtype))
+        logits = F.linear(h, weight.to(dtype), bias if bias is None else bias.to(dtype))
         logits = logits if cap is None else capped(logits.to(items.dtype), cap)
         log_p = logits.log_softmax(dim=-1, dtype=items.dtype)
     loss = -(1 - smoothing) * log_p.gather(1, target[:, None].masked_fill(ignored, 0))

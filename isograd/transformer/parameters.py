@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from isograd.placement.formula import Role
-from isograd.transformer.kernels import joined, linear
+from isograd.transformer.kernels import joined
 
 MATRICES: frozenset[Role] = frozenset(
     ("query", "key", "value", "attn_out", "ffn_in", "ffn_out", "dense", "embed", "head")
@@ -28,7 +29,7 @@ class Linear(nn.Linear):
         self.init_gain = init_gain
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
     def bare(self) -> bool:
         """Whether a call of this module is its product and nothing else: no hook, no adapter, no other class."""

@@ -1,10 +1,7 @@
 """`isograd doctor`: what it says is what other sources say, and each problem has its cure."""
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,8 @@ from isograd.cli.doctor import _extras, _size, _versions, problems
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Caches of its own, and no choice in the environment."""
+    """Caches of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("ISOGRAD_PRODUCTS")
     for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
@@ -48,11 +44,6 @@ def test_facts_are_those_of_other_sources(
     assert found["hub"] == {"host": "huggingface.co", "offline": True, "reachable": None}
     assert found["caches"]["isograd"]["folder"] == str(alone / "isograd") and found["caches"]["isograd"]["writable"]
     assert found["caches"]["isograd"]["bytes"] >= 3000
-    products = found["products"]
-    assert Path(products["cache"]).is_file() and Path(products["cache"]).is_relative_to(alone)
-    assert [one["multiplications"] for one in products["sizes"]] == [2**20, 2**22, 2**24, 2**26]
-    assert products["source"] == "measured now" and facts(capsys)["products"]["source"] == "measured before"
-    assert facts(capsys, "--measure")["products"]["source"] == "measured now"
 
 
 def test_one_screen(alone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,23 +51,7 @@ def test_one_screen(alone: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert f"torch {version('torch')}" in " ".join(said.split()) and "OMP_NUM_THREADS" in said
-    assert "512 x 256 x 512" in said and "time of oneDNN over torch's own" in said
     assert len(said.splitlines()) < 50
-
-
-def test_its_choice_is_what_train_writes_down(alone: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """In a process of its own, with a choice in the cache that is not the rule."""
-    kept = Path(facts(capsys)["products"]["cache"])
-    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"onednn_from": 2**24}))
-    words = ["model.layers=1", "model.width=16", "model.heads=2", "data.length=16", "training.batch=2"]
-    words += ["training.steps=3", "training.probe_every=0", "training.valid_sequences=2"]
-    run = [sys.executable, "-m", "isograd", "train", *words, "--quiet"]
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    subprocess.run([*run, "--out", "run"], cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert json.loads((tmp_path / "run" / "resolved.json").read_text())["products"] == {"onednn_from": 2**24}
-    outcome = json.loads((tmp_path / "run" / "outcome.json").read_text())
-    assert outcome["provenance"]["products"] == "oneDNN from 2^24 multiplications on"
 
 
 WELL: dict[str, Any] = {
@@ -84,7 +59,6 @@ WELL: dict[str, Any] = {
     "nvidia_driver": False,
     "gpus": [],
     "cuda": None,
-    "products": {"onednn_available": True, "note": None},
     "load": 0.5,
     "cores": 2,
     "threads": 2,
@@ -110,8 +84,6 @@ WELL: dict[str, Any] = {
         ),
         ({"nvidia_driver": True}, "built without CUDA", "pytorch.org"),
         ({"nvidia_driver": True, "gpus": [{}], "cuda": "12.8"}, None, None),
-        ({"products": {"onednn_available": False, "note": None}}, "no oneDNN", "wheel"),
-        ({"products": {"onednn_available": True, "note": "it cannot be written"}}, "cannot be written", "XDG_CACHE"),
         ({"load": 5.9}, "the machine is busy: load 5.9 on 2 cores", "OMP_NUM_THREADS=1"),
         ({"load": None}, None, None),
         ({"threads": 8, "quota": 2.0}, "8 threads, and this container may use 2 cores", "OMP_NUM_THREADS=2"),

@@ -16,16 +16,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from isograd.transformer import kernels
 from tests import build
 
 Weights = dict[str, Tensor]
-SHAPES = [(1, 9), (4, 24)]  # one sequence, with products below the size from which on oneDNN takes them; four, above it
-
-
-@pytest.fixture(autouse=True)
-def _onednn_from_here_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "WORTHWHILE", 2**13)
+SHAPES = [(1, 9), (4, 24)]
 
 
 def network(placement: str = "post-ln", **options: Any) -> Any:

@@ -48,9 +48,9 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (145, 28_300),
-    "convert": (49, 8_540),
-    "lab": (122, 24_790),
+    "core": (145, 28_010),
+    "convert": (49, 8_530),
+    "lab": (121, 24_440),
     "papers": (45, 9_280),
 }
 MOST = 15  # files on one level of a room

@@ -23,7 +23,6 @@ from isograd.lab.study.engine.workers import in_processes, local
 from isograd.lab.study.plan import Cell, Study
 from isograd.machine import cores
 from isograd.placement import Norm, Placement, Residual, Site, register
-from isograd.transformer.products import Products, used
 from tests.study.arms import TEXT, lines, read
 from tests.study.tiny_study import Told, here, ledger, ran, study
 
@@ -133,10 +132,9 @@ def test_only_new_cells_are_trained(plain: Trained, folder: Path, text: Path, tm
 def test_study_json(plain: Trained, tmp_path: Path) -> None:
     write_study(plain.study, tmp_path / "new", 3)
     content = read(tmp_path / "new/study.json")
-    assert list(content) == ["name", "axes", "seeds", "budget", "threads", "products", "base", "cells"]
+    assert list(content) == ["name", "axes", "seeds", "budget", "threads", "base", "cells"]
     assert (content["name"], content["axes"], content["seeds"]) == ("tiny", AXES, [1, 2])
     assert (content["budget"], content["threads"]) == ({"steps": 25}, 3)
-    assert content["products"] == {"onednn_from": 2**20}
     assert content["base"] == plain.study.base.as_dict()
     assert content["cells"] == [{key: row[key] for key in ("cell", "values", "seed")} for row in plain.rows]
 
@@ -532,13 +530,3 @@ def test_workers_that_fill_the_cores_have_their_own(plain: Trained, tmp_path: Pa
     each = seen(len(everywhere), 1)
     assert each and all(len(share) == 1 for share in each)
     assert not seen(1, 1)
-
-
-def test_workers_take_the_products_of_the_process_that_starts_them(plain: Trained, tmp_path: Path) -> None:
-    """What was measured once, or set: each cell writes it down, and the outcome says so."""
-    with used(Products(onednn_from=2**30)):
-        run_cells(plain.cells[:1], tmp_path, local(1, 1), lambda *_: None, lambda *_: None)
-    cell = tmp_path / "cells" / plain.cells[0].name
-    assert read(cell / "resolved.json")["products"] == {"onednn_from": 2**30}
-    assert read(cell / "outcome.json")["provenance"]["products"] == "oneDNN from 2^30 multiplications on"
-    assert read(plain.folder / "cells" / cell.name / "resolved.json")["products"] == {"onednn_from": 2**20}

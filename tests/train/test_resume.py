@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from isograd.files import read_rows
 from isograd.lab.train.checkpoints import last_checkpoint
 from isograd.lab.train.run import Run
 from isograd.lab.train.train import train
 from isograd.models import IsogradConfig
-from isograd.transformer.products import Products, in_use, used
 from tests.train.recipes import documents_file, losses, same_run, small
 
 LENGTH = {"steps": 12, "checkpoint_every": 4, "probe_every": 3}
@@ -182,52 +180,3 @@ def test_stop_at_ends_a_run_early_with_the_schedule_of_all_its_steps(tmp_path: P
     assert done["steps"] == 7
     rows = [read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "part")]
     assert rows[0][:7] == rows[1]
-
-
-def test_goes_on_with_the_products_that_it_began_with(tmp_path: Path) -> None:
-    """Whatever this process would take now: recorded in resolved.json, bit-equal after an interrupt."""
-    large = {"model": {"width": 64, "layers": 1, "heads": 2}, "data": {"length": 32}}
-    run = small(**large, training={"steps": 6, "batch": 16, "checkpoint_every": 3, "probe_every": 2})
-    torchs, onednns = Products(onednn_from=None), Products(onednn_from=2**20)
-
-    def stop(step: int, loss: float) -> None:
-        if step >= 3:
-            raise KeyboardInterrupt
-
-    with used(torchs):
-        train(run, tmp_path / "whole")
-        with pytest.raises(KeyboardInterrupt):
-            train(run, tmp_path / "stopped", stop)
-    assert in_use() == onednns
-    train(run, tmp_path / "stopped")
-    assert in_use() == onednns
-    same_run(tmp_path / "stopped", tmp_path / "whole")
-    for folder in ("stopped", "whole"):
-        assert json.loads((tmp_path / folder / "resolved.json").read_text())["products"] == {"onednn_from": None}
-        assert json.loads((tmp_path / folder / "outcome.json").read_text())["provenance"]["products"] == "torch's own"
-    train(run, tmp_path / "other")  # the negative control: with oneDNN the same run has other numbers
-    assert losses(tmp_path / "other") != losses(tmp_path / "whole")
-    assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
-
-
-def test_products_that_are_not_here_are_said(tmp_path: Path) -> None:
-    run = small(training={"steps": 4, "checkpoint_every": 2, "probe_every": 0})
-
-    def stop(step: int, loss: float) -> None:
-        if step >= 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(run, tmp_path / "run", stop)
-    torch.backends.mkldnn.set_flags(False)
-    try:
-        outcome = train(run, tmp_path / "run")
-        train(run, tmp_path / "new")
-    finally:
-        torch.backends.mkldnn.set_flags(True)
-    assert outcome["outcome"] != "failed"
-    (row,) = read_rows(tmp_path / "run" / "warnings.jsonl")
-    said = "the run began with oneDNN from 2^20 multiplications on, switched off here"
-    assert row["signal"] == "products" and row["message"].startswith(said)
-    assert not (tmp_path / "new" / "warnings.jsonl").exists()  # which began without
-    assert json.loads((tmp_path / "new" / "resolved.json").read_text())["products"] == {"onednn_from": None}

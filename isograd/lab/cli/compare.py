@@ -10,8 +10,6 @@ from rich.markup import escape
 
 from isograd.cli.console import (
     COLOURS,
-    choose_products,
-    loading,
     output,
     print_json,
     print_lines,
@@ -216,9 +214,6 @@ def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, A
     announce_runs([one.folder for one in arms], arms[0].folder.parent)
     if sum(not (one.folder / "outcome.json").exists() for one in arms) > 1:
         begin(jobs)
-    with loading():
-        from isograd.lab.study.engine.workers import threads_of
-    choose_products("compare", threads_of(jobs, len(arms)))
     several = len({arm.run.seed for arm in arms}) > 1 or task_of(arms[0].run).scored
     labels = [arm.label + (f", seed {arm.run.seed}" if several else "") for arm in arms]
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, choose_products, loading, print_json, print_lines, print_path, print_table
+from isograd.cli.console import Bar, loading, print_json, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Name, Words
 from isograd.errors import UserError, refusing
 
@@ -80,7 +80,6 @@ def headroom(
     with loading():
         from isograd.lab.study.engine.workers import local
         from isograd.lab.study.headroom import headroom as search
-    choose_products("headroom", threads=1)
     chains = len(plan.placements) * len(plan.warmups) * len(plan.seeds)
     with Bar("chains", chains) as bar:
         search(plan, folder, local(jobs), _watch(plan, bar), retry=retry)

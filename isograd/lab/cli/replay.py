@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, choose_products, loading, print_json, print_lines, print_path, print_table
+from isograd.cli.console import Bar, loading, print_json, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Words
 from isograd.errors import UserError, command, refusing
 from isograd.hub import is_watched
@@ -62,7 +62,6 @@ def replay(
         from isograd.lab.study.replay import load_replay
 
         plan = load_replay(run, try_ or (), step=from_, seeds=seeds, steps=steps or 0)
-    choose_products("replay", threads=1, like=run / "resolved.json")
     folder = out or run / "replay"
     content = _train(plan, folder, jobs, retry)
     from isograd.lab.report.pages.replay import write_replay

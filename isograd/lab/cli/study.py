@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, choose_products, loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.console import Bar, loading, output, print_json, print_lines, print_path, print_table
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 from isograd.lab.cli.progress import announce_resumed, announce_runs
@@ -89,7 +89,6 @@ def study(
         from isograd.lab.study.speeds import measured, with_seconds
 
         check_jobs(jobs_of(planned.cells, folder))
-    choose_products("study", threads, like=folder / "study.json")
     trainer = _engine(engine, address, jobs, threads)
     if planned.budget and planned.budget.unit == "seconds":
         with Bar("timing a few steps of each shape", transient=True) as bar:

@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from isograd.cli.console import (
     bytes_in_words,
-    choose_products,
     loading,
     must_be_writable,
     output,
@@ -145,8 +144,6 @@ def _train(run: "Run", out: Path | None, json: bool) -> int:
         from isograd.lab.train.train import train as train_run
 
     state = PartialState(cpu=not torch.cuda.is_available())
-    if state.is_main_process:
-        choose_products("train", like=folder / "resolved.json")
     before = _written(folder / "outcome.json")
     with RunProgress([run.model.placement], run.training.steps, [folder]) as bar:
         bar.console.quiet |= not state.is_main_process  # one voice of several
@@ -266,19 +263,15 @@ def _parameters(found: "Forecast") -> Iterable[Row]:
 def _memory(found: "Forecast") -> Iterable[Row]:
     from isograd.lab.train.forecast.memory import loss_chunk
     from isograd.lab.train.run import sharded_by
-    from isograd.lab.train.zero import zero_of
 
     m, t = found.memory, found.run.training
-    zero = zero_of(t)
-    kind = t.precision if zero and t.precision != "fp32" else "float32"
-    gathered = t.fsdp or (zero and zero.stage == 3)
     again = "with" if t.gradient_checkpointing else "without"
     for name, count, note in (
-        ("parameters", m.parameters, kind),
-        ("gradients", m.gradients, kind),
-        ("optimizer", m.optimizer, f"{t.optimizer}, and the parameters in float32" if zero else t.optimizer),
-        ("these three", m.static, f"ZeRO {zero.stage}" if zero else "exact"),
-        ("copies", m.copies, f"gathered, {t.precision}" if gathered else f"matrices in {t.precision}"),
+        ("parameters", m.parameters, "float32"),
+        ("gradients", m.gradients, "float32"),
+        ("optimizer", m.optimizer, t.optimizer),
+        ("these three", m.static, "exact"),
+        ("copies", m.copies, f"gathered, {t.precision}" if t.fsdp else f"matrices in {t.precision}"),
         ("buckets", m.buckets, "gradients being reduced"),
         ("activations", m.activations, f"{again} gradient checkpointing"),
         ("loss", m.loss, f"in chunks of {loss_chunk(found.config)} rows"),

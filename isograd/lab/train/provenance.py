@@ -9,7 +9,6 @@ import transformers
 import isograd
 from isograd.hub import remote_code_is_trusted
 from isograd.machine import processor
-from isograd.transformer.products import in_use
 
 
 def provenance() -> dict[str, Any]:
@@ -21,7 +20,6 @@ def provenance() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "device": gpu or f"{processor()}, {torch.get_num_threads()} threads",
-        "products": str(in_use()),
         "system": platform.system(),
         **({"trust_remote_code": True} if remote_code_is_trusted() else {}),
     }

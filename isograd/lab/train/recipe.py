@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser
 
 from isograd.errors import RecipeError, nearest
 from isograd.lab.recipes import path_of
-from isograd.lab.train.run import Run, written
+from isograd.lab.train.run import GONE, Run, written
 from isograd.lab.train.tasks import DEFAULT, TASKS
 
 COMPARED = ("arms", "seeds", "axes", "also", "budget", "keep_models")  # top-level keys of comparisons and studies
@@ -72,6 +72,10 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
     if not isinstance(task, str) or task not in TASKS:
         raise RecipeError(f"task is {json.dumps(task, default=str)}; expected {' or '.join(TASKS)}")
     content = _with_one_name(content, TASKS[task].recipe.from_key)
+    training = content.get("training")
+    if isinstance(training, Mapping):
+        kept = {key: value for key, value in training.items() if GONE.get(key, ...) != value}
+        content = {**content, "training": kept}
     _check_keys(content, task)
     content = _listed(content)
     if name := content.get("model", {}).get("from"):

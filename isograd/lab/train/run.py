@@ -25,6 +25,7 @@ Kept = Literal["last", "best", "average"]
 Select = Kept | Literal["auto"]
 MOST_LAYERS = 4096  # of a stack; four times the deepest ones published
 # keys that were added later: at these values a run is the one that it was without them
+GONE = {"deepspeed": None}  # settings of training that are no more: written down, so that runs keep their names
 LATER = {"stop_at": 0, "recover": None, "recoveries": 3, "keep_optimizer": False}
 MODEL_LATER = (  # and of the model: at their defaults they are neither written down nor handed on
     "from_",
@@ -144,7 +145,6 @@ class Training:
     compile: bool = False
     gradient_checkpointing: bool = False
     fsdp: bool = False
-    deepspeed: str | None = None  # a DeepSpeed configuration in JSON (its path); see `isograd.lab.train.zero`
     probe_every: int = 10  # 0: no probe
     checkpoint_every: int = 100  # 0: none; a killed run then starts anew
     valid_every: int = 0  # updates between validations; 0: once per epoch, or at the end where there are no epochs
@@ -323,7 +323,7 @@ class Run:
         content["model"] = {written(key): value for key, value in model_.items()}
         training = content.pop("training")
         training = {key: value for key, value in training.items() if everything or LATER.get(key, ...) != value}
-        return content | {"training": training}
+        return content | {"training": training if everything else training | GONE}
 
     def key(self) -> str:
         """Ten hexadecimal digits of everything that can change a number (not the name)."""
@@ -362,9 +362,7 @@ def sharded_by(training: Training) -> str | None:
     >>> sharded_by(Training(fsdp=True)), sharded_by(Training())
     ('training.fsdp=true', None)
     """
-    if training.fsdp:
-        return "training.fsdp=true"
-    return None if training.deepspeed is None else f"training.deepspeed={training.deepspeed}"
+    return "training.fsdp=true" if training.fsdp else None
 
 
 def at_least(least: float, section: str, of: object, *keys: str) -> None:
@@ -405,24 +403,12 @@ def _check_training(t: Training) -> None:
     shards = sharded_by(t)
     if shards and t.optimizer in ("lamb", "muon"):
         raise RecipeError(f"training.optimizer={t.optimizer} cannot run on shards ({shards}); take another optimizer")
-    if t.deepspeed is not None:
-        _check_deepspeed(t)
     if shards and t.keep_optimizer:
         raise RecipeError(f"training.keep_optimizer=true and {shards} contradict each other: its state lies in shards")
     if t.recover and (shards or t.stop_when_broken):
         other = shards or "training.stop_when_broken=true"
         raise RecipeError(f"training.recover={t.recover} and {other} contradict each other; leave one of them out")
     share("training", t, "label_smoothing", "profile_dropout")
-
-
-def _check_deepspeed(t: Training) -> None:
-    if t.fsdp:
-        raise RecipeError(f"training.fsdp=true and training.deepspeed={t.deepspeed} both shard; take one of them")
-    if t.probe_every:
-        raise RecipeError(
-            f"training.deepspeed={t.deepspeed} needs training.probe_every=0: its engine has used up the gradients"
-            " before they can be read"
-        )
 
 
 def _check_schedule(t: Training) -> None:

@@ -8,13 +8,11 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
 from isograd.diagnose.calibrate import CalibrationWarning, calibrate
@@ -45,14 +43,13 @@ from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.outcome import ENDED, LAST, LossWatch, Onset, lr_reached
 from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
-from isograd.transformer.products import TORCHS, Products, available, in_use, recorded, used
 
 
 def train(run: Run, folder: Path, progress: Progress | None = None, report: Report | None = None) -> dict[str, Any]:
     """Train `run` in `folder` and return its outcome; a run that has ended already is not trained again.
 
-    A killed or interrupted run goes on from its last checkpoint, to the same numbers, with the products that it began
-    with. An error during training is the outcome "failed"; started again, the run goes on.
+    A killed or interrupted run goes on from its last checkpoint, to the same numbers. An error during training is the
+    outcome "failed"; started again, the run goes on.
 
     Args:
         progress: called with (step, loss) as the log is written.
@@ -82,16 +79,7 @@ def train(run: Run, folder: Path, progress: Progress | None = None, report: Repo
         if state.is_main_process:
             _claim(run, folder)
         state.wait_for_everyone()
-        with used(_products(folder)):
-            return _trained(task, folder, state, progress, report)
-
-
-def _products(folder: Path) -> Products:
-    """What a run has begun with; in a new one what this process uses, on every process what the first one does."""
-    agreed = [recorded(folder / "resolved.json") or (in_use() if available() else TORCHS)]
-    if PartialState().num_processes > 1:
-        broadcast_object_list(agreed)
-    return agreed[0]
+        return _trained(task, folder, state, progress, report)
 
 
 def _trained(
@@ -210,7 +198,6 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     run = task.run
     checkpoint = last_checkpoint(folder / CHECKPOINTS)
     model, said = _model(task, checkpoint)
-    said += _products_missing()
     if not checkpoint and run.training.checkpoint_every and PartialState().is_main_process:
         model.save_pretrained(folder / CHECKPOINTS / INITIAL)
     if run.training.gradient_checkpointing:
@@ -240,7 +227,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
                 keep_until(folder / name, begun if checkpoint else -1)
         if said:
             append_rows(folder / WARNINGS, [_said_at_first(*one) for one in said])
-    count = sum(p.numel() for p in model.parameters())  # ZeRO 3 leaves none of them in their places
+    count = sum(p.numel() for p in model.parameters())
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder, warning.collapse.apart)
     if run.keeps_model:
@@ -350,14 +337,6 @@ def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel,
     return model, [("calibration", message) for message in said]
 
 
-def _products_missing() -> list[tuple[str, str]]:
-    """Where a run that began with oneDNN goes on without."""
-    if in_use().onednn_from is None or available():
-        return []
-    has = "switched off here" if torch.backends.mkldnn.is_available() else "not in this build of torch"
-    return [("products", f"the run began with {in_use()}, {has}: from here on its numbers differ by rounding")]
-
-
 def _said_at_first(signal: str, message: str) -> dict[str, Any]:
     return {"step": 0, "signal": signal, "layer": None, "message": message}
 
@@ -382,7 +361,6 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "calibration": config.calibration,
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": task.run.training.steps,
-        "products": asdict(in_use()),
         "data": task.facts(),
     } | task.origin()
 

@@ -4,7 +4,6 @@ It differs where the default would blur a comparison: weight decay by role, sche
 order of the data fixed beforehand, gradients read before clipping, and non-finite losses kept as they are.
 """
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
@@ -27,7 +26,6 @@ from isograd.lab.data.batches import as_is
 from isograd.lab.train.forecast.memory import available_memory, must_fit
 from isograd.lab.train.optim import apply_rates, optimizer_of, schedule_of, take_state
 from isograd.lab.train.run import Run, sharded_by
-from isograd.lab.train.zero import settings
 from isograd.models import IsogradPreTrainedModel
 from isograd.placement import get
 from isograd.transformer.loss import smoothing_of
@@ -107,7 +105,7 @@ class IsogradTrainer(Trainer):
         ours = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         peaks = list(getattr(self.lr_scheduler, "base_lrs", ()))
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or self.is_deepspeed_enabled:
+        if checkpoint is None:
             return
         factor = self.schedule(self.lr_scheduler.last_epoch + 1)
         self.lr_scheduler.base_lrs = peaks
@@ -151,8 +149,6 @@ class IsogradTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """Norms of all gradients, once: for the log, for the probe, for clipping (in this order)."""
-        if self.is_deepspeed_enabled:
-            return self._norm_of_engine()
         self.accelerator.unscale_gradients()
         self.rate = self.optimizer.param_groups[0]["lr"]
         if not self.graded:  # only now are they what FSDP2 made of them
@@ -168,22 +164,9 @@ class IsogradTrainer(Trainer):
             torch._foreach_mul_(grads, factor.item() if self.is_fsdp_enabled else factor)
         return self.norm
 
-    def _norm_of_engine(self) -> Tensor:
-        """Norm of all gradients before clipping, of DeepSpeed's engine: it has clipped and stepped in `backward`.
-
-        The engine leaves out an update whose gradients are not finite. Where no loss is scaled that is a divergence,
-        not a scale too high, so the loss of the step is marked.
-        """
-        self.rate = self.optimizer.param_groups[0]["lr"]
-        norm = self.accelerator.deepspeed_engine_wrapped.engine.get_global_grad_norm()
-        self.norm = torch.as_tensor(math.nan if norm is None else norm, device=self.args.device)
-        if self.recipe.training.precision != "fp16" and norm is not None and not math.isfinite(norm):
-            self.losses.append(torch.full_like(self.losses[-1], math.nan))
-        return self.norm
-
 
 def arguments(run: Run, folder: Path) -> TrainingArguments:
-    """The arguments of transformers' Trainer. Its clipping is off, since `_get_grad_norm` or DeepSpeed clips."""
+    """The arguments of transformers' Trainer. Its clipping is off, since `_get_grad_norm` clips."""
     t = run.training
     return TrainingArguments(
         output_dir=str(folder),
@@ -192,14 +175,13 @@ def arguments(run: Run, folder: Path) -> TrainingArguments:
         gradient_accumulation_steps=t.accumulation,
         learning_rate=t.lr,
         weight_decay=t.weight_decay,
-        max_grad_norm=0.0 if t.deepspeed is None else t.clip,
+        max_grad_norm=0.0,
         seed=run.seed,
         bf16=t.precision == "bf16",
         fp16=t.precision == "fp16",
         torch_compile=t.compile,
         fsdp=True if t.fsdp else None,
         fsdp_config={"transformer_layer_cls_to_wrap": ["Layer"], "reshard_after_forward": True} if t.fsdp else None,
-        deepspeed=None if t.deepspeed is None else settings(run, PartialState().num_processes),
         use_cpu=not torch.cuda.is_available(),
         save_strategy="steps" if t.checkpoint_every else "no",
         save_steps=t.checkpoint_every or t.steps,
@@ -223,7 +205,8 @@ def check_machine(run: Run) -> None:
     Raises:
         RecipeError: which key, and what to do.
     """
-    _check_deepspeed(run)
+    if PartialState().distributed_type == DistributedType.DEEPSPEED:
+        raise RecipeError("the launcher asks for DeepSpeed, which isograd does not drive; shard by training.fsdp=true")
     run.micro_batch(PartialState().num_processes)
     if run.sized:
         must_fit(run, run.config(), PartialState().num_processes, *available_memory())
@@ -260,18 +243,3 @@ def _shard_on_cpus(shards: bool) -> None:
     state = PartialState()
     if state.device.type == "cpu" and state.distributed_type in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         state.distributed_type = DistributedType.MULTI_GPU if shards else DistributedType.MULTI_CPU
-
-
-def _check_deepspeed(run: Run) -> None:
-    path, state = run.training.deepspeed, PartialState()
-    if path is None:
-        if state.distributed_type == DistributedType.DEEPSPEED:
-            raise RecipeError(
-                "the launcher asks for DeepSpeed; name its JSON as training.deepspeed, or leave it out there"
-            )
-        return
-    if find_spec("deepspeed") is None:
-        raise RecipeError(f"training.deepspeed={path} needs deepspeed, which is not installed; pip install deepspeed")
-    settings(run, state.num_processes)
-    if state.distributed_type == DistributedType.NO:
-        raise RecipeError(f"training.deepspeed={path} needs a launcher, such as torchrun --nproc-per-node 2")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 
 from isograd.cli.console import (
-    choose_products,
     loading,
     output,
     print_json,
@@ -246,7 +245,6 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
 
         check_jobs(jobs_of(cells, asked.out))
     progress().print(_plan(cells, at_once(asked.jobs, 1)), markup=False, soft_wrap=True)
-    choose_products("reproduce", threads=1)
     announce_resumed([cell.name for cell in cells], folders)
     with StudyProgress(cells, [ARM]) as shown:
         return run_cells(

@@ -8,7 +8,6 @@ STUDY/
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,6 @@ from isograd.lab.study.faults import fault
 from isograd.lab.study.plan import Cell, Study
 from isograd.lab.train.checkpoints import last_checkpoint
 from isograd.outcome import ENDED
-from isograd.transformer.products import in_use
 
 Row = dict[str, Any]
 State = Literal["new", "begun", "failed", "broken", "ended"]
@@ -69,7 +67,6 @@ def write_study(study: Study, folder: Path, threads: int) -> None:
         "seeds": study.seeds,
         "budget": budget,
         "threads": threads,
-        "products": asdict(in_use()),
         "base": study.base.as_dict(),
         "cells": [{"cell": cell.name, "values": cell.values, "seed": cell.run.seed} for cell in study.cells],
     }

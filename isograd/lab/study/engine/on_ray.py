@@ -29,7 +29,6 @@ from isograd.lab.train.validation import WEIGHTS
 from isograd.machine import cores
 from isograd.outcome import ENDED
 from isograd.placement import Placement, get
-from isograd.transformer.products import Products, in_use, use
 
 Files = dict[str, bytes]
 
@@ -80,7 +79,7 @@ def in_cluster(
         try:
             for index, (run, folder) in jobs.items():
                 here = (tokens[folder.parent], socket.gethostname(), Path.cwd())
-                running[task.remote(get(run.model.placement), (run, folder), threads, gpus, *here, in_use())] = index
+                running[task.remote(get(run.model.placement), (run, folder), threads, gpus, *here)] = index
             while running:
                 done, _ = ray.wait(list(running), timeout=1)
                 steps.tell(running.values(), on_step)
@@ -93,11 +92,10 @@ def in_cluster(
 
 
 def _task(
-    placement: Placement, job: Job, threads: int, gpus: float, token: Path, host: str, cwd: Path, products: Products
+    placement: Placement, job: Job, threads: int, gpus: float, token: Path, host: str, cwd: Path
 ) -> tuple[dict[str, Any], Files | None]:
     """On the worker: the outcome, and the files of a run that was trained out of the study's sight."""
     prepare(threads)
-    use(products)
     if not gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides the GPUs of others from those alone who have one
     with suppress(OSError):

@@ -27,7 +27,6 @@ from isograd.lab.study.engine.waiting import Waiting
 from isograd.lab.train.callbacks import Progress
 from isograd.machine import cores
 from isograd.placement import Placement, get
-from isograd.transformer.products import Products, in_use, use
 
 
 def default_jobs() -> int:
@@ -159,7 +158,7 @@ class _Worker:
     """This process' side of a worker: its process, its end of the pipe, the job it is at."""
 
     def __init__(self, threads: int, share: set[int] | None, gpu: str | None, strict: bool) -> None:
-        self.life = (threads, share, strict, in_use())
+        self.life = (threads, share, strict)
         self.gpu = gpu
         self.job: Job | None = None
         self._start()
@@ -232,7 +231,6 @@ def _work(
     threads: int,
     share: set[int] | None,
     strict: bool,
-    products: Products,
 ) -> None:
     """A worker's life: job after job, until the other side has gone."""
     os.environ.clear()  # a server's is that of its first worker
@@ -240,7 +238,6 @@ def _work(
     if share is not None:
         os.sched_setaffinity(0, share)
     prepare(threads)
-    use(products)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell(news: Any) -> None:

@@ -1,15 +1,13 @@
 """What one device holds while a run trains, in bytes, from its recipe alone.
 
     static = parameters + gradients + optimizer state      exact; a share of it on each device with training.fsdp
-                                                           or, by its stage, with training.deepspeed
     then   = copies in the precision of the products + buckets + activations + loss      an estimate
 
 Parameters are counted on the meta device. Activations are what autograd keeps for the backward pass with fused
 attention on a GPU, summed over the operations of each sublayer: on the meta device attention is not fused, and a CPU's
 norms and dropout keep more. What a stream other than the plain one keeps is counted on its own modules (`streams.py`
 beside this file). Parameters, gradients and optimizer state are float32 in every precision (mixed precision multiplies
-in the other one), so none of the three shrinks with bf16. DeepSpeed has parameters and gradients in the
-precision of the products, and beside the optimizer's state the parameters once more in float32, whatever the precision.
+in the other one), so none of the three shrinks with bf16.
 
 A calibration (ADMIN's profile) comes before all that, and goes: the parameters and one float32 pass over the first
 micro-batch without gradients. It is less than a step takes, unless parameters are sharded: it runs on the host, then.
@@ -29,7 +27,6 @@ from isograd.errors import RecipeError
 from isograd.lab.train.forecast.streams import Kept, stream_kept
 from isograd.lab.train.run import Run, Training, sharded_by
 from isograd.lab.train.tasks import TASKS
-from isograd.lab.train.zero import Zero, zero_of
 from isograd.machine import memory_limit
 from isograd.models import IsogradConfig
 from isograd.placement import Norm, Residual, Site, Stack, sites
@@ -115,11 +112,10 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
     count = sum(parameters(config, run.task).values())
     share = -(-count // devices) if run.training.fsdp else count
     tokens = run.micro_tokens(devices)
-    zero = zero_of(run.training)
     return Memory(
-        **_static_of_zero(run.training, zero, count, devices) if zero else _static(run.training, share),
+        **_static(run.training, share),
         copies=_copies(run, config),
-        buckets=_buckets(run.training, zero, config, count, devices),
+        buckets=0 if run.training.fsdp or devices == 1 else FLOAT * count,  # DDP's are as large as the gradients
         activations=activations(run, config, tokens),
         loss=_loss(run, config, tokens),
         calibration=_calibration(config, count, tokens) if config.calibrated_stacks() else 0,
@@ -144,28 +140,8 @@ def _static(training: Training, share: int) -> dict[str, int]:
     return {"parameters": part, "gradients": part, "optimizer": part * _moments(training)}
 
 
-def _static_of_zero(training: Training, zero: Zero, count: int, devices: int) -> dict[str, int]:
-    """Rajbhandari et al. 2020, section 5: what a stage shards lies on each device as a share.
-
-    Sharded gradients follow the optimizer's state into the host's memory.
-    """
-    share, narrow = -(-count // devices), product_bytes(training)
-    return {
-        "parameters": narrow * (share if zero.stage == 3 else count) * zero.parameters_stay,
-        "gradients": narrow * (share * zero.optimizer_stays if zero.stage >= 2 else count),
-        "optimizer": FLOAT * share * (1 + _moments(training)) * zero.optimizer_stays,
-    }
-
-
 def _moments(training: Training) -> int:
     return 0 if training.optimizer == "sgd" and not training.betas[0] else MOMENTS[training.optimizer]
-
-
-def _buckets(training: Training, zero: Zero | None, config: IsogradConfig, count: int, devices: int) -> int:
-    """DDP's are as large as the gradients; DeepSpeed's are as large as its file says, whatever the model."""
-    if zero:
-        return product_bytes(training) * zero.buckets * (zero.bucket or config.hidden_size**2)
-    return 0 if training.fsdp or devices == 1 else FLOAT * count
 
 
 def must_fit(run: Run, config: IsogradConfig, devices: int, available: float, where: str) -> None:
@@ -335,17 +311,14 @@ def _is_fused(config: IsogradConfig, norm: Norm | None, kind: str) -> bool:
 
 
 def _copies(run: Run, config: IsogradConfig) -> int:
-    """Autocast casts every matrix once, DeepSpeed has them so.
+    """Autocast casts every matrix once.
 
     On shards two layers and the tables are gathered, and FSDP2 has as many gradients whole.
     """
     narrow, parts = product_bytes(run.training), parameters(config, run.task)
     layers = parts["attention"] + parts["feed-forward"]
-    zero = zero_of(run.training)
     gathered = 2 * layers // sum(config.depths(stack)[0] for stack in config.stacks())
     gathered += config.vocab_size * config.hidden_size
-    if zero:
-        return narrow * gathered if zero.stage == 3 else 0
     if run.training.fsdp:
         return 2 * narrow * gathered
     return 0 if narrow == FLOAT else narrow * layers
