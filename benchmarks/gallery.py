@@ -132,9 +132,12 @@ def _seconds(rows: list[Row]) -> str:
 
 
 def table(rows: list[Row], wanted: dict[str, Row]) -> str:
+    """Those that are wrong, have no answer, or have an error or a note; the others' rows are in the CSV file."""
     lines = ["| model type | class | placement | source | errors |", "|---|---|---|---|---|"]
+    noted = {kind for kind, _ in NOTES}
     for row in rows:
-        if row["status"] == "not built":
+        told = errors(row) or row["model_type"] in noted or verdict(row, wanted) in ("wrong", "no answer")
+        if row["status"] == "not built" or not told:
             continue
         known = wanted.get(row["model_type"])
         judged = verdict(row, wanted)
@@ -170,7 +173,9 @@ that a norm inside a branch, or the class that was built, was overlooked (diffll
 Errors that no fault upstream explains: {told}.
 
 `attn pre-ln 3` is three attentions that read the norm of the stream; `mix` mixes positions without weights that sum to
-one (recurrences, linear attention, convolutions). Where the source was read, its verdict stands in the fourth column.
+one (recurrences, linear attention, convolutions). Below are the types whose placement is wrong or not found where the source
+was read, and those with an error; all rows: [families.csv](results/families.csv), and what was read of the sources,
+`benchmarks/{EXPECTED.name}`.
 
 {table(rows, wanted)}
 
@@ -203,6 +208,8 @@ def packages() -> str:
         lines.append(f"| {name} | {len(own)} | {ran} | {_right(own)} | {_right(held)} | {len(false)} ({len(unseen)}) |")
     table = ["| package | model | placement | source | errors |", "|---|---|---|---|---|"]
     for row in rows:
+        if row["status"] == "ok" and not row["errors"] and row["verdict"] in ("", "right"):
+            continue
         held_out = " (held out)" if row["part"] == "held-out" else ""
         said = row["placement"] if row["status"] == "ok" else row["status"].partition(":")[0]
         wanted = f"{row['verdict']}, has {row['expected']}" if row["verdict"] == "wrong" else row["verdict"]
@@ -218,7 +225,7 @@ def packages() -> str:
             "by `python benchmarks/packages.py`, which says how they are installed. Expected placements are in its"
             " tables, from the source; where",
             "the catalogue has no name for a design it is left open, and only errors count. One model in three is held"
-            " out by the hash of its name.",
+            " out by the hash of its name. Rows that are right are in [packages.csv](results/packages.csv) alone.",
             "",
             *lines,
             "",

@@ -57,7 +57,8 @@ Rows = Mapping[tuple[str, str], Row]  # of each job: its part and label
 def lacking() -> list[str]:
     """The distributions that isograd and the jobs need and this Python has not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ours = [re.split(r"[^\w-]", said)[0] for said in project["dependencies"]]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["lab"]]
+    ours = [re.split(r"[^\w-]", said)[0] for said in needed]
     return [name for name in (*ours, *BESIDE_OURS) if not _has(name)]
 
 

@@ -6,7 +6,7 @@ The unigram loss is that of the same batches, or of the held-out text. Of the fi
 
     finished    excess < -0.1: the model reads context
     diverged    a loss was not finite; or the loss was thrown 0.5 nat above its lowest, and has not come back
-    collapsed   the loss is at rest, and not below that of token frequencies: the model reads no context
+    collapsed   the loss is at rest, and not below the unigram entropy: the model predicts from token frequencies alone
     undecided   none of these can be decided yet: still falling, or not there for long enough
 
 At rest is a loss that has stayed where it is for `PATIENCE` steps at the full rate, and for twice as long as it took to
@@ -476,9 +476,7 @@ def _stopped(rose: bool, broke_at: int, numbers: Numbers) -> Verdict:
     """A run that was to stop where its loss breaks."""
     if rose:
         return _verdict("diverged", f"stopped at step {broke_at}: the loss rose {BREAK} nat above its lowest", numbers)
-    return _verdict(
-        "collapsed", f"stopped at step {broke_at}: the loss came back to that of token frequencies", numbers
-    )
+    return _verdict("collapsed", f"stopped at step {broke_at}: the loss came back to the unigram entropy", numbers)
 
 
 def _thrown(curve: _Curve, numbers: Numbers) -> Verdict | None:
@@ -505,12 +503,12 @@ def _below(curve: _Curve, numbers: Numbers) -> Verdict | None:
     held_out = numbers.held_out_excess
     trained = numbers.excess is not None or held_out is None
     if trained and len(curve.excess) >= WINDOW and curve.end <= -curve.near:
-        reason = f"the final loss is {_nats(-curve.end)} below that of token frequencies"
+        reason = f"the final loss is {_nats(-curve.end)} below the unigram entropy"
         if held_out is not None and held_out > -curve.near:
             reason += f"; the held-out loss is not ({held_out:+.2f}): overfitting"
         return _verdict("finished", reason, numbers)
     if held_out is not None and held_out <= -curve.near and not (trained and curve.learned):
-        return _verdict("finished", f"the held-out loss is {_nats(-held_out)} below that of token frequencies", numbers)
+        return _verdict("finished", f"the held-out loss is {_nats(-held_out)} below the unigram entropy", numbers)
     return None
 
 
@@ -536,7 +534,7 @@ def _not_below(curve: _Curve, numbers: Numbers, comparable: bool) -> Verdict:
         return _undecided(numbers, math.ceil(wanted - stayed), said)
     if falls and not vanished:
         return _undecided(numbers, math.ceil(stayed), f"{where}; whether it still falls, its noise does not let tell")
-    what = "learned nothing" if curve.end > curve.near else "reads no context"
+    what = "learned nothing" if curve.end > curve.near else "predicts from token frequencies alone"
     gradients = "; gradients vanish towards the input" if vanished else ""
     return _verdict("collapsed", f"{where} since step {curve.steps[row]}: the model {what}{gradients}", numbers)
 
@@ -544,9 +542,9 @@ def _not_below(curve: _Curve, numbers: Numbers, comparable: bool) -> Verdict:
 def _where(curve: _Curve, numbers: Numbers) -> str:
     whose = "loss" if numbers.excess is not None else "held-out loss"
     if curve.end > curve.near:
-        return f"the {whose} is {_nats(curve.end)} above that of token frequencies"
+        return f"the {whose} is {_nats(curve.end)} above the unigram entropy"
     came_back = " has come back to" if curve.learned else " is at"
-    return f"the {whose}{came_back} that of token frequencies ({curve.end:+.2f} nat)"
+    return f"the {whose}{came_back} the unigram entropy ({curve.end:+.2f} nat)"
 
 
 def _undecided(numbers: Numbers, needed: int, said: str) -> Verdict:

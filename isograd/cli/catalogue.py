@@ -78,7 +78,6 @@ def show(placement: str | None = None, *shape: Words, family: str | None = None,
         placement: its name (default: a line for each, by group)
         shape: layers=48 for one stack (default 12), or encoder=100 decoder=100 for two
         family: only placements that models of this family have, such as gemma2 or deepseek-v4
-        json: one JSON object on stdout
     """
     if placement is None or family is not None:
         if placement is not None:

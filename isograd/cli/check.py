@@ -65,7 +65,6 @@ def check(
         warmup: the warm-up steps you plan to use (default: none)
         ignore: a code that is not reported; can be repeated
         format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
-        json: one JSON object on stdout, as --format json
         sarif: a file that the findings are also written to, as SARIF 2.1.0
     """
     if json and format not in (None, "json"):

@@ -47,7 +47,6 @@ def conform(
         adapter: a class or function of a Setting, in a file or as package.module:name; or one that ships with isograd
         all: isograd's own parts, for every entry that has equations
         weights: list the weights of the design, and check nothing
-        json: one JSON object on stdout
     """
     if all and (name or adapter):
         raise UserError("--all checks isograd's own parts; leave out NAME and --adapter, or --all")

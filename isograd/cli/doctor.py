@@ -27,9 +27,6 @@ def doctor(*, json: bool = False) -> int:
       isograd doctor --json > doctor.json
 
     It always exits with 0.
-
-    Args:
-        json: one JSON object on stdout
     """
     with loading():
         facts = gather()

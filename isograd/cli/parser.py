@@ -23,6 +23,10 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 from isograd.errors import nearest
 
 EACH = object()  # marks a list of which every value takes an option of its own: --ignore A --ignore B
+_USUAL = {  # the help of options that mean the same in every verb, where its docstring says no more
+    "json": "the result as one JSON object on stdout, and nothing else there",
+    "out": "a new folder, or an empty one",
+}
 _COMMON = (
     ("--import", "imports", "append", "a module to import first, such as one of yours that registers placements"),
     ("--trust-remote-code", "trust", "store_true", "run the code that a checkpoint brings along; read it first"),
@@ -100,7 +104,7 @@ def fill(parser: argparse.ArgumentParser, function: Callable[..., int], helps: d
     """Add the arguments of `function`, and those that every verb has."""
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        options = _options(hints[name]) | {"help": helps.get(name, "").replace("%", "%%")}
+        options = _options(hints[name]) | {"help": helps.get(name, _USUAL.get(name, "")).replace("%", "%%")}
         if parameter.kind is parameter.KEYWORD_ONLY:
             required = parameter.default is parameter.empty
             default = {"required": True} if required else {"default": parameter.default}

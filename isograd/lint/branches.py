@@ -34,9 +34,9 @@ def linear(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=found[0].address,
             measured=float(len(found)),
-            message=f"this feed-forward is linear, f(a + b) = f(a) + f(b): its two matrices are one"
-            f" ({many(len(found), 'sublayer')})",
-            remedy="W_2(gelu(W_1(x))): an activation between the two",
+            message="this feed-forward is linear, f(a + b) = f(a) + f(b): there is no activation between its two"
+            f" matrices ({many(len(found), 'sublayer')})",
+            remedy="put an activation between the two: W_2(gelu(W_1(x)))",
         )
 
 
@@ -72,8 +72,8 @@ def bent(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=operation.module or sublayer.address,
             measured=float(len(found)),
-            message=f"{bare(operation)} stands on the stream, after the sum of {sublayer.address}: it cuts what all"
-            f" earlier layers wrote ({many(len(found), 'sum')})",
+            message=f"{bare(operation)} is applied to the residual stream, after the sum of {sublayer.address}:"
+            f" it changes the output of all earlier layers ({many(len(found), 'sum')})",
             remedy="put the activation inside the branch: x + f(x), not act(x + f(x))",
         )
 
@@ -115,8 +115,8 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
                     severity="warning",
                     address=made.module if made is not None else "",
                     measured=float(classes),
-                    message=f"the output is a softmax over {classes} classes: cross_entropy takes logits, and would"
-                    " apply a second softmax, under which the loss hardly falls",
+                    message=f"the output is a softmax over {classes:,} classes: cross_entropy expects logits and"
+                    " applies a second softmax, so that the loss hardly falls",
                     remedy="return the logits; take the softmax where probabilities are needed",
                 )
                 return
@@ -135,7 +135,7 @@ def shifted(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=found[0].address,
             measured=float(len(found)),
-            message="what a position's query asks for is added to other positions, and not to this one"
+            message="the result of a position's query is added to other positions, and not to its own"
             f" ({many(len(found), 'attention')})",
             remedy="undo each roll or permutation before the sum, torch.roll(x, (-s, -s), dims) by"
             " torch.roll(x, (s, s), dims); split a joint attention in the order in which it was put together",
@@ -186,7 +186,7 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=operation.module,
             measured=float(before[1]),
-            message=f"a view takes {before} for {after}: two axes change places by their lengths alone, and rows of"
+            message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that rows of"
             " different positions are mixed",
             remedy="move the axes first: x.transpose(1, 2).reshape(...)",
         )

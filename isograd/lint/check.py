@@ -227,7 +227,7 @@ def _nothing_found(anatomy: Anatomy) -> Finding:
         severity="warning",
         address="",
         measured=float(operations),
-        message=f"no residual sum in {operations} operations: no activation is added to what matrices made of it",
+        message=f"no residual connection found in {operations:,} operations: nothing of the form x + f(x)",
         remedy="is it a Transformer? If so, give --batch: the inputs may not run through its layers"
         if any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
         else "no product with a weight was found: check a quantized model before it is quantized",

@@ -109,8 +109,8 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
         severity="error",
         address=where or place,
         measured=read / possible,
-        message=f"the output at position {reader} changes with the input at position {source}: it reads"
-        f" {read} of {possible} positions ahead{beside}",
+        message=f"the output at position {reader} changes with the input at position {source}: it depends on"
+        f" {read} of {possible} later positions{beside}",
         remedy="let nothing but a masked attention mix positions: pad a convolution on the left only, and normalize"
         " each position by itself"
         if where
@@ -133,7 +133,8 @@ def _both_ways(place: str, measured: float) -> Finding:
         severity="info",
         address=place,
         measured=measured,
-        message="every position reads those after it, as in BERT: right for masked tokens, not for the next token",
+        message="each position attends to later ones, as in BERT: right for predicting masked tokens, wrong"
+        " for predicting the next token",
         remedy="to predict the next token, pass is_causal=True to scaled_dot_product_attention, or a causal mask",
     )
 
@@ -164,8 +165,8 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=checked.head,
             measured=float(logits.ndim == 3),
-            message=f"the output has the logits of one position, of {ids.shape[1]} that were given: a loss on it trains"
-            " one prediction per sequence",
+            message=f"the output has the logits of one position, of {ids.shape[1]} in the input: a loss on it"
+            " learns from one prediction per sequence",
             remedy="return self.head(x) for all positions in training, and x[:, [-1]] in generation only",
         )
 
@@ -294,7 +295,7 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
                 severity="error",
                 address=name,
                 measured=gap,
-                message=f"the output stays the same whatever {name} holds",
+                message=f"the output does not depend on {name}",
                 remedy="give the decoder's cross-attention the encoder's output as keys and values",
             )
 

@@ -32,8 +32,8 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=places[0][0],
             measured=float(len(places)),
-            message="scaling the vector at one position changes what this norm makes of the others: it takes its mean"
-            f" or variance over positions ({many(len(places), 'norm')})",
+            message="this norm takes its mean or variance over positions: scaling the vector at one position"
+            f" changes its output at others ({many(len(places), 'norm')})",
             remedy="normalize over the last axis only: x.mean(-1, keepdim=True), nn.LayerNorm(d) on (batch, time, d)",
         )
 
@@ -137,8 +137,8 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
                 severity="error",
                 address=operation.module,
                 measured=growth,
-                message=f"twice the input gives {growth:.3g} times the output, where a norm gives the same: it does"
-                " not divide by the root of the mean square",
+                message=f"twice the input gives {growth:.3g} times the output, where the output of a norm stays the"
+                " same: it does not divide by the root mean square",
                 remedy="x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)",
             )
             return
@@ -157,7 +157,7 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
         centred = [norm for norm in every if _around_zero(effective(checked, norm))]
         if centred and len(centred) * 2 > len(every):
             address = centred[0].weight or centred[0].address
-            yield _weights(address, len(centred), 0.0, "weights are drawn around 0, as those of a matrix are")
+            yield _weights(address, len(centred), 0.0, "weights have mean 0, as if drawn like those of a matrix")
         return
     found = [
         (norm, acts, layer) for norm, layer in _of_stream(checked) if (acts := effective(checked, norm)) is not None
@@ -174,16 +174,16 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
         low, high = acts.min().item(), acts.max().item()
         how = f"weights act as {low:.3g} to {high:.3g}, and were never initialized"
     elif stored is not None and abs(stored.mean().item() + 1 - value) < OFF:
-        how = f"weights act as {value:.3g}: they are stored around 1, and begin at {stored.mean().item():.3g}"
+        how = f"weights act as {value:.3g}: they are stored as 1 + weight, and start at {stored.mean().item():.3g}"
     elif stored is not None and abs(stored.mean().item() - value) < OFF:
-        how = f"weights begin at {value:.3g}, not at 1"
+        how = f"weights start at {value:.3g}, not at 1"
     else:
         yield Finding(
             code="norm-scale",
             severity="error",
             address=norm.address,
             measured=value,
-            message=f"this norm returns vectors with an RMS of {value:.3g}, not of 1 ({many(len(odd), 'norm')})",
+            message=f"this norm returns vectors with an RMS of {value:.3g} instead of 1 ({many(len(odd), 'norm')})",
             remedy="divide by the root of the mean square, not of the sum: x / x.pow(2).mean(-1, keepdim=True).sqrt()",
         )
         return

@@ -34,8 +34,9 @@ def decay(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning" if trained_so else "info",
             address=wrong[0],
             measured=float(len(wrong)),
-            message=f"transformers' Trainer would decay this norm weight or coefficient{many}: it decides by name",
-            remedy="pass the optimizer two groups, matrices with decay and the rest without",
+            message=f"transformers' Trainer would apply weight decay to this norm weight or coefficient{many}: it"
+            " decides by name",
+            remedy="pass the optimizer two parameter groups: matrices with weight decay, the rest without",
         )
 
 
@@ -56,7 +57,7 @@ def inert(checked: CheckedModel) -> Iterator[Finding]:
                 address=f"config.{name}",
                 measured=float(value),
                 message=f"{name}={value} and {name}={not value} make the same model: nothing reads this option",
-                remedy="do not rely on it: implement what it promises, or drop it from the configuration",
+                remedy="do not rely on it: implement it, or remove it from the configuration",
             )
 
 

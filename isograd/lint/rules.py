@@ -82,7 +82,7 @@ def explained(codes: set[str]) -> frozenset[str]:
 
     >>> import isograd.lint.check
     >>> sorted(explained({"not-finite", "output-not-finite", "future-leaks"}))[:2]
-    ['activation-on-stream', 'admin-unprofiled']
+    ['admin-unprofiled', 'attention-scale']
     >>> "shortcut-missing" in explained({"shortcut-missing"})
     False
     """

@@ -41,7 +41,8 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=address,
             measured=float(len(found)),
-            message=f"the {what} replaces the stream: no shortcut goes around it ({many(len(found), 'sublayer')})",
+            message=f"the {what} has no residual connection: its output replaces the stream"
+            f" ({many(len(found), 'sublayer')})",
             remedy="x = norm(x + f(x)), not x = norm(f(x))"
             if 2 * posts > len(checked.anatomy.sublayers)
             else "x = x + f(norm(x)), not x = f(norm(x))",
@@ -74,8 +75,9 @@ def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
         severity="error",
         address=lost.address,
         measured=float(len(passed)),
-        message=f"the shortcut of the {after.kind} begins before the {lost.kind}, whose sum it leaves out: what the"
-        f" {lost.kind} adds reaches the next layer through the {after.kind} alone ({many(len(passed), 'layer')})",
+        message=f"the residual connection of the {after.kind} starts before the {lost.kind} and goes around it: the"
+        f" output of the {lost.kind} reaches the next layer only through the {after.kind}"
+        f" ({many(len(passed), 'layer')})",
         remedy="x = x + attn(norm(x)); x = x + ffn(norm(x)): add each branch to what it has read",
     )
 
@@ -309,7 +311,8 @@ def _doubled(found: list[TracedSublayer]) -> Finding:
         severity="error",
         address=found[0].address,
         measured=2.0,
-        message=f"the stream is added twice, 2x + f(x), and grows accordingly ({many(len(found), 'sublayer')})",
+        message="the residual stream is added twice, 2x + f(x), and doubles with every sublayer"
+        f" ({many(len(found), 'sublayer')})",
         remedy="add the shortcut once: within the module or around it, x + f(norm(x))",
     )
 
@@ -338,7 +341,7 @@ def _odd_one(stack: TracedStack) -> Iterator[Finding]:
             yield _factor(
                 odd,
                 odd[0].weight_ratio,
-                f"x counts {odd[0].weight_ratio:.3g} times as much as the branch here, and {usual:.3g} times in the"
+                f"here x counts {odd[0].weight_ratio:.3g} times as much as the branch, and {usual:.3g} times in the"
                 f" other {len(peers) - 1} {kind} sublayers",
             )
 
@@ -366,8 +369,8 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
                 severity="error",
                 address=found[0].address,
                 measured=float(len(found)),
-                message="the shortcut of this sublayer starts after its norm: x = norm(x), then x + f(x), which is"
-                f" Post-LN in function ({many(len(found), 'sublayer')})",
+                message="the residual connection starts after the norm: x = norm(x), then x + f(x), which behaves as"
+                f" Post-LN ({many(len(found), 'sublayer')})",
                 remedy="keep x: x = x + f(norm(x)), not x = norm(x); x = x + f(x)",
             )
 
@@ -394,7 +397,7 @@ def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
     dataflow = checked.dataflow
     open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not s.design and not checked.routed]
-    what = "reads x itself, where others of its branch read the norm of it"
+    what = "reads x itself, while others of its branch read norm(x)"
     found = [(name, what) for s in open_ for name in _bare(checked, s)]
     live = {n.address for n in dataflow.norms.values() if n.result in checked.reaching}
     streams = {checked.trace[stack.first].shape for stack in checked.anatomy.stacks}
@@ -404,7 +407,7 @@ def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     dead = [n for n in dead if not n.address.startswith(inner)]  # one of the outputs that a backbone offers
     acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
     dead = [n for n in dead if any(a.startswith(n.address.rpartition(".")[0]) for a in acting)]  # nor of a head unused
-    found += [(n.address, "is computed, and nothing reads its result") for n in dead]
+    found += [(n.address, "is computed, but nothing reads its result") for n in dead]
     if found:
         address, what = found[0]
         yield Finding(

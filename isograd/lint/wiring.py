@@ -128,8 +128,8 @@ def unsure(checked: CheckedModel) -> Iterator[Finding]:
             severity="info",
             address=found[0].address,
             measured=float(len(found)),
-            message=f"norms were found as {found[0].placement}, but scaling its input or its sum does not confirm it"
-            f" ({_many(len(found))})",
+            message=f"the norms look like {found[0].placement}, but scaling the sublayer's input or sum does not"
+            f" confirm it ({_many(len(found))})",
             remedy="look at this sublayer: something between the norm and the branch depends on the scale",
         )
 
@@ -146,7 +146,7 @@ def head_scale(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=name,
             measured=float(heads),
-            message=f"{heads} head scales multiply slices of W_O's output, where heads are mixed already"
+            message=f"{heads} head scales multiply slices of W_O's output, where heads are already mixed"
             f" ({_many(len(found))})",
             remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it after)",
         )
@@ -199,7 +199,7 @@ def flat_skips(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=trained[0].address,
             measured=min(skips[1:], default=skips[0]),
-            message=f"{found}: this is Post-LN in function",
+            message=f"{found}: this behaves as Post-LN",
             remedy=remedy,
         )
 

@@ -228,7 +228,7 @@ class Half:
     def __del__(self):
         os.abort()
 
-def importing() -> int:
+def importing(placement: str | None = None) -> int:
     "A verb."
     catalogue.half = Half()
     try:
@@ -236,7 +236,7 @@ def importing() -> int:
     except KeyboardInterrupt as interrupt:
         raise ImportError("initialization failed") from interrupt
 
-catalogue.list_placements = importing
+catalogue.show = importing
 sys.argv = ["isograd", "show"]
 sys.exit(cli.main())
 """

@@ -50,5 +50,5 @@ def test_a_replay_is_reported_from_its_files(tmp_path: Path) -> None:
     write_json(folder / "replay.json", content)
     code, said, _ = called("report", str(folder))
     assert code == 0 and "lr 0.0003 cures the run; another seed fails too." in said
-    assert "It left its course at step 50. The last checkpoint before is that of step 40." in said
+    assert "It began to fail at step 50. The last checkpoint before is that of step 40." in said
     assert "One seed per change" in said and "2.250" in said and (folder / "report/report.html").is_file()

@@ -238,7 +238,7 @@ def test_the_cause_of_a_rise_by_what_was_first_out_of_the_ordinary() -> None:
         ({150: 0.3}, large, "other weights were loaded"),
         ({150: 0.1, 151: 0.1, 152: 0.1}, large, "rate jumped: from step 151"),
         ({151: 0.1}, large, "gradient 20 times the usual (step 151)"),  # the weights went after it
-        ({}, [], "the data are others"),
+        ({}, [], "the data changed"),
     ):
         by = [leaps.get(i, x) for i, x in enumerate(steady)]
         signal, cause = cause_of(risen, norms, by)
@@ -250,7 +250,7 @@ def test_the_cause_of_a_rise_by_what_was_first_out_of_the_ordinary() -> None:
     assert "other weights were loaded" in steady_rate and "rate" not in steady_rate
     up = [4 + 0.3 * i for i in range(90)]
     assert "maximized (a sign is turned)" in cause_of(up, by=[0.01] * 90)[1]
-    assert "far too high: weights go 50% of their size" in cause_of(up, by=[0.5] * 90)[1]
+    assert "far too high: weights change by 50% of their size" in cause_of(up, by=[0.5] * 90)[1]
 
 
 def test_matrices_that_blow_up_or_shrink() -> None:

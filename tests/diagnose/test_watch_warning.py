@@ -36,7 +36,7 @@ def test_layers_that_come_apart() -> None:
     assert row["layer"] == "layers.0" and row["left_at"] < row["step"]
     assert row["apart"] >= APART
     assert (
-        f"step {first}: gradients vanish towards the input: since the first step that of layers.0 has" in row["message"]
+        f"step {first}: gradients vanish towards the input: since step 1 the gradient of layers.0 has" in row["message"]
     )
 
 

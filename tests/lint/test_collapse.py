@@ -195,7 +195,7 @@ def test_a_line_for_each_norm_with_its_own_names() -> None:
     remedy = (found := collapse_of(own(), lr=3e-3, warmup=0)) and found.remedy
     assert remedy and "in place of x = self.ln1(x + " in remedy and "(self.ln2(x))" in remedy
     assert "in LanguageModel.forward a LayerNorm after the last layer" in remedy
-    assert found and "by the row 'Post-LN from N(0, 0.02²)')" in found.message
+    assert found and "(p = 0.99, fitted on Post-LN from N(0, 0.02²))" in found.message
 
 
 FORWARDS = {  # of a layer with self.attn, f1, f2, drop and norms n1 and n2

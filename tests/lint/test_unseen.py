@@ -89,7 +89,7 @@ class FromLayerInput(PreLayer):
 
 def test_a_shortcut_around_two_sublayers_leaves_the_first_out() -> None:
     findings = checked(layers_of(FromLayerInput))
-    assert serious(findings) == ["shortcut-missing"] and "begins before the attn" in str(findings)
+    assert serious(findings) == ["shortcut-missing"] and "starts before the attn" in str(findings)
 
 
 class Nested(PreLayer):

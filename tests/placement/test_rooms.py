@@ -48,7 +48,7 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (145, 28_010),
+    "core": (145, 28_020),
     "convert": (49, 8_530),
     "lab": (121, 24_440),
     "papers": (45, 9_280),

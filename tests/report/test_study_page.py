@@ -306,7 +306,7 @@ def test_finished_is_not_learnt(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "study", {"training.lr": [1e-3, 3e-3]}, rule, base=SMALL)
     found = found_in(read_study(folder))
     assert list(unlearnt(found)) == [
-        "Finished, with a validation loss not below that of token frequencies alone, by those of the training text"
+        "Finished, with a validation loss not below the unigram entropy, by those of the training text"
         " where a run does not record others: pre-ln, LR 0.003 (1 of 3 seeds)."
     ]
 
@@ -318,11 +318,7 @@ def test_validation_text_has_a_unigram_loss_of_its_own(tmp_path: Path, excess: f
     for path in folder.glob("cells/*/outcome.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"judged": {"held_out_excess": excess}}))
     said = list(unlearnt(found_in(read_study(folder))))
-    assert (
-        said
-        == ["Finished, with a validation loss not below that of token frequencies alone: pre-ln (3 of 3 seeds)."]
-        * named
-    )
+    assert said == ["Finished, with a validation loss not below the unigram entropy: pre-ln (3 of 3 seeds)."] * named
 
 
 def test_undecided_is_neither_trained_nor_collapsed(tmp_path: Path) -> None:

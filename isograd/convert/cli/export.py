@@ -25,8 +25,6 @@ def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
 
     Args:
         folder: the folder of a model, or its name on the hub
-        out: a new folder, or an empty one
-        json: the parity report as one JSON object on stdout
     """
     refuse_existing(out)
     must_be_a_model(folder)
@@ -73,13 +71,11 @@ def export(
 
     Args:
         model: the folder of a run or of its model, or a model's name on the hub
-        out: a new folder, or an empty one
         to: a class or a format, listed below (default: auto)
         untie: with --to folded: own copies of a token table that has to be scaled for head and encoder
         text: real text for the parity report (default: random ids)
         license: of the model, for its card: an identifier of the hub, such as apache-2.0
         push: upload the folder to the Hugging Face hub afterwards, as OWNER/NAME
-        json: what was written, with its parity report, as one JSON object on stdout
     """
     refuse_existing(out)  # before anything is loaded
     must_be_a_model(model, owned=True)

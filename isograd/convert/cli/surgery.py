@@ -59,7 +59,6 @@ def graft(
 
     Args:
         model: the folder of a model or of a run, or a name on the hub
-        out: a new folder, or an empty one
         change: what to change, listed below; can be repeated, in order
         insert: where new layers go (default: even, between the old ones)
         new: copies of the layer before (default), layers as the class draws them, or copies with a gate at 0 (ours)
@@ -68,7 +67,6 @@ def graft(
         data: text of measured changes (default: the text that every Python carries)
         heal: steps of training after the changes, watched
         rate: learning rate of these steps (default: 1e-4)
-        json: steps and parity report as one JSON object on stdout
     """
     refuse_existing(out)  # before anything is loaded
     must_be_a_model(model, callables=True)
@@ -126,7 +124,6 @@ def init(
         scheme: such as gpt2; 'isograd check' names it afterwards
         seed: the same weights each time, default 0
         batch: returns what forward takes, where it cannot be guessed
-        json: one JSON object on stdout
     """
     if scheme not in SCHEMES:
         raise RecipeError(f"--scheme {scheme}: {hint(scheme, SCHEMES)}")

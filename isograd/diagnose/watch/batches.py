@@ -23,7 +23,7 @@ SEQUENCES = 2  # that a leak is looked for in
 MOST = 4096  # entries of a tensor that tell two batches apart
 COPIED = 0.95  # the share of labels that are the inputs, moved
 NEAR = 0.3  # above a baseline, over its scale: as far as the noise of updates drives a loss
-BELOW = {True: 0.3, False: 0.1}  # the same below that of token frequencies, and below another
+BELOW = {True: 0.3, False: 0.1}  # the same below the unigram entropy, and below another
 ROWS = 32  # of a batch that are compared with each other
 SUMMED = 16  # labels of a batch, from which on a sum differs clearly from a mean
 FARTHEST = 16  # tokens ahead that labels are looked for
@@ -143,7 +143,7 @@ class Batches:
         return [
             alarm(
                 step, "labels", None,
-                f"the loss stays at that of token frequencies ({level.value:.2f} nats), and labels are not the next"
+                f"the loss stays at the unigram entropy ({level.value:.2f} nats), and labels are not the next"
                 " tokens",
                 "inputs and labels are not of the same samples (one is shuffled, or of another batch)",
                 "take both from one slice: x, y = data[:, :-1], data[:, 1:], and shuffle them together",

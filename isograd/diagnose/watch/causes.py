@@ -83,7 +83,7 @@ class History:
         before, at = jumps[0]
         return (
             f"the learning rate rose from {before:g} to {at.rate:g} at step {at.step}",
-            f"mend its schedule, and go on from a checkpoint before, at lr={before:g}",
+            f"fix its schedule, and resume from an earlier checkpoint, at lr={before:g}",
         )
 
     def highest_rate(self) -> float | None:
@@ -133,7 +133,7 @@ def _leapt(leaps: Sequence[Seen], usual: float, *, known: bool) -> Cause:
     return (
         f"the learning rate jumped: from step {step} on weights went up to {times:.0f} times their usual step, for"
         f" {len(leaps)} steps",
-        "print the rate of optimizer.param_groups there, and mend its schedule; go on from a checkpoint before",
+        "print the rate of optimizer.param_groups there, and fix its schedule; resume from an earlier checkpoint",
     )
 
 
@@ -167,7 +167,7 @@ def steep(step: int, times: float) -> Cause:
 
 
 STEADY: Cause = (
-    "weights went on in their usual steps while the loss jumped: the data are others from there on",
+    "weights changed as usual while the loss jumped: the data changed there",
     "look at the batches there: the loader, the tokenizer, the order of the files",
 )
 
@@ -184,7 +184,10 @@ def never_fell(by: float | None, climbs: bool, settings: Settings | None) -> Cau
             "minimize the loss itself (loss.backward(), maximize=False), and lower the rate",
         )
     if by > FAR or (by > NOT_FAR and not climbs):
-        return f"the learning rate is far too high: weights go {by:.0%} of their size in a step{_rate(settings)}", lower
+        return (
+            f"the learning rate is far too high: weights change by {by:.0%} of their size per step{_rate(settings)}",
+            lower,
+        )
     return f"the loss is maximized (a sign is turned): it rises with ordinary steps ({by:.1%} of the weights)", minimize
 
 
@@ -216,7 +219,7 @@ def hardly_move(moved: Moved, settings: Settings | None) -> Cause:
 
 
 def grown(moved: Moved, early: float | None, settings: Settings | None) -> Cause:
-    """Of a loss that never came below that of token frequencies, while the matrices blew up."""
+    """Of a loss that never came below the unigram entropy, while the matrices blew up."""
     how = "" if early is None else f", by {early:.0%} of their size in each of the first steps"
     return (
         f"the learning rate is too high: matrices have grown {moved.size:.1f}-fold{how}{_rate(settings)}",

@@ -161,16 +161,20 @@ class CollapseWatch:
             "cause": "depth, learning rate and warm-up do not fit where the norms are placed",
             "remedy": f"lower the rate and warm it up over more steps; {ASK}",
             "message": (
-                f"step {step}: gradients vanish towards the input: since the first step that of {layer} has fallen"
-                f" {_times(fallen.behind)} further than that of {self.layers[fallen.least]} (tenfold at step"
-                f" {left_at}), the median layer's {_times(fallen.apart)}; such runs usually collapse"
+                f"step {step}: gradients vanish towards the input: since step 1 the gradient of {layer} has fallen"
+                f" {_times(fallen.behind)} more than that of {self.layers[fallen.least]} (10 times at step {left_at});"
+                f" the median layer's {_times(fallen.apart)}. Such runs usually collapse"
             ),
         }
 
     def _unigram(self, step: int, level: Baseline) -> Row:
         since = f"step {step}: since step {self._stay.since} the loss ({level.number(self.recent_loss)})"
         tokens = level.kind == "tokens"
-        reads = "reads no context, as if collapsed" if tokens else "predicts no better than one answer for every input"
+        reads = (
+            "predicts from token frequencies alone, as if collapsed"
+            if tokens
+            else "predicts no better than one answer for every input"
+        )
         return {
             "step": step,
             "signal": "unigram",
@@ -178,11 +182,11 @@ class CollapseWatch:
             "loss": self.recent_loss,
             "unigram_entropy" if tokens else "baseline": level.value,
             "cause": (
-                "the stack passes on no context, or labels do not belong to the inputs"
+                "the model does not use its context, or the labels do not belong to the inputs"
                 if tokens
-                else "the stack passes on nothing of its inputs, or the targets do not belong to them"
+                else "the output does not depend on the inputs, or the targets do not belong to them"
             ),
-            "remedy": f"lower the rate, warm it up longer, look at one batch; {ASK}",
+            "remedy": f"lower the rate, warm it up for longer, look at one batch; {ASK}",
             "message": f"{since} has not gone below {level}: the model {reads}",
         }
 
@@ -191,12 +195,10 @@ def _times(factor: float) -> str:
     """A factor above 1, as people say it.
 
     >>> _times(18.4), _times(4012.3), _times(3.17e8), _times(2e13)
-    ('18 times', '4,010 times', '317 million times', '2e+13 times')
+    ('18 times', '4,010 times', '3e+08 times', '2e+13 times')
     """
     rounded = float(f"{factor:.3g}")
-    if rounded >= 1e12:
-        return f"{rounded:.0e} times"
-    return f"{rounded:,.0f} times" if rounded < 1e6 else f"{rounded / 1e6:,.3g} million times"
+    return f"{rounded:,.0f} times" if rounded < 1e6 else f"{rounded:.0e} times"
 
 
 @dataclass(frozen=True, kw_only=True)

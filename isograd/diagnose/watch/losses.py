@@ -24,7 +24,7 @@ LOW = (
     0.1  # times the unigram entropy, of tokens: no text is that predictable to a model that sees only what comes before
 )
 EARLY = 30  # readings
-SETTLED = 120  # readings after which a loss that has not come below that of token frequencies is looked into
+SETTLED = 120  # readings after which a loss that has not come below the unigram entropy is looked into
 FIRST_STEPS = 300  # readings in which no run has reason to lose most of its weights
 FLAT = 2.0  # standard errors
 CHANCE = 6.0  # standard deviations of a mean of ten, which the lowest of many lies below the others
@@ -172,7 +172,7 @@ class Losses:
             remedy = "look at what the loop does there: a loader that was changed, a checkpoint that was not loaded"
         else:
             cause = "the learning rate is too high for where the weights are, or the data changed there"
-            remedy = "go back to a checkpoint before, and go on with a lower rate"
+            remedy = "resume from an earlier checkpoint with a lower rate"
         lowest = min(self._lowest, self._first[0])
         symptom = f"the loss rose from {_number(lowest)} to {_number(mean)} about step {since} and has not come back"
         numbers = {"since": since, "lowest": lowest, "loss": mean, "gradient_grown": grown}

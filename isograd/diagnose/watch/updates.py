@@ -238,7 +238,7 @@ def _stuck(step: int, stuck: Sequence[str], layers: int) -> Row:
 def _left_frozen(step: int, above: Sequence[str], layers: int) -> Row:
     return alarm(
         step, "frozen", above[0],
-        f"{_some(above)} ({len(above)} of {layers} layers) want no gradient, while layers before them do",
+        f"{_some(above)} ({len(above)} of {layers} layers) have requires_grad=False, and layers before them do not",
         "requires_grad is False there",
         "set requires_grad_(True) on them, unless they are meant to stay as they are",
     )  # fmt: skip

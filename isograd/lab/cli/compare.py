@@ -99,7 +99,6 @@ def compare(
         out: default runs/compare, of a recipe runs/compare-NAME
         jobs: runs at once (default: one per core; with a GPU, one)
         fresh: train runs again that have ended already
-        json: one JSON object on stdout, nothing else
     """
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
     if arm and placements:
@@ -169,7 +168,6 @@ def classification(
         out: default runs/TASK-MODEL
         jobs: runs at once (default: one per core; with a GPU, one)
         fresh: train runs again that have ended already
-        json: one JSON object on stdout, nothing else
     """
     given = {"rates": lr, "batches": batch, "epochs": epochs}
     given = {name: values for name, values in given.items() if values is not None}

@@ -55,7 +55,6 @@ def explain(
         seed: for a model: of random labels and of the perturbation (default 0)
         device: for a model: of the backward pass (default cpu)
         out: where to write (default: RUN/explain, or runs/explain/NAME)
-        json: what explain.json holds, as one JSON object on stdout
     """
     folder = Path(model)
     is_run = (folder / "run.json").is_file()

@@ -54,7 +54,6 @@ def headroom(
         out: default runs/headroom-NAME
         jobs: runs at once, each on one thread (default: one per core or GPU)
         retry: train failed runs once more
-        json: boundaries and chains as one JSON object on stdout, nothing else
     """
     for name in placements or ():
         if "=" in name:

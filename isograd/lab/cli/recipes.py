@@ -30,7 +30,6 @@ def show_recipe(recipe: str = RECIPES, *, json: bool = False) -> int:
 
     Args:
         recipe: "recipes" lists all; of one its comment says what it shows, which data it needs, and the commands
-        json: name, sentence, command and file of each as one JSON object on stdout
     """
     wanted = None if recipe == RECIPES else path_of(recipe)
     found = [one for one in recipes() if wanted in (None, one.path)]

@@ -49,7 +49,6 @@ def replay(
         out: default RUN/replay
         jobs: runs at once, each on one thread (default: one per core or GPU)
         retry: train failed runs once more
-        json: what replay.json holds, as one JSON object on stdout
     """
     if is_watched(run):
         line = "this is a watched loop, which is replayed from its own script: isograd.watch(..., replay=OwnLoop(...))"

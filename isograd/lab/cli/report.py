@@ -92,7 +92,6 @@ def report(
         font: family of the figure files, such as serif or "DejaVu Serif" (default: sans-serif)
         format: of the figure files, among svg, png and pdf (default: svg png)
         open: show the page in the browser; it is made where it is not there yet, or older than its run
-        json: the results as one JSON object on stdout
     """
     if open:
         if len(folders) != 1 or out or figure:

@@ -64,7 +64,6 @@ def study(
         threads: CPU threads of each run (default 1, the fastest in total for small models)
         retry: train failed cells once more, and cells with damaged files from the beginning
         shard: train only every N-th cell, from the I-th on (counted from 0): one task of a job array
-        json: the ledger's rows as one JSON object on stdout, nothing else
     """
     if address is not None and engine != "ray":
         raise UserError("--address is of a Ray cluster; add --engine ray")

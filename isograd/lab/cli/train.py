@@ -58,7 +58,6 @@ def train(
         keys: print every key with its value and exit
         dry_run: print parameters, memory, tokens and learning rates, and exit; nothing is built
         world_size: devices that --dry-run assumes (default: 1)
-        json: the outcome as one JSON object on stdout
     """
     from isograd.lab.train.recipe import load_run
 
@@ -102,7 +101,6 @@ def init_recipe(
         new: write a recipe, and train nothing
         task: of text that is not parallel
         out: the recipe (default: NAME.yaml here, NAME from the first text); never one that exists
-        json: the file and its settings as one JSON object on stdout
     """
     sources = list(text) or ["embedded"]
     path = out or Path(f"{Path(sources[0]).name.partition('.')[0] or 'text'}.yaml")

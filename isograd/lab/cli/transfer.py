@@ -49,7 +49,6 @@ def transfer(
         rule: over depth: completep, depth-mup, output-change, kept
         check: also a coordinate check: small models at the source's size, doubled until the target's, with and without
         out: write the target as a recipe that 'isograd train' runs
-        json: one JSON object on stdout
     """
     from isograd.lab.study.transfer.plan import parse_size, plan
     from isograd.lab.train.recipe import COMPARED, load_run, read_recipe

@@ -240,7 +240,6 @@ def evaluate(
         hyp: score the lines of this file, without a MODEL
         tokenized: with --hyp: both files are Moses-tokenized
         language: with --hyp: language of both files, default en
-        json: one JSON object on stdout
     """
     given = {"model": model, "src": src, "ref": ref, "pairs": pairs, "out": out}
     _check({name for name, value in given.items() if value}, hyp, tokenized, language)

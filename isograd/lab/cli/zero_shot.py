@@ -55,7 +55,6 @@ def zero_shot(
         threads: threads of the CPU (default: torch's)
         details: also the members of a group: BLiMP's phenomena and 67 paradigms
         out: write all results there as JSON too
-        json: one JSON object on stdout
     """
     if seed is not None and limit is None:
         raise UserError("--seed draws the documents of --limit N, and there is no --limit")

@@ -27,8 +27,8 @@ def split(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=attention.address,
             measured=float(len(found)),
-            message=f"the heads of the {what} hold pieces of different positions: a view without a transpose has"
-            f" exchanged the axes of heads and positions ({many(len(found), 'attention')})",
+            message=f"each head of the {what} mixes features of different positions: a view without a transpose"
+            f" has swapped the axes of heads and positions ({many(len(found), 'attention')})",
             remedy="split with x.view(B, T, H, D).transpose(1, 2), not x.view(B, H, T, D); join with"
             " y.transpose(1, 2).reshape(B, T, H * D)",
         )
@@ -151,8 +151,8 @@ def scale(checked: CheckedModel) -> Iterator[Finding]:
             severity="error" if factor * math.sqrt(width) > 1.5 else "warning",
             address=attention.address,
             measured=factor * math.sqrt(width),
-            message=f"scores are q.k times {factor:.3g}, where heads of width {width} want 1/sqrt({width}) ="
-            f" {width**-0.5:.3g}: {why} ({many(len(odd), 'attention')})",
+            message=f"attention scores are q k^T times {factor:.3g}; heads of width {width} need 1/sqrt({width})"
+            f" = {width**-0.5:.3g}: {why} ({many(len(odd), 'attention')})",
             remedy="divide q @ k.transpose(-2, -1) by math.sqrt(q.size(-1)), once, or leave it to"
             " F.scaled_dot_product_attention",
         )

@@ -125,8 +125,8 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=attention.address,
             measured=total,
-            message=f"the weights of one query sum to {total:.3g}, not to 1: the softmax is over axis"
-            f" {given % dims} of {dims}, not over the keys ({many(len(found), 'attention')})",
+            message=f"the attention weights of a query sum to {total:.3g} instead of 1: the softmax runs over"
+            f" axis {given % dims} of {dims}, not over the keys ({many(len(found), 'attention')})",
             remedy="take the softmax over the axis of the keys, dim=-1 of scores (..., queries, keys)",
         )
 
@@ -165,8 +165,9 @@ def after(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=attention.address,
             measured=least,
-            message=f"the mask is applied after the softmax: a query's weights sum to as little as {least:.2g}, and"
-            f" hidden positions still take part in its sum ({many(len(found), 'attention')})",
+            message="the mask is applied after the softmax: the attention weights of a query sum to only"
+            f" {least:.2g}, and masked positions still count in the normalization"
+            f" ({many(len(found), 'attention')})",
             remedy='mask the scores before the softmax: scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)',
         )
 
@@ -197,8 +198,8 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=found[0][0].address,
             measured=found[0][1],
-            message=f"in {found[0][1]:.0%} of the sequences no position sees any, nor itself: the mask is the wrong"
-            f" way round, or hides all ({many(len(found), 'attention')})",
+            message=f"in {found[0][1]:.0%} of the sequences every position is masked, itself included: the mask"
+            f" is inverted, or masks everything ({many(len(found), 'attention')})",
             remedy="a bool mask of F.scaled_dot_product_attention is True where a key may be seen; key_padding_mask and"
             " attn_mask of nn.MultiheadAttention where it may not",
         )

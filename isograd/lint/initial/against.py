@@ -30,7 +30,7 @@ def differs(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=name,
             measured=ratio,
-            message=f"{pattern} begins {ratio:.3g} times as large as in the other model"
+            message=f"{pattern} is initialized {ratio:.3g} times as large as in the other model"
             f" ({many(len(found), 'parameter')})",
             remedy="initialize it as the other model does, or leave it out with --ignore init-differs",
         )

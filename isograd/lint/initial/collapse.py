@@ -106,7 +106,7 @@ class CollapseRule:
     @property
     def row(self) -> str:
         """The row of the table in docs/check/collapse-predicted.md that judges it."""
-        return f"the row {ROWS[self.line]!r}"
+        return f"fitted on {ROWS[self.line]}"
 
     @property
     def between(self) -> bool:
@@ -195,7 +195,7 @@ def _at_rate(rule: CollapseRule, lr: float, warmup: int | None, several: list[st
     how = f"{rule.name} at LR {lr:g} with {f'{steps} steps of warm-up' if steps else 'no warm-up'}"
     outside = several + rule.outside(LR=lr, warm_up=steps)
     risk = rule.risk(lr, steps)
-    end = ": the loss stays at that of token frequencies"
+    end = ": the loss stays at the unigram entropy"
     if outside:
         smaller, rate = rule.smaller, min(lr, MEASURED["LR"][1])
         risk = smaller.risk(rate, steps)
@@ -210,7 +210,7 @@ def _at_rate(rule: CollapseRule, lr: float, warmup: int | None, several: list[st
         sizes = "with branches somewhat larger at initialization such a stack collapses, with smaller ones it trains"
         return "warning", most, f"{how}: it may collapse (p up to {most:.2f}): {sizes}"
     severity: Severity = "error" if warmup is not None else "warning"
-    return severity, risk, f"{how}: a collapse is predicted (p = {risk:.2f} by {rule.row}){end}"
+    return severity, risk, f"{how}: a collapse is predicted (p = {risk:.2f}, {rule.row}){end}"
 
 
 def _of_depth(rule: CollapseRule, several: list[str]) -> Prediction | None:

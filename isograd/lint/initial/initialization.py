@@ -65,8 +65,8 @@ def identical(checked: CheckedModel) -> Iterator[Finding]:
                 severity="warning",
                 address=many[1].address,
                 measured=float(len(many)),
-                message=f"{len(many)} layers of the {stack.name} have the same initial weights, as copies do",
-                remedy="initialize each layer by itself (copy.deepcopy and torch's TransformerEncoder copy them)",
+                message=f"{len(many)} layers of the {stack.name} have identical initial weights, as copies have",
+                remedy="initialize each layer separately (copy.deepcopy and torch's TransformerEncoder copy them)",
             )
 
 
@@ -147,8 +147,8 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
                 severity="warning",
                 address=name,
                 measured=checked.std(name) / usual,
-                message=f"position vectors begin with {checked.std(name) / usual:.3g} times the standard deviation of"
-                " token vectors: their sum says hardly anything about the token",
+                message=f"position embeddings have {checked.std(name) / usual:.3g} times the standard deviation of"
+                " token embeddings: in the sum they drown out the token",
                 remedy="nn.init.normal_(positions.weight, std=0.02), as for the token table (nn.Embedding: 1)",
             )
 
@@ -180,9 +180,10 @@ def drowned(checked: CheckedModel) -> Iterator[Finding]:
                 severity="warning",
                 address=operation.module,
                 measured=ratio,
-                message=f"token vectors are {ratio:.3g} times as large as the fixed positions that are added to them:"
-                " the order of the tokens hardly counts at first",
-                remedy="multiply token vectors drawn from N(0, 1/d) by sqrt(d), or those from N(0, 1) by nothing",
+                message=f"token embeddings are {ratio:.3g} times as large as the fixed positions added to them: at"
+                " first, token order hardly counts",
+                remedy="multiply token embeddings drawn from N(0, 1/d) by sqrt(d), and do not scale those drawn"
+                " from N(0, 1)",
             )
             return
 
@@ -280,7 +281,7 @@ def depth(checked: CheckedModel) -> Iterator[Finding]:
                 severity="warning",
                 address=roles["attn_out"][0],
                 measured=factor,
-                message=f"depth is counted twice: W_O and W_2 begin with 1/sqrt(2L) of the other matrices' standard"
+                message=f"depth is counted twice: W_O and W_2 start with 1/sqrt(2L) of the other matrices' standard"
                 f" deviation, as in GPT-2, and what they make is multiplied by {factor:.3g} once more",
                 remedy="keep one of the two: the init as in GPT-2 and x + f(norm(x)), or the factor and one standard"
                 " deviation for all matrices",
@@ -296,7 +297,7 @@ def depth(checked: CheckedModel) -> Iterator[Finding]:
                 severity="warning",
                 address=name,
                 measured=checked.std(name) / up,
-                message=f"{has} begins with 1/sqrt(2L) of the other matrices' standard deviation, as in GPT-2, and"
+                message=f"{has} starts with 1/sqrt(2L) of the other matrices' standard deviation, as in GPT-2, and"
                 f" {missing} with all of it: both write to the stream",
                 remedy="nn.init.normal_(weight, std=0.02 / math.sqrt(2 * L)) for W_O and for W_2",
             )
@@ -335,7 +336,7 @@ def value_start(checked: CheckedModel) -> Iterator[Finding]:
                 measured=value / out,
                 message=f"W_V has {value:.3g} of Xavier's standard deviation and W_O {out:.3g}:"
                 " DeepNorm's beta was not applied to the value part",
-                remedy="scale the rows of W_V in the fused matrix, too (beta for V, O, 1 and 2; 1 for Q and K)",
+                remedy="scale the rows of W_V in the fused matrix, too (beta for W_V, W_O, W_1, W_2; 1 for W_Q, W_K)",
             )
         queries = [n for s, _ in found for n, role in s.roles.items() if role == "query"]
         query = median(checked.std(n) / xavier(checked.parameters[n]) for n in queries) if queries else out
@@ -345,9 +346,9 @@ def value_start(checked: CheckedModel) -> Iterator[Finding]:
                 severity="error",
                 address=queries[0],
                 measured=query,
-                message=f"W_Q begins with {query:.3g} of Xavier's standard deviation, W_V and W_O with {value:.3g} and"
-                f" {out:.3g}: DeepNorm's beta stands at the wrong matrices",
-                remedy="beta for V, O, 1 and 2; 1 for Q and K",
+                message=f"W_Q starts with {query:.3g} of Xavier's standard deviation, W_V and W_O with {value:.3g} and"
+                f" {out:.3g}: DeepNorm's beta is applied to the wrong matrices",
+                remedy="beta for W_V, W_O, W_1, W_2; 1 for W_Q, W_K",
             )
 
 
@@ -448,7 +449,7 @@ def _one_off(checked: CheckedModel, names: list[str]) -> Finding | None:
         measured=stds[odd[0]] / usual,
         message=f"this weight has {stds[odd[0]] / usual:.3g} times the standard deviation of the same one"
         f" in the other {len(names) - 1} layers",
-        remedy="initialize all layers alike, or by one law of depth",
+        remedy="initialize all layers alike, or by one rule of depth",
     )
 
 

@@ -163,8 +163,8 @@ def centre(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=name,
             measured=ratio,
-            message=f"the mean of this matrix is {ratio:.2g} times its standard deviation, where an init is drawn"
-            f" around 0 ({_matrices_of(len(found))})",
+            message=f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
+            f" ({_matrices_of(len(found))})",
             remedy="torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
         )
 
@@ -189,7 +189,7 @@ def partial(checked: CheckedModel) -> Iterator[Finding]:
             address=name,
             measured=float(len(found)),
             message=f"{what} ({_matrices_of(len(found))})",
-            remedy="initialize the whole matrix; a fused one part by part, each with its own draw",
+            remedy="initialize the whole matrix; of a fused one, each part separately",
         )
 
 
@@ -256,8 +256,8 @@ def copies(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=other,
             measured=float(sum(map(len, alike))),
-            message=f"{other} begins with the numbers of {one}, as a copy does ({many(len(alike), 'pair')})",
-            remedy="draw each matrix by itself, after any copy.deepcopy",
+            message=f"{other} is initialized with the numbers of {one}, as a copy is ({many(len(alike), 'pair')})",
+            remedy="initialize each matrix separately, after any copy.deepcopy",
         )
 
 
@@ -302,9 +302,9 @@ def _shared_norms(checked: CheckedModel) -> Iterator[Finding]:
                 severity="warning",
                 address=name.rpartition(".")[0],
                 measured=float(len(users)),
-                message=f"one norm stands in {len(users)} layers, whose matrices are their own: all have one weight"
+                message=f"{len(users)} layers share this norm, while their matrices are their own"
                 f" ({many(len(found), 'norm')})",
-                remedy="build a norm in each layer, not one that is handed to all",
+                remedy="build a norm in each layer, instead of passing one to all",
             )
 
 
@@ -343,8 +343,8 @@ def _shared_part(address: str, built: int) -> Finding:
         severity="warning",
         address=address,
         measured=float(built),
-        message=f"one module stands in {built} layers, whose other matrices are their own: all have one set of weights",
-        remedy="build it in each layer, not once before the loop, unless it is shared on purpose",
+        message=f"{built} layers share this module, while their other matrices are their own",
+        remedy="build it in each layer, not once before the loop, unless sharing is intended",
     )
 
 
@@ -354,8 +354,8 @@ def _shared(address: str, built: int, different: int, what: str = "layers") -> F
         severity="error",
         address=address,
         measured=float(different),
-        message=f"the {built} {what} of {address or 'the model'} are {different}: the same module stands there more"
-        " than once, and its weights are shared",
+        message=f"the {built} {what} of {address or 'the model'} share {many(different, 'module')}: they are not"
+        " separate, and train as one",
         remedy="build each layer: nn.ModuleList([Layer() for _ in range(n)]), not [Layer()] * n",
     )
 
@@ -409,7 +409,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     beside = [n for n in waiting if n.rpartition(".")[0].rpartition(".")[0] in homes - {""}]
     found = list(dict.fromkeys(left + beside))
     if found:
-        what = "its likes in other layers are" if left else "others of its module are"
+        what = "those of other layers are" if left else "others of its module are"
         yield Finding(
             code="parameter-unused",
             severity="error",

@@ -41,9 +41,10 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=choosing[-1],
             measured=float(len(choosing)),
-            message=f"{many(len(choosing), 'parameter')} of what chooses entries, as by top-k, get no gradient from the"
-            " output: a choice passes none",
-            remedy="train it by a loss of its own, or multiply what was chosen by its score, as routers of experts do",
+            message=f"{many(len(choosing), 'parameter')} of the router get no gradient: a top-k selection is not"
+            " differentiable",
+            remedy="train it by a loss of its own, or multiply the selected output by its score, as"
+            " mixture-of-experts routers do",
         )
     cancels = [n for n in zero if _cancels_at_first(checked, n, zero)]
     zero = [n for n in zero if n not in cancels]
@@ -53,8 +54,8 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
             severity="info",
             address=cancels[0],
             measured=float(len(cancels)),
-            message="it does not learn, though its likes in later layers do: in the first layer it cancels, as a share"
-            " of the first layer's values in these values themselves",
+            message="it gets no gradient, unlike the same parameter in later layers: in the first layer it mixes"
+            " a value with itself, and cancels",
             remedy="nothing is wrong; leave it out of the first layer to save a parameter",
         )
     if zero:
@@ -151,8 +152,8 @@ def frozen(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=still[0],
             measured=float(len(still)),
-            message=f"{len(still)} of {len(flags)} parameters of the layers have requires_grad=False",
-            remedy="p.requires_grad_(True), unless they are frozen on purpose",
+            message=f"{len(still):,} of {len(flags):,} parameters of the layers have requires_grad=False",
+            remedy="p.requires_grad_(True), unless freezing is intended",
         )
 
 

@@ -105,8 +105,9 @@ def decays(checked: CheckedModel) -> Iterator[Finding]:
             severity="warning",
             address=wrong[0],
             measured=float(len(wrong)),
-            message=f"the optimizer decays this norm weight or coefficient towards 0 ({many(len(wrong), 'parameter')})",
-            remedy="two groups: p.ndim >= 2 with weight_decay, the rest with weight_decay=0.0",
+            message="the optimizer applies weight decay to this norm weight or coefficient"
+            f" ({many(len(wrong), 'parameter')})",
+            remedy="use two parameter groups: p.ndim >= 2 with weight_decay, the rest with weight_decay=0.0",
         )
     if strong:
         decay = float(strong[0]["weight_decay"])

@@ -37,7 +37,7 @@ def in_eval(checked: CheckedModel) -> Iterator[Finding]:
         severity="error" if dropped else "warning",
         address=where.module if where is not None else "",
         measured=gap,
-        message=f"in eval mode two runs on one input differ by {gap:.2g} of the largest output: {what}"
+        message=f"in eval mode, two runs on the same input differ by {gap:.2g} of the largest output: {what}"
         f" ({many(len(dropped or sources), 'place')})",
         remedy="pass F.dropout(x, p, training=self.training), and dropout_p=p if self.training else 0.0 to"
         " F.scaled_dot_product_attention; nn.Dropout does it by itself",

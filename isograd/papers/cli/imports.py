@@ -41,12 +41,10 @@ def import_fairseq(
 
     Args:
         checkpoint: a checkpoint (.pt), or its state dict in safetensors
-        out: a new folder, or an empty one
         dict: dict.txt; for a translator the source's, then the target's, or one for both
         bpe_codes: merges of subword-nmt
         options: the options of the run as JSON, where the checkpoint has none
         option: set an option that is missing or wrong; can be repeated
-        json: the parity report as one JSON object on stdout
     """
     must_be_a_file(Path(checkpoint))
     changes = _changes(option or [])
@@ -88,7 +86,6 @@ def import_torch(
 
     Args:
         state: a state dict, of torch.save or safetensors
-        out: a new folder, or an empty one
         heads: attention heads (nhead)
         norm_first: Pre-LN (norm_first=True)
         activation: of the feed-forward, default relu
@@ -104,7 +101,6 @@ def import_torch(
         pad: id of the padding token
         bos: id of the beginning-of-sequence token
         eos: id of the end-of-sequence token
-        json: the parity report as one JSON object on stdout
     """
     given = locals()
     must_be_a_file(Path(state))

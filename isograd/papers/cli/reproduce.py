@@ -78,7 +78,6 @@ def reproduce(
         index: write the index of all items into this folder, with a page of each that --out has a result of, whenever
             an item ends; without items run nothing
         cores: run on these alone, one run at a time on each, such as --cores 0
-        json: the results as one JSON object on stdout, nothing else
     """
     from isograd.papers.reproduce.registry import ITEMS, chosen, queue
 

@@ -47,7 +47,6 @@ def theory(
         placement: measure this one where the claims speak of others, and say whose case its number is
         seeds: in place of each claim's own number; few seeds are noisy
         out: default runs/theory
-        json: one JSON object on stdout
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: not a folder")

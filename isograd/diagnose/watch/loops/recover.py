@@ -2,7 +2,7 @@
 
 The number of the step, the schedule and the data go on: the batches since that state are skipped. A run is in trouble
 at a loss that is not finite; where the mean of ten losses lies 0.5 nat above its lowest, by more than noise does, or is
-back at that of token frequencies; and where a watch warns that the loss rose. What is kept are copies on the host, of
+back at the unigram entropy; and where a watch warns that the loss rose. What is kept are copies on the host, of
 three moments twenty steps apart.
 """
 
@@ -139,7 +139,7 @@ class Recovery:
         lowered = f", the rate at {self.factor:.3g} times the recipe's" if self.how == "lower-rate" else ""
         return alarm(
             step, "recovered", None,
-            f"the loss left its course at step {since}",
+            f"the loss rose at step {since} and did not recover",
             "one batch, or a rate that is too high",
             f"the run went back to the state after step {state.step}, and on with the next batches{lowered}"
             f" ({self.count} of {self.most} times)",
@@ -152,8 +152,8 @@ class Recovery:
         self._gave_up = True
         return alarm(
             step, "not-recovered", None,
-            f"the run is in trouble again, after {self.count} times back to a good state",
-            "it is no accident: the rate, the warm-up or the placement",
+            f"the run broke again, after {self.count} rollbacks",
+            "this is not chance: change the rate, the warm-up or the placement",
             "isograd replay tries changes from before the break",
         )  # fmt: skip
 

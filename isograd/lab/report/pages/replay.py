@@ -114,7 +114,7 @@ def warnings(content: Row) -> list[str]:
 def what_broke(content: Row) -> str:
     """How the run ended, and since when."""
     run, since = content["run"], content["broke_from"]
-    where = "" if since is None else f" It left its course at step {since:,}."
+    where = "" if since is None else f" It began to fail at step {since:,}."
     begins = content["begins"]
     back = f" The last checkpoint before is that of step {begins:,}." if begins else ""
     why = f": {run['reason']}" if run.get("reason") else ""

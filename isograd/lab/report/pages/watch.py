@@ -117,7 +117,10 @@ def _together(metrics: Mapping[str, Sequence[Row]], looks: Sequence[Look]) -> Dr
     return drawn
 
 
-_ENTROPY = "The unigram entropy is the loss of a model that reads no context: one that rests there has collapsed."
+_ENTROPY = (
+    "The unigram entropy is the loss of a model that knows only token frequencies; a loss that stays there is a"
+    " collapse."
+)
 _REPLAYED = (
     "From before the break, first as it was, the negative control: where that finishes, nothing can be said of a"
     " change. Then once per change: the mean of the last ten losses, and what follows."

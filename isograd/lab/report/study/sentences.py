@@ -72,9 +72,7 @@ def unlearnt(found: StudyFindings) -> Iterator[str]:
     if said:
         rough = any(_judged_excess(cell) is None for _, cells in known for cell in cells)
         of = ", by those of the training text where a run does not record others" if rough else ""
-        yield (
-            f"Finished, with a validation loss not below that of token frequencies alone{of}: {_some(said, 'arms')}."
-        )
+        yield (f"Finished, with a validation loss not below the unigram entropy{of}: {_some(said, 'arms')}.")
 
 
 def _is_unlearnt(cell: CellFiles) -> bool:
