@@ -32,10 +32,10 @@ from torch.jit import is_tracing  # shapes are tensors there, and a comparison a
 from isograd.errors import many
 from isograd.placement import Learned, Norm, Placement, Residual, Site, get, sites
 from isograd.placement.formula import Role
-from isograd.placement.streams import FirstValues, Plain
+from isograd.placement.streams import FirstValues
 from isograd.transformer.init import initialize
 from isograd.transformer.norms import make_norm
-from isograd.transformer.streams import Connection, Ends, State, make_connection, make_ends
+from isograd.transformer.streams import State, make_connection, make_ends
 from isograd.transformer.streams.copies import OfCopies
 from isograd.transformer.streams.inputs import FirstValuesConnection
 from isograd.transformer.sublayer import make_combine, share_scale
@@ -79,8 +79,7 @@ class Part(nn.Module):
         self.out = make_norm(residual.out, width, shape)
         self.combine = make_combine(residual, width)
         self.post = make_norm(residual.post, width, shape)
-        plain = type(placement.stream) is Plain
-        self.stream: Connection | None = None if plain else make_connection(placement.stream, site, shape)
+        self.stream = make_connection(placement.stream, site, shape)
 
     def add(self, x: Tensor, u: Tensor) -> Tensor:
         y: Tensor = self.post(self.combine(x, u))
@@ -90,10 +89,6 @@ class Part(nn.Module):
         """What the branch reads (batch, time, width), and what `write` needs."""
         if not torch.compiler.is_compiling():
             self.ran = True
-        if self.stream is None:
-            if not isinstance(state, Tensor):
-                raise ValueError(f"{self.where}: the state is {_shown(state)}; expected a tensor (batch, time, width)")
-            return self.pre(state), state
         if not (is_tracing() or self.stream.fits(state)):
             raise ValueError(
                 f"{self.where}: the state is {_shown(state)}; expected {self.stream.carries}: what `open`, or the"
@@ -112,7 +107,7 @@ class Part(nn.Module):
         if isinstance(self.stream, OfCopies) and not isinstance(held, tuple):
             raise ValueError(f"{self.where}: `write` takes what `read` returned second, not the state")
         u = self.out(u)
-        return self.add(held, u) if self.stream is None else self.stream.write(held, u, self.add)
+        return self.stream.write(held, u, self.add)
 
     def forward(self, state: State, branch: Callable[[Tensor], Tensor]) -> State:
         """A whole sublayer: the state after `branch` has read and written."""
@@ -179,8 +174,7 @@ class Residuals(nn.Module):
         self.parts = nn.ModuleList(Part(self.placement, site, shape) for site in self.sites)
         for layer in range(layers):
             share_scale([part for part, site in zip(self, self.sites, strict=True) if site.layer == layer + 1])
-        plain = type(self.placement.stream) is Plain
-        self.ends: Ends | None = None if plain else make_ends(self.placement.stream, shape)
+        self.ends = make_ends(self.placement.stream, shape)
         self.final = make_norm(self.placement.final, width, shape)
         self._told = False
 
@@ -191,8 +185,7 @@ class Residuals(nn.Module):
         if not torch.compiler.is_compiling():
             for part in self:
                 part.ran = False
-        x = self.first(x)
-        return x if self.ends is None else self.ends.open(x)
+        return self.ends.open(self.first(x))
 
     def read(self, state: State, k: int) -> tuple[Tensor, Any]:
         """What branch k reads (batch, time, width), counted from 0, and what `write` needs."""
@@ -206,7 +199,7 @@ class Residuals(nn.Module):
         """One tensor (batch, time, width) of the state after the last sublayer."""
         if not torch.compiler.is_compiling():
             self._unused()
-        y: Tensor = self.final(state if self.ends is None else self.ends.close(state))
+        y: Tensor = self.final(self.ends.close(state))
         return y
 
     def forward(self, x: Tensor, branches: list[Callable[[Tensor], Tensor]]) -> Tensor:

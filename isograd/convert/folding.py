@@ -37,7 +37,6 @@ from isograd.hub import from_pretrained, model_folder
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Stack, get, sites
 from isograd.placement.flags import flagged_name
-from isograd.placement.streams import Plain
 from isograd.placement.text import formulas
 from isograd.transformer.attention import Attention
 from isograd.transformer.feedforward import FeedForward, GatedFeedForward
@@ -401,7 +400,7 @@ def _folded_config(config: IsogradConfig) -> IsogradConfig:
         FoldError: there are no coefficients, or no placement has the norms that are left.
     """
     for stack in config.stacks():
-        if type(stream := config.of(stack).entry().stream) is not Plain:
+        if not (stream := config.of(stack).entry().stream).plain:
             raise FoldError(
                 f"the stream of placement {config.of(stack).placement!r} is {type(stream).__name__}: no plain weights"
                 " do what it does; keep the model as it is"

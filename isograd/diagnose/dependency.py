@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from isograd.models import IsogradModel, IsogradPreTrainedModel
 from isograd.placement import Stack
 from isograd.transformer.norms import LayerNorm, RMSNorm
-from isograd.transformer.sublayer import StreamSublayer, Sublayer
+from isograd.transformer.sublayer import Sublayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class _Parts:
         with ExitStack() as hooks:
             hooks.callback(stack.embedding.register_forward_hook(self.begin).remove)
             for sublayer in (m for m in stack.modules() if isinstance(m, Sublayer)):
-                if isinstance(sublayer, StreamSublayer):
+                if not sublayer.stream.plain:
                     raise ValueError("the map is of one stream that each sublayer adds to; this placement's is another")
                 hooks.callback(sublayer.combine.register_forward_hook(self.add).remove)
                 hooks.callback(sublayer.post.register_forward_hook(self.normalize).remove)

@@ -20,7 +20,6 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from isograd.models.config import IsogradConfig
 from isograd.placement import Role, Stack, sites
 from isograd.placement.formula import AS_GIVEN, Constraint, UnitNorm
-from isograd.placement.streams import Plain
 from isograd.transformer.attention import Attention
 from isograd.transformer.constraints import constrain
 from isograd.transformer.init import initialize
@@ -29,7 +28,7 @@ from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import MATRICES, Embedding, Linear, roles
 from isograd.transformer.positions import Rotary, position_ids
 from isograd.transformer.stack import InputEmbedding, Layer, make_layers, make_projection
-from isograd.transformer.streams import Ends, State, make_ends
+from isograd.transformer.streams import State, make_ends
 from isograd.transformer.sublayer import Sublayer
 
 logger = logging.get_logger(__name__)
@@ -183,7 +182,7 @@ class IsogradModel(IsogradPreTrainedModel):
         placement = config.entry()
         self.embedding = InputEmbedding(config, vocabulary, config.table_gain("embed", here))
         self.first = make_norm(placement.first, config.hidden_size, config) if placement.first else None
-        self.stream = None if type(placement.stream) is Plain else make_ends(placement.stream, config)
+        self.stream = make_ends(placement.stream, config)
         self.layers = make_layers(config, placement, self.stack, layers, other, self.causal)
         self.norm = make_norm(placement.final, config.hidden_size, config)
         self.project = make_projection(config.hidden_size, config.output_width)
@@ -248,11 +247,11 @@ class IsogradModel(IsogradPreTrainedModel):
             given |= {"mask": mask, "rotary": next(iter(tables.values()), None)}
         else:
             layers = self._of_their_kinds(self.kinds, mask, tables)
-        if self.stream is not None:
-            return self.project(self.norm(self._through_stream(self.stream, layers, x, memory, given)))
+        state = self.stream.open(x)
         for layer in layers:
-            x = layer(x, memory, **given)
-        return self.project(self.norm(x))
+            first, *more = state if isinstance(state, tuple) else (state,)
+            state = layer(first, memory, *more, **given)
+        return self.project(self.norm(self.stream.close(state)))
 
     def _of_their_kinds(
         self, kinds: list[tuple[str, bool]], masks: dict[str, Any], tables: dict[str, tuple[Tensor, Tensor]]
@@ -262,15 +261,6 @@ class IsogradModel(IsogradPreTrainedModel):
             partial(layer, mask=masks[kind], rotary=tables[kind] if rotates else None)
             for layer, (kind, rotates) in zip(self.layers, kinds, strict=True)
         ]
-
-    def _through_stream(
-        self, stream: Ends, layers: Iterable[Any], x: Tensor, memory: Tensor | None, given: dict[str, Any]
-    ) -> Tensor:
-        state = stream.open(x)
-        for layer in layers:
-            first, *more = state if isinstance(state, tuple) else (state,)
-            state = layer(first, memory, *more, **given)
-        return stream.close(state)
 
     def _new_cache(self) -> Cache:
         if self.config.is_encoder_decoder:

@@ -32,11 +32,14 @@ class Stream:
     reads: ClassVar[str] = "x"
     writes: ClassVar[str] = "x <- add(x, u)"
     adds: ClassVar[bool] = True
+    plain: ClassVar[bool] = False  # one tensor x, which every branch reads and is added to
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(Stream):
     """One tensor x."""
+
+    plain: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

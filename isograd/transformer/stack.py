@@ -7,7 +7,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from isograd.placement import Norm, Placement, Site, Stack, sites
-from isograd.placement.streams import FirstValues, Plain
+from isograd.placement.streams import FirstValues
 from isograd.transformer.kernels import make_dropout
 from isograd.transformer.norms import make_norm
 from isograd.transformer.parameters import Embedding, Linear
@@ -17,8 +17,6 @@ from isograd.transformer.sublayer import (
     AttentionSublayer,
     FeedForwardSublayer,
     FirstValuesAttention,
-    StreamAttention,
-    StreamFeedForward,
     share_scale,
 )
 
@@ -28,13 +26,10 @@ class Layer(GradientCheckpointingLayer):
 
     def __init__(self, config: Any, placement: Placement, here: dict[str, Site], causal: bool) -> None:
         super().__init__()
-        plain = type(placement.stream) is Plain
-        attention = AttentionSublayer if plain else StreamAttention
-        feedforward = FeedForwardSublayer if plain else StreamFeedForward
-        own = FirstValuesAttention if type(placement.stream) is FirstValues else attention
+        own = FirstValuesAttention if type(placement.stream) is FirstValues else AttentionSublayer
         self.attn = own(config, placement, here["attn"], causal)
-        self.cross = attention(config, placement, here["cross"], False) if "cross" in here else None
-        self.ffn = feedforward(config, placement, here["ffn"])
+        self.cross = AttentionSublayer(config, placement, here["cross"], False) if "cross" in here else None
+        self.ffn = FeedForwardSublayer(config, placement, here["ffn"])
         share_scale([one for one in (self.attn, self.cross, self.ffn) if one is not None])
 
     def forward(

@@ -93,7 +93,7 @@ class Constant(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """One branch with its residual, as the placement says at this site."""
+    """One branch with its residual, as the placement says at this site: the stream's state goes in and comes out."""
 
     def __init__(self, config: Any, placement: Placement, site: Site, branch: nn.Module) -> None:
         super().__init__()
@@ -105,38 +105,13 @@ class Sublayer(nn.Module):
         self.drop = make_dropout(config.hidden_dropout)
         self.combine = make_combine(residual, width)
         self.post = make_norm(residual.post, width, config)
-
-
-class AttentionSublayer(Sublayer):
-    def __init__(self, config: Any, placement: Placement, site: Site, causal: bool) -> None:
-        super().__init__(config, placement, site, Attention(config, placement, site, causal))
-
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        u, _ = self.branch(self.pre(x), **kwargs)
-        return self.post(self.combine(x, self.drop(self.out(u))))
-
-
-class FeedForwardSublayer(Sublayer):
-    def __init__(self, config: Any, placement: Placement, site: Site) -> None:
-        super().__init__(config, placement, site, make_feedforward(config, placement, site))
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = self.branch(self.pre(x))
-        return self.post(self.combine(x, self.drop(self.out(u))))
-
-
-class StreamSublayer(Sublayer):
-    """A sublayer in any stream but the plain one: the state goes in and comes out."""
-
-    def __init__(self, config: Any, placement: Placement, site: Site, branch: nn.Module) -> None:
-        super().__init__(config, placement, site, branch)
         self.stream = make_connection(placement.stream, site, config)
 
     def add(self, x: Tensor, u: Tensor) -> Tensor:
         return self.post(self.combine(x, u))
 
 
-class StreamAttention(StreamSublayer):
+class AttentionSublayer(Sublayer):
     def __init__(self, config: Any, placement: Placement, site: Site, causal: bool) -> None:
         super().__init__(config, placement, site, Attention(config, placement, site, causal))
 
@@ -146,7 +121,7 @@ class StreamAttention(StreamSublayer):
         return self.stream.write(held, self.drop(self.out(u)), self.add)
 
 
-class FirstValuesAttention(StreamAttention):
+class FirstValuesAttention(AttentionSublayer):
     """A self-attention whose values the stream mixes."""
 
     stream: FirstValuesConnection
@@ -160,7 +135,7 @@ class FirstValuesAttention(StreamAttention):
         return self.stream.write(held, self.drop(self.out(u)), self.add)
 
 
-class StreamFeedForward(StreamSublayer):
+class FeedForwardSublayer(Sublayer):
     def __init__(self, config: Any, placement: Placement, site: Site) -> None:
         super().__init__(config, placement, site, make_feedforward(config, placement, site))
 

@@ -14,7 +14,6 @@ from isograd.convert.graft.text import Text
 from isograd.errors import GraftError
 from isograd.models import IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, Site
-from isograd.placement.streams import Plain
 from isograd.transformer.attention import Attention
 from isograd.transformer.sublayer import Sublayer
 
@@ -119,9 +118,7 @@ def captured(model: nn.Module, modules: Mapping[str, nn.Module], text: Text, sid
 
 
 def _with_out_norms(model: IsogradPreTrainedModel, text: Text, name: str) -> Moved:
-    if type(model.config.entry().stream) is not Plain or any(
-        r.out or r.post for r in residuals_of(model.config).values()
-    ):
+    if not model.config.entry().stream.plain or any(r.out or r.post for r in residuals_of(model.config).values()):
         raise GraftError(f"placement={name}: a branch writes through a norm already, or the stream is not plain")
     branches = {n: m.branch for n, m in model.named_modules() if isinstance(m, Sublayer)}
     if name == "peri-ln":

@@ -12,7 +12,7 @@ from isograd.convert.graft.ours import ours, placed, residuals_of, state_of
 from isograd.errors import GraftError
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Learned, Norm, Residual, Site
-from isograd.placement.streams import Hyper, Plain
+from isograd.placement.streams import Hyper
 
 
 def scale(subject: Subject, value: str, how: How) -> Moved:
@@ -40,7 +40,7 @@ def streams(subject: Subject, value: str, how: How) -> Moved:
     config: IsogradConfig = model.config
     plain = residuals_of(config)
     bad = [s for s, r in plain.items() if r.post or (r.skip, r.scale) != (1.0, 1.0)]
-    if bad or type(config.entry().stream) is not Plain:
+    if bad or not config.entry().stream.plain:
         where = f"{bad[0].kind} of layer {bad[0].layer}" if bad else "its stream"
         raise GraftError(f"{where} is not x + f(norm(x)): hyper-connections are equal to Pre-LN alone")
     made = placed(
@@ -100,7 +100,7 @@ def _refuse_uncentred(config: IsogradConfig, *, causal: bool) -> None:
         "a branch has a trained vector of coefficients": any(isinstance(r.scale, Learned) for r in every),
         "the embedding has a norm, whose weight and bias put the mean back": config.embedding_norm or entry.first,
         "its positions are sinusoids, which are not centred": "sinusoidal" in config.position_embedding_type,
-        "its stream is not plain": type(entry.stream) is not Plain,
+        "its stream is not plain": not entry.stream.plain,
         "its head has a LayerNorm of its own": not causal,
         "its head reads a projection": config.output_size,
     }

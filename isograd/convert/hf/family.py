@@ -14,7 +14,6 @@ from isograd.errors import InteropError
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
 from isograd.placement import Norm, Residual, sites
 from isograd.placement.formula import SLOTS, Learned
-from isograd.placement.streams import Plain
 from isograd.transformer.parameters import Embedding
 from isograd.transformer.positions import ADDED
 from isograd.transformer.stack import InputEmbedding, embedding_scale
@@ -310,7 +309,7 @@ def beyond(config: IsogradConfig, said: Collection[str] = ()) -> Iterator[str]:
             continue
         yield f"it has no {name}, and this model has {value}"
     entries, every = [config.of(stack).entry() for stack in config.stacks()], residuals(config)
-    for kind in {type(entry.stream) for entry in entries} - {Plain}:
+    for kind in {type(entry.stream) for entry in entries if not entry.stream.plain}:
         yield f"its stream is one tensor that sublayers add to, and this placement's is {kind.__name__}"
     if any(entry.first for entry in entries):
         yield "it has no norm of its own before the first layer (first), and this placement has"

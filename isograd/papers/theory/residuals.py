@@ -24,7 +24,7 @@ from isograd.papers.theory.networks import cut, decoder, drawn_from, placement_o
 from isograd.placement import Norm
 from isograd.transformer.attention import Attention
 from isograd.transformer.norms import make_norm
-from isograd.transformer.sublayer import ScaledAdd, StreamSublayer, Sublayer
+from isograd.transformer.sublayer import ScaledAdd, Sublayer
 
 SMALL: dict[str, Any] = {"hidden_size": 64, "dtype": torch.float64, "init": None}
 THRESHOLD = 100.0  # of QK-clip
@@ -204,7 +204,7 @@ def unequal_sources(model: IsogradForCausalLM, ids: Tensor) -> list[float]:
         found.append(float((stream.read(args[0])[0] - mean).abs().max() / mean.abs().max()))
 
     for module in model.modules():
-        if isinstance(module, StreamSublayer):
+        if isinstance(module, Sublayer) and not module.stream.plain:
             module.register_forward_pre_hook(beside)
     model.model(ids)
     return found
@@ -214,7 +214,7 @@ def mixes(model: IsogradForCausalLM) -> list[Tensor]:
     """C^T of each connection of hyper-connections: what it makes of copies that are unit vectors."""
     found = []
     for module in model.modules():
-        if isinstance(module, StreamSublayer):
+        if isinstance(module, Sublayer) and not module.stream.plain:
             stream: Any = module.stream
             unit = torch.eye(stream.copies, model.config.hidden_size, dtype=torch.float64)[None, None]
             _, (mixed, _) = stream.read(unit)

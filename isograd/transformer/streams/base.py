@@ -32,7 +32,9 @@ class Ends(nn.Module):
 
 
 class Connection(nn.Module):
-    """One sublayer's part in a stream. Of one of your own: `read` and `write`, and `draw` for what it initializes.
+    """One sublayer's part in a stream; as it stands here, that of the plain one, x <- add(x, u).
+
+    Of one of your own: `read` and `write`, and `draw` for what it initializes.
 
     Attributes:
         carries: the state that `read` takes, in words.
@@ -46,9 +48,11 @@ class Connection(nn.Module):
 
     role: Role = "coefficient"
     carries: str = "a tensor (batch, time, width)"
+    plain: bool = False
 
     def __init__(self, stream: Stream, width: int, site: Site, eps: float = 1e-5) -> None:
         super().__init__()
+        self.plain = stream.plain
         self.begins_layer = site.kind == "attn"
         self.ends_layer = site.kind == "ffn"
 
@@ -57,15 +61,15 @@ class Connection(nn.Module):
 
     def fits(self, state: State) -> bool:
         """Whether it can be a state of this stream: what `open` or the sublayer before gave."""
-        return True
+        return not self.plain or isinstance(state, Tensor)
 
     def read(self, state: State) -> tuple[Tensor, Any]:
         """What the branch reads (batch, time, width), and what `write` needs."""
-        raise NotImplementedError
+        return state, state
 
     def write(self, held: Any, u: Tensor, add: Add = operator.add) -> State:
         """The state after the branch has written u (batch, time, width)."""
-        raise NotImplementedError
+        return add(held, u)
 
     def forward(self, state: State, branch: Callable[[Tensor], Tensor]) -> State:
         """A whole sublayer: `branch` is f, a norm before it included."""

@@ -15,6 +15,7 @@ from isograd.placement.streams import (
     Hyper,
     LayerSkip,
     Parallel,
+    Plain,
     Stream,
     TwoStreams,
 )
@@ -36,9 +37,11 @@ from isograd.transformer.streams.inputs import (
 
 
 def make_connection(stream: Stream, site: Site, config: Any) -> Connection:
-    """The module of one sublayer in any stream but the plain one."""
+    """The module of one sublayer."""
     width, eps = config.hidden_size, config.norm_eps
     match stream:
+        case Plain():
+            return Connection(stream, width, site, eps)
         case Parallel():
             return ParallelConnection(stream, width, site, eps, _shared_norm(stream, site, config))
         case LayerSkip():
@@ -72,7 +75,7 @@ def _shared_norm(stream: Parallel, site: Site, config: Any) -> nn.Module | None:
 
 
 def make_ends(stream: Stream, config: Any) -> Ends:
-    """The module at both ends of a stack in any stream but the plain one."""
+    """The module at both ends of a stack."""
     width, eps = config.hidden_size, config.norm_eps
     match stream:
         case Parallel() | LayerSkip() | FirstInput() | DepthAverage():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isograd.models import IsogradConfig
 from isograd.placement import Site, Stack, sites
-from isograd.placement.streams import DepthAttention, DepthAverage, Plain, Stream
+from isograd.placement.streams import DepthAttention, DepthAverage, Stream
 from isograd.transformer.streams import State, make_connection, make_ends
 from isograd.transformer.streams.inputs import FirstValuesConnection
 
@@ -49,7 +49,7 @@ def stream_kept(config: IsogradConfig, stack: Stack, narrow: torch.dtype, carrie
     """
     own = config.of(stack)
     entry, (layers, other) = own.entry(), config.depths(stack)
-    if type(entry.stream) is Plain:
+    if entry.stream.plain:
         return None
     normed = entry.of(sites(layers, stack, other)[0]).pre is not None
     return _kept(
