@@ -40,7 +40,12 @@ def run(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("order", ORDERS)
+ALWAYS = ("isograd first", "transformers first")  # a process of its own each; the others are slow
+
+
+@pytest.mark.parametrize(
+    "order", [one if one in ALWAYS else pytest.param(one, marks=pytest.mark.slow) for one in ORDERS]
+)
 def test_the_auto_classes_load_isograds_models(order: str, folder: Path) -> None:
     run(f"folder = {str(folder)!r}\n{ORDERS[order]}{LOADS}")
 
