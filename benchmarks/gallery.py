@@ -174,8 +174,8 @@ Errors that no fault upstream explains: {told}.
 
 `attn pre-ln 3` is three attentions that read the norm of the stream; `mix` mixes positions without weights that sum to
 one (recurrences, linear attention, convolutions). Below are the types whose placement is wrong or not found where the
-source was read, and those with an error; all rows: [families.csv](results/families.csv), and what was read of the sources,
-`benchmarks/{EXPECTED.name}`.
+source was read, and those with an error; all rows: [families.csv](results/families.csv), and what was read of the
+sources, `benchmarks/{EXPECTED.name}`.
 
 {table(rows, wanted)}
 
