@@ -27,11 +27,10 @@ def decay(checked: CheckedModel) -> Iterator[Finding]:
     wrong = [name for name in (*checked.norm_weights, *checked.coefficients) if name in decayed]
     wrong.sort(key=list(checked.parameters).index)
     if wrong and not isinstance(model, IsogradPreTrainedModel):  # isograd train decides by role
-        trained_so = isinstance(model, PreTrainedModel)
         many = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         yield Finding(
             code="gains-decayed",
-            severity="warning" if trained_so else "info",
+            severity="info",
             address=wrong[0],
             measured=float(len(wrong)),
             message=f"transformers' Trainer would apply weight decay to this norm weight or coefficient{many}: it"

@@ -160,7 +160,7 @@ def timm_vit() -> nn.Module:
     return model.eval()
 
 
-GAMMA = {"gains-decayed": "its norms call their weight `gamma`; a note only, since it is no transformers model"}
+GAMMA = {"gains-decayed": "its norms call their weight `gamma`"}
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(build=of("GPT2LMHeadModel", "GPT2", **GPT), placements=PRE),
     "gpt-neox": Family(build=of("GPTNeoXForCausalLM", "GPTNeoX", **SMALL), placements=PRE),

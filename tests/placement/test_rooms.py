@@ -48,10 +48,10 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (145, 28_020),
-    "convert": (49, 8_530),
-    "lab": (121, 24_440),
-    "papers": (45, 9_280),
+    "core": (145, 27_990),
+    "convert": (49, 8_520),
+    "lab": (121, 24_430),
+    "papers": (45, 9_270),
 }
 MOST = 15  # files on one level of a room
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
