@@ -37,7 +37,8 @@ def write_explanation(content: Row, out: Path) -> Path:
         sections=[
             section for section in tables if section.table or section.figure or section.code or section.name == "next"
         ],
-        made="Made by `isograd explain`. All of it is in `explain.json`.",
+        made="Made by `isograd explain`. All of it is in `explain.json`."
+        + (" Every quantity of every sublayer, with figures: `profile.html`." if "profile_page" in content else ""),
     )
     return write_page(page, out / "explain.html")
 
