@@ -99,7 +99,7 @@ def found(corpus: Corpus, data: Path | None) -> tuple[dict[str, Any] | None, str
     folder = (data / corpus.folder).resolve()
     for name in corpus.files:
         if not (folder / name).exists():
-            return None, f"no data: {folder / name} is not there"
+            return None, f"no data: {corpus.folder}/{name} is not there below --data"
     return {key: _filled(value, str(folder)) for key, value in corpus.settings.items()}, corpus.name
 
 
