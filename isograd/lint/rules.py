@@ -10,6 +10,7 @@ is a function with this line above it, a page docs/check/CODE.md and a test.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, auto
+from functools import cache
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -72,14 +73,15 @@ def rule(
     return add
 
 
-def in_order() -> list[Rule]:
+@cache  # asked before each rule; `isograd.lint.check` has loaded all of them
+def in_order() -> tuple[Rule, ...]:
     """By phase, in it what explains most first, then by name: no import decides."""
 
     def key(one: Rule) -> tuple[Phase, int, tuple[str, ...]]:
         effects = [what for whats in one.hides.values() for what in whats]
         return one.phase, -sum(len(Phase) if isinstance(what, Phase) else 1 for what in effects), one.codes
 
-    return sorted(RULES, key=key)
+    return tuple(sorted(RULES, key=key))
 
 
 def explained(codes: set[str]) -> frozenset[str]:
