@@ -9,7 +9,7 @@ from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.data import CAPTIONS, MULTI30K
 from isograd.papers.reproduce.item import Chart, Direction, Full, Item, Ours, Published, Rows, Runs, Verdict
 from isograd.papers.reproduce.judge import of_arm
-from isograd.papers.reproduce.measures import stacks
+from isograd.papers.reproduce.measures import stacks, translations
 
 _NOTES = "quoted: two public notes"
 
@@ -181,6 +181,13 @@ def _depth(rows: Rows) -> Verdict:
         *(judge.trains(rows, yes=[f"{name}, {n}+{n}"]) for name in ("ADMIN", "Pre-LN") for n in DEPTHS),
         judge.trains(rows, yes=["Post-LN, 6+6"]),
         *(fails(rows, f"Post-LN, {n}+{n}", f"ADMIN, {n}+{n}") for n in DEPTHS[1:]),
+    )
+
+
+def _bleu(rows: Rows) -> Verdict:
+    return judge.every(
+        *(judge.paired(rows, "bleu", f"ADMIN, {n}+{n}", f"Pre-LN, {n}+{n}", "higher", what="BLEU") for n in (3, 6)),
+        judge.paired(rows, "bleu", "ADMIN, 6+6", "ADMIN, 3+3", "higher", what="BLEU"),
     )
 
 
@@ -388,6 +395,39 @@ ITEMS = (
             ),
         ),
         full=Full(recipe="admin2020/wmt14-en-de", overrides=(_FOUR,), devices=4),
+    ),
+    Item(
+        id="admin2020/bleu",
+        title="BLEU of Post-LN, Pre-LN and ADMIN where all three train, and of a deeper ADMIN",
+        claim="At equal depth ADMIN translates better than Pre-LN, and deeper ADMIN better than shallow.",
+        published=tuple(
+            Published(label=f"BLEU, WMT14 En-De, {name}, {n}+{n}", value=value, tag="quoted: RealFormer's reprint")
+            for name, n, value in TABLE_2
+            if n < DEPTHS[-1]
+        ),
+        size_paper="6+6 and 12+12 layers, width 512, 4.5 million pairs, 100 epochs",
+        size_here="3+3 and 6+6 layers, width 128, eight epochs of 29,000 pairs, 3 seeds",
+        minutes=280,
+        differs="Width, depth, data and updates; Post-LN and ADMIN with 400 updates of warm-up, Pre-LN without.",
+        rule="Same direction: with every seed BLEU of ADMIN is above that of Pre-LN at 3+3 and at 6+6, and that of"
+        " ADMIN at 6+6 above that at 3+3 (each the interval of the median paired difference over seeds).",
+        judge=_bleu,
+        corpus=MULTI30K,
+        runs=(
+            Runs(
+                recipe="multi30k",
+                arms={
+                    f"{name}, {n}+{n}": (*deep(name, n, n), *(("training.warmup=0",) if name == "Pre-LN" else ()))
+                    for name, n in (("Post-LN", 3), ("Pre-LN", 3), ("ADMIN", 3), ("Pre-LN", 6), ("ADMIN", 6))
+                },
+                overrides=("model.width=128", "model.ffn=512", "training.precision=fp32"),
+            ),
+        ),
+        measure=translations.scores,
+        run_charts=("loss",),
+        charts=(
+            Chart(name="bleu", title="BLEU of 500 validation pairs", kind="bars", x="arm", y="bleu", y_label="BLEU"),
+        ),
     ),
     Item(
         id="admin2020/dependency-map",

@@ -13,7 +13,7 @@ ITEMS: dict[str, Item] = {
 
 # by importance: the papers' main tables and figures, those that share runs beside each other; then all others
 FIRST = (
-    *("admin2020/depth-table2", "admin2020/hybrid-table1"),
+    *("admin2020/bleu", "admin2020/depth-table2", "admin2020/hybrid-table1"),
     *("verydeep2020/60l-12l", "verydeep2020/shallow-decoder", "verydeep2020/depth-grid", "verydeep2020/ter-chrf"),
     *("verydeep2020/word-frequency", "verydeep2020/sentence-length"),
     *("normformer2021/lr-stability-fig5", "normformer2021/clm-table2"),
