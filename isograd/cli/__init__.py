@@ -19,9 +19,12 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from threading import Event
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from isograd.errors import IsogradError, UserError, extra_with, nearest, one_line
+
+if TYPE_CHECKING:
+    from isograd.cli.console import Result
 
 # What is typed -> file and functions, whose docstrings are the help; of the core. Of several functions of a verb
 # `parser.chosen` takes one by what is typed.
@@ -44,7 +47,7 @@ def verbs() -> dict[str, list[str]]:
     return found
 
 
-def functions(verb: str) -> list[Callable[..., int]]:
+def functions(verb: str) -> "list[Callable[..., int | Result]]":
     """Those of a verb, imported."""
     return [getattr(import_module(where.rpartition(".")[0]), where.rpartition(".")[2]) for where in verbs()[verb]]
 
@@ -117,12 +120,13 @@ def _run(verb: str, words: Sequence[str]) -> int:
             from isograd.hub import trusting
 
             around.enter_context(trusting())
-        code = _quietly(call) if options.quiet else call()
+        result = _quietly(call) if options.quiet else call()
+        code = result if isinstance(result, int) else result.write(verb, options.json)
     sys.stdout.flush()
     return code
 
 
-def _quietly(call: Callable[[], int]) -> int:
+def _quietly(call: "Callable[[], int | Result]") -> "int | Result":
     """Without progress, in this call alone."""
     from isograd.cli.console import silence
 

@@ -1,25 +1,22 @@
 """`isograd show`: the catalogue, or one placement with its numbers."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from rich.markup import escape
 
-from isograd.cli.console import output, print_json
+from isograd.cli.console import Result, output
 from isograd.cli.parser import Words
 from isograd.errors import UserError, hint
 from isograd.placement import CATALOGUE, get
 from isograd.placement.text import final_formula, first_formula, formulas, legend, numbers
 
 
-def _list(family: str | None, json: bool) -> int:
+def _print_list(found: Collection[str]) -> None:
     """The catalogue by group."""
-    found = CATALOGUE if family is None else _of_family(family)
-    if json:
-        print_json({name: _card(name) for name in found})
-        return 0
     console, wide = output(soft_wrap=True), max(map(len, found))
     for group, names in groupby(found, key=lambda name: CATALOGUE[name].group):
         console.print(f"[bold]{escape(group or 'registered')}[/bold]")
@@ -28,7 +25,6 @@ def _list(family: str | None, json: bool) -> int:
             console.print(f"  {name:<{wide}}  {escape(CATALOGUE[name].about)}{mark}")
     print("\n'isograd show NAME layers=48' prints one of them: formula, numbers, source, advice.")
     print("'isograd show recipes' lists what 'isograd train' and 'isograd study' read by name.")
-    return 0
 
 
 def _of_family(family: str) -> list[str]:
@@ -65,7 +61,7 @@ def _card(name: str, layers: int = 12, cross: bool = False) -> dict[str, Any]:
 _KEYS = ("layers", "encoder", "decoder")
 
 
-def show(placement: str | None = None, *shape: Words, family: str | None = None, json: bool = False) -> int:
+def show(placement: str | None = None, *shape: Words, family: str | None = None) -> Result:
     """Print the catalogue of placements, or one of them: its formulas with their numbers.
 
     examples:
@@ -82,7 +78,8 @@ def show(placement: str | None = None, *shape: Words, family: str | None = None,
     if placement is None or family is not None:
         if placement is not None:
             raise UserError("--family lists placements; leave the name out")
-        return _list(family, json)
+        found = list(CATALOGUE) if family is None else _of_family(family)
+        return Result({name: _card(name) for name in found}, partial(_print_list, found))
     entry, counts = get(placement), _shape(shape)
     two = "encoder" in counts
     if two:
@@ -90,31 +87,31 @@ def show(placement: str | None = None, *shape: Words, family: str | None = None,
         stacks = {"encoder": numbers(entry, n, "encoder", m), "decoder": numbers(entry, m, "decoder", n)}
     else:
         stacks = {"layers": numbers(entry, counts["layers"])}
-    lines = formulas(entry, cross=two, layers=counts["decoder" if two else "layers"])
-    if json:
-        depth = counts["decoder" if two else "layers"]
-        print_json({"placement": placement, **_card(placement, depth, two), "sites": stacks})
-        return 0
-    print(f"{placement}: {entry.about}\n{entry.paper}\n")
-    if entry.unconfirmed:
+    card = _card(placement, counts["decoder" if two else "layers"], two)
+    return Result({"placement": placement, **card, "sites": stacks}, partial(_print_one, placement, card, stacks))
+
+
+def _print_one(placement: str, card: dict[str, Any], stacks: dict[str, list[dict[str, Any]]]) -> None:
+    print(f"{placement}: {card['about']}\n{card['paper']}\n")
+    if card["unconfirmed"]:
         print("  The equation is unconfirmed: one source gives it, and no code by its authors.\n")
-    if first := first_formula(entry):
+    if first := card["first"]:
         print(f"  first  {first} before the first layer")
-    for kind, line in lines.items():
+    for kind, line in card["formulas"].items():
         print(f"  {kind:<6} {line}")
-    if final := final_formula(entry):
+    if final := card["final"]:
         print(f"  final  {final} after the last layer")
     print()
-    for line in legend(entry):
+    lines = legend(get(placement))
+    for line in lines:
         print(f"  {line}")
-    print(end="\n" if legend(entry) else "")
+    print(end="\n" if lines else "")
     for stack, rows in stacks.items():
         _print_numbers(stack, rows)
-    if entry.note:
-        print(f"\n{entry.note}")
-    if entry.families:
-        print(f"\nCarried by: {', '.join(entry.families)}")
-    return 0
+    if card["note"]:
+        print(f"\n{card['note']}")
+    if card["families"]:
+        print(f"\nCarried by: {', '.join(card['families'])}")
 
 
 def _shape(words: tuple[str, ...]) -> dict[str, int]:

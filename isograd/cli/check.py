@@ -5,11 +5,12 @@ import re
 import sys
 import sysconfig
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from isograd.cli.console import announce, loading, must_be_writable, output, print_json, print_table
+from isograd.cli.console import Result, announce, loading, must_be_writable, output, print_json, print_table
 from isograd.cli.parser import EACH, File
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
 from isograd.files import write_json
@@ -36,7 +37,7 @@ def check(
     format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
     sarif: File | None = None,
-) -> int:
+) -> Result:
     """Find wiring and initialization bugs in a Transformer.
 
     MODEL is a folder with a checkpoint (or with a config.json only: a model at initialization), a hub id, or
@@ -74,15 +75,12 @@ def check(
     network, findings = _findings(asked, ignore or [])
     if sarif is not None:
         write_json(sarif, _sarif(findings, network, asked))
-    if json or format == "json":
-        print_json(findings.as_dict())
-    elif format == "sarif":
-        print_json(_sarif(findings, network, asked))
-    elif format == "github":
-        _print_commands(findings, network, asked)
-    else:
-        _print(findings)
-    return 1 if findings.errors else 0
+    shown: dict[str | None, Callable[[], None]] = {
+        "json": lambda: print_json(findings.as_dict()),
+        "sarif": lambda: print_json(_sarif(findings, network, asked)),
+        "github": lambda: _print_commands(findings, network, asked),
+    }
+    return Result(findings.as_dict(), shown.get(format, lambda: _print(findings)), code=1 if findings.errors else 0)
 
 
 def _sarif(findings: "Findings", network: "nn.Module", asked: "_Asked") -> dict[str, Any]:

@@ -4,13 +4,14 @@ import contextlib
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import loading, output, print_json, print_table
+from isograd.cli.console import Result, loading, output, print_table
 from isograd.errors import ModelError, UserError, hint, one_line
 from isograd.placement import get
 
@@ -26,8 +27,7 @@ def conform(
     adapter: Annotated[str, "FILE.py:MAKE"] | None = None,
     all: bool = False,  # noqa: A002  (it is --all)
     weights: bool = False,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Does an implementation of a residual compute what the paper says?
 
     Reads, writes, mixes, gradients, invariants, init and the meta device, against the equations in float64; where a
@@ -57,12 +57,12 @@ def conform(
     with loading():
         from isograd.lint.conform import Own, designs
     if weights and name:
-        return _weights(name, json)
+        return _weights(name)
     if all:
-        return _print([_one(Own, one) for one in designs()], json)
+        return _found([_one(Own, one) for one in designs()])
     name, make = _adapter(name, adapter) if adapter else (name, Own)
     assert name is not None
-    return _print([_one(make, name)], json)
+    return _found([_one(make, name)])
 
 
 def _one(make: Callable[..., Any], name: str) -> "Conformance":
@@ -109,13 +109,10 @@ def _importable(where: str) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _weights(name: str, json: bool) -> int:
+def _weights(name: str) -> Result:
     from isograd.lint.conform import kind_of, meanings, weights_of
 
     found, means = weights_of(name), meanings(get(name))
-    if json:
-        print_json({"placement": name, "weights": found, "means": {key: means.get(kind_of(key), "") for key in found}})
-        return 0
     alike: dict[tuple[str, str], list[str]] = {}
     for key, size in found.items():
         inside = [key.split(".")[1]] if key.startswith("parts.") else []
@@ -124,14 +121,17 @@ def _weights(name: str, json: bool) -> int:
         [f"parts.K.{kind}" if of else kind, size, ", ".join(of), escape(means.get(kind, ""))]
         for (kind, size), of in alike.items()
     ]
-    print_table(["weight", "shape", "K", ""], rows, left=4)
-    return 0
+    content = {"placement": name, "weights": found, "means": {key: means.get(kind_of(key), "") for key in found}}
+    return Result(content, partial(print_table, ["weight", "shape", "K", ""], rows, left=4))
 
 
-def _print(found: "list[Conformance]", json: bool) -> int:
-    if json:
-        print_json({"conformance": [one.as_dict() for one in found]})
-    elif len(found) == 1:
+def _found(found: "list[Conformance]") -> Result:
+    content = {"conformance": [one.as_dict() for one in found]}
+    return Result(content, partial(_print, found), code=0 if all(found) else 1)
+
+
+def _print(found: "list[Conformance]") -> None:
+    if len(found) == 1:
         _details(found[0])
     else:
         rows = [
@@ -139,7 +139,6 @@ def _print(found: "list[Conformance]", json: bool) -> int:
             for one in found
         ]
         print_table(["placement", "largest difference", "", ""], rows, left=1)
-    return 0 if all(found) else 1
 
 
 def _status(one: "Conformance") -> str:

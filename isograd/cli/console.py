@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -58,6 +59,32 @@ def progress() -> Console:
 def _terminal(stream: TextIO) -> bool | None:
     """With NO_COLOR only a terminal is one, whatever FORCE_COLOR says, which Jupyter sets; else rich decides."""
     return stream.isatty() if os.environ.get("NO_COLOR") else None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a verb has found. `main` alone writes it: --json belongs to every verb that returns one.
+
+    Args:
+        content: what a program reads; None: nothing.
+        show: prints it for people.
+        faults: lines on stderr, in both forms.
+        code: exit code.
+    """
+
+    content: Any = None
+    show: Callable[[], None] = lambda: None
+    faults: Sequence[str] = ()
+    code: int = 0
+
+    def write(self, verb: str, json: bool) -> int:
+        if not json:
+            self.show()
+        elif self.content is not None:
+            print_json(self.content)
+        for line in self.faults:
+            warn(verb, line)
+        return self.code
 
 
 def print_json(content: Any) -> None:

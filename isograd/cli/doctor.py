@@ -3,13 +3,14 @@
 import os
 import platform
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import loading, output, print_json, print_table
+from isograd.cli.console import Result, loading, output, print_table
 from isograd.machine import cache_folder, computes_bf16, cores, has_nvidia_driver, load, processor, quota
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ Facts = dict[str, Any]
 FIRST = ("isograd", "torch", "transformers", "accelerate", "tokenizers", "numpy")  # of the versions, on the screen
 
 
-def doctor(*, json: bool = False) -> int:
+def doctor() -> Result:
     """Versions, hardware, caches, extras; problems, each with its cure.
 
     examples:
@@ -31,11 +32,7 @@ def doctor(*, json: bool = False) -> int:
     with loading():
         facts = gather()
     facts["problems"] = [{"problem": problem, "cure": cure} for problem, cure in problems(facts)]
-    if json:
-        print_json(facts)
-    else:
-        _print(facts)
-    return 0
+    return Result(facts, partial(_print, facts))
 
 
 def gather() -> Facts:

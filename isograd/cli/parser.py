@@ -23,10 +23,8 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 from isograd.errors import nearest
 
 EACH = object()  # marks a list of which every value takes an option of its own: --ignore A --ignore B
-_USUAL = {  # the help of options that mean the same in every verb, where its docstring says no more
-    "json": "the result as one JSON object on stdout, and nothing else there",
-    "out": "a new folder, or an empty one",
-}
+_OUT = "a new folder, or an empty one"  # the help of --out, where a docstring says no more
+_JSON = "the result as one JSON object on stdout, and nothing else there"  # of verbs that return a Result
 _COMMON = (
     ("--import", "imports", "append", "a module to import first, such as one of yours that registers placements"),
     ("--trust-remote-code", "trust", "store_true", "run the code that a checkpoint brings along; read it first"),
@@ -92,7 +90,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
-def parser_of(function: Callable[..., int], prog: str) -> Parser:
+def parser_of(function: Callable[..., Any], prog: str) -> Parser:
     """The parser of a verb."""
     summary, body, helps = documentation(function)
     parser = Parser(prog=prog, description=summary, epilog=body, formatter_class=Help, allow_abbrev=False)
@@ -100,11 +98,14 @@ def parser_of(function: Callable[..., int], prog: str) -> Parser:
     return parser
 
 
-def fill(parser: argparse.ArgumentParser, function: Callable[..., int], helps: dict[str, str]) -> None:
+def fill(parser: argparse.ArgumentParser, function: Callable[..., Any], helps: dict[str, str]) -> None:
     """Add the arguments of `function`, and those that every verb has."""
     hints = get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        options = _options(hints[name]) | {"help": helps.get(name, _USUAL.get(name, "")).replace("%", "%%")}
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        options = _options(hints[name]) | {
+            "help": helps.get(name, {"out": _OUT, "json": _JSON}.get(name, "")).replace("%", "%%")
+        }
         if parameter.kind is parameter.KEYWORD_ONLY:
             required = parameter.default is parameter.empty
             default = {"required": True} if required else {"default": parameter.default}
@@ -117,12 +118,14 @@ def fill(parser: argparse.ArgumentParser, function: Callable[..., int], helps: d
             elif parameter.default is not parameter.empty:
                 options |= {"nargs": "?", "default": parameter.default}
             parser.add_argument(name, **options)
+    if hints.get("return") is not int and "json" not in parameters:
+        parser.add_argument("--json", action="store_true", help=_JSON)
     for flag, name, action, text in _COMMON:
         extra: dict[str, Any] = {"metavar": "MODULE", "default": []} if action == "append" else {}
         parser.add_argument(flag, dest=name, action=action, help=text, **extra)
 
 
-def chosen(functions: Sequence[Callable[..., int]], prog: str, words: Sequence[str]) -> Callable[..., int]:
+def chosen(functions: Sequence[Callable[..., Any]], prog: str, words: Sequence[str]) -> Callable[..., Any]:
     """Of several functions of a verb, the one that a command line means; --help is that of all of them.
 
     It has all options that are typed, and those that it needs are there. Of several such: the first whose file's TAKES
@@ -171,8 +174,8 @@ def _needed(parser: Parser) -> set[str]:
 
 
 def parse(
-    function: Callable[..., int], prog: str, words: Sequence[str]
-) -> tuple[Callable[[], int], argparse.Namespace]:
+    function: Callable[..., Any], prog: str, words: Sequence[str]
+) -> tuple[Callable[[], Any], argparse.Namespace]:
     """The call that a command line asks for, and its options."""
     parser = parser_of(function, prog)
     parameters = inspect.signature(function).parameters.values()

@@ -168,7 +168,10 @@ def test_a_run_that_cannot_be_read(study: Path, change: Edit, said: str) -> None
 def test_the_others_are_reported_on(study: Path) -> None:
     first, _ = find_runs([study])
     cut("run.json")(first)
-    assert called("report", str(study))[::2] == (0, f"left out: {fault(first)}\n1 run: making the page\n")
+    assert called("report", str(study))[::2] == (
+        0,
+        f"1 run: making the page\nisograd report: left out: {fault(first)}\n",
+    )
     assert [row["arm"] for row in read(study / "report" / "results.json")] == ["pre-ln, no warm-up"]
 
 

@@ -122,8 +122,8 @@ def test_failed_cells_end_with_1(base: Path, folder: Path) -> None:
     path.write_text('{"outcome": "failed", "error": "out of [memory]"}')
     code, out, err = called(*command(base, folder, "--json"))
     assert code == 1 and [row["outcome"] == "failed" for row in json.loads(out)["rows"]] == [False, True, False, False]
-    assert f"{path.parent.name} failed: out of [memory]" in err.splitlines()
-    assert err.splitlines()[-1] == "--retry trains failed and broken cells once more"
+    assert f"isograd study: {path.parent.name} failed: out of [memory]" in err.splitlines()
+    assert err.splitlines()[-1] == "isograd study: --retry trains failed and broken cells once more"
 
 
 def test_broken_cells_end_with_1(base: Path, folder: Path) -> None:
@@ -132,7 +132,7 @@ def test_broken_cells_end_with_1(base: Path, folder: Path) -> None:
     code, out, err = called(*command(base, folder, "--json"))
     assert code == 1 and len(json.loads(out)["rows"]) == 3
     assert f"note: {path}: not JSON" in err.splitlines()
-    assert err.splitlines()[-1] == "--retry trains failed and broken cells once more"
+    assert err.splitlines()[-1] == "isograd study: --retry trains failed and broken cells once more"
     code, out, err = called(*command(base, folder, "--json", "--shard", "0/2"))
     assert code == 0 and len(json.loads(out)["rows"]) == 2 and json.loads(out)["report"] is None
     assert called(*command(base, folder, "--shard", "1/2"))[0] == 1

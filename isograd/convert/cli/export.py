@@ -1,10 +1,11 @@
 """`isograd import` and `export`: models of and for other libraries, with a parity report or not at all."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from isograd.cli.console import loading, print_json, warn
+from isograd.cli.console import Result, loading
 from isograd.cli.parser import EACH, Folder
 from isograd.errors import IsogradError, UserError, refusing
 from isograd.files import refuse_existing
@@ -17,7 +18,7 @@ Each = Annotated[list[Annotated[str, "FILE"]], EACH]
 Text = Annotated[str, "FILE"]
 
 
-def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
+def import_hf(folder: str, *, out: Folder) -> Result:
     """Import a model of transformers, of some thirty classes from GPT-2 to Gemma 3, with a parity report.
 
     examples:
@@ -34,7 +35,7 @@ def import_hf(folder: str, *, out: Folder, json: bool = False) -> int:
 
         return import_pretrained(folder, out)
 
-    return written("import", "importing", out, json, make)
+    return written("importing", out, make)
 
 
 def export(
@@ -46,8 +47,7 @@ def export(
     text: Text | None = None,
     license: Annotated[str, "ID"] | None = None,  # noqa: A002  (it is --license)
     push: Annotated[str, "REPO"] | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Export a model as a class of transformers, or for another runtime, with a parity report.
 
     --to  auto: the nearest class of transformers that holds the model exactly
@@ -80,8 +80,7 @@ def export(
     refuse_existing(out)  # before anything is loaded
     must_be_a_model(model, owned=True)
     if to == "folded":
-        code = _folded(model, out, untie, text, json)
-        return _pushed(out, push) if push and code == 0 else code
+        return _pushed(_folded(model, out, untie, text), out, push)
     if untie:
         raise UserError("--untie is for --to folded")
     with loading("exporting"):
@@ -92,27 +91,23 @@ def export(
             with refusing(ValueError, ImportError):  # of the data, of the model, of what cannot be exported
                 exported = export_folder(model, out, to=to, lines=_lines(text), license=license)
         except ParityError as error:
-            return _differs("export", error.report, {"folder": None}, json)
-    if json:
-        said = {"folder": str(out), "to": exported.to, "form": exported.form}
-        print_json(said | exported.report.as_dict())
-    else:
-        print(exported.report)
-        print(f"{exported.form} (--to {exported.to}): {out}")
-    return _pushed(out, push) if push else 0
+            return differs(error.report, {"folder": None})
+    content = {"folder": str(out), "to": exported.to, "form": exported.form} | exported.report.as_dict()
+    lines = (exported.report, f"{exported.form} (--to {exported.to}): {out}")
+    return _pushed(Result(content, lambda: print(*lines, sep="\n")), out, push)
 
 
-def _folded(model: str, out: Path, untie: bool, text: str | None, json: bool) -> int:
+def _folded(model: str, out: Path, untie: bool, text: str | None) -> Result:
     def make() -> "ParityReport":
         from isograd.convert.folding import fold_folder
 
         return fold_folder(model, out, untie=untie, lines=_lines(text))
 
-    return written("export", "folding", out, json, make)
+    return written("folding", out, make)
 
 
-def written(verb: str, doing: str, out: Path, json: bool, make: Callable[[], "ParityReport"]) -> int:
-    """Make the folder `out`, print its parity report, and return the exit code."""
+def written(doing: str, out: Path, make: Callable[[], "ParityReport"]) -> Result:
+    """Make the folder `out`; its parity report."""
     refuse_existing(out)  # before anything is loaded
     with loading(doing):
         from isograd.convert.parity import ParityError
@@ -120,28 +115,20 @@ def written(verb: str, doing: str, out: Path, json: bool, make: Callable[[], "Pa
         try:
             found = make()
         except ParityError as error:
-            return _differs(verb, error.report, {"model": str(out)}, json)
+            return differs(error.report, {"model": str(out)})
         except IsogradError:
             raise
         except (ValueError, RuntimeError) as error:  # of the file, its options, its weights; of what cannot be folded
             raise UserError(str(error)) from error
         except TypeError as error:  # a list or a word where the original has a number
             raise UserError(f"an option has a value of the wrong type: {error}") from error
-    if json:
-        print_json({"model": str(out)} | found.as_dict())
-    else:
-        print(found)
-        print(f"model: {out}")
-    return 0
+    return Result({"model": str(out)} | found.as_dict(), lambda: print(found, f"model: {out}", sep="\n"))
 
 
-def _differs(verb: str, found: "ParityReport", about: dict[str, Any], json: bool) -> int:
-    if json:
-        print_json(about | found.as_dict())
-    else:
-        print(found)
-    warn(verb, f"{'; '.join(found.failures())}; nothing is written")
-    return 1
+def differs(found: "ParityReport", about: dict[str, Any]) -> Result:
+    """Of a model that does not compute what the original does."""
+    faults = [f"{'; '.join(found.failures())}; nothing is written"]
+    return Result(about | found.as_dict(), lambda: print(found), faults, code=1)
 
 
 def _lines(path: str | None) -> list[str] | None:
@@ -150,8 +137,10 @@ def _lines(path: str | None) -> list[str] | None:
     return [line for _, text in read(path) for line in text.splitlines()] if path else None
 
 
-def _pushed(out: Path, repo: str) -> int:
-    """Upload the folder; 1 where that fails, which leaves the folder as it is."""
+def _pushed(result: Result, out: Path, repo: str | None) -> Result:
+    """Upload the folder, if that is asked for; exit code 1 where it fails, which leaves the folder as it is."""
+    if repo is None or result.code:
+        return result
     from huggingface_hub import HfApi
 
     try:
@@ -160,7 +149,5 @@ def _pushed(out: Path, repo: str) -> int:
         url = api.upload_folder(folder_path=out, repo_id=repo, commit_message="isograd export")
     except Exception as error:  # the hub raises many kinds; a user needs one line
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warn("export", f"{repo}: not pushed ({said}); the folder {out} is complete")
-        return 1
-    warn("export", f"pushed: {url}")
-    return 0
+        return replace(result, faults=[f"{repo}: not pushed ({said}); the folder {out} is complete"], code=1)
+    return replace(result, faults=[f"pushed: {url}"])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
 
-from isograd.cli.console import loading, print_json, print_lines, print_path, print_table, warn
+from isograd.cli.console import Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import EACH, Count, File, Folder, Number
+from isograd.convert.cli.export import differs
 from isograd.errors import InputsError, ModelError, RecipeError, UserError, hint, one_line, refusing
 from isograd.files import read_json, refuse_existing
 from isograd.hub import must_be_a_model
@@ -31,8 +32,7 @@ def graft(
     data: File | None = None,
     heal: Count | None = None,
     rate: Number = 1e-4,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Change a model's structure: layers, heads, norms, streams; exact with a parity report, or measured.
 
     --change  layers=N             more, which write 0 at first (exact); or fewer, by their use (measured)
@@ -81,16 +81,10 @@ def graft(
             with refusing(ValueError, RuntimeError, SafetensorError):
                 made = graft_folder(model, out, *change, heal=heal or 0, rate=rate, progress=show, **how)
         except ParityError as error:
-            print(error.report)
-            warn("graft", f"{'; '.join(error.report.failures())}; nothing is written")
-            return 1
-    if json:
-        proof = read_json(out / "parity.json") if made.exact else None
-        print_json({"model": str(out)} | made.as_dict() | {"parity": proof})
-    else:
-        print(made)
-        print_path(f"model: {out}")
-    return 0
+            return differs(error.report, {"model": None})
+    proof = read_json(out / "parity.json") if made.exact else None
+    content = {"model": str(out)} | made.as_dict() | {"parity": proof}
+    return Result(content, lambda: print(made, f"model: {out}", sep="\n"))
 
 
 def _documents(data: Path | None) -> Iterator[str]:
@@ -107,8 +101,7 @@ def init(
     scheme: Annotated[str, "SCHEME"],
     seed: int = 0,
     batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Initialize any model anew by a named scheme.
 
     MODEL is what 'isograd check' takes. Roles are found by tracing the model, a fused W_QKV part by part. Schemes:
@@ -133,19 +126,17 @@ def init(
         from isograd.convert.initialize import rows_of
 
         made, findings, name = _drawn(model, scheme, seed, batch, out)
-    if json:
-        drawn = [vars(one) for one in made.drawn]
-        codes = sorted(findings)
-        print_json(
-            {"scheme": scheme, "drawn": drawn, "kept": made.kept, "check": name, "findings": codes, "out": str(out)}
-        )
-        return 0
-    print_table(["role", "matrices", "std"], [[escape(cell) for cell in row] for row in rows_of(made)])
-    if made.kept:
-        print_lines(f"as they were: {', '.join(made.kept[:5])}{' and others' if len(made.kept) > 5 else ''}")
-    print_lines(f"check: {name or 'no scheme recognized'}; {', '.join(sorted(findings)) or 'no findings'}")
-    print_path(f"model: {out}")
-    return 0
+    content = {"scheme": scheme, "drawn": [vars(one) for one in made.drawn], "kept": made.kept}
+    content |= {"check": name, "findings": sorted(findings), "out": str(out)}
+
+    def show() -> None:
+        print_table(["role", "matrices", "std"], [[escape(cell) for cell in row] for row in rows_of(made)])
+        if made.kept:
+            print_lines(f"as they were: {', '.join(made.kept[:5])}{' and others' if len(made.kept) > 5 else ''}")
+        print_lines(f"check: {name or 'no scheme recognized'}; {', '.join(sorted(findings)) or 'no findings'}")
+        print_path(f"model: {out}")
+
+    return Result(content, show)
 
 
 def _drawn(text: str, scheme: str, seed: int, batch: str | None, out: Path) -> tuple["Initialized", set[str], str]:

@@ -1,7 +1,5 @@
 """`isograd compare`, and `isograd evaluate --task`: runs side by side, a table and a page at the end."""
 
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,15 +8,15 @@ from rich.markup import escape
 
 from isograd.cli.console import (
     COLOURS,
+    Result,
     output,
-    print_json,
     print_lines,
     print_path,
     print_table,
     working,
 )
 from isograd.cli.parser import File, Folder, Name, Words
-from isograd.errors import IsogradError, UserError
+from isograd.errors import RecipeError, UserError
 from isograd.hub import must_be_a_model
 from isograd.lab.cli.progress import RunProgress, announce_runs
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from isograd.lab.report.runs import ArmFiles
     from isograd.lab.study.compare import Arm
 
-_FLAG = re.compile(r"\b(?:model|data|training)\.(layers|width|heads|lr|warmup|steps|batch|length)\b")  # -> --layers
 _SETTINGS = {  # what an option is in a recipe
     "layers": "model.layers",
     "width": "model.width",
@@ -62,8 +59,7 @@ def compare(
     out: Folder | None = None,
     jobs: int | None = None,
     fresh: bool = False,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Train placements side by side on real text; a table and a page at the end.
 
     examples:
@@ -100,7 +96,9 @@ def compare(
         jobs: runs at once (default: one per core; with a GPU, one)
         fresh: train runs again that have ended already
     """
-    given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
+    settings: dict[str, Any] = {"layers": layers, "width": width, "heads": heads, "lr": lr, "warmup": warmup}
+    settings |= {"steps": steps, "batch": batch, "length": length, "data": data, "field": field, "level": level}
+    given = {name: value for name, value in settings.items() if value is not None}
     if arm and placements:
         raise UserError("--arm and --placements contradict each other; write one --arm for each")
     if arm and warmup is not None:
@@ -119,11 +117,11 @@ def compare(
         else:
             arms = _of_options(placements, arm, given, seeds or [0], out or Path("runs/compare"))
         results = _train(arms, jobs, fresh)
-    except IsogradError as error:
-        if not recipe:
-            error.args = (_FLAG.sub(r"--\1", str(error)),)
-        raise
-    return _report(arms, results, json)
+    except RecipeError as error:
+        if recipe:
+            raise
+        raise error.of_options({key: f"--{name}" for name, key in _SETTINGS.items()}) from error
+    return _report(arms, results)
 
 
 def classification(
@@ -140,8 +138,7 @@ def classification(
     out: Folder | None = None,
     jobs: int | None = None,
     fresh: bool = False,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Fine-tune a model on a task of GLUE over seeds and settings, beside the majority-class baseline.
 
     examples:
@@ -187,7 +184,7 @@ def classification(
     base = with_overrides(base_run(_absolute(model), task, _absolute(data), points), overrides)
     assert isinstance(base, ClassificationRun)
     arms = plan_grid(out or Path("runs") / f"{task}-{_short(model)}", base, points, seeds or list(PAPER_SEEDS))
-    return _report(arms, _train(arms, jobs, fresh), json, title=f"Fine-tuning on {task}")
+    return _report(arms, _train(arms, jobs, fresh), title=f"Fine-tuning on {task}")
 
 
 _OPTIONS = {
@@ -271,7 +268,7 @@ def _short(model: str) -> str:
     return path.parent.name if path.name == "model" else path.name
 
 
-def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title: str | None = None) -> int:
+def _report(arms: list["Arm"], results: list[dict[str, Any]], title: str | None = None) -> Result:
     from isograd.lab.report.pages.runs import write_arms
     from isograd.lab.report.runs import arms_of
 
@@ -279,16 +276,15 @@ def _report(arms: list["Arm"], results: list[dict[str, Any]], json: bool, title:
     with working("making the page"):
         found = arms_of(folders)
         page = write_arms(found, folders[0].parent, title)
-    if json:
-        print_json(_content(found, results) | {"report": str(page)})
-    else:
-        print_arms(found, page)
-    failed = [result for result in results if result["outcome"] == "failed"]
-    for result in failed:
-        trace = Path(result["folder"]) / "error.txt"
-        see = f" (see {trace})" if trace.exists() else ""
-        print(f"{result['arm']}, seed {result['seed']} failed: {result['error']}{see}", file=sys.stderr)
-    return 1 if failed else 0
+    failed = [_failure(result) for result in results if result["outcome"] == "failed"]
+    content = _content(found, results) | {"report": str(page)}
+    return Result(content, lambda: print_arms(found, page), failed, code=1 if failed else 0)
+
+
+def _failure(result: dict[str, Any]) -> str:
+    trace = Path(result["folder"]) / "error.txt"
+    see = f" (see {trace})" if trace.exists() else ""
+    return f"{result['arm']}, seed {result['seed']} failed: {result['error']}{see}"
 
 
 def _content(found: Sequence["ArmFiles"], results: list[dict[str, Any]]) -> dict[str, Any]:

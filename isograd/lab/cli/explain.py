@@ -4,13 +4,14 @@ import re
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
 
-from isograd.cli.console import announce, loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.console import Result, announce, loading, output, print_lines, print_path, print_table
 from isograd.cli.parser import File, Folder
 from isograd.errors import InputsError, IsogradError, UserError, command, one_line
 from isograd.hub import must_be_a_model
@@ -31,8 +32,7 @@ def explain(
     seed: int = 0,
     device: Literal["cpu", "cuda"] = "cpu",
     out: Folder | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Explain a run or a model on one page: the verdict, since when, ranked causes, the next command.
 
     RUN is the folder of a run of isograd train; MODEL what isograd check takes.
@@ -88,11 +88,7 @@ def explain(
         from isograd.lab.report.pages.explain import write_explanation
 
         page = write_explanation(content, where)
-    if json:
-        print_json({**content, "page": str(page)})
-    else:
-        _print(content, page)
-    return int(content["broken"])
+    return Result({**content, "page": str(page)}, partial(_print, content, page), code=int(content["broken"]))
 
 
 def _profile_page(out: Path, measured: dict[str, Any], model: str, read: str | None, seed: int, begun: float) -> Path:

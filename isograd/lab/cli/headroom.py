@@ -1,13 +1,12 @@
 """`isograd headroom`: the maximum stable learning rate, by placement and warm-up."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, loading, print_json, print_lines, print_path, print_table
+from isograd.cli.console import Bar, Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Name, Words
 from isograd.errors import UserError, refusing
 
@@ -29,8 +28,7 @@ def headroom(
     out: Folder | None = None,
     jobs: Count | None = None,
     retry: bool = False,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Find the maximum stable learning rate, by placement and warm-up.
 
     examples:
@@ -82,7 +80,7 @@ def headroom(
     chains = len(plan.placements) * len(plan.warmups) * len(plan.seeds)
     with Bar("chains", chains) as bar:
         search(plan, folder, local(jobs), _watch(plan, bar), retry=retry)
-    return report_headroom(folder, json)
+    return report_headroom(folder)
 
 
 def _watch(plan: "SearchPlan", bar: Bar) -> "Listener":
@@ -113,23 +111,22 @@ def _cost(spent: dict[str, float]) -> str:
 
 
 def report_headroom(
-    folder: Path, json: bool, out: Path | None = None, title: str | None = None, figures: "Output | None" = None
-) -> int:
+    folder: Path, out: Path | None = None, title: str | None = None, figures: "Output | None" = None
+) -> Result:
     """Write the page of a search from its files, and say what was found; 1 where a run failed."""
     from isograd.lab.report.pages.headroom import boundaries, cost, findings, oddities, read_headroom, write_headroom
 
     with refusing(ValueError):
         page, content = write_headroom(folder, out, title, figures), read_headroom(folder)
-    if json:
-        names = ("placements", "warmups", "seeds", "search", "levels", "chains", "cost")
-        found: dict[str, Any] = {name: content[name] for name in names}
-        print_json(found | {"findings": findings(content), "report": str(page)})
-    else:
+    names = ("placements", "warmups", "seeds", "search", "levels", "chains", "cost")
+    found: dict[str, Any] = {name: content[name] for name in names}
+
+    def show() -> None:
         table = boundaries(content)
         print_table(table.header, [list(map(escape, line)) for line in table.lines])
         print_lines("", *findings(content))
         print_path(f"\ncost: {cost(content)}\nreport: {page}")
+
     failed = [line for line in oddities(content) if " stopped: " in line]
-    for line in failed:
-        print(line, file=sys.stderr)
-    return 1 if failed else 0
+    found |= {"findings": findings(content), "report": str(page)}
+    return Result(found, show, failed, code=1 if failed else 0)

@@ -2,7 +2,7 @@
 
 from rich.markup import escape
 
-from isograd.cli.console import print_json, print_table
+from isograd.cli.console import Result, print_table
 from isograd.errors import IsogradError
 from isograd.lab.recipes import path_of, recipes
 
@@ -19,7 +19,7 @@ def _is_recipe(name: str) -> bool:
 TAKES = {"show_recipe": _is_recipe}
 
 
-def show_recipe(recipe: str = RECIPES, *, json: bool = False) -> int:
+def show_recipe(recipe: str = RECIPES) -> Result:
     """Print the recipes of the package, or one of them.
 
     examples:
@@ -33,11 +33,13 @@ def show_recipe(recipe: str = RECIPES, *, json: bool = False) -> int:
     """
     wanted = None if recipe == RECIPES else path_of(recipe)
     found = [one for one in recipes() if wanted in (None, one.path)]
-    if json:
-        print_json({one.name: {"about": one.about, "command": one.command, "file": str(one.path)} for one in found})
-    elif wanted:
-        print(wanted.read_text(encoding="utf-8"), end="")
-    else:
+    content = {one.name: {"about": one.about, "command": one.command, "file": str(one.path)} for one in found}
+
+    def show() -> None:
+        if wanted:
+            print(wanted.read_text(encoding="utf-8"), end="")
+            return
         print_table(["recipe", "what it shows"], [[escape(one.name), escape(one.about)] for one in found], left=2)
         print("\n'isograd show NAME' prints one; 'isograd train NAME key=value ...' runs it.")
-    return 0
+
+    return Result(content, show)

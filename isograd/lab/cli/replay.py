@@ -1,12 +1,12 @@
 """`isograd replay RUN`: which change would have cured a run that diverged or collapsed."""
 
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, loading, print_json, print_lines, print_path, print_table
+from isograd.cli.console import Bar, Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Words
 from isograd.errors import UserError, command, refusing
 from isograd.hub import is_watched
@@ -26,8 +26,7 @@ def replay(
     out: Folder | None = None,
     jobs: Count | None = None,
     retry: bool = False,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Find which change cures a run that diverged or collapsed: a short run per change, from before the break.
 
     examples:
@@ -66,14 +65,10 @@ def replay(
     from isograd.lab.report.pages.replay import write_replay
 
     page, _ = write_replay(folder)
-    if json:
-        print_json({**content, "report": str(page)})
-    else:
-        print_replay(content, page)
     failed = [one for change in content["changes"] for one in change["runs"] if one["outcome"] == "failed"]
-    for one in failed:
-        print(f"{one['cell']} failed: {one.get('error')}", file=sys.stderr)
-    return 1 if failed else 0
+    faults = [f"{one['cell']} failed: {one.get('error')}" for one in failed]
+    show = partial(print_replay, content, page)
+    return Result({**content, "report": str(page)}, show, faults, code=1 if failed else 0)
 
 
 def _train(plan: "Replay", folder: Path, jobs: int | None, retry: bool) -> dict[str, Any]:
@@ -114,13 +109,10 @@ def print_replay(content: dict[str, Any], page: Path) -> None:
     print_path(f"\nreport: {page}")
 
 
-def report_replay(folder: Path, out: Path | None, title: str | None, output: Any, json: bool) -> None:
+def report_replay(folder: Path, out: Path | None, title: str | None, output: Any) -> Result:
     """`isograd report` of a replay's folder."""
     from isograd.lab.report.pages.replay import write_replay
 
     with refusing(ValueError, KeyError):
         page, content = write_replay(folder, out, title, output)
-    if json:
-        print_json({**content, "report": str(page)})
-    else:
-        print_replay(dict(content), page)
+    return Result({**content, "report": str(page)}, partial(print_replay, dict(content), page))

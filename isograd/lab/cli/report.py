@@ -5,12 +5,12 @@ import json as json_
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from io import StringIO
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from isograd.cli.console import print_json, print_path, working
+from isograd.cli.console import Result, print_lines, print_path, warn, working
 from isograd.cli.parser import EACH, Folder
 from isograd.errors import UserError, refusing
 from isograd.hub import is_watched
@@ -64,8 +64,7 @@ def report(
     font: Annotated[str, "FAMILY"] | None = None,
     format: list[Annotated[str, formats, "FORMAT"]] | None = None,  # noqa: A002  (it is --format)
     open: bool = False,  # noqa: A002  (it is --open)
-    json: bool = False,
-) -> int:
+) -> Result:
     """Make tables and figures of runs from their folders.
 
     examples:
@@ -96,7 +95,7 @@ def report(
     if open:
         if len(folders) != 1 or out or figure:
             raise UserError("--open shows the page of one FOLDER, without --out and --figure")
-        return _open(folders[0], json)
+        return _open(folders[0])
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is not a folder")
     if not folders:
@@ -118,50 +117,48 @@ def report(
     if not of_runs and figure:
         raise UserError(f"--figure is for runs; the figures of {folders[0]} are written with its page")
     if len(folders) == 1 and (folders[0] / "study.json").exists():
-        return _report_study(folders[0], out, title, reference, figures, json)
+        return _report_study(folders[0], out, title, reference, figures)
     if len(folders) == 1 and (folders[0] / "headroom.json").exists():
         from isograd.lab.cli.headroom import report_headroom
 
-        report_headroom(folders[0], json, out, title, figures)
-        return 0
+        return replace(report_headroom(folders[0], out, title, figures), code=0)
     if len(folders) == 1 and (folders[0] / "replay.json").exists():
         from isograd.lab.cli.replay import report_replay
 
-        report_replay(folders[0], out, title, figures, json)
-        return 0
+        return report_replay(folders[0], out, title, figures)
     if len(folders) == 1 and is_watched(folders[0]):
-        return _report_watched(folders[0], out, title, figures, json)
+        return _report_watched(folders[0], out, title, figures)
     from isograd.lab.cli.compare import print_arms
     from isograd.lab.report.runs import find_runs, readable
 
     found = find_runs(list(folders))
     if any(map(is_watched, found)):
         if len(found) == 1:
-            return _report_watched(found[0], out, title, figures, json)
+            return _report_watched(found[0], out, title, figures)
         if figure or arms or label:
             raise UserError("--figure, --arms and --label are for runs alone; leave the watched loops out")
-        return _report_side_by_side(found, out or folders[0] / "report", title, figures, json)
+        return _report_side_by_side(found, out or folders[0] / "report", title, figures)
     runs, faults = readable(found)
     if faults and len(found) == 1:
         raise UserError(faults[0])
-    for line in faults:
-        print(f"left out: {line}", file=sys.stderr)
     if not runs:
+        for line in faults:
+            warn("report", f"left out: {line}")
         among = f"none of {len(found)} can be read" if found else "no folder with a run.json in it or below it"
         raise UserError(f"nothing to report on in {', '.join(map(str, folders))}: {among}")
     with working(f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {'drawing' if figure else 'making the page'}"):
         written = _write(runs, out or folders[0] / "report", title, reference, figures, arms or (), _called(label))
-    if figure and json:
-        print_json({"figures": _files(written, figures), "left_out": faults})
-    elif figure:
-        for path in _files(written, figures):
-            print_path(f"figure: {path}")
-    elif json:
-        print_json({"reports": [_content(*one) for one in written], "left_out": faults})
-    else:
+    left_out = [f"left out: {line}" for line in faults]
+    if figure:
+        files = _files(written, figures)
+        shown = partial(print_path, "\n".join(f"figure: {path}" for path in files))
+        return Result({"figures": files, "left_out": faults}, shown, left_out)
+
+    def show() -> None:
         for found_arms, page, name in written:
             print_arms(found_arms, page, name)
-    return 0
+
+    return Result({"reports": [_content(*one) for one in written], "left_out": faults}, show, left_out)
 
 
 def _is_no_folder_of_runs(folder: Path) -> bool:
@@ -186,21 +183,19 @@ def _files(written: Sequence[tuple[Any, Path, Any]], figures: "Output") -> list[
     return [str(path) for path in places if path.exists()]
 
 
-def _open(folder: Path, json: bool) -> int:
+def _open(folder: Path) -> Result:
     """Without a display the path of the page is printed."""
     if not folder.exists():
         raise UserError(f"{folder} is not there")
     page = folder if folder.suffix == ".html" and folder.is_file() else _page_of(folder)
-    shown = False
-    if not json and _has_display():
+
+    def show() -> None:
         import webbrowser
 
-        shown = webbrowser.open(page.resolve().as_uri())
-    if json:
-        print_json({"page": str(page)})
-    else:
+        shown = _has_display() and webbrowser.open(page.resolve().as_uri())
         print(f"opened {page}" if shown else page)
-    return 0
+
+    return Result({"page": str(page)}, show)
 
 
 def _page_of(folder: Path) -> Path:
@@ -208,8 +203,7 @@ def _page_of(folder: Path) -> Path:
     runs = [path.stat().st_mtime_ns for path in (*folder.glob("outcome.json"), *folder.glob("*/outcome.json"))]
     found = _newest(folder)
     if found is None or found.stat().st_mtime_ns < max(runs, default=0):
-        with redirect_stdout(StringIO()):
-            report(folder)
+        report(folder)
         found = _newest(folder)
     assert found is not None  # what report has just written
     return found
@@ -226,52 +220,45 @@ def _has_display() -> bool:
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _report_watched(folder: Path, out: Path | None, title: str | None, figures: "Output", json: bool) -> int:
-    from isograd.cli.console import print_lines, print_path
+def _report_watched(folder: Path, out: Path | None, title: str | None, figures: "Output") -> Result:
     from isograd.files import read_rows
     from isograd.lab.report.pages.watch import headline, write_watch
 
     with refusing(ValueError, KeyError, TypeError):
         page = write_watch(folder, out, title, figures)
     warned = read_rows(folder / "warnings.jsonl")
-    if json:
-        print_json({"report": str(page), "warnings": warned})
-    else:
-        print_lines(headline(read_rows(folder / "metrics.jsonl"), warned))
-        print_lines(*(f"-> {row['cause']}; {row['remedy']}" for row in warned[:1] if row.get("remedy")))
-        print_path(f"\nreport: {page}")
-    return 0
+    lines = [headline(read_rows(folder / "metrics.jsonl"), warned)]
+    lines += [f"-> {row['cause']}; {row['remedy']}" for row in warned[:1] if row.get("remedy")]
+    return Result({"report": str(page), "warnings": warned}, partial(_print_page, lines, page))
 
 
-def _report_side_by_side(folders: list[Path], out: Path, title: str | None, figures: "Output", json: bool) -> int:
-    from isograd.cli.console import print_lines
+def _print_page(lines: Sequence[str], page: Path) -> None:
+    print_lines(*lines)
+    print_path(f"\nreport: {page}")
+
+
+def _report_side_by_side(folders: list[Path], out: Path, title: str | None, figures: "Output") -> Result:
     from isograd.lab.report.pages.watch import write_side_by_side
 
     with refusing(ValueError, KeyError, TypeError):
         page, table = write_side_by_side(folders, out, title, figures)
-    if json:
-        names = [name.replace(" ", "_") for name in table.header]
-        print_json({"report": str(page), "loops": [dict(zip(names, line, strict=True)) for line in table.lines]})
-    else:
-        for name, steps, lowest, last, warning in table.lines:
-            print_lines(f"{name}: {steps} steps, lowest loss {lowest}, last {last}; first warning: {warning}")
-        print_path(f"\nreport: {page}")
-    return 0
+    names = [name.replace(" ", "_") for name in table.header]
+    content = {"report": str(page), "loops": [dict(zip(names, line, strict=True)) for line in table.lines]}
+    lines = [
+        f"{name}: {steps} steps, lowest loss {lowest}, last {last}; first warning: {warning}"
+        for name, steps, lowest, last, warning in table.lines
+    ]
+    return Result(content, partial(_print_page, lines, page))
 
 
 def _report_study(
-    folder: Path, out: Path | None, title: str | None, reference: str | None, figures: "Output", json: bool
-) -> int:
-    from isograd.lab.cli.study import print_study
+    folder: Path, out: Path | None, title: str | None, reference: str | None, figures: "Output"
+) -> Result:
+    from isograd.lab.cli.study import of_folder
     from isograd.lab.report.study.page import write_study_report
 
     with refusing(ValueError):
-        found = write_study_report(folder, out, title, reference, figures)
-    if json:
-        print_json({"report": str(found.page), **found.results})
-    else:
-        print_study(found)
-    return 0
+        return of_folder(write_study_report(folder, out, title, reference, figures))
 
 
 def _write(

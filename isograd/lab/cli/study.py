@@ -2,14 +2,13 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, loading, output, print_json, print_lines, print_path, print_table
+from isograd.cli.console import Bar, Result, loading, output, print_lines, print_path, print_table
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 from isograd.lab.cli.progress import announce_resumed, announce_runs
@@ -39,8 +38,7 @@ def study(
     threads: Count = 1,
     retry: bool = False,
     shard: Annotated[tuple[int, int], _shard, "I/N"] | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Sweep over settings and seeds: placements x depths x rates x warm-ups, and their statistics.
 
     examples:
@@ -95,9 +93,9 @@ def study(
     first, every = shard or (0, 1)
     cells = planned.cells[first::every]
     if dry_run:
-        return _dry(cells, folder, trainer, jobs, threads, retry, json)
+        return _dry(cells, folder, trainer, jobs, threads, retry)
     rows = _train(planned, cells, folder, trainer, threads, retry)
-    return _report(rows, len(cells), folder, shard is None, json)
+    return _report(rows, len(cells), folder, shard is None)
 
 
 def _engine(engine: str, address: str | None, jobs: int | None, threads: int) -> "Engine":
@@ -114,9 +112,7 @@ def _counted(bar: Bar) -> Callable[[int, int], None]:
     return lambda done, total: bar.update(completed=done, total=total)
 
 
-def _dry(
-    cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, threads: int, retry: bool, json: bool
-) -> int:
+def _dry(cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, threads: int, retry: bool) -> Result:
     """The cells, each with the seconds that it will take, and all together. Nothing but speeds.json is written."""
     from isograd.lab.cli.progress import duration
     from isograd.lab.study.engine.runner import survey
@@ -129,10 +125,7 @@ def _dry(
     together = at_once(jobs, threads)
     whole, rest = (seconds_of(some, speeds, together) for some in (cells, left))
     each = {cell.name: speeds[shape_of(cell.run)].of(cell.run.training.steps) for cell in cells}
-    if json:
-        listed = [{"cell": c.name, "values": c.values, "seed": c.run.seed, "seconds": each[c.name]} for c in cells]
-        print_json({"cells": listed, "left": len(left), "seconds": whole, "seconds_left": rest})
-        return 0
+    listed = [{"cell": c.name, "values": c.values, "seed": c.run.seed, "seconds": each[c.name]} for c in cells]
     waiting = {cell.name for cell in left}
     rows = [
         [
@@ -143,12 +136,15 @@ def _dry(
         ]
         for cell in cells
     ]
-    print_table(["cell", "updates", "about", ""], rows)
     steps = sorted({cell.run.training.steps for cell in cells})
     said = f"{len(cells)} cells of {' to '.join(f'{n:,}' for n in dict.fromkeys((steps[0], steps[-1])))} updates"
     ended = f"; {len(left)} left, about {duration(rest)}" if len(left) < len(cells) else ""
-    print(f"{said}, {together} at once: about {duration(whole)}{ended}; folder {folder}")
-    return 0
+
+    def show() -> None:
+        print_table(["cell", "updates", "about", ""], rows)
+        print(f"{said}, {together} at once: about {duration(whole)}{ended}; folder {folder}")
+
+    return Result({"cells": listed, "left": len(left), "seconds": whole, "seconds_left": rest}, show)
 
 
 def _train(
@@ -175,32 +171,40 @@ def _train(
         )
 
 
-def _report(rows: list[dict[str, Any]], cells: int, folder: Path, whole: bool, json: bool) -> int:
+def _report(rows: list[dict[str, Any]], cells: int, folder: Path, whole: bool) -> Result:
     from isograd.lab.report.study.page import write_study_report
 
     report = write_study_report(folder) if whole else None
-    if json:
-        print_json({"rows": rows, "cells": cells, "report": str(report.page) if report else None})
-    elif report:
-        print_study(report)
-    else:
-        print(f"{len(rows)} of {cells} cells of this shard have ended; folder {folder}")
-    failed = [row for row in rows if row["outcome"] == "failed"]
-    for row in failed:
-        print(f"{row['cell']} failed: {row['error']}", file=sys.stderr)
-    if failed or len(rows) < cells:
-        print("--retry trains failed and broken cells once more", file=sys.stderr)
-        return 1
-    return 0
+
+    def show() -> None:
+        if report:
+            print_study(report)
+        else:
+            print(f"{len(rows)} of {cells} cells of this shard have ended; folder {folder}")
+
+    faults = _left_out(report) if report else []
+    faults += [f"{row['cell']} failed: {row['error']}" for row in rows if row["outcome"] == "failed"]
+    broken = any(row["outcome"] == "failed" for row in rows) or len(rows) < cells
+    if broken:
+        faults.append("--retry trains failed and broken cells once more")
+    content = {"rows": rows, "cells": cells, "report": str(report.page) if report else None}
+    return Result(content, show, faults, code=int(broken))
+
+
+def of_folder(report: "StudyReport") -> Result:
+    """`isograd report` of a study's folder."""
+    return Result({"report": str(report.page), **report.results}, lambda: print_study(report), faults=_left_out(report))
+
+
+def _left_out(report: "StudyReport") -> list[str]:
+    return [f"left out: {line}" for line in report.left_out]
 
 
 _RATIO, _RATES = "first/last gradient ratio", ("diverged", "collapsed", "undecided")  # what a narrow terminal is spared
 
 
 def print_study(report: "StudyReport") -> None:
-    """A line per arm, the summary, and the page; what was left out on stderr."""
-    for line in report.left_out:
-        print(f"left out: {line}", file=sys.stderr)
+    """A line per arm, the summary, and the page."""
     width = output().width
     header, lines = report.table.header, report.table.lines
     shown = [i for i, name in enumerate(header) if name != _RATIO or width >= 130]

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.markup import escape
 
 from isograd.cli.console import (
+    Result,
     bytes_in_words,
     loading,
     must_be_writable,
     output,
-    print_json,
     progress,
 )
 from isograd.cli.parser import Count, File, Folder, Words
@@ -38,8 +37,7 @@ def train(
     keys: bool = False,
     dry_run: bool = False,
     world_size: Count | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Train one model from a recipe.
 
     examples:
@@ -67,15 +65,15 @@ def train(
     if keys:
         import yaml
 
-        print(yaml.safe_dump(run.as_dict(everything=True), sort_keys=False), end="")
-        return 0
+        every = run.as_dict(everything=True)
+        return Result(every, lambda: print(yaml.safe_dump(every, sort_keys=False), end=""))
     if not run.pretrained:  # which may have a formula of its own
         get(run.model.placement)  # refused before torch is loaded
     if dry_run:
-        return _forecast(run, world_size or 1, json)
+        return _forecast(run, world_size or 1)
     if world_size is not None:
         raise UserError("--world-size is read by --dry-run only; a run takes the processes that torchrun starts")
-    return _train(run, out, json)
+    return _train(run, out)
 
 
 def init_recipe(
@@ -83,8 +81,7 @@ def init_recipe(
     new: bool = False,
     task: Literal["language", "masked"] = "language",
     out: File | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Write a first recipe for your own text, with a reason beside each setting.
 
     examples:
@@ -121,15 +118,12 @@ def init_recipe(
             recipe, size = recipe_for(sources, facts, path, task), f"{facts.characters:,} characters"
     write_text(path, recipe)
     run = load_run(path)
-    if json:
-        print_json({"recipe": str(path), **run.as_dict()})
-    else:
-        print(f"{path}: {size}, {many(run.layers or 0, 'layer')}, {many(run.training.steps, 'step')}")
-        print(f"isograd train {shlex.quote(str(path))}")
-    return 0
+    shape = f"{many(run.layers or 0, 'layer')}, {many(run.training.steps, 'step')}"
+    lines = (f"{path}: {size}, {shape}", f"isograd train {shlex.quote(str(path))}")
+    return Result({"recipe": str(path), **run.as_dict()}, lambda: print(*lines, sep="\n"))
 
 
-def _train(run: "Run", out: Path | None, json: bool) -> int:
+def _train(run: "Run", out: Path | None) -> Result:
     folder = out or Path("runs") / (run.name or run.folder_name())
     if not (folder / "run.json").exists():
         run.must_find_its_data()
@@ -147,15 +141,13 @@ def _train(run: "Run", out: Path | None, json: bool) -> int:
         bar.console.quiet |= not state.is_main_process  # one voice of several
         outcome = train_run(run, folder, partial(bar.step, 0), bar.validated)
         bar.end(0, outcome)
-    if state.is_main_process:
-        _write_card(folder)
-        if json:
-            print_json(outcome | {"folder": str(folder)})
-        else:
-            _print(outcome, folder)
-            if before == _written(folder / "outcome.json"):
-                print("it had ended before, and nothing was trained again; --out FOLDER starts another run")
-    return {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
+    code = {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
+    if not state.is_main_process:
+        return Result(code=code)
+    _write_card(folder)
+    again = before == _written(folder / "outcome.json")
+    faults = [f"failed: {outcome['error']} (see {folder}/error.txt)"] if outcome["outcome"] == "failed" else []
+    return Result(outcome | {"folder": str(folder)}, partial(_print, outcome, folder, again), faults, code)
 
 
 def _written(path: Path) -> int | None:
@@ -171,9 +163,8 @@ def _write_card(folder: Path) -> None:
         write_run_card(folder)
 
 
-def _print(outcome: dict[str, Any], folder: Path) -> None:
+def _print(outcome: dict[str, Any], folder: Path, again: bool) -> None:
     if outcome["outcome"] == "failed":
-        print(f"failed: {outcome['error']} (see {folder}/error.txt)", file=sys.stderr)
         return
     named = {"final loss": outcome.get("final_loss"), "validation loss": outcome.get("validation_loss")}
     losses = [f"{name} {loss:.4f}" for name, loss in named.items() if loss is not None]
@@ -189,17 +180,21 @@ def _print(outcome: dict[str, Any], folder: Path) -> None:
     if outcome["outcome"] != "finished" and outcome.get("reason"):
         print(f"{outcome['outcome']}: {outcome['reason']}")
     print(f"folder: {folder}")
+    if again:
+        print("it had ended before, and nothing was trained again; --out FOLDER starts another run")
 
 
-def _forecast(run: "Run", devices: int, json: bool) -> int:
-    """What will be built, what a device holds, what the run takes; three tables, and the rates in a line."""
+def _forecast(run: "Run", devices: int) -> Result:
     from isograd.lab.train.forecast.forecast import forecast
-    from isograd.lab.train.run import sharded_by
 
     found = forecast(run, devices)
-    if json:
-        print_json(found.as_dict())
-        return 0
+    return Result(found.as_dict(), partial(_print_forecast, run, found, devices))
+
+
+def _print_forecast(run: "Run", found: "Forecast", devices: int) -> None:
+    """What will be built, what a device holds, what the run takes; three tables, and the rates in a line."""
+    from isograd.lab.train.run import sharded_by
+
     console = output()
     console.print(f"[bold]{run.name or run.task}[/bold]  ", end="")
     console.print(_shape(found), markup=False)
@@ -209,7 +204,6 @@ def _forecast(run: "Run", devices: int, json: bool) -> int:
     _table(f"memory of {each}, {sharded}", _memory(found))
     _table("training", _training(found))
     console.print(f"\n[bold]learning rate[/bold]  {rates_in_words(found)}")
-    return 0
 
 
 def _table(title: str, rows: Iterable[Row]) -> None:

@@ -1,12 +1,13 @@
 """`isograd transfer`: the settings of a deeper or wider model, from those of a small one."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from rich.markup import escape
 
-from isograd.cli.console import Bar, loading, output, print_json, print_path, print_table
+from isograd.cli.console import Bar, Result, loading, output, print_path, print_table
 from isograd.cli.parser import File, Words
 from isograd.errors import UserError
 from isograd.files import write_text
@@ -27,8 +28,7 @@ def transfer(
     rule: Annotated[str, "RULE"] | None = None,
     check: bool = False,
     out: File | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Carry the settings of a small model to a deeper or wider one.
 
     examples:
@@ -59,7 +59,7 @@ def transfer(
             raise UserError(
                 f"{recipe} is a study's folder, whose best rates are read; it takes no other option than --json"
             )
-        return _drifts(Path(recipe), json)
+        return _drifts(Path(recipe))
     if depth is None and width is None:
         raise UserError("expected --depth FROM:TO, --width FROM:TO, or both")
     if out is not None and out.exists():
@@ -78,26 +78,19 @@ def transfer(
         plain = {key: value for key, value in content.items() if key not in COMPARED}
         write_text(out, as_yaml(made, overridden(plain, overrides), recipe))
     measured = _checked(run, layers, size, rule) if check else {}
-    if json:
-        found = {name: [vars(c) | {"verdict": c.verdict} for c in of] for name, of in measured.items()}
-        print_json(made.as_dict() | {"out": None if out is None else str(out)} | ({"check": found} if check else {}))
-    else:
-        _print(made, out)
-        _print_check(measured)
-    return 0
+    found = {name: [vars(c) | {"verdict": c.verdict} for c in of] for name, of in measured.items()}
+    content = made.as_dict() | {"out": None if out is None else str(out)} | ({"check": found} if check else {})
+    return Result(content, partial(_print, made, out, measured))
 
 
-def _drifts(folder: Path, json: bool) -> int:
+def _drifts(folder: Path) -> Result:
     """The best rates of a study, a line per placement and axis."""
     from isograd.lab.study.transfer.drift import read_drifts
 
     found = read_drifts(folder)
-    if json:
-        print_json([one.as_dict() for one in found])
-        return 0
     rows = [[escape(cell) for cell in one.cells()] for one in found]
-    print_table(["placement", "over", "best rate", "drift", "95 %", "seeds", "verdict"], rows, left=7)
-    return 0
+    header = ["placement", "over", "best rate", "drift", "95 %", "seeds", "verdict"]
+    return Result([one.as_dict() for one in found], partial(print_table, header, rows, left=7))
 
 
 def _checked(run: "Run", layers: int | None, width: int | None, rule: str | None) -> "dict[str, list[Coordinate]]":
@@ -141,7 +134,7 @@ def _print_check(measured: "dict[str, list[Coordinate]]") -> None:
         print_table(["moved in 4 updates", "rule", "size: mean", "power", "95 %", "verdict"], lines, left=6)
 
 
-def _print(made: "Plan", out: Path | None) -> None:
+def _print(made: "Plan", out: Path | None, measured: "dict[str, list[Coordinate]]") -> None:
     console = output()
     lines = [
         [
@@ -158,6 +151,7 @@ def _print(made: "Plan", out: Path | None) -> None:
         console.print(f"[dim]{escape(line)}[/dim]", soft_wrap=True)
     if out is not None:
         print_path(f"recipe: {out}")
+    _print_check(measured)
 
 
 def as_yaml(made: "Plan", content: dict[str, Any], source: str) -> str:

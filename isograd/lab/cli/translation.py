@@ -4,7 +4,7 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from isograd.cli import wait_for_input
-from isograd.cli.console import loading, must_be_writable, output, print_json, print_table, progress, warn
+from isograd.cli.console import Result, loading, must_be_writable, output, print_table, progress, warn
 from isograd.cli.parser import Count, File, Number
 from isograd.errors import UserError, needed, refusing
 from isograd.hub import must_be_a_model
@@ -214,8 +214,7 @@ def evaluate(
     hyp: File | None = None,
     tokenized: bool = False,
     language: Annotated[str, "CODE"] | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Score a model's translations, or those of a file: BLEU, chrF, TER and exact match.
 
     examples:
@@ -248,7 +247,7 @@ def evaluate(
         must_be_a_model(model, owned=True)
     needed("mt", "sacrebleu", "sacremoses")  # what is missing is said before anything is loaded
     if hyp and ref:
-        return _score_file(hyp, ref, tokenized, language or "en", json)
+        return _score_file(hyp, ref, tokenized, language or "en")
     assert model is not None
     search = _search(beam, length_penalty, batch)
     translator = _load(model, precision, threads, search)
@@ -268,10 +267,8 @@ def evaluate(
         "failures": [{"line": failed.line, "failure": failed.failure} for failed in done.failures],
         "provenance": provenance() | _libraries(),
     }
-    _print(done.scores, facts, json)
-    for failed in done.failures:
-        warn("evaluate", f"line {failed.line}: {failed.failure}; it is scored as an empty translation")
-    return 1 if done.failures else 0
+    empty = [f"line {one.line}: {one.failure}; it is scored as an empty translation" for one in done.failures]
+    return _found(done.scores, facts, empty)
 
 
 def _translates(name: str) -> bool:
@@ -285,13 +282,12 @@ def _translates(name: str) -> bool:
 TAKES = {"evaluate": _translates}
 
 
-def _score_file(hyp: Path, ref: Path, tokenized: bool, language: str, json: bool) -> int:
+def _score_file(hyp: Path, ref: Path, tokenized: bool, language: str) -> Result:
     from isograd.lab.evaluate.scores import score
 
     hypotheses, references = _both(hyp, ref)
     found = score(hypotheses, references, tokenized=tokenized, language=language)
-    _print(found, {"hypotheses": str(hyp), "references": str(ref), "provenance": _libraries()}, json)
-    return 0
+    return _found(found, {"hypotheses": str(hyp), "references": str(ref), "provenance": _libraries()})
 
 
 def _translated(
@@ -357,10 +353,11 @@ def _libraries() -> dict[str, str]:
     return {name: version(name) for name in ("isograd", "sacrebleu", "sacremoses")}
 
 
-def _print(scores: "Scores", facts: dict[str, Any], json: bool) -> None:
-    if json:
-        print_json(scores.as_dict() | facts)
-        return
+def _found(scores: "Scores", facts: dict[str, Any], faults: Sequence[str] = ()) -> Result:
+    return Result(scores.as_dict() | facts, partial(_print, scores, facts), faults, code=1 if faults else 0)
+
+
+def _print(scores: "Scores", facts: dict[str, Any]) -> None:
     rows = [
         [shown, f"{getattr(scores, name):.2f}", f"[dim]{escape(scores.signatures[name])}[/dim]"]
         for name, shown in _NAMES.items()

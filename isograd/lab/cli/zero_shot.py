@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from isograd.cli.console import Bar, loading, must_be_writable, output, print_json, print_table, warn
+from isograd.cli.console import Bar, Result, loading, must_be_writable, output, print_table
 from isograd.cli.parser import Count, File, Folder
 from isograd.errors import UserError, refusing
 from isograd.hub import must_be_a_model
@@ -29,8 +30,7 @@ def zero_shot(
     threads: Count | None = None,
     details: bool = False,
     out: File | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Evaluate a causal language model on HellaSwag, PIQA, BLiMP and others.
 
     tasks: hellaswag piqa winogrande openbookqa arc_easy arc_challenge lambada_openai blimp, and any other name that
@@ -75,13 +75,8 @@ def zero_shot(
         from isograd.files import write_json
 
         write_json(out, content)
-    if json:
-        print_json(content)
-    else:
-        _print(found, details)
-    for task, why in found.failures.items():
-        warn("evaluate", f"{task}: {why}")
-    return 1 if found.failures else 0
+    failed = [f"{task}: {why}" for task, why in found.failures.items()]
+    return Result(content, partial(_print, found, details), failed, code=1 if failed else 0)
 
 
 def _evaluated(

@@ -1,10 +1,10 @@
 """`isograd import` of files: models of the papers' own code, with a parity report."""
 
-import json as json_
-from dataclasses import fields
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from isograd.cli.console import Result
 from isograd.cli.parser import EACH, Folder
 from isograd.convert.cli.export import written
 from isograd.errors import UserError
@@ -25,8 +25,7 @@ def import_fairseq(
     bpe_codes: Text | None = None,
     options: Text | None = None,
     option: Annotated[list[Annotated[str, "NAME=VALUE"]], EACH] | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Import a model of fairseq or Transformer-Clinic (ADMIN), with a parity report.
 
     examples:
@@ -56,7 +55,7 @@ def import_fairseq(
             checkpoint, out, dictionaries=dict or [], codes=bpe_codes, options=options, changes=changes
         )
 
-    return written("import", "importing", out, json, make)
+    return written("importing", out, make)
 
 
 def import_torch(
@@ -77,8 +76,7 @@ def import_torch(
     pad: Annotated[int, "ID"] | None = None,
     bos: Annotated[int, "ID"] | None = None,
     eos: Annotated[int, "ID"] | None = None,
-    json: bool = False,
-) -> int:
+) -> Result:
     """Import a torch.nn.Transformer or TransformerEncoder, with a parity report.
 
     examples:
@@ -102,15 +100,18 @@ def import_torch(
         bos: id of the beginning-of-sequence token
         eos: id of the end-of-sequence token
     """
-    given = locals()
     must_be_a_file(Path(state))
+    ids: dict[str, Any] = {"pad": pad, "bos": bos, "eos": eos}
+    outside: dict[str, Any] = {"tokens": tokens, "target_tokens": target_tokens, "positions": positions, "head": head}
+    outside |= {"target_positions": target_positions, "scale_embedding": scale_embedding, "causal": causal}
+    layers: dict[str, Any] = {"heads": heads, "norm_first": norm_first, "activation": activation, "eps": eps}
 
     def make() -> "ParityReport":
         from isograd.papers.torch_nn import Layout, import_torch
 
-        return import_torch(state, out, Layout(**{field.name: given[field.name] for field in fields(Layout)}))
+        return import_torch(state, out, Layout(**layers, **outside, **ids))
 
-    return written("import", "importing", out, json, make)
+    return written("importing", out, make)
 
 
 _FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
@@ -125,7 +126,7 @@ def _changes(words: list[str]) -> dict[str, Any]:
         if not sign or not name:
             raise UserError(f"--option {word}: expected NAME=VALUE")
         try:
-            changes[name] = json_.loads(value.lower() if value in ("True", "False", "None") else value)
+            changes[name] = json.loads(value.lower() if value in ("True", "False", "None") else value)
         except ValueError:
             changes[name] = None if value == "None" else value
     return changes

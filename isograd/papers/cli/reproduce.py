@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 
 from isograd.cli.console import (
+    Result,
     loading,
     output,
-    print_json,
     print_lines,
     print_path,
     print_table,
@@ -45,7 +45,7 @@ def reproduce(
     index: Folder | None = None,
     cores: "list[int] | None" = None,
     json: bool = False,
-) -> int:
+) -> Result:
     """Reproduce a table, a figure or a claim of the papers at a size for two cores: runs, figure, verdict.
 
     examples:
@@ -84,13 +84,14 @@ def reproduce(
     names = [name for name in items if "=" not in name]
     found = queue() if all else [*ITEMS.values()] if list and not names else chosen(names)
     if list:
-        _list(found, out, json)
-        return 0
+        states = {item.id: _state(item, out) for item in found}
+        content = {item.id: {**item.about(), "state": states[item.id]} for item in found}
+        return Result(content, lambda: _list(found, out, states))
     if index is not None and not found:
         from isograd.lab.report.pages.reproduce_index import write_index
 
-        print_path(f"index: {write_index([item.about() for item in ITEMS.values()], out, index)}")
-        return 0
+        page = write_index([item.about() for item in ITEMS.values()], out, index)
+        return Result({"index": str(page)}, lambda: print_path(f"index: {page}"))
     if not found:
         raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
     if data is not None and not data.exists():
@@ -107,7 +108,7 @@ def reproduce(
         jobs=jobs,
     )
     if full:
-        return _full(found, asked, world_size, run, json)
+        return _full(found, asked, world_size, run)
     if cores:
         pin(cores)
     if all:
@@ -146,11 +147,7 @@ def _state(item: "Item", out: Path) -> str:
     return f"{result['verdict']} ({result.get('date', 'no date')}{since}{stood})"
 
 
-def _list(items: "Sequence[Item]", out: Path, json: bool) -> None:
-    states = {item.id: _state(item, out) for item in items}
-    if json:
-        print_json({item.id: {**item.about(), "state": states[item.id]} for item in items})
-        return
+def _list(items: "Sequence[Item]", out: Path, states: dict[str, str]) -> None:
     console = output(soft_wrap=True)
     for paper in dict.fromkeys(item.paper for item in items):
         console.print(f"\n[bold underline]{escape(paper)}[/]")
@@ -168,7 +165,7 @@ def _list(items: "Sequence[Item]", out: Path, json: bool) -> None:
     print("min: minutes of one core, shared runs included; data: a folder below --data (what stands in without it)")
 
 
-def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool, index: Path | None) -> int:
+def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool, index: Path | None) -> Result:
     """Each item in turn; one that fails does not end the others."""
     from isograd.lab.report.pages.reproduce_index import write_index
     from isograd.papers.reproduce.plan import plan_item
@@ -190,11 +187,8 @@ def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool,
             _print(results[-1], several=len(planned) > 1)
         if index is not None:
             write_index([item.about() for item in ITEMS.values()], asked.out, index)
-    for line in [*failed, *(f"{one['item']}: {why}" for one in results for why in one.get("failed", ()))]:
-        print(f"isograd reproduce: {line}", file=sys.stderr)
-    if json:
-        print_json({"items": results})
-    return 1 if failed or any(one.get("failed") for one in results) else 0
+    failed += [f"{one['item']}: {why}" for one in results for why in one.get("failed", ())]
+    return Result({"items": results}, faults=failed, code=1 if failed else 0)
 
 
 def _one(planned: "Planned", asked: "Asked", retry: bool) -> dict[str, Any]:
@@ -281,21 +275,22 @@ def _print(result: dict[str, Any], several: bool) -> None:
     print_path(f"page: {result['page']}")
 
 
-def _full(items: "Sequence[Item]", asked: "Asked", devices: int | None, run: bool, json: bool) -> int:
+def _full(items: "Sequence[Item]", asked: "Asked", devices: int | None, run: bool) -> Result:
     """What the paper's size needs; with `run` it is started, item after item."""
     with loading():
         from isograd.papers.reproduce.full import must_start, needs
 
     found = {item.id: needs(item, asked, devices) for item in items if item.full or len(items) == 1}
-    if json and not run:
-        print_json({name: one.as_dict() for name, one in found.items()})
-        return 0
-    for name, one in found.items():
-        if run:
-            must_start(one, devices is not None)
-        else:
-            _print_needs(name, one)
-    return max([_start(one) for one in found.values()], default=0) if run else 0
+    if not run:
+
+        def show() -> None:
+            for name, one in found.items():
+                _print_needs(name, one)
+
+        return Result({name: one.as_dict() for name, one in found.items()}, show)
+    for one in found.values():
+        must_start(one, devices is not None)
+    return Result(code=max([_start(one) for one in found.values()], default=0))
 
 
 def _print_needs(name: str, found: "Needs") -> None:

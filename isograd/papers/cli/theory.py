@@ -3,12 +3,13 @@
 import math
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, loading, output, print_json, print_table, warn
+from isograd.cli.console import Bar, Result, loading, output, print_table
 from isograd.cli.parser import Count, Folder
 from isograd.errors import IsogradError, UserError, one_line
 
@@ -26,8 +27,7 @@ def theory(
     placement: str | None = None,
     seeds: Count | None = None,
     out: Folder = Path("runs/theory"),
-    json: bool = False,
-) -> int:
+) -> Result:
     """Measure the papers' claims about a stack at initialization: a verdict each.
 
     examples:
@@ -54,19 +54,19 @@ def theory(
 
     found = chosen(claims)
     if list:
-        _list(found, json)
-        return 0
+        listed = {one.name: _about(one) | {"placements": [c.placement for c in one.cases]} for one in found}
+        return Result(listed, partial(_list, found))
     with loading():
         import isograd.papers.theory.measures  # noqa: F401  (what is measured below)
     out.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
     if placement is not None:
         if negative_controls:
             raise UserError("--negative-controls are those of the papers' placements, not of --placement")
-        return _of_design(placement, found, seeds, out, json)
-    return _measure(found, negative_controls, seeds, out, json)
+        return _of_design(placement, found, seeds, out)
+    return _measure(found, negative_controls, seeds, out)
 
 
-def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path, json: bool) -> int:
+def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path) -> Result:
     import torch
 
     from isograd.lab.report.pages.theory import write_theory
@@ -84,14 +84,12 @@ def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path
     rows, refused_rows = [whole(one) for one in found], [whole(one) for one in refused]
     facts = _facts(time.perf_counter() - begun)
     page = write_theory(out, [_about(claim) for claim in claims], rows, refused_rows, facts)
-    if json:
-        content = {
-            "verdicts": [_short(row) for row in rows],
-            "negative_controls": [_short(row) for row in refused_rows],
-        }
-        print_json(content | {"page": str(page), "facts": facts})
-    else:
-        _print(rows, refused_rows, page)
+    content = {
+        "verdicts": [_short(row) for row in rows],
+        "negative_controls": [_short(row) for row in refused_rows],
+        "page": str(page),
+        "facts": facts,
+    }
     failed = [
         f"{one.claim} {'holds for' if one.refuted else 'does not hold for'} {one.placement}"
         + (", of which it is recorded as false" if one.refuted else "")
@@ -99,12 +97,10 @@ def _measure(claims: "list[Claim]", controls: bool, seeds: int | None, out: Path
         if not one.as_recorded
     ]
     failed += [f"{one.claim} for {one.placement} does not refuse {one.subject}" for one in refused if one.holds]
-    for line in failed:
-        warn("theory", line)
-    return 1 if failed else 0
+    return Result(content, partial(_print, rows, refused_rows, page), failed, code=1 if failed else 0)
 
 
-def _of_design(placement: str, claims: "list[Claim]", seeds: int | None, out: Path, json: bool) -> int:
+def _of_design(placement: str, claims: "list[Claim]", seeds: int | None, out: Path) -> Result:
     """A placement of the user's in every claim about placements: its number beside those that the papers speak of."""
     import torch
 
@@ -127,13 +123,13 @@ def _of_design(placement: str, claims: "list[Claim]", seeds: int | None, out: Pa
         torch.set_num_threads(threads)
     path = out / f"{placement}.json"
     write_json(path, rows)
-    if json:
-        print_json({"placement": placement, "claims": rows, "file": str(path)})
-        return 0
     lines = [[*(escape(row[name]) for name in ("claim", "theirs", "said")), row["value"]] for row in rows]
-    print_table(["claim", "the papers' placements", "like", placement], lines, left=3)
-    output().print(f"\nnumbers, with what each is: {escape(str(path))}", soft_wrap=True)
-    return 0
+
+    def show() -> None:
+        print_table(["claim", "the papers' placements", "like", placement], lines, left=3)
+        output().print(f"\nnumbers, with what each is: {escape(str(path))}", soft_wrap=True)
+
+    return Result({"placement": placement, "claims": rows, "file": str(path)}, show)
 
 
 def _asked(claim: "Claim", placement: str, seeds: int | None) -> dict[str, Any]:
@@ -199,10 +195,7 @@ def _print(rows: "list[dict[str, Any]]", controls: "list[dict[str, Any]]", page:
     output().print(f"\n{summary(rows, controls)} {escape(str(page))}", soft_wrap=True)
 
 
-def _list(claims: "list[Claim]", json: bool) -> None:
-    if json:
-        print_json({one.name: _about(one) | {"placements": [c.placement for c in one.cases]} for one in claims})
-        return
+def _list(claims: "list[Claim]") -> None:
     console = output(soft_wrap=True)
     for claim in claims:
         console.print(f"[bold]{claim.name}[/bold]  {escape(claim.title)}  [dim]{escape(claim.source)}[/dim]")

@@ -262,7 +262,8 @@ def config_from(run: Run, **facts: Any) -> "IsogradConfig":
         return IsogradConfig(**given)
     except (ValueError, UnknownPlacement) as error:
         ours = {TERMS.get(name, name): f"model.{name}" for name in options}
-        raise RecipeError(re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))) from error
+        message = re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))
+        raise RecipeError(message, *ours.values()) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +277,8 @@ class RowTraining(Training):
         at_least(1, "training", self, "batch")
         if self.batch % self.accumulation:
             raise RecipeError(
-                f"training.batch={self.batch} does not divide by training.accumulation={self.accumulation}"
+                f"training.batch={self.batch} does not divide by training.accumulation={self.accumulation}",
+                "training.batch",
             )
 
 
