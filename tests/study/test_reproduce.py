@@ -18,10 +18,10 @@ from isograd.lab.study.compare import plan_arms
 from isograd.lab.train.recipe import load_run
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.context import Context
-from isograd.papers.reproduce.data import CAPTIONS, IWSLT14, found
+from isograd.papers.reproduce.data import found
 from isograd.papers.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
 from isograd.papers.reproduce.plan import Asked, plan_item
-from isograd.papers.reproduce.registry import ITEMS, chosen
+from isograd.papers.reproduce.registry import ITEMS, chosen, corpus
 from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, refused
 from tests.study.tiny_study import recipe
@@ -120,8 +120,8 @@ def test_one_text_in_the_place_of_a_corpus(tmp_path: Path) -> None:
     """Of an item that reads plain text; the others are not run, and say why."""
     text = tmp_path / "my.txt"
     text.write_text("some words")
-    assert found(CAPTIONS, text) == ({"data.source": str(text)}, "the text my.txt")
-    assert found(IWSLT14, text)[1] == (
+    assert found(corpus("captions"), text) == ({"data.source": str(text)}, "the text my.txt")
+    assert found(corpus("iwslt14"), text)[1] == (
         "no data: my.txt is one text, and this item reads iwslt14-de-en/ below --data FOLDER"
     )
     planned = plan_item(ITEMS["normformer2021/gradients-fig3"], Asked(out=tmp_path, data=text))

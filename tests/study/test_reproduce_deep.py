@@ -13,10 +13,11 @@ from isograd.lab.evaluate.scores import paired_bootstrap, score
 from isograd.lab.evaluate.translation import Translator
 from isograd.lab.train.train import initial_model, train
 from isograd.models import IsogradForSeq2SeqLM
-from isograd.papers.reproduce import admin2020, verydeep2020
+from isograd.papers.reproduce import rules
 from isograd.papers.reproduce.context import Context, Trained
-from isograd.papers.reproduce.item import Row
+from isograd.papers.reproduce.item import Row, Rows, Verdict
 from isograd.papers.reproduce.measures import stacks, translations
+from isograd.papers.reproduce.registry import ITEMS
 from isograd.transformer.parameters import Coefficient
 from tests.train.recipes import pairs_files, read_json, small_translation
 
@@ -97,7 +98,7 @@ def test_scores_are_those_of_the_translations(trained: Trained, tmp_path: Path) 
 def test_folding_changes_no_translation(trained: Trained, tmp_path: Path) -> None:
     (row,) = translations.folded(context(tmp_path, trained))
     assert (row["same"], row["skips"], row["skips_left"]) == (100, 4 * 2 + 3 * 3, 0)
-    assert verydeep2020._folded([row, row]).verdict == "same direction"
+    assert judged("verydeep2020/fold", [row, row]).verdict == "same direction"
 
 
 @pytest.mark.slow
@@ -123,6 +124,12 @@ def test_back_translation_of_a_part(trained: Trained, tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
 
 
+def judged(item: str, rows: Rows) -> Verdict:
+    judge = ITEMS[item].judge
+    assert judge is not None
+    return judge(rows)
+
+
 def of(arm: str, outcomes: list[str], **more: Any) -> list[Row]:
     return [{"arm": arm, "seed": i, "outcome": outcome, **more} for i, outcome in enumerate(outcomes)]
 
@@ -132,16 +139,13 @@ def test_the_rule_of_sixty_layers() -> None:
     trains = [*of("Post-LN, 6+6", good, validation_loss=4.0), *of("ADMIN, 60+12", good, validation_loss=4.1)]
 
     def found(outcomes: list[str], loss: float) -> str:
-        return verydeep2020._deep([*trains, *of("Post-LN, 60+12", outcomes, validation_loss=loss)]).verdict
+        return judged("verydeep2020/60l-12l", [*trains, *of("Post-LN, 60+12", outcomes, validation_loss=loss)]).verdict
 
     assert found(bad, 5.0) == "same direction"  # a diverged run is worse than any loss
     assert found(["collapsed", "finished", "collapsed"], 5.0) == "not seen"
     assert found(["undecided"] * 3, 4.3) == "not seen"  # not far behind
     own = [*of("a", good, validation_loss=4.0), *of("b", good, validation_loss=5.0)]
-    assert (
-        admin2020.fails(own, "b", "a").verdict == "opposite"
-        and admin2020.fails(own[:3], "b", "a").verdict == "not seen"
-    )
+    assert rules.fails(own, "b", "a").verdict == "opposite" and rules.fails(own[:3], "b", "a").verdict == "not seen"
 
 
 @pytest.mark.parametrize(
@@ -159,22 +163,23 @@ def test_the_rule_of_alike(apart: tuple[float, ...], verdict: str) -> None:
         for arm in ("profiled at 0.1", "profiled at 0.2")
         for i, gap in enumerate(apart)
     ]
-    assert verydeep2020._alike(rows).verdict == verdict
-    assert verydeep2020._profile(rows).verdict == ("same direction" if verdict == "same direction" else "not seen")
+    assert rules.alike(rows, "profiled at 0.1", "profiled at 0.2", 0.05).verdict == verdict
+    assert judged("verydeep2020/profile-dropout", rows).verdict == (
+        "same direction" if verdict == "same direction" else "not seen"
+    )
 
 
 def test_the_rule_of_ranges() -> None:
     rows = [
         {"arm": arm, "seed": seed, "bucket": name, "value": value + seed}
-        for arm, values in ((verydeep2020.DEEPER, (20, 30)), (verydeep2020.BASE, (10, 25)))
+        for arm, values in (("ADMIN, 15+3", (20, 30)), ("Post-LN, 6+6", (10, 25)))
         for name, value in zip(("1", "2 to 4"), values, strict=True)
         for seed in (1, 2, 3)
     ]
-    judged = verydeep2020._buckets("F1 of words seen {} times")
-    assert judged(rows).verdict == "same direction"
-    assert judged(rows).ours[2].label == f"F1 of words seen 2 to 4 times, {verydeep2020.DEEPER}"
-    worse = [{**row, "value": 50} if row["arm"] == verydeep2020.BASE and row["bucket"] == "1" else row for row in rows]
-    assert judged(worse).verdict == "not seen"
+    assert judged("verydeep2020/word-frequency", rows).verdict == "same direction"
+    assert judged("verydeep2020/word-frequency", rows).ours[2].label == "F1 of words seen 2 to 4 times, ADMIN, 15+3"
+    worse = [{**row, "value": 50} if row["arm"] == "Post-LN, 6+6" and row["bucket"] == "1" else row for row in rows]
+    assert judged("verydeep2020/word-frequency", worse).verdict == "not seen"
 
 
 def test_the_rule_of_output_changes() -> None:
@@ -182,9 +187,9 @@ def test_the_rule_of_output_changes() -> None:
 
     def rows(swap: bool) -> list[Row]:
         found: list[Row] = []
-        for arm, (_, law) in admin2020.LAWS.items():
+        for arm, (_, law) in rules.LAWS.items():
             if swap:
-                law = admin2020.LAWS["Pre-LN" if arm == "Post-LN" else "Post-LN"][1]
+                law = rules.LAWS["Pre-LN" if arm == "Post-LN" else "Post-LN"][1]
             for direction in ("random", "gradient"):
                 for seed in (1, 2):
                     values = [2 + 3 * law(n) for n in (6, 12, 48, 96)]
@@ -201,8 +206,8 @@ def test_the_rule_of_output_changes() -> None:
                     ]
         return found
 
-    assert admin2020._output_changes(rows(swap=False)).verdict == "same direction"
-    assert admin2020._output_changes(rows(swap=True)).verdict == "not seen"
+    assert rules.output_changes(rows(swap=False)).verdict == "same direction"
+    assert rules.output_changes(rows(swap=True)).verdict == "not seen"
 
 
 def test_the_rule_of_vanishing() -> None:
@@ -215,8 +220,8 @@ def test_the_rule_of_vanishing() -> None:
             for fall in [factor if (stack, placement) == ("decoder", "post-ln") else 1.0]
         ]
 
-    assert admin2020._vanishing(rows(0.8)).verdict == "same direction"
-    assert admin2020._vanishing(rows(0.95)).verdict == "not seen"
+    assert rules.vanishing(rows(0.8), 18, stacks.PAIRS).verdict == "same direction"
+    assert rules.vanishing(rows(0.95), 18, stacks.PAIRS).verdict == "not seen"
 
 
 def test_every_two_of_a_seed(trained: Trained, tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def test_growth_with_the_layer() -> None:
 
 def test_exponents_over_depth() -> None:
     def exponents(post_ln: float, pre_ln: float) -> Rows:
-        return rows("exponent", {"Post-LN": [post_ln] * 3, "Pre-LN": [pre_ln] * 3}, what="exponent")
+        found = rows("exponent", {"Post-LN": [post_ln] * 3, "Pre-LN": [pre_ln] * 3}, what="exponent")
+        return [{**row, "size": abs(row["exponent"])} for row in found]
 
     assert judged("xiong2020/depth-gradients-fig3", exponents(-0.1, -0.5)) == "same direction"
     assert judged("xiong2020/depth-gradients-fig3", exponents(-0.5, -0.5)) == "not seen"

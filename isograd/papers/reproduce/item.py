@@ -203,7 +203,7 @@ class Item:
 
     def setup(self) -> str:
         """A hash of what a verdict rests on: the runs, their recipes, the rule in words and as code, the measure."""
-        code = [inspect.getsource(one) for one in (self.judge, self.measure) if one is not None]
+        code = [inspect.getsource(one) if inspect.isfunction(one) else repr(one) for one in (self.judge, self.measure)]
         recipes = [path_of(runs.recipe).read_text(encoding="utf-8") for runs in self.runs]
         return hashlib.sha256(repr((self.runs, self.corpus, self.rule, code, recipes)).encode()).hexdigest()[:12]
 

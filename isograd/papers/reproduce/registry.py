@@ -1,14 +1,74 @@
-"""All items, by id."""
+"""All items, by id: the rows of `items/PAPER.yaml`, and the corpora that they read."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from isograd.errors import UserError, nearest
-from isograd.papers.reproduce import admin2020, normformer2021, verydeep2020, xiong2020
-from isograd.papers.reproduce.item import Item
+from isograd.papers.reproduce.item import PAPERS, Chart, Corpus, Full, Item, Published, Runs
+from isograd.papers.reproduce.rules import Rule
 
-ITEMS: dict[str, Item] = {
-    item.id: item for paper in (xiong2020, normformer2021, admin2020, verydeep2020) for item in paper.ITEMS
-}
+_FOLDER = Path(__file__).with_name("items")
+_MEASURES = f"{__package__}.measures"
+
+
+@cache
+def _read(name: str) -> Any:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it
+    return yaml.load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), loader)
+
+
+def corpus(name: str | None) -> Corpus | None:
+    """A corpus by its name; "glue/MRPC" is GLUE's files of one task, and nothing stands in for them."""
+    if name is None:
+        return None
+    folder, _, task = name.partition("/")
+    if task:
+        return Corpus(name=f"GLUE's {task}", folder=folder, files=(task,), settings={"glue.source": "{folder}"})
+    row = _read("corpora")[name]
+    return Corpus(**{**row, "files": tuple(row["files"])})
+
+
+def item_of(row: Mapping[str, Any]) -> Item:
+    """A row of the table: words of the command line where runs are said, names where there is code."""
+    given = dict(row)
+    if "judge" in row:
+        judge = row["judge"]
+        conditions = tuple((name, rule) for one in judge["conditions"] for name, rule in one.items())
+        given["judge"] = Rule(**{**judge, "conditions": conditions})
+    if "measure" in row:
+        module, _, name = row["measure"].partition(".")
+        given["measure"] = getattr(import_module(f"{_MEASURES}.{module}"), name)
+    if "full" in row:
+        given["full"] = Full(**_words(row["full"]))
+    given |= {
+        "published": tuple(Published(**one) for one in row.get("published", ())),
+        "runs": tuple(_runs(one) for one in row.get("runs", ())),
+        "charts": tuple(Chart(**one) for one in row.get("charts", ())),
+        "corpus": corpus(row.get("corpus")),
+        **{name: tuple(row.get(name, ())) for name in ("run_charts", "revised")},
+    }
+    return Item(**given)
+
+
+def _runs(row: Mapping[str, Any]) -> Runs:
+    own = _words(row)
+    arms = {name: tuple(shlex.split(words)) for name, words in row.get("arms", {}).items()}
+    return Runs(**own, arms=arms, seeds=tuple(row.get("seeds", (1, 2, 3))))
+
+
+def _words(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What runs here and runs of the paper's size share."""
+    rest = {name: value for name, value in row.items() if name not in ("arms", "seeds")}
+    return {**rest, "overrides": tuple(shlex.split(row.get("overrides", ""))), "corpus": corpus(row.get("corpus"))}
+
+
+ITEMS: dict[str, Item] = {row["id"]: item_of(row) for paper in PAPERS for row in _read(paper)}
 
 
 # by importance: the papers' main tables and figures, those that share runs beside each other; then all others

@@ -57,7 +57,9 @@ def depth_gradients(context: Context) -> Rows:
     for arm, seed in dict.fromkeys((row["arm"], row["seed"]) for row in rows):
         own = [row for row in rows if (row["arm"], row["seed"]) == (arm, seed)]
         p = exponent([row["layers"] for row in own], [row["gradient"] for row in own])
-        rows.append({"arm": arm, "placement": SHAPES[arm], "seed": seed, "what": "exponent", "exponent": p})
+        rows.append(
+            {"arm": arm, "placement": SHAPES[arm], "seed": seed, "what": "exponent", "exponent": p, "size": abs(p)}
+        )
     return rows
 
 

@@ -155,7 +155,8 @@ def skips(context: Context) -> Rows:
         for row in one.read("quantities.jsonl"):
             steps.setdefault(row["step"], {}).setdefault(row["stack"], []).append(row["skip"])
         last = max(steps)
-        rows.append(one.row(**{f"{stack}_{name}": v for stack in steps[0] for name, v in _growth(steps, stack, last)}))
+        grown = {f"{stack}_{name}": v for stack in steps[0] for name, v in _growth(steps, stack, last)}
+        rows.append(one.row(**grown, moved=max(value for name, value in grown.items() if name.endswith("_moved"))))
         for step in (0, last):
             for stack, values in steps[step].items():
                 first = {"arm": one.arm, "placement": one.placement, "seed": one.seed, "stack": stack}
