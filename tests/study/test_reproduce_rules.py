@@ -225,3 +225,15 @@ def test_the_papers_size_takes_its_overrides(full: Full) -> None:
     """Each of its runs divides its batch by the item's devices."""
     runs = _runs(full.recipe, full.overrides, None)
     assert runs and all(run.micro_tokens(full.devices) >= 1 for run in runs)
+
+
+def test_each_arm_at_its_best_rate() -> None:
+    """Two seeds choose; the others judge, and an arm that is better at one equal rate alone is not better."""
+
+    def found(mine: dict[str, float], theirs: dict[str, float]) -> str:
+        own = {f"NormFormer with ResScale, lr {lr}": [0.0, loss, loss, loss, loss] for lr, loss in mine.items()}
+        arms = own | {f"Pre-LN, lr {lr}": [0.0, loss, loss, loss, loss] for lr, loss in theirs.items()}
+        return judged("normformer2021/tuned-rates", [row for row in rows("validation_loss", arms) if row["seed"]])
+
+    assert found({"1e-3": 5.0, "4e-3": 4.0}, {"1e-3": 4.5, "4e-3": 5.0}) == "same direction"
+    assert found({"1e-3": 5.0, "4e-3": 4.0}, {"1e-3": 3.9, "4e-3": 5.0}) == "opposite"

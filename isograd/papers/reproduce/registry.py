@@ -76,7 +76,7 @@ FIRST = (
     *("admin2020/bleu", "admin2020/depth-table2", "admin2020/hybrid-table1"),
     *("verydeep2020/60l-12l", "verydeep2020/shallow-decoder", "verydeep2020/depth-grid", "verydeep2020/ter-chrf"),
     *("verydeep2020/word-frequency", "verydeep2020/sentence-length"),
-    *("normformer2021/lr-stability-fig5", "normformer2021/clm-table2"),
+    *("normformer2021/tuned-rates", "normformer2021/lr-stability-fig5", "normformer2021/clm-table2"),
     *("xiong2020/warmup-fig2", "xiong2020/pre-ln-fig4", "xiong2020/bert-fig5a", "xiong2020/mrpc-fig5b"),
     *("xiong2020/rte-fig5c", "normformer2021/mlm-glue-table3"),
 )

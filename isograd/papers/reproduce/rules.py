@@ -168,6 +168,24 @@ def sooner(rows: Rows, mine: str, theirs: str) -> Verdict:
     return Verdict(verdict=found.verdict, reason=reason, ours=(*found.ours, time, *gain.ours))
 
 
+def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Verdict:
+    """NormFormer: each arm at its own best rate, which some seeds choose and the others judge.
+
+    Args:
+        mine, theirs: what the names of an arm at all its rates begin with, before ", lr ".
+        by: the seeds that choose.
+    """
+    best = {}
+    for name in (mine, theirs):
+        losses = {
+            arm: by_seed(of_arm(rows, arm), "validation_loss") for arm in dict.fromkeys(row["arm"] for row in rows)
+        }
+        own = {arm: of for arm, of in losses.items() if arm.startswith(f"{name}, lr ")}
+        best[name] = min(own, key=lambda arm: median([own[arm].get(seed, math.inf) for seed in by]))
+    others = [row for row in rows if row["seed"] not in by]
+    return judge.paired(others, "validation_loss", best[mine], best[theirs], "lower", unit="nats")
+
+
 def stable(rows: Rows, mine: str, theirs: str) -> Verdict:
     """NormFormer: both protocols; the ratio of the rates, seed by seed, beside the paper's."""
     found, ratios = [], []
@@ -279,5 +297,5 @@ RULES: dict[str, Callable[..., Verdict]] = {
         rule.__name__: rule
         for rule in (column, gap, alike, trains, fails, buckets, bounded, sooner, stable, overhead, output_changes)
     },
-    **{rule.__name__: rule for rule in (vanishing, hybrid, dependencies)},
+    **{rule.__name__: rule for rule in (vanishing, hybrid, dependencies, tuned)},
 }
