@@ -12,7 +12,6 @@ from torch.func import functional_call
 from isograd.lab.statistics import exponent
 from isograd.models import IsogradForCausalLM
 from isograd.papers.theory.claim import Curve, Measured
-from isograd.papers.theory.claims import AMPLIFIED
 from isograd.papers.theory.curves import over_interval, over_seeds, r_squared
 from isograd.papers.theory.networks import (
     changes_of,
@@ -26,7 +25,7 @@ from isograd.papers.theory.networks import (
     tokens,
 )
 
-DEPTHS = AMPLIFIED
+DEPTHS = (3, 6, 12, 18, 24, 36, 48)  # layers
 SUBLAYERS = tuple(2 * layers for layers in DEPTHS)
 STEP = 1e-5  # of the perturbation
 FROM = 20  # the sublayer from which ADMIN's exponent is fitted: the first ones still show the embedding's variance

@@ -91,3 +91,20 @@ def factor(case: Case, curve: Curve) -> Sequence[Line]:
     assert isinstance(case.predicted, float)
     predicted = case.predicted
     return [Line(label=f"theory: {predicted:.3g} per layer", x=curve.x, y=tuple(predicted**x for x in curve.x))]
+
+
+THEORIES: dict[str, Theory] = {  # as the tables of claims name them
+    **{f"power of {variable}": power(variable) for variable in ("L", "l", "i", "sum")},
+    "factor": factor,
+    "1": fixed("1", lambda _: 1.0),
+    "3/2": fixed("3/2", lambda _: 1.5),
+    "d / 2": fixed("d / 2", lambda d: d / 2),
+    "1 / std(x)": fixed("1 / std(x)", lambda x: 1 / x),
+    "between 1 + l/2 and 1 + 3l/2": fixed("between 1 + l/2 and 1 + 3l/2", lambda x: 1 + x / 2, lambda x: 1 + 1.5 * x),
+    "atan(0.05 / 0.95)": fixed("atan(0.05 / 0.95)", lambda _: 3.0128),
+    "O(N), O(log N), O(1)": from_first(
+        post_ln=("O(N)", lambda layers: layers),
+        pre_ln=("O(log N)", lambda layers: math.log(2 * layers)),
+        deepnorm=("O(1)", lambda _: 1.0),
+    ),
+}

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isograd.papers.theory.claim import Measured
-from isograd.papers.theory.claims import POST_LN_LEVEL, PRE_LN_GROWTH
+from isograd.papers.theory.claims import CLAIMS
 from isograd.papers.theory.curves import farthest, over_seeds
 from isograd.papers.theory.networks import scaling
 
@@ -127,7 +127,7 @@ def lemma_1(subject: str, seeds: int) -> Measured:
 def lemma_2_level(subject: str, seeds: int) -> Measured:
     """|x_l|^2 / d, the value of the layer that lies farthest from the middle of the tolerance."""
     curve = over_seeds(*_square_norms(subject, seeds))
-    return Measured(value=farthest(curve.y, *POST_LN_LEVEL), curve=curve)
+    return Measured(value=farthest(curve.y, *_tolerance("lemma-2-post-ln")), curve=curve)
 
 
 @lru_cache
@@ -135,7 +135,7 @@ def lemma_2_growth(subject: str, seeds: int) -> Measured:
     """(|x_l|^2 / d - 1) / l, the value of the layer that lies farthest from the middle of the bounds."""
     curve = over_seeds(*_square_norms(subject, seeds))
     growth = [(y - 1) / layer for layer, y in zip(curve.x, curve.y, strict=True)]
-    return Measured(value=farthest(growth, *PRE_LN_GROWTH), curve=curve)
+    return Measured(value=farthest(growth, *_tolerance("lemma-2-pre-ln")), curve=curve)
 
 
 @lru_cache
@@ -168,3 +168,9 @@ def lemma_3(subject: str, seeds: int) -> Measured:
 
 def _rms_norm(x: Tensor) -> Tensor:
     return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def _tolerance(claim: str) -> tuple[float, float]:
+    (case,) = CLAIMS[claim].cases
+    assert case.low is not None and case.high is not None
+    return case.low, case.high
