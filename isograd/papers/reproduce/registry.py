@@ -11,7 +11,7 @@ import yaml
 
 from isograd.errors import UserError, nearest
 from isograd.papers.reproduce.item import PAPERS, Chart, Corpus, Full, Item, Published, Runs
-from isograd.papers.reproduce.rules import Rule
+from isograd.papers.reproduce.rules import Conditions
 
 _FOLDER = Path(__file__).with_name("items")
 _MEASURES = f"{__package__}.measures"
@@ -40,7 +40,7 @@ def item_of(row: Mapping[str, Any]) -> Item:
     if "judge" in row:
         judge = row["judge"]
         conditions = tuple((name, rule) for one in judge["conditions"] for name, rule in one.items())
-        given["judge"] = Rule(**{**judge, "conditions": conditions})
+        given["judge"] = Conditions(**{**judge, "conditions": conditions})
     if "measure" in row:
         module, _, name = row["measure"].partition(".")
         given["measure"] = getattr(import_module(f"{_MEASURES}.{module}"), name)

@@ -1,6 +1,6 @@
 """The rules that an item's row names: each takes the rows of its runs and what the row of the table says of it.
 
-A rule is one of `judge`, or of what is judged in one paper alone. `Rule` puts several together.
+A rule is one of `judge`, or of what is judged in one paper alone. `Conditions` puts several together.
 """
 
 import math
@@ -16,7 +16,7 @@ from isograd.papers.reproduce.judge import by_seed, measured, of_arm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class Conditions:
     """Several conditions, all of which must hold.
 
     Args:
