@@ -5,39 +5,39 @@ findings.placements["model.layers.3.self_attn"]     # "pre-ln"
 for finding in findings: print(finding.code, finding.address, finding.measured)
 """
 
+import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
-from isograd.lint import branches, leaks, norms, options, shortcuts, wiring
+from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Findings, by_harm
-from isograd.lint.initial import against as others
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.rules import explained, in_order
-from isograd.lint.running import finite, gradients, randomness
+from isograd.lint.running import forward, gradients
 from isograd.lint.running import optimizer as optimizers
-from isograd.lint.upstream import with_upstream
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run
-from isograd.trace.record import answer, unwrapped
+from isograd.trace.record import answer, is_large, unwrapped
 from isograd.trace.sublayers import TracedSublayer
 
 _TARGETS = ("targets", "target", "labels", "y")
 
 MODULES = (
-    others,
     branches,
     collapse,
-    finite,
+    compared,
+    forward,
     gradients,
     heads,
     initialization,
@@ -45,9 +45,7 @@ MODULES = (
     masks,
     norms,
     optimizers,
-    options,
     positions,
-    randomness,
     shortcuts,
     weights,
     wiring,
@@ -85,7 +83,7 @@ def check(
     """
     ignored = known_codes(ignore)
     found = _looked(unwrapped(model), batch, ignored, optimizer, against, lr, warmup, name)
-    kept = with_upstream(unwrapped(model), found.findings, lambda new: _looked(new, batch, ignored).findings)
+    kept = _with_upstream(unwrapped(model), found.findings, lambda new: _looked(new, batch, ignored).findings)
     return replace(found, findings=by_harm(kept, {code for one in in_order() for code in one.stops}))
 
 
@@ -134,6 +132,58 @@ def _looked(
         missed=tuple(missed),
         scheme=_scheme(checked),
     )
+
+
+def _with_upstream(
+    model: nn.Module, found: Sequence[Finding], check: Callable[[nn.Module], Sequence[Finding]]
+) -> list[Finding]:
+    """The findings; errors that a new model of the same class and sizes, with all other settings at their defaults,
+    has at the same places are warnings that say so.
+
+    Args:
+        check: finds what is wrong with such a model.
+    """
+    if not any(finding.severity == "error" for finding in found) or not _is_stock(model) or is_large(model):
+        return list(found)
+    assert isinstance(model, PreTrainedModel)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            theirs = {(one.code, one.address) for one in check(type(model)(_usual(model.config)).eval())}
+    except Exception:  # a class that cannot be built so says nothing
+        return list(found)
+    name = f"{type(model).__name__} of transformers {version('transformers')}"
+    return [
+        replace(
+            one,
+            severity="warning",
+            message=f"{one.message}; every new {name} has this: the cause is upstream, not in your code",
+        )
+        if one.severity == "error" and (one.code, one.address) in theirs
+        else one
+        for one in found
+    ]
+
+
+def _is_stock(model: nn.Module) -> bool:
+    """Whether a model is of transformers' and torch's classes alone, none with a forward pass of its own."""
+    return isinstance(model, PreTrainedModel) and all(
+        type(module).__module__.startswith(("transformers.", "torch.nn."))
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        for module in model.modules()
+    )
+
+
+def _usual(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration with its sizes, and with the defaults of its class for switches, factors and names."""
+    made, usual = copy.deepcopy(config), type(config)()
+    for name, default in vars(usual).items():
+        own: Any = getattr(made, name, None)
+        if isinstance(own, PretrainedConfig):
+            setattr(made, name, _usual(own))
+        elif isinstance(default, bool | float | str) and name[0] != "_" and own != default:
+            setattr(made, name, default)
+    return made
 
 
 def _scheme(checked: CheckedModel) -> str:

@@ -213,7 +213,7 @@ def record(model: nn.Module, inputs: Any, *, in_half: bool = False, shared: bool
     for sharing in (True, False) if shared else (False,):
         try:
             twin = stand_in(model, in_half=in_half, shared=sharing)
-            trace = _recorded(twin, inputs, _own(model) if sharing else frozenset())
+            trace = recorded(twin, inputs, _own(model) if sharing else frozenset())
         except ValueError:  # there are no values to compute with
             raise
         except Exception:
@@ -222,10 +222,11 @@ def record(model: nn.Module, inputs: Any, *, in_half: bool = False, shared: bool
             trace.shares = sharing
             return trace
     with undisturbed(model):
-        return _recorded(model.eval(), inputs)
+        return recorded(model.eval(), inputs)
 
 
-def _recorded(model: nn.Module, inputs: Any, kept: frozenset[int] = frozenset()) -> Trace:
+def recorded(model: nn.Module, inputs: Any, kept: frozenset[int] = frozenset()) -> Trace:
+    """One pass through the model itself, in the mode in which it is; see `record`."""
     recorder = _Recorder(model, kept)
     device = next((p.device for p in model.parameters()), "cpu")
     args, kwargs = arguments(fitted(model, inputs, device))
