@@ -130,8 +130,8 @@ def modules_of(made: Any) -> list[nn.Module]:
 
 
 def cases_of(stream: Stream) -> dict[str, Case]:
-    """Name -> what it makes of random weights, such that each part of a formula shows. After sharp mixes Sinkhorn has not
-    converged.
+    """Name -> what it makes of random weights, such that each part of a formula shows; after sharp mixes Sinkhorn has
+    not converged.
     """
     found: dict[str, Case] = {"random weights": lambda w: w}
     if isinstance(stream, Hyper) and stream.maps in ("sinkhorn", "independent"):

@@ -26,6 +26,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding, Severity
 from isograd.lint.rules import Phase, rule
 from isograd.models import IsogradPreTrainedModel
+from isograd.outcome import one_digit
 from isograd.trace.anatomy import Function, TracedStack
 from isograd.trace.sublayers import TracedSublayer
 
@@ -247,21 +248,11 @@ def schedule(rule: CollapseRule, lr: float | None) -> str:
         safe = min(line.highest_rate(warmup) / (4 if before else 2), lr or math.inf)  # p = 0.1 where it was not tried
         if safe >= MEASURED["LR"][0] / 2:
             return (
-                f"{before}train at lr={_rounded(safe)} with {warmup} steps of warm-up: scheduler ="
+                f"{before}train at lr={one_digit(safe):g} with {warmup} steps of warm-up: scheduler ="
                 f" torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / {warmup})), and"
                 " scheduler.step() after optimizer.step()"
             )
     return ""
-
-
-def _rounded(rate: float) -> str:
-    """To one digit, downwards.
-
-    >>> _rounded(3.9e-4), _rounded(1e-3)
-    ('0.0003', '0.001')
-    """
-    power = 10 ** math.floor(math.log10(rate) + 1e-9)
-    return f"{math.floor(rate / power + 1e-9) * power:g}"
 
 
 def norms_moved(checked: CheckedModel, traced: TracedStack) -> str:

@@ -50,7 +50,7 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=name,
             measured=float(len(found)),
-            message=f"this {what} is all zeros ({_matrices_of(len(found))})",
+            message=f"this {what} is all zeros ({many(len(found), 'matrix', 'matrices')})",
             remedy="initialize it, as nn.init.normal_(weight, std=0.02) does; only last projections (W_O, W_2), gates"
             " and the head may begin at 0",
         )
@@ -110,7 +110,7 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
             address=name,
             measured=float(len(found)),
             message=f"{what} of this matrix are equal: its units compute the same and get the same gradient"
-            f" ({_matrices_of(len(found))})",
+            f" ({many(len(found), 'matrix', 'matrices')})",
             remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
         )
     yield from _equal_queries(checked)
@@ -164,7 +164,7 @@ def centre(checked: CheckedModel) -> Iterator[Finding]:
             address=name,
             measured=ratio,
             message=f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
-            f" ({_matrices_of(len(found))})",
+            f" ({many(len(found), 'matrix', 'matrices')})",
             remedy="torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
         )
 
@@ -188,7 +188,7 @@ def partial(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=name,
             measured=float(len(found)),
-            message=f"{what} ({_matrices_of(len(found))})",
+            message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
             remedy="initialize the whole matrix; of a fused one, each part separately",
         )
 
@@ -415,7 +415,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=found[0],
             measured=float(len(found)),
-            message=f"nothing reads this matrix, though {what} read ({_matrices_of(len(found))})",
+            message=f"nothing reads this matrix, though {what} read ({many(len(found), 'matrix', 'matrices')})",
             remedy="call it: every layer in the loop of forward, each projection once; or remove it",
         )
 
@@ -429,7 +429,3 @@ def _matrices(checked: CheckedModel) -> list[str]:
 
 def _token_tables(checked: CheckedModel) -> list[str]:
     return [n for n, by_ids in checked.tables.items() if by_ids and len(checked.parameters[n]) > 4]
-
-
-def _matrices_of(count: int) -> str:
-    return "1 matrix" if count == 1 else f"{count} matrices"
