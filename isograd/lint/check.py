@@ -210,7 +210,7 @@ def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:
         return inputs
     parameters = inspect.signature(model.forward).parameters
     name = next((n for n in _TARGETS if n in parameters and parameters[n].default is None), None)
-    given = _named(list(parameters), inputs)
+    given = inputs if isinstance(inputs, dict) else dict(zip(parameters, inputs, strict=False))
     ids = next((v for v in given.values() if isinstance(v, Tensor) and not v.is_floating_point() and v.ndim == 2), None)
     if name is None or ids is None or name in given:
         return inputs
@@ -222,10 +222,6 @@ def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:
     if before is None or after is None or after.ndim != 3:
         return inputs
     return whole if before.shape[:2] != ids.shape and after.shape[:2] == ids.shape else inputs
-
-
-def _named(names: list[str], inputs: Inputs) -> dict[str, Any]:
-    return dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=False))
 
 
 def known_codes(codes: Iterable[str]) -> frozenset[str]:

@@ -51,7 +51,11 @@ def stored(name: str, placement: Placement, layers: int, stack: Stack, other: in
         **stream,
         "init": placement.init.base,
         "calibrate": placement.calibrate,
-        **({"constrain": [_constraint(one) for one in placement.constrain]} if placement.constrain else {}),
+        **(
+            {"constrain": [{"is": type(one).__name__, **_plain(one)} for one in placement.constrain]}
+            if placement.constrain
+            else {}
+        ),
         "sublayers": [entry for kind in kinds for entry in _grouped(placement, [s for s in every if s.kind == kind])],
     }
 
@@ -151,10 +155,6 @@ def _rates(placement: Placement, site: Site) -> dict[str, dict[str, float]]:
             if factor != 1.0:
                 found.setdefault(of.name, {})[role] = factor
     return found
-
-
-def _constraint(constraint: Constraint) -> dict[str, Any]:
-    return {"is": type(constraint).__name__, **_plain(constraint)}
 
 
 def _restored_constraint(entry: Mapping[str, Any]) -> Constraint:

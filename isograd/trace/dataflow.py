@@ -95,15 +95,13 @@ class Dataflow:
         trace = self.trace
         given = {v for at, v in trace.inputs.items() if _is_integer(trace[v]) and "mask" not in at}
         ids = {v for v in trace.below(given) if _is_integer(trace[v])}
+        tables = {v for v in self._of_parameters if trace[v].ndim >= 2}
         return [
             o
             for o in trace.operations
             if bare(o) in ("embedding", "embedding_bag")
-            or (bare(o) in ("index", "index_select") and self._is_table(o.reads[0]) and not ids.isdisjoint(o.reads[1:]))
+            or (bare(o) in ("index", "index_select") and o.reads[0] in tables and not ids.isdisjoint(o.reads[1:]))
         ]
-
-    def _is_table(self, value: int) -> bool:
-        return self.parameter(value) is not None and self.trace[value].ndim >= 2
 
     @cached_property
     def sources(self) -> list[int]:

@@ -425,6 +425,9 @@ class _Recorder(TorchDispatchMode):
         self.running.append(address)
         self.trace.ran.add(address)
 
+    def leave_module(self) -> None:
+        self.running.pop()
+
     def leave(self, output: Any) -> None:
         self.trace.outputs = {at: self._value(t) for at, t in tensors(output)}
 
@@ -619,9 +622,5 @@ def _addresses(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     with ExitStack() as hooks:
         for address, module in model.named_modules():
             hooks.callback(module.register_forward_pre_hook(lambda *_, a=address: recorder.enter_module(a)).remove)
-            hooks.callback(module.register_forward_hook(lambda *_: _left(recorder.running)).remove)
+            hooks.callback(module.register_forward_hook(lambda *_: recorder.leave_module()).remove)
         yield
-
-
-def _left(running: list[str]) -> None:
-    running.pop()

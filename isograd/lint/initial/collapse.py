@@ -322,13 +322,12 @@ def _line_moved(line: Line, before: Sequence[Line], norms: set[str]) -> str | No
     if made is not None:  # the branch has a line of its own
         after.value = total
         return f"{normed.put(made)}, and {ast.unparse(after)} in place of {ast.unparse(line)}"
-    sides = [side if _stream(side) == normed.name else normed.visit(side) for side in copy.deepcopy(_sides(total))]
+    sides = [
+        side if _stream(side) == normed.name else normed.visit(side)
+        for side in copy.deepcopy([total.left, total.right])
+    ]
     after.value = ast.BinOp(left=sides[0], op=ast.Add(), right=sides[1])
     return f"{ast.unparse(after)} in place of {ast.unparse(line)}"
-
-
-def _sides(total: ast.BinOp) -> list[ast.expr]:
-    return [total.left, total.right]
 
 
 def _stream(term: ast.expr) -> str | None:

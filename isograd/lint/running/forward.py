@@ -93,7 +93,9 @@ def output(checked: CheckedModel) -> Iterator[Finding]:
         made = [v for v in operation.makes if _bad(trace[v])]
         if made and not any(_bad(trace[v]) for v in operation.reads):
             count = int((~trace[made[0]].isfinite()).sum())
-            empty = bare(operation) in ("softmax", "_softmax") and _empty_rows(trace[operation.reads[0]])
+            empty = bare(operation) in ("softmax", "_softmax") and int(
+                (trace[operation.reads[0]] == -torch.inf).all(-1).sum()
+            )
             why = f"{many(empty, 'row')} of scores masked in every place" if empty else "its inputs are all finite"
             yield Finding(
                 code="output-not-finite",
@@ -112,7 +114,3 @@ def output(checked: CheckedModel) -> Iterator[Finding]:
 def _bad(x: Tensor) -> bool:
     """NaN or +inf; -inf is what masks hold."""
     return x.is_floating_point() and bool((x.isnan() | (x == torch.inf)).any())
-
-
-def _empty_rows(scores: Tensor) -> int:
-    return int((scores == -torch.inf).all(-1).sum())
