@@ -206,14 +206,11 @@ class IsogradConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        rope, formula = copy.deepcopy(self.rope_parameters), self.formula
+        self.rope_parameters = rope
         for name in ("num_key_value_heads", "head_dim", "layer_types", "rope_parameters"):
-            if (
-                getattr(self, name) is None
-            ):  # transformers reads these of every configuration that has them, None or not
+            if getattr(self, name) is None:  # transformers reads what is there, None or not
                 delattr(self, name)
-        rope, formula = copy.deepcopy(getattr(self, "rope_parameters", None)), self.formula
-        if rope is not None:
-            self.rope_parameters = rope
         _refuse_unknown(kwargs)
         self.is_encoder_decoder = self.encoder_layers is not None
         self._check_layers()

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -407,6 +408,16 @@ def form(trace: Trace, operations: Iterable[Operation], address: str = "") -> tu
 def numbered(name: str | None) -> str:
     """The name with every index of a list as N: layers.N.ff2.N.weight."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "N", name or "")
+
+
+def common_address(addresses: Iterable[str]) -> str:
+    """The longest address that all of these lie in.
+
+    >>> common_address(["layers.0.ffn.up", "layers.0.ffn.down"]), common_address(["a", "b"])
+    ('layers.0.ffn', '')
+    """
+    levels = zip(*(address.split(".") for address in addresses), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _coarse(leaf: Any) -> Any:

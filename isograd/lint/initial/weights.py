@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from itertools import takewhile
 from statistics import median
 
 import torch
@@ -14,7 +13,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.wiring import waits, waits_for
-from isograd.trace.dataflow import LAYOUT, SCALING, bare, numbered
+from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
 from isograd.trace.parts import parts
 from isograd.trace.record import anything
 from isograd.trace.sublayers import TracedSublayer
@@ -332,9 +331,8 @@ def _in_every(parts: list[nn.Module]) -> str:
     common = set.intersection(*held)
     if any(part <= set().union(*held[:i], *held[i + 1 :]) for i, part in enumerate(held)):  # whole layers come again
         return ""
-    names = [n.split(".") for n, p in parts[0].named_parameters() if id(p) in common and len(common) < len(held[0])]
-    levels = takewhile(lambda level: len(set(level)) == 1, zip(*names, strict=False))
-    return ".".join(level[0] for level in levels).removesuffix(".weight")
+    names = [n for n, p in parts[0].named_parameters() if id(p) in common and len(common) < len(held[0])]
+    return common_address(names).removesuffix(".weight")
 
 
 def _shared_part(address: str, built: int) -> Finding:
