@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
 from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
-from isograd.lint.checked_model import CheckedModel
+from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Findings, by_harm
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.rules import explained, in_order
@@ -191,17 +190,6 @@ def _scheme(checked: CheckedModel) -> str:
         return initialization.scheme_of(checked)
     except Exception:  # a name is no finding: an unusual model goes without
         return ""
-
-
-def is_quantized(model: nn.Module) -> bool:
-    """Whether matrices are stored in whole numbers: by modules of torch.ao, bitsandbytes or transformers, or as tensors
-    that hold others, as torchao's do.
-    """
-    if any(is_traceable_wrapper_subclass(p) for p in model.parameters()):
-        return True
-    homes = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto", "transformers.integrations")
-    whole = any(type(m).__module__.startswith(homes) and "quant" in type(m).__module__ for m in model.modules())
-    return whole or bool(getattr(model, "is_quantized", False))
 
 
 def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:

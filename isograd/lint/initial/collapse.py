@@ -15,15 +15,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from torch import nn
 
-from isograd.lint.checked_model import CheckedModel
+from isograd.errors import many
+from isograd.lint import branches, norms, shortcuts, wiring
+from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Severity
 from isograd.lint.rules import Phase, rule
 from isograd.models import IsogradPreTrainedModel
 from isograd.outcome import one_digit
-from isograd.trace.anatomy import Function, TracedStack
+from isograd.trace.anatomy import Function, TracedStack, find_anatomy
+from isograd.trace.inputs import as_inputs, guess_inputs
+from isograd.trace.record import unwrapped
 from isograd.trace.sublayers import TracedSublayer
 
 INTERCEPT: dict[str, float] = {"post-ln": 1.20, "post-ln, small": -0.59, "admin": -2.79, "deepnorm": -1.44}
@@ -288,6 +293,45 @@ def _holder(model: nn.Module, layer: str) -> nn.Module:
     while above and isinstance(modules.get(above), nn.ModuleList | nn.Sequential | nn.ModuleDict | None):
         above = above.rpartition(".")[0]
     return modules.get(above, model)
+
+
+WIRED = (  # rules that hold for a trained model too, and whose faults keep a stack from training
+    shortcuts.after_norm,
+    shortcuts.missing,
+    shortcuts.factors,
+    shortcuts.bypassed,
+    wiring.swapped,
+    branches.bent,
+    norms.axis,
+)
+
+
+def advice(model: nn.Module, batch: Any = None, lr: float | None = None) -> tuple[str, str] | None:
+    """The cause and the remedy, of a model that may have moved from its initialization; None without a fault.
+
+    A fault of the wiring goes first; else that norms stand on the sums, with the line to change, and the rate and the
+    warm-up at which such stacks train, below `lr`. The model is copied.
+
+    Raises:
+        InputsError: no inputs given, and none that can be guessed.
+    """
+    model = unwrapped(model)
+    if is_quantized(model):
+        return None
+    inputs = guess_inputs(model) if batch is None else as_inputs(batch)
+    checked = CheckedModel(model, inputs, find_anatomy(model, inputs))
+    for look in WIRED:
+        for one in look(checked):
+            if one.severity == "error":
+                return f"isograd.check finds {one.code} at {one.address or 'the model'}: {one.message}", one.remedy
+    for stack in checked.anatomy.stacks:
+        if stack.function is not None:
+            layers = many(stack.layers, f"{NAMES[stack.function]} layer")
+            slower = schedule(rule_of(checked, stack), None if lr is None else lr / 2)
+            return f"{layers}: each norm is on the sum of x and its branch, first at {stack.sublayers[0].address}", (
+                f"{norms_moved(checked, stack)}; or {slower}" if slower else norms_moved(checked, stack)
+            )
+    return None
 
 
 def rule_of(checked: CheckedModel, traced: TracedStack) -> CollapseRule:
