@@ -211,7 +211,9 @@ def _must_take_nothing(text: str, file: Path, name: str) -> None:
     except (OSError, SyntaxError, ValueError):
         return
     bound = [one for one in ast.walk(tree) if name in (getattr(one, "name", None), getattr(one, "asname", None))]
-    bound += [one for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == name and _is_stored(one)]
+    bound += [
+        one for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Store)
+    ]
     if len(bound) != 1 or bound[0] not in tree.body:
         return
     made, own = bound[0], 0
@@ -224,10 +226,6 @@ def _must_take_nothing(text: str, file: Path, name: str) -> None:
         needed += [one.arg for one, default in keywords if default is None]
         if needed:
             raise ModelError(takes_arguments(text, needed))
-
-
-def _is_stored(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
 
 
 def model_place(

@@ -355,6 +355,16 @@ def reached(points: Sequence[tuple[float, float]], target: float) -> float | Non
     return None
 
 
+def one_digit(rate: float) -> float:
+    """A rate, rounded down.
+
+    >>> one_digit(3.9e-4), one_digit(1e-3)
+    (0.0003, 0.001)
+    """
+    power = 10.0 ** math.floor(math.log10(rate) + 1e-9)
+    return float(f"{math.floor(rate / power + 1e-9) * power:.1g}")
+
+
 class Stay:
     """How long a run that goes on has been at the unigram loss: `judge` for the early warning, which sees no rates.
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from isograd.errors import many
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -84,7 +86,9 @@ def isograd_check(request: pytest.FixtureRequest) -> "Callable[..., Findings]":
             said = [f"{one.severity} {one.code} at {one.address or 'the model'}" for one in failing]
             parts = zip(said, failing, strict=True)
             lines = [f"  {head}\n    {one.message}\n    -> {one.remedy}" for head, one in parts]
-            raise AssertionError("\n".join([f"isograd check of {findings.model}: {_many(len(failing))}", *lines]))
+            raise AssertionError(
+                "\n".join([f"isograd check of {findings.model}: {many(len(failing), 'finding')}", *lines])
+            )
         return findings
 
     return check
@@ -109,8 +113,4 @@ def isograd_watch(request: pytest.FixtureRequest) -> "Iterator[Callable[..., Wat
     warned = [row for one in watches for row in one.warnings if row["signal"] not in ignored]
     if warned:
         lines = [f"  {row['signal']}: {row['message']}" for row in warned]
-        pytest.fail("\n".join([f"isograd.watch: {_many(len(warned), 'warning')}", *lines]), pytrace=False)
-
-
-def _many(count: int, noun: str = "finding") -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+        pytest.fail("\n".join([f"isograd.watch: {many(len(warned), 'warning')}", *lines]), pytrace=False)

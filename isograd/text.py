@@ -95,7 +95,9 @@ def _language_reference() -> list[Document]:
 def _file(path: Path, field: str) -> list[Document]:
     must_be_a_file(path)
     if file_kind(path) == ".parquet":
-        return _parquet(path, field)
+        with parquet_file(path) as file:
+            names = file.schema_arrow.names
+            return _column(names, lambda: file.read(columns=[field]).column(field).to_pylist(), str(path), field)
     text = file_text(path)
     return _json_lines(text, path, field) if file_kind(path) in JSON_LINES else [(path.name, text)]
 
@@ -177,12 +179,6 @@ def _found(row: Any, field: str) -> str:
     if not isinstance(row, dict):
         return f"found a {type(row).__name__}"
     return f"found a {type(row[field]).__name__} there" if field in row else f"found the keys {', '.join(row)}"
-
-
-def _parquet(path: Path, field: str) -> list[Document]:
-    with parquet_file(path) as file:
-        names = file.schema_arrow.names
-        return _column(names, lambda: file.read(columns=[field]).column(field).to_pylist(), str(path), field)
 
 
 @contextmanager

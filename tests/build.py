@@ -1,5 +1,6 @@
 """Small models for the tests: one line each, every coefficient away from its start where that could hide a mistake."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from isograd.models import (
     IsogradPreTrainedModel,
 )
 from isograd.placement import CATALOGUE
-from isograd.transformer.parameters import roles
+from isograd.transformer.parameters import Embedding, Linear, roles
 from isograd.transformer.streams import Connection, Ends
 
 M = TypeVar("M", bound=nn.Module)
@@ -174,3 +175,21 @@ def labelled(head: str, **shape: int) -> dict[str, Tensor]:
 def close(got: Tensor, expected: Tensor, atol: float) -> None:
     """Every element within `atol`, dtypes included."""
     torch.testing.assert_close(got, expected, rtol=0, atol=atol)
+
+
+def theoretical_std(leaf: Linear | Embedding, config: Any, scheme: str) -> float:
+    """The standard deviation that `scheme` gives the weight of a leaf, from the formula and not from a draw."""
+    fan_out, fan_in = leaf.weight.shape
+    gain = getattr(leaf, "init_gain", 1.0)
+    if scheme == "normal":
+        return config.initializer_range * gain
+    if scheme == "unit":
+        return (fan_out if leaf.role in ("attn_out", "ffn_out") else fan_in) ** -0.5
+    if scheme == "small-init":
+        return (config.hidden_size if leaf.role == "head" else 2.5 * config.hidden_size) ** -0.5 * gain
+    if isinstance(leaf, Embedding) or leaf.role == "head":
+        return fan_in**-0.5 * gain
+    if scheme == "fairseq" and leaf.role not in ("query", "key", "value", "attn_out"):
+        return gain / math.sqrt(3 * fan_in)
+    fused = 2**-0.5 if scheme != "xavier-normal" and leaf.role in ("query", "key", "value") else 1.0
+    return fused * gain * math.sqrt(2 / (fan_in + fan_out))

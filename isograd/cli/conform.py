@@ -36,7 +36,6 @@ def conform(
     examples:
       isograd conform mhc --weights                  what an adapter's load gets: names and shapes
       isograd conform mhc --adapter my_port.py:Port
-      isograd conform --adapter deepseek-v4          transformers' own classes; also hy-v4, qwen4-exp, inkling2, ...
       isograd conform mhc                            isograd's own part
       isograd conform --all                          every entry of the catalogue
 
@@ -44,25 +43,21 @@ def conform(
 
     Args:
         name: an entry of the catalogue
-        adapter: a class or function of a Setting, in a file or as package.module:name; or one that ships with isograd
+        adapter: a class or function of a Setting, in a file or as package.module:name
         all: isograd's own parts, for every entry that has equations
         weights: list the weights of the design, and check nothing
     """
     if all and (name or adapter):
         raise UserError("--all checks isograd's own parts; leave out NAME and --adapter, or --all")
-    if name is None and adapter is None and not all:
+    if name is None and not all:
         raise UserError("name a placement ('isograd conform mhc'), or --all ('isograd show' shows them)")
     if name is not None:
         get(name)  # a misspelt one is refused before torch is loaded
     with loading():
         from isograd.lint.conform import Own, designs
-    if weights and name:
-        return _weights(name)
-    if all:
+    if name is None:
         return _found([_one(Own, one) for one in designs()])
-    name, make = _adapter(name, adapter) if adapter else (name, Own)
-    assert name is not None
-    return _found([_one(make, name)])
+    return _weights(name) if weights else _found([_one(_adapter(adapter) if adapter else Own, name)])
 
 
 def _one(make: Callable[..., Any], name: str) -> "Conformance":
@@ -71,22 +66,11 @@ def _one(make: Callable[..., Any], name: str) -> "Conformance":
     return conform(make, name)
 
 
-def _adapter(name: str | None, text: str) -> tuple[str, Callable[..., Any]]:
-    """What `--adapter` names: one of ours, or `file.py:make`, or `package.module:make`."""
-    from isograd.lint.conform.adapters import ADAPTERS
-
-    if text in ADAPTERS:
-        of, make = ADAPTERS[text]
-        if name not in (None, of):
-            raise UserError(f"--adapter {text} is one of {of}; got {name}")
-        return of, make
+def _adapter(text: str) -> Callable[..., Any]:
+    """What `--adapter` names: `file.py:make`, or `package.module:make`."""
     where, _, what = text.rpartition(":")
     if not where:
-        raise UserError(
-            f"--adapter {text}: expected FILE.py:MAKE, package.module:MAKE, or one of {', '.join(ADAPTERS)}"
-        )
-    if name is None:
-        raise UserError(f"--adapter {text}: of which placement? isograd conform NAME --adapter {text}")
+        raise UserError(f"--adapter {text}: expected FILE.py:MAKE or package.module:MAKE")
     with _importable(where):
         try:
             found = runpy.run_path(where) if where.endswith(".py") else vars(import_module(where))
@@ -95,7 +79,7 @@ def _adapter(name: str | None, text: str) -> tuple[str, Callable[..., Any]]:
     names = [one for one, value in found.items() if callable(value) and not one.startswith("_")]
     if what not in names:
         raise UserError(f"--adapter {where} has no class or function {what!r}: {hint(what, names)}")
-    return name, found[what]
+    return found[what]
 
 
 @contextlib.contextmanager

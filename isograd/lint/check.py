@@ -5,39 +5,38 @@ findings.placements["model.layers.3.self_attn"]     # "pre-ln"
 for finding in findings: print(finding.code, finding.address, finding.measured)
 """
 
+import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
-from isograd.lint import branches, leaks, norms, options, shortcuts, wiring
+from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
-from isograd.lint.checked_model import CheckedModel
+from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Findings, by_harm
-from isograd.lint.initial import against as others
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.rules import explained, in_order
-from isograd.lint.running import finite, gradients, randomness
+from isograd.lint.running import forward, gradients
 from isograd.lint.running import optimizer as optimizers
-from isograd.lint.upstream import with_upstream
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run
-from isograd.trace.record import answer, unwrapped
+from isograd.trace.record import answer, is_large, unwrapped
 from isograd.trace.sublayers import TracedSublayer
 
 _TARGETS = ("targets", "target", "labels", "y")
 
 MODULES = (
-    others,
     branches,
     collapse,
-    finite,
+    compared,
+    forward,
     gradients,
     heads,
     initialization,
@@ -45,9 +44,7 @@ MODULES = (
     masks,
     norms,
     optimizers,
-    options,
     positions,
-    randomness,
     shortcuts,
     weights,
     wiring,
@@ -85,7 +82,7 @@ def check(
     """
     ignored = known_codes(ignore)
     found = _looked(unwrapped(model), batch, ignored, optimizer, against, lr, warmup, name)
-    kept = with_upstream(unwrapped(model), found.findings, lambda new: _looked(new, batch, ignored).findings)
+    kept = _with_upstream(unwrapped(model), found.findings, lambda new: _looked(new, batch, ignored).findings)
     return replace(found, findings=by_harm(kept, {code for one in in_order() for code in one.stops}))
 
 
@@ -136,22 +133,63 @@ def _looked(
     )
 
 
+def _with_upstream(
+    model: nn.Module, found: Sequence[Finding], check: Callable[[nn.Module], Sequence[Finding]]
+) -> list[Finding]:
+    """The findings; errors that a new model of the same class and sizes, with all other settings at their defaults,
+    has at the same places are warnings that say so.
+
+    Args:
+        check: finds what is wrong with such a model.
+    """
+    if not any(finding.severity == "error" for finding in found) or not _is_stock(model) or is_large(model):
+        return list(found)
+    assert isinstance(model, PreTrainedModel)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            theirs = {(one.code, one.address) for one in check(type(model)(_usual(model.config)).eval())}
+    except Exception:  # a class that cannot be built so says nothing
+        return list(found)
+    name = f"{type(model).__name__} of transformers {version('transformers')}"
+    return [
+        replace(
+            one,
+            severity="warning",
+            message=f"{one.message}; every new {name} has this: the cause is upstream, not in your code",
+        )
+        if one.severity == "error" and (one.code, one.address) in theirs
+        else one
+        for one in found
+    ]
+
+
+def _is_stock(model: nn.Module) -> bool:
+    """Whether a model is of transformers' and torch's classes alone, none with a forward pass of its own."""
+    return isinstance(model, PreTrainedModel) and all(
+        type(module).__module__.startswith(("transformers.", "torch.nn."))
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        for module in model.modules()
+    )
+
+
+def _usual(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration with its sizes, and with the defaults of its class for switches, factors and names."""
+    made, usual = copy.deepcopy(config), type(config)()
+    for name, default in vars(usual).items():
+        own: Any = getattr(made, name, None)
+        if isinstance(own, PretrainedConfig):
+            setattr(made, name, _usual(own))
+        elif isinstance(default, bool | float | str) and name[0] != "_" and own != default:
+            setattr(made, name, default)
+    return made
+
+
 def _scheme(checked: CheckedModel) -> str:
     try:
         return initialization.scheme_of(checked)
     except Exception:  # a name is no finding: an unusual model goes without
         return ""
-
-
-def is_quantized(model: nn.Module) -> bool:
-    """Whether matrices are stored in whole numbers: by modules of torch.ao, bitsandbytes or transformers, or as tensors
-    that hold others, as torchao's do.
-    """
-    if any(is_traceable_wrapper_subclass(p) for p in model.parameters()):
-        return True
-    homes = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto", "transformers.integrations")
-    whole = any(type(m).__module__.startswith(homes) and "quant" in type(m).__module__ for m in model.modules())
-    return whole or bool(getattr(model, "is_quantized", False))
 
 
 def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -160,7 +198,7 @@ def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:
         return inputs
     parameters = inspect.signature(model.forward).parameters
     name = next((n for n in _TARGETS if n in parameters and parameters[n].default is None), None)
-    given = _named(list(parameters), inputs)
+    given = inputs if isinstance(inputs, dict) else dict(zip(parameters, inputs, strict=False))
     ids = next((v for v in given.values() if isinstance(v, Tensor) and not v.is_floating_point() and v.ndim == 2), None)
     if name is None or ids is None or name in given:
         return inputs
@@ -172,10 +210,6 @@ def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:
     if before is None or after is None or after.ndim != 3:
         return inputs
     return whole if before.shape[:2] != ids.shape and after.shape[:2] == ids.shape else inputs
-
-
-def _named(names: list[str], inputs: Inputs) -> dict[str, Any]:
-    return dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=False))
 
 
 def known_codes(codes: Iterable[str]) -> frozenset[str]:

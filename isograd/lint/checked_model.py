@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -323,3 +324,14 @@ def sample(weight: Tensor) -> Tensor:
 def xavier(weight: Tensor) -> float:
     """sqrt(2 / (fan_in + fan_out))."""
     return math.sqrt(2 / (weight.shape[0] + weight.shape[1]))
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether matrices are stored in whole numbers: by modules of torch.ao, bitsandbytes or transformers, or as tensors
+    that hold others, as torchao's do.
+    """
+    if any(is_traceable_wrapper_subclass(p) for p in model.parameters()):
+        return True
+    homes = ("torch.ao.", "torchao.", "bitsandbytes.", "optimum.quanto", "transformers.integrations")
+    whole = any(type(m).__module__.startswith(homes) and "quant" in type(m).__module__ for m in model.modules())
+    return whole or bool(getattr(model, "is_quantized", False))

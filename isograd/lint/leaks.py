@@ -247,13 +247,17 @@ def _padding_gap(checked: CheckedModel, mask_name: str, name: str, like: Tensor,
     other = ids.clone()
     other[:, -pad:] = _others(checked, ids)[:, -pad:]
     try:
-        a, b = (checked.run(_keywords(checked, named | {mask_name: mask, name: x}))[0] for x in (ids, other))
+        inputs = (
+            {n: _turned(checked, v) for n, v in {**named, mask_name: mask, name: x}.items()} for x in (ids, other)
+        )
+        a, b = (checked.run(keywords)[0] for keywords in inputs)
     except Exception:  # a mask of another shape, or only together with something else
         return None
     pools = a is not None and a.ndim < 3 and _chooses_place(checked)
     if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
         return None
-    aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not _decodes(named)
+    decodes = any(one.startswith("decoder") for one in named)
+    aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not decodes
     shown = slice(None, -pad) if aligned and a.shape[1] == time else slice(None)  # (B, T) is a score for each position
     gap = (a[:, shown] - b[:, shown]).abs().max() / a.abs().max()
     return gap.item() if gap.isfinite() else None
@@ -264,10 +268,6 @@ def _chooses_place(checked: CheckedModel) -> bool:
     trace = checked.trace
     chosen = any(bare(o) in ("argmax", "max") and not trace[o.reads[0]].is_floating_point() for o in trace.operations)
     return chosen or "SequenceClassification" in type(checked.model).__name__
-
-
-def _keywords(checked: CheckedModel, named: dict[str, Any]) -> Any:
-    return {name: _turned(checked, part) for name, part in named.items()}
 
 
 @rule(Phase.DATA, "encoder-unused", hides=(Phase.MASKS, "norm-bypassed", "parameter-unused", "gradient-cut"))
@@ -332,10 +332,6 @@ def _sequence(checked: CheckedModel) -> str | None:
     both = getattr(checked.config, "is_encoder_decoder", False)  # without decoder ids it makes them of the encoder's
     first = found[0] if found and not both else None
     return next((n for n in found if n.startswith(("decoder", "tgt"))), first)
-
-
-def _decodes(inputs: dict[str, Any]) -> bool:
-    return any(name.startswith("decoder") for name in inputs)
 
 
 def _masked_inputs(checked: CheckedModel) -> Iterator[tuple[str, str]]:

@@ -84,8 +84,8 @@ def _divisions(checked: CheckedModel) -> Iterator[tuple[Operation, int]]:
         data = dataflow.data(operation)
         if bare(operation) not in ("mul", "div") or len(data) != 2 or operation.makes[0] in dataflow.norms:
             continue
-        number, row = sorted(data, key=lambda v: _spread(checked, v))
-        if trace[row].ndim < 3 or _spread(checked, number) >= trace[row].numel():
+        number, row = sorted(data, key=lambda v: dataflow.unspread(v).numel())
+        if trace[row].ndim < 3 or dataflow.unspread(number).numel() >= trace[row].numel():
             continue
         if not _is_statistic(checked, number):
             continue
@@ -96,14 +96,6 @@ def _divisions(checked: CheckedModel) -> Iterator[tuple[Operation, int]]:
             origin = read[0] if read else None
         if origin is not None:
             yield operation, origin
-
-
-def _spread(checked: CheckedModel, value: int) -> int:
-    """Entries of a value, before it was spread over an axis."""
-    made = checked.trace.made_by(value)
-    if made is not None and bare(made) in ("expand", "expand_as"):
-        value = made.reads[0]
-    return checked.trace[value].numel()
 
 
 def _is_statistic(checked: CheckedModel, number: int) -> bool:

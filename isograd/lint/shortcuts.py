@@ -13,7 +13,7 @@ from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import FUSED, is_attention, query_key_value
-from isograd.trace.dataflow import SUMS, TracedNorm, bare, numbered
+from isograd.trace.dataflow import SUMS, TracedNorm, bare, common_address, numbered
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
@@ -179,9 +179,7 @@ def _is_added(checked: CheckedModel, products: list[Operation], operation: Opera
 
 
 def _holder(products: list[Operation]) -> str:
-    parts = [o.module.split(".") for o in products]
-    shared = [level[0] for level in zip(*parts, strict=False) if len(set(level)) == 1]
-    return ".".join(shared) or products[0].module
+    return common_address(o.module for o in products) or products[0].module
 
 
 @rule(
@@ -377,16 +375,7 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
 
 def _belongs_to(norm: TracedNorm, after: TracedSublayer, before: TracedSublayer) -> bool:
     """Whether a norm's module stands in the module of the sublayer after it, and not in that of the one before."""
-    return _shared(norm.address, after.address) > _shared(norm.address, before.address)
-
-
-def _shared(one: str, other: str) -> int:
-    count = 0
-    for a, b in zip(one.split("."), other.split("."), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    return len(common_address([norm.address, after.address])) > len(common_address([norm.address, before.address]))
 
 
 @rule(

@@ -129,7 +129,7 @@ def unsure(checked: CheckedModel) -> Iterator[Finding]:
             address=found[0].address,
             measured=float(len(found)),
             message=f"the norms look like {found[0].placement}, but scaling the sublayer's input or sum does not"
-            f" confirm it ({_many(len(found))})",
+            f" confirm it ({many(len(found), 'sublayer')})",
             remedy="look at this sublayer: something between the norm and the branch depends on the scale",
         )
 
@@ -147,7 +147,7 @@ def head_scale(checked: CheckedModel) -> Iterator[Finding]:
             address=name,
             measured=float(heads),
             message=f"{heads} head scales multiply slices of W_O's output, where heads are already mixed"
-            f" ({_many(len(found))})",
+            f" ({many(len(found), 'sublayer')})",
             remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it after)",
         )
 
@@ -165,8 +165,8 @@ def swapped(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=sublayer.address,
             measured=ratio,
-            message=f"the shortcut counts {ratio:.3g} times as much as the branch ({_many(len(found))}): DeepNorm's"
-            " alpha is above 1, and beta, below 1, scales the init of the branch's weights",
+            message=f"the shortcut counts {ratio:.3g} times as much as the branch ({many(len(found), 'sublayer')}):"
+            " DeepNorm's alpha is above 1, and beta, below 1, scales the init of the branch's weights",
             remedy="exchange alpha and beta (L layers, one stack: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
         )
 
@@ -335,10 +335,6 @@ def _has_twins(checked: CheckedModel, name: str) -> bool:
                 if same and alike[i] != part and checked.trace.readers.get(value):
                     return True
     return False
-
-
-def _many(sublayers: int) -> str:
-    return "1 sublayer" if sublayers == 1 else f"{sublayers} sublayers"
 
 
 def _listed(sublayers: list[TracedSublayer]) -> str:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import (
@@ -19,9 +21,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from isograd.models.config import IsogradConfig
 from isograd.placement import Role, Stack, sites
-from isograd.placement.formula import AS_GIVEN, Constraint, UnitNorm
+from isograd.placement.formula import AS_GIVEN, ClipLogits, Constraint, UnitNorm
 from isograd.transformer.attention import Attention
-from isograd.transformer.constraints import constrain
 from isograd.transformer.init import initialize
 from isograd.transformer.loss import linear_cross_entropy
 from isograd.transformer.norms import make_norm
@@ -62,7 +63,7 @@ class IsogradPreTrainedModel(PreTrainedModel):
     def constrain(self) -> None:
         """What the placement asks of weights after an optimizer step: call it there in a loop of your own."""
         for module, constraints in self._constrained():
-            constrain([module], constraints)
+            _constrain(module, constraints)
 
     @property
     def constrains(self) -> bool:
@@ -305,3 +306,38 @@ class IsogradModel(IsogradPreTrainedModel):
         makers = _CAUSAL_MASKS if self.causal else _MASKS
         words = given | ({"past_key_values": cache} if self.causal else {})
         return {kind: makers[kind](**words) for kind in dict.fromkeys(self.config.attention_types())}
+
+
+@torch.no_grad()
+def _constrain(module: nn.Module, constraints: Iterable[Constraint]) -> None:
+    """What a placement asks of a module's weights after an optimizer step, in place."""
+    for constraint in constraints:
+        if isinstance(constraint, UnitNorm) and isinstance(module, Linear | Embedding):
+            _unit(module, constraint)
+        elif isinstance(constraint, ClipLogits) and isinstance(module, Attention):
+            _clip(module, constraint.threshold)
+
+
+def _unit(leaf: Linear | Embedding, constraint: UnitNorm) -> None:
+    """A row of zeros, such as padding's, stays one."""
+    for dim, of in ((1, constraint.rows), (0, constraint.columns)):
+        if leaf.role in of:
+            leaf.weight.copy_(F.normalize(leaf.weight, dim=dim))
+
+
+def _clip(attention: Attention, threshold: float) -> None:
+    """A head's rows of W_Q and W_K times sqrt(threshold / S) where its largest logit S is more."""
+    largest = attention.take_largest_logits()
+    if largest is None:
+        return
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX)
+    factor = torch.where(largest > threshold, (threshold / largest).sqrt(), torch.ones_like(largest))
+    for projection in (attention.query, attention.key):
+        for parameter in projection.parameters(recurse=False):
+            _times_heads(parameter, factor)
+
+
+def _times_heads(parameter: Tensor, factor: Tensor) -> None:
+    rows = factor.repeat_interleave(parameter.shape[0] // len(factor)).to(parameter)
+    parameter.mul_(rows if parameter.ndim == 1 else rows[:, None])

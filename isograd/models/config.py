@@ -2,8 +2,8 @@
 
 import copy
 import difflib
-import inspect
 from collections.abc import Iterable
+from dataclasses import field
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -71,6 +71,10 @@ TERMS = {  # of a recipe -> of the configuration, where they differ
     "tie_embeddings": "tie_word_embeddings",
     "share_embeddings": "share_encoder_embeddings",
 }
+
+
+def _nothing() -> None:
+    """A default that is no attribute of the class."""
 
 
 class IsogradConfig(PretrainedConfig):
@@ -144,129 +148,81 @@ class IsogradConfig(PretrainedConfig):
     model_type = "isograd"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (transformers declares it as a plain list)
 
-    def __init__(
-        self,
-        placement: str = "pre-ln",
-        vocab_size: int = 32000,
-        hidden_size: int = 512,
-        num_hidden_layers: int = 6,
-        num_attention_heads: int = 8,
-        intermediate_size: int | None = None,
-        hidden_act: str = "gelu",
-        norm: str = "layernorm",
-        norm_eps: float = 1e-5,
-        bias: bool = True,
-        position_embedding_type: str = "learned",
-        position_offset: int = 0,
-        max_position_embeddings: int = 1024,
-        rope_theta: float = 10000.0,
-        scale_embedding: bool | float = True,
-        embedding_norm: bool = False,
-        type_vocab_size: int = 0,
-        next_sentence: bool = False,
-        hidden_dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        embedding_dropout: float = 0.0,
-        init: str | None = None,
-        initializer_range: float = 0.02,
-        tie_word_embeddings: bool = True,
-        encoder_layers: int | None = None,
-        encoder_vocab_size: int | None = None,
-        share_encoder_embeddings: bool = False,
-        encoder_options: dict[str, Any] | None = None,
-        is_decoder: bool = False,
-        input_size: int | None = None,
-        output_size: int | None = None,
-        head_bias: bool = False,
-        classifier_dropout: float | None = None,
-        loss_chunk: int | None = None,
-        formula: dict[Stack, Any] | None = None,
-        calibration: dict[str, Any] | None = None,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        attention_multiplier: float | None = None,
-        norm_bias: bool = True,
-        bias_roles: list[str] | None = None,
-        rope_parameters: dict[str, Any] | None = None,
-        rope_interleaved: bool = False,
-        rotary_layers: list[bool] | None = None,
-        sliding_window: int | None = None,
-        layer_types: list[str] | None = None,
-        logits_scale: float = 1.0,
-        logits_cap: float | None = None,
-        pad_token_id: int | None = None,
-        bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
-        decoder_start_token_id: int | None = None,
-        use_cache: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        self.placement = placement
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = 4 * hidden_size if intermediate_size is None else intermediate_size
-        self.hidden_act = hidden_act
-        self.norm = norm
-        self.norm_eps = norm_eps
-        self.bias = bias
-        self.position_embedding_type = position_embedding_type
-        self.position_offset = position_offset
-        self.max_position_embeddings = max_position_embeddings
-        self.rope_theta = rope_theta
-        self.scale_embedding = scale_embedding
-        self.embedding_norm = embedding_norm
-        self.type_vocab_size = type_vocab_size
-        self.next_sentence = next_sentence
-        self.hidden_dropout = hidden_dropout
-        self.attention_dropout = attention_dropout
-        self.activation_dropout = activation_dropout
-        self.embedding_dropout = embedding_dropout
-        self.init = init
-        self.initializer_range = initializer_range
-        self.encoder_layers = encoder_layers
-        self.encoder_vocab_size = encoder_vocab_size
-        self.share_encoder_embeddings = share_encoder_embeddings
-        self.encoder_options = encoder_options
-        self.is_decoder = is_decoder
-        self.input_size = input_size
-        self.output_size = output_size
-        self.head_bias = head_bias
-        self.classifier_dropout = classifier_dropout
-        self.loss_chunk = loss_chunk
-        self.formula = formula
-        self.calibration = calibration
-        self.attention_multiplier = attention_multiplier
-        self.norm_bias = norm_bias
-        self.bias_roles = bias_roles
-        self.rope_interleaved = rope_interleaved
-        self.rotary_layers = rotary_layers
-        self.sliding_window = sliding_window
-        self.logits_scale = logits_scale
-        self.logits_cap = logits_cap
-        given = {"num_key_value_heads": num_key_value_heads, "head_dim": head_dim, "layer_types": layer_types}
-        for name, value in (given | {"rope_parameters": copy.deepcopy(rope_parameters)}).items():
-            if value is not None:  # transformers reads these of every configuration that has them, None or not
-                setattr(self, name, value)
-        self.use_cache = use_cache
-        self.tie_word_embeddings = tie_word_embeddings
-        self.pad_token_id = pad_token_id
-        self.bos_token_id = bos_token_id
-        self.eos_token_id = eos_token_id
-        self.decoder_start_token_id = decoder_start_token_id
+    placement: str = "pre-ln"
+    vocab_size: int = 32000
+    hidden_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    intermediate_size: int = None  # type: ignore[assignment]  # until __post_init__
+    hidden_act: str = "gelu"
+    norm: str = "layernorm"
+    norm_eps: float = 1e-5
+    bias: bool = True
+    position_embedding_type: str = "learned"
+    position_offset: int = 0
+    max_position_embeddings: int = 1024
+    rope_theta: float = 10000.0
+    scale_embedding: bool | float = True
+    embedding_norm: bool = False
+    type_vocab_size: int = 0
+    next_sentence: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    embedding_dropout: float = 0.0
+    init: str | None = None
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    encoder_layers: int | None = None
+    encoder_vocab_size: int | None = None
+    share_encoder_embeddings: bool = False
+    encoder_options: dict[str, Any] | None = None
+    is_decoder: bool = False
+    input_size: int | None = None
+    output_size: int | None = None
+    head_bias: bool = False
+    classifier_dropout: float | None = None
+    loss_chunk: int | None = None
+    formula: dict[Stack, Any] | None = None
+    calibration: dict[str, Any] | None = None
+    num_key_value_heads: int | None = field(default_factory=_nothing)
+    head_dim: int | None = field(default_factory=_nothing)
+    attention_multiplier: float | None = None
+    norm_bias: bool = True
+    bias_roles: list[str] | None = None
+    rope_parameters: Any = field(default_factory=_nothing)
+    rope_interleaved: bool = False
+    rotary_layers: list[bool] | None = None
+    sliding_window: int | None = None
+    layer_types: list[str] | None = field(default_factory=_nothing)
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    use_cache: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        rope, formula = copy.deepcopy(self.rope_parameters), self.formula
+        self.rope_parameters = rope
+        for name in ("num_key_value_heads", "head_dim", "layer_types", "rope_parameters"):
+            if getattr(self, name) is None:  # transformers reads what is there, None or not
+                delattr(self, name)
         _refuse_unknown(kwargs)
-        kwargs["is_encoder_decoder"] = encoder_layers is not None
+        self.is_encoder_decoder = self.encoder_layers is not None
         self._check_layers()
         try:
-            super().__init__(**kwargs)
+            super().__post_init__(**kwargs)
+            self.validate()
         except KeyError as error:  # of transformers' check of rope_parameters
             raise ValueError(str(error.args[0])) from error
-        if rope_parameters is not None and "rope_theta" in self.rope_parameters:
+        if rope is not None and "rope_theta" in self.rope_parameters:
             self.rope_theta = self.rope_parameters["rope_theta"]
         self._check()
-        if self.formula is not None:
+        if formula is not None:
             self.formula = None if self._from_catalogue() == formula else formula
 
     def entry(self) -> Placement:
@@ -529,7 +485,7 @@ class IsogradConfig(PretrainedConfig):
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     """transformers would keep any keyword as an attribute that nobody reads."""
-    own = [name for name in inspect.signature(IsogradConfig).parameters if name != "kwargs"]
+    own = list(IsogradConfig.__annotations__)
     for name in names:
         if name in _FRAMEWORK or name.startswith("_"):
             continue

@@ -33,8 +33,10 @@ from isograd.placement.formula import (
     Role,
     UnitNorm,
 )
-from isograd.placement.laws import Kind, Site, Stack, sites
+from isograd.placement.laws import Kind, Law, Site, Stack, sites
 from isograd.placement.streams import Stream
+
+_Entry = tuple[Residual, Mapping[Role, float], Mapping[str, Mapping[Role, float]]]  # of a site: with gains and rates
 
 
 def stored(name: str, placement: Placement, layers: int, stack: Stack, other: int) -> dict[str, Any]:
@@ -49,7 +51,11 @@ def stored(name: str, placement: Placement, layers: int, stack: Stack, other: in
         **stream,
         "init": placement.init.base,
         "calibrate": placement.calibrate,
-        **({"constrain": [_constraint(one) for one in placement.constrain]} if placement.constrain else {}),
+        **(
+            {"constrain": [{"is": type(one).__name__, **_plain(one)} for one in placement.constrain]}
+            if placement.constrain
+            else {}
+        ),
         "sublayers": [entry for kind in kinds for entry in _grouped(placement, [s for s in every if s.kind == kind])],
     }
 
@@ -63,7 +69,7 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
     try:
         first = next(iter(parts.values()))
         table = {
-            (stack, entry["kind"], layer): (_residual(entry), dict(entry.get("init", {})))
+            (stack, entry["kind"], layer): (_residual(entry), dict(entry.get("init", {})), entry.get("rates", {}))
             for stack, part in parts.items()
             for entry in part["sublayers"]
             for layer in range(entry["layers"][0], entry["layers"][1] + 1)
@@ -73,17 +79,11 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
         stream = _restored_stream(first["stream"]) if "stream" in first else PLAIN
         base, calibrate, name = first["init"], first["calibrate"], first["name"]
         constrain = tuple(_restored_constraint(one) for one in first.get("constrain", ()))
-        rated = {
-            (stack, entry["kind"], layer): entry.get("rates", {})
-            for stack, part in parts.items()
-            for entry in part["sublayers"]
-            for layer in range(entry["layers"][0], entry["layers"][1] + 1)
-        }
         same = _by_kind(table)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"the formula in this configuration cannot be read ({error!r})") from error
 
-    def found(site: Site) -> tuple[Residual, Mapping[Role, float]]:
+    def found(site: Site) -> _Entry:
         stack = site.stack if site.stack in parts else next(iter(parts))
         kind = "attn" if site.kind == "cross" and (stack, "cross", 1) not in table else site.kind
         if (stack, kind, site.layer) not in table:
@@ -93,20 +93,19 @@ def restored(parts: Mapping[Stack, Mapping[str, Any]]) -> Placement:
             )
         return table[stack, kind, site.layer]
 
-    roles: dict[Role, None] = {role: None for _, gains in table.values() for role in gains}
+    roles: dict[Role, None] = {role: None for _, gains, _ in table.values() for role in gains}
     gain = {role: lambda site, role=role: found(site)[1].get(role, 1.0) for role in roles}
 
     def factor(site: Site, of: str, role: Role) -> float:
-        stack = site.stack if site.stack in parts else next(iter(parts))
-        kind = "attn" if site.kind == "cross" and (stack, "cross", 1) not in table else site.kind
-        return float(rated[stack, kind, site.layer].get(of, {}).get(role, 1.0))
+        return float(found(site)[2].get(of, {}).get(role, 1.0))
 
-    made = {
-        of: {role: partial(factor, of=of, role=role) for role in roles} for of, roles in _rated_roles(rated).items()
-    }
+    rated: dict[str, dict[Role, Law]] = {}
+    for _, _, rates in table.values():
+        for of, factors in rates.items():
+            rated.setdefault(of, {}).update({role: partial(factor, of=of, role=role) for role in factors})
     return Placement(
         constrain=constrain,
-        rates=Rates(**made) if made else AS_GIVEN,
+        rates=Rates(**rated) if rated else AS_GIVEN,
         each=same or (lambda site: found(site)[0]),
         first=opening,
         final=final,
@@ -156,18 +155,6 @@ def _rates(placement: Placement, site: Site) -> dict[str, dict[str, float]]:
             if factor != 1.0:
                 found.setdefault(of.name, {})[role] = factor
     return found
-
-
-def _rated_roles(rated: Mapping[Any, Mapping[str, Mapping[Role, float]]]) -> dict[str, list[Role]]:
-    found: dict[str, dict[Role, None]] = {}
-    for of_site in rated.values():
-        for of, roles in of_site.items():
-            found.setdefault(of, {}).update(dict.fromkeys(roles))
-    return {of: list(roles) for of, roles in found.items()}
-
-
-def _constraint(constraint: Constraint) -> dict[str, Any]:
-    return {"is": type(constraint).__name__, **_plain(constraint)}
 
 
 def _restored_constraint(entry: Mapping[str, Any]) -> Constraint:
@@ -228,10 +215,10 @@ def _by_layer(values: list[float]) -> Any:
     return lambda site: values[site.layer - 1]
 
 
-def _by_kind(table: Mapping[tuple[Stack, Kind, int], tuple[Residual, Any]]) -> ByKind | None:
+def _by_kind(table: Mapping[tuple[Stack, Kind, int], _Entry]) -> ByKind | None:
     """The residuals by kind, where all sites of a kind agree."""
     kinds: dict[Kind, list[Residual]] = {}
-    for (_, kind, _), (residual, _) in table.items():
+    for (_, kind, _), (residual, _, _) in table.items():
         kinds.setdefault(kind, []).append(residual)
     if any(one != of[0] for of in kinds.values() for one in of):
         return None

@@ -178,20 +178,15 @@ def transferred(name: str, get: Callable[[str], Placement]) -> Placement | None:
             raise UnknownPlacement(f"{name!r} has two rules over {kind}; leave one of them out")
         seen.add(kind)
         try:
-            placement = _with_depth(placement, depth) if depth else _with_width(placement, width)
+            if width:
+                placement = over_width(placement, float(width["times"]), width["letters"])
+            elif depth:
+                base = int(depth["layers"])
+                own = depth["rule"] == "fixed"
+                placement = fixed(placement, base) if own else over_depth(placement, depth["rule"], base)
         except ValueError as error:
             raise UnknownPlacement(f"{name!r}: {error}") from error
     return replace(placement, group="", about=f"{said['base']} with settings carried over: {said['rules'][1:]}")
-
-
-def _with_depth(placement: Placement, said: "re.Match[str]") -> Placement:
-    base = int(said["layers"])
-    return fixed(placement, base) if said["rule"] == "fixed" else over_depth(placement, said["rule"], base)
-
-
-def _with_width(placement: Placement, said: "re.Match[str] | None") -> Placement:
-    assert said is not None
-    return over_width(placement, float(said["times"]), said["letters"])
 
 
 def over_depth(placement: Placement, rule: str, base: int) -> Placement:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from isograd.trace.dataflow import SCALING, SUMS, Dataflow, TracedNorm, bare, form, numbered
+from isograd.trace.dataflow import SCALING, SUMS, Dataflow, TracedNorm, bare, common_address, form, numbered
 from isograd.trace.record import Trace, is_large, record
 from isograd.trace.sublayers import TracedSublayer, find_sublayers, placement_of
 
@@ -452,7 +452,4 @@ def _holds(address: str, other: str) -> bool:
 
 def _common(names: list[str]) -> str:
     """The longest address that all parameters lie below."""
-    parts = [name.split(".")[:-1] for name in names]
-    shared = [level[0] for level in zip(*parts, strict=False)]
-    differ = next((i for i, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), len(shared))
-    return ".".join(shared[:differ])
+    return common_address(name.rpartition(".")[0] for name in names)

@@ -162,26 +162,26 @@ def attention_facts(trace: Trace, operation: Operation, sequences: int) -> dict[
 
 def logits_of(trace: Trace, operation: Operation) -> Tensor:
     """What the softmax reads, keys last; masked ones far below."""
-    given = _given(trace, operation)
+    named = given(trace, operation)
     if not is_softmax(operation) and FUSED not in operation.name:
         return trace[operation.makes[0]].clamp_min(0).log()  # weights that were made otherwise
-    if "query" not in given:
+    if "query" not in named:
         scores: Tensor = trace[operation.reads[0]]
-        return scores.movedim(given["dim"], -1)
-    query, key = given["query"].double(), given["key"].double()
+        return scores.movedim(named["dim"], -1)
+    query, key = named["query"].double(), named["key"].double()
     if key.shape[-3] != query.shape[-3]:  # heads that share a key
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    scale = given.get("scale") or query.shape[-1] ** -0.5
+    scale = named.get("scale") or query.shape[-1] ** -0.5
     scores = query @ key.transpose(-2, -1) * scale
-    mask = given.get("attn_mask")
-    if given.get("is_causal"):
+    mask = named.get("attn_mask")
+    if named.get("is_causal"):
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if mask is None:
         return scores
     return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 
 
-def _given(trace: Trace, operation: Operation) -> dict[str, Any]:
+def given(trace: Trace, operation: Operation) -> dict[str, Any]:
     """Arguments of an operation by their names."""
     names = [a.name for a in operation.function._schema.arguments]
     given = dict(zip(names, operation.args, strict=False)) | operation.kwargs

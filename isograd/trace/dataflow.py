@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
+from math import prod
 from typing import Any
 
 import torch
@@ -94,15 +96,13 @@ class Dataflow:
         trace = self.trace
         given = {v for at, v in trace.inputs.items() if _is_integer(trace[v]) and "mask" not in at}
         ids = {v for v in trace.below(given) if _is_integer(trace[v])}
+        tables = {v for v in self._of_parameters if trace[v].ndim >= 2}
         return [
             o
             for o in trace.operations
             if bare(o) in ("embedding", "embedding_bag")
-            or (bare(o) in ("index", "index_select") and self._is_table(o.reads[0]) and not ids.isdisjoint(o.reads[1:]))
+            or (bare(o) in ("index", "index_select") and o.reads[0] in tables and not ids.isdisjoint(o.reads[1:]))
         ]
-
-    def _is_table(self, value: int) -> bool:
-        return self.parameter(value) is not None and self.trace[value].ndim >= 2
 
     @cached_property
     def sources(self) -> list[int]:
@@ -299,7 +299,7 @@ class Dataflow:
         data = self.data(operation)
         if len(data) != 2:
             return None
-        number, row = sorted(data, key=lambda v: self._numbers(v))
+        number, row = sorted(data, key=lambda v: self.unspread(v).numel())
         if not self._is_one_per_row(number, row):
             return None
         above = self.above(number)
@@ -316,26 +316,15 @@ class Dataflow:
 
     def _is_one_per_row(self, number: int, row: int) -> bool:
         """Whether one is a number for each row of the other, along any axis."""
-        small, large = self._unspread(number), self.trace[row].shape
+        small, large = self.unspread(number), self.trace[row].shape
         return len(small) == len(large) and any(s == 1 and n >= LEAST for s, n in zip(small, large, strict=True))
 
-    def _numbers(self, value: int) -> int:
-        return self._unspread(value).numel()
-
-    def _unspread(self, value: int) -> torch.Size:
+    def unspread(self, value: int) -> torch.Size:
         """The shape before it was spread over rows."""
         made = self.trace.made_by(value)
         if made is not None and bare(made) in ("expand", "expand_as"):
             value = made.reads[0]
         return self.trace[value].shape
-
-    def _row(self, value: int) -> int:
-        """Width of the last axis, 1 where a number was spread over it."""
-        made = self.trace.made_by(value)
-        if made is not None and bare(made) in ("expand", "expand_as"):
-            value = made.reads[0]
-        shape = self.trace[value].shape
-        return shape[-1] if shape else 1
 
     def _casts(self, value: int) -> int:
         while (made := self.trace.made_by(value)) is not None and bare(made) in ("to", "_to_copy", "alias", "clone"):
@@ -391,7 +380,7 @@ class Dataflow:
     def _eps(self, origin: int, result: int) -> float | None:
         """The small number added between the origin of a hand-written norm and its result."""
         for operation in self.between(origin, result):
-            if bare(operation) in ("add", "clamp_min", "clamp") and self._row(operation.makes[0]) == 1:
+            if bare(operation) in ("add", "clamp_min", "clamp") and prod(self.unspread(operation.makes[0])[-1:]) == 1:
                 small = [a for a in operation.args[1:] if isinstance(a, float) and a >= 0]
                 if small:
                     return small[0]
@@ -419,6 +408,16 @@ def form(trace: Trace, operations: Iterable[Operation], address: str = "") -> tu
 def numbered(name: str | None) -> str:
     """The name with every index of a list as N: layers.N.ff2.N.weight."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "N", name or "")
+
+
+def common_address(addresses: Iterable[str]) -> str:
+    """The longest address that all of these lie in.
+
+    >>> common_address(["layers.0.ffn.up", "layers.0.ffn.down"]), common_address(["a", "b"])
+    ('layers.0.ffn', '')
+    """
+    levels = zip(*(address.split(".") for address in addresses), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _coarse(leaf: Any) -> Any:

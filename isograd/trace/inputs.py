@@ -200,12 +200,9 @@ def _tables(model: nn.Module) -> Iterator[int]:
     found = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     yield from found
     if not found:
-        own = (p for m in model.modules() if not _is_layer(m) for p in m.parameters(recurse=False))
+        holders = (m for m in model.modules() if not type(m).__module__.startswith("torch.nn"))
+        own = (p for m in holders for p in m.parameters(recurse=False))
         yield from (p.shape[0] for p in own if p.ndim == 2 and p.shape[0] > 1)
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")
 
 
 def _arguments(model: nn.Module) -> list[inspect.Parameter]:

@@ -112,7 +112,8 @@ def _built(name: str, has_weights: bool, refusal: str, most: float) -> tuple[nn.
         config = from_pretrained(AutoConfig, name)
         kind = _class(config)
         build, left_out = partial(from_config, kind), ""
-        count = 0 if most == math.inf or _is_quantized(config) else size_of(build, config)
+        quantized = getattr(config, "quantization_config", None) is not None
+        count = 0 if most == math.inf or quantized else size_of(build, config)
         if count > most and not has_weights:
             config, left_out = few_of_each(build, config)
             count = size_of(build, config)
@@ -136,10 +137,6 @@ def _built(name: str, has_weights: bool, refusal: str, most: float) -> tuple[nn.
         raise ModelError(f"{refusal}: its config.json is no JSON ({first_line(error)})") from error
     except Exception as error:
         raise ModelError(f"{refusal}: {_said(error)}") from error
-
-
-def _is_quantized(config: PretrainedConfig) -> bool:
-    return getattr(config, "quantization_config", None) is not None
 
 
 def other_shapes(info: Mapping[str, Any]) -> str | None:

@@ -72,7 +72,7 @@ def _of_sublayer(dataflow: Dataflow, sublayer: TracedSublayer, site: Site, of: d
                   if sublayer.roles[n] == "ffn_out"), width)  # fmt: skip
     for name, weight in of.items():
         roles = sublayer.roles[name].split("+")
-        axis = _axis(dataflow, name, weight)
+        axis = outputs_axis(dataflow, name, weight)
         fan_out, fan_in = weight.shape[axis], weight.shape[1 - axis]
         if len(roles) > 1:
             yield from _split(dataflow, sublayer, site, name, weight, roles, axis)
@@ -82,7 +82,7 @@ def _of_sublayer(dataflow: Dataflow, sublayer: TracedSublayer, site: Site, of: d
         yield Part(name=name, role=role, site=site, rows=None, axis=axis, fan_in=fan_in, fan_out=own, width=width)
 
 
-def _axis(dataflow: Dataflow, name: str, weight: Tensor) -> int:
+def outputs_axis(dataflow: Dataflow, name: str, weight: Tensor) -> int:
     """Where outputs lie, by what the product made; in a square matrix both would do."""
     made = next((o for o in dataflow.trace.operations if dataflow.is_product(o) and name in dataflow.weights(o)), None)
     outputs = weight.shape[0] if made is None else dataflow.trace[made.makes[0]].shape[-1]
@@ -94,7 +94,7 @@ def _split(
 ) -> Iterator[Part]:
     """Values apart from the others: no scheme tells queries from keys."""
     every = weight.shape[axis]
-    rows = value_rows(dataflow, sublayer, name) if "value" in roles else torch.arange(0)
+    rows = value_rows(dataflow, sublayer) if "value" in roles else torch.arange(0)
     width = dataflow.trace[sublayer.read].shape[-1]
     rest = torch.tensor(sorted(set(range(every)) - set(rows.tolist())), dtype=torch.long)
     others = [role for role in roles if role != "value"]
@@ -113,7 +113,7 @@ def _split(
             )
 
 
-def value_rows(dataflow: Dataflow, sublayer: TracedSublayer, name: str) -> Tensor:
+def value_rows(dataflow: Dataflow, sublayer: TracedSublayer) -> Tensor:
     """The outputs of a fused matrix that arrive as values: they are numbered, and those that arrive read off."""
     trace = dataflow.trace
     assert sublayer.attention is not None

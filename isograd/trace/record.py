@@ -213,7 +213,7 @@ def record(model: nn.Module, inputs: Any, *, in_half: bool = False, shared: bool
     for sharing in (True, False) if shared else (False,):
         try:
             twin = stand_in(model, in_half=in_half, shared=sharing)
-            trace = _recorded(twin, inputs, _own(model) if sharing else frozenset())
+            trace = recorded(twin, inputs, _own(model) if sharing else frozenset())
         except ValueError:  # there are no values to compute with
             raise
         except Exception:
@@ -222,10 +222,11 @@ def record(model: nn.Module, inputs: Any, *, in_half: bool = False, shared: bool
             trace.shares = sharing
             return trace
     with undisturbed(model):
-        return _recorded(model.eval(), inputs)
+        return recorded(model.eval(), inputs)
 
 
-def _recorded(model: nn.Module, inputs: Any, kept: frozenset[int] = frozenset()) -> Trace:
+def recorded(model: nn.Module, inputs: Any, kept: frozenset[int] = frozenset()) -> Trace:
+    """One pass through the model itself, in the mode in which it is; see `record`."""
     recorder = _Recorder(model, kept)
     device = next((p.device for p in model.parameters()), "cpu")
     args, kwargs = arguments(fitted(model, inputs, device))
@@ -424,6 +425,9 @@ class _Recorder(TorchDispatchMode):
         self.running.append(address)
         self.trace.ran.add(address)
 
+    def leave_module(self) -> None:
+        self.running.pop()
+
     def leave(self, output: Any) -> None:
         self.trace.outputs = {at: self._value(t) for at, t in tensors(output)}
 
@@ -618,9 +622,5 @@ def _addresses(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     with ExitStack() as hooks:
         for address, module in model.named_modules():
             hooks.callback(module.register_forward_pre_hook(lambda *_, a=address: recorder.enter_module(a)).remove)
-            hooks.callback(module.register_forward_hook(lambda *_: _left(recorder.running)).remove)
+            hooks.callback(module.register_forward_hook(lambda *_: recorder.leave_module()).remove)
         yield
-
-
-def _left(running: list[str]) -> None:
-    running.pop()

@@ -272,13 +272,10 @@ class _Finder:
         sublayer = self._branch(start, branch, operation.makes[0], on_x, on_u)
         sublayer.design = "gated"
         products = [o for o in self.dataflow.between(start, branch) if self.dataflow.is_product(o)]
-        own = [o for o in products if not any(self._is_bare(v, start) for v in self.dataflow.data(o))]
+        own = [o for o in products if all(self.dataflow.back(v, start) != (start, []) for v in self.dataflow.data(o))]
         if pre := self._pre(start, own):  # the gate's matrices read x itself
             sublayer.norms["pre"] = pre
         return sublayer
-
-    def _is_bare(self, value: int, x: int) -> bool:
-        return self.dataflow.back(value, x) == (x, [])
 
     def _is_taken_off(self, operation: Operation, skip: int) -> bool:
         """Whether a sum is f(x) - x, no shortcut: what pooling leaves out of x."""

@@ -5,7 +5,6 @@ loaded weights are never drawn again. Norm weights are 1, biases 0, coefficients
 their `init`, in every scheme.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,16 +53,12 @@ def small_init(leaf: Linear | Embedding, config: Any) -> None:
     """N(0, 2 / (5 d)), d the width, for every matrix and table; the head N(0, 1/d). Nguyen and Salazar 2019, arXiv
     1910.05895, for attention; OLMo's "full_megatron" at 1/sqrt(2.5 d).
     """
-    std = _small_std(leaf, config) * leaf.init_gain
+    std = (config.hidden_size if leaf.role == "head" else 2.5 * config.hidden_size) ** -0.5 * leaf.init_gain
     if isinstance(leaf, Embedding):
         _table(leaf, std)
         return
     init.normal_(leaf.weight, std=std)
     _zero_bias(leaf)
-
-
-def _small_std(leaf: Linear | Embedding, config: Any) -> float:
-    return config.hidden_size**-0.5 if leaf.role == "head" else (2.5 * config.hidden_size) ** -0.5
 
 
 def unit(leaf: Linear | Embedding, config: Any) -> None:
@@ -123,24 +118,6 @@ def _draw_norm(module: LayerNorm | RMSNorm | FreeNorm | PointwiseCurve) -> None:
         init.constant_(module.weight, getattr(module, "init", 1.0))
     if isinstance(bias := getattr(module, "bias", None), Tensor):
         init.zeros_(bias)
-
-
-def theoretical_std(leaf: Linear | Embedding, config: Any, scheme: str) -> float:
-    """The standard deviation that `scheme` gives the weight of a leaf, from the formula and not from a draw."""
-    fan_out, fan_in = leaf.weight.shape
-    gain = getattr(leaf, "init_gain", 1.0)
-    if scheme == "normal":
-        return config.initializer_range * gain
-    if scheme == "unit":
-        return (fan_out if leaf.role in ("attn_out", "ffn_out") else fan_in) ** -0.5
-    if scheme == "small-init":
-        return _small_std(leaf, config) * gain
-    if isinstance(leaf, Embedding) or leaf.role == "head":
-        return fan_in**-0.5 * gain
-    if scheme == "fairseq" and leaf.role not in ("query", "key", "value", "attn_out"):
-        return gain / math.sqrt(3 * fan_in)
-    fused = 2**-0.5 if scheme != "xavier-normal" and leaf.role in ("query", "key", "value") else 1.0
-    return fused * gain * math.sqrt(2 / (fan_in + fan_out))
 
 
 def _table(leaf: Linear | Embedding, std: float) -> None:

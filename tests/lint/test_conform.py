@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,6 @@ from isograd.lint.conform import (
     meanings,
     weights_of,
 )
-from isograd.lint.conform.adapters import ADAPTERS
 from isograd.lint.conform.equations import Equation
 from isograd.lint.conform.mistakes import possible
 from isograd.lint.conform.setting import design_of
@@ -32,7 +32,8 @@ from isograd.lint.conform.suite import Suite
 from isograd.placement import CATALOGUE, get
 from tests.study.arms import called
 
-PAGE = Path(__file__).parents[2] / "docs/conform.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/conform.md"
 
 
 def port(*changes: tuple[str, str]) -> str:
@@ -254,11 +255,13 @@ def test_no_mistake_hides_another() -> None:
             assert all((a - b).abs().max() > 1e-9 for b in found[:i]), name
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_transformers_classes_pass(name: str) -> None:
-    of, make = ADAPTERS[name]
+TRANSFORMERS = runpy.run_path(str(ROOT / "examples/conform_transformers.py"))
+
+
+@pytest.mark.parametrize(("name", "of"), TRANSFORMERS["DESIGNS"].items())
+def test_transformers_classes_pass(name: str, of: str) -> None:
     try:
-        report = conform(make, of)
+        report = conform(TRANSFORMERS[name], of)
     except UserError as error:
         pytest.skip(str(error))
     assert report, report

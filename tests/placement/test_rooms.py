@@ -48,7 +48,7 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (145, 27_990),
+    "core": (133, 27_200),
     "convert": (49, 8_520),
     "lab": (121, 24_430),
     "papers": (41, 6_390),

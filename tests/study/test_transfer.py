@@ -18,7 +18,7 @@ from isograd.lab.train.recipe import load_run
 from isograd.lab.train.run import Run
 from isograd.placement import get, sites
 from isograd.placement.formula import Role
-from isograd.transformer.init import theoretical_std
+from tests.build import theoretical_std
 from tests.study.arms import called, refused
 
 MATRIX: tuple[Role, ...] = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")

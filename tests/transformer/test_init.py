@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from isograd.models import IsogradForCausalLM
 from isograd.placement import Init, Norm, Placement, Residual, register
-from isograd.transformer.init import SCHEMES, theoretical_std
+from isograd.transformer.init import SCHEMES
 from isograd.transformer.parameters import Embedding, Linear, roles
-from tests.build import HEADS, NAMES, model
+from tests.build import HEADS, NAMES, model, theoretical_std
 
 D, F, V, L, M = 48, 160, 300, 3, 2  # width, inner, vocabulary, layers, layers of the encoder
 SHAPE = {

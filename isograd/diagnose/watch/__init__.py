@@ -373,7 +373,7 @@ class Watch:
 
 
 def _wired(model: nn.Module, lr: float | None) -> tuple[str, str] | None:
-    """What `isograd.lint.advice` finds on a copy; None where it cannot look, or a copy would be dear.
+    """What `isograd.lint.initial.collapse.advice` finds on a copy; None where it cannot look, or a copy would be dear.
 
     The random numbers of the run stay where they are, and no error of a look at a foreign model ends it.
     """
@@ -384,7 +384,7 @@ def _wired(model: nn.Module, lr: float | None) -> tuple[str, str] | None:
         return None
     devices = {p.device.index for p in parameters if p.device.type == "cuda"}
     try:
-        from isograd.lint.advice import advice
+        from isograd.lint.initial.collapse import advice
 
         with warnings.catch_warnings(), torch.random.fork_rng([*devices]), torch.enable_grad():
             warnings.simplefilter("ignore")

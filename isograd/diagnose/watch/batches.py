@@ -7,14 +7,14 @@ weights stay as they are.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isograd.diagnose.watch.baseline import LABELS, is_tokens, targets_of
+from isograd.diagnose.watch.baseline import LABELS, is_tokens, left_alone, targets_of
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.writers import Row, alarm
 
@@ -250,7 +250,8 @@ def leaks(model: nn.Module, batch: Any, x: Tensor) -> float | None:
     other[:, at:] = rows[:, at:].flip(1).roll(1, dims=0) if len(rows) > 1 else rows[:, at:].flip(1)
     if torch.equal(other, rows):
         return None
-    with _looking(model):
+    with left_alone(model):
+        model.eval()
         first, second = (_output(model, batch, ids) for ids in (rows, other))
     if first is None or second is None:
         return None
@@ -270,22 +271,6 @@ def _output(model: nn.Module, batch: Any, ids: Tensor) -> Tensor | None:
     values = found.values() if isinstance(found, Mapping) else found if isinstance(found, list | tuple) else [found]
     like = [v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.shape[:2] == ids.shape]
     return like[0].float() if like else None
-
-
-@contextmanager
-def _looking(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; modes and random numbers are as before at the end."""
-    modes = [(m, m.training) for m in model.modules()]
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-        stack.enter_context(torch.random.fork_rng([d for d in devices if d is not None]))
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
 
 def _shifts(model: nn.Module) -> bool:

@@ -1,6 +1,5 @@
 """What made a loss rise, stand still or never fall, by how far the weights went and how the optimizer is set."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from itertools import pairwise
 from statistics import median
 
 from isograd.diagnose.watch.steps import Moved, Settings
+from isograd.outcome import one_digit
 
 Cause = tuple[str, str]  # the cause, the remedy
 Ask = Callable[[], Settings | None]
@@ -102,16 +102,6 @@ class History:
         if not rates:
             return None
         return one_digit(min(GENTLE / max(ratios), max(rates) / 3) if ratios else max(rates) / 30)
-
-
-def one_digit(rate: float) -> float:
-    """Rounded down.
-
-    >>> one_digit(3.9e-4), one_digit(1e-3)
-    (0.0003, 0.001)
-    """
-    power = 10.0 ** math.floor(math.log10(rate) + 1e-9)
-    return float(f"{math.floor(rate / power + 1e-9) * power:.1g}")
 
 
 def _leapt(leaps: Sequence[Seen], usual: float, *, known: bool) -> Cause:

@@ -99,7 +99,7 @@ class Probe:
 
     def _attach(self, index: int, module: nn.Module) -> list[Any]:
         def stream(_: nn.Module, args: Any, output: Any) -> None:
-            y = _first(output)
+            y = output if isinstance(output, Tensor) else output[0]
             self._values[index, "residual_rms"] = rms(y)
             x = args[0] if args else None
             if not isinstance(module, Sublayer) and isinstance(x, Tensor) and x.shape == y.shape:
@@ -159,10 +159,6 @@ def _of_module(address: str, module: nn.Module) -> Layer:
     parameters = list(module.parameters())
     matrix = next((p for p in reversed(parameters) if p.ndim >= 2), None)
     return Layer(module=module, facts={"address": address}, group=address, parameters=parameters, matrix=matrix)
-
-
-def _first(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else value[0]
 
 
 def whole(x: Tensor) -> Tensor:

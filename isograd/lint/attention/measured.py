@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isograd.trace.anatomy import Anatomy
-from isograd.trace.attention import FUSED, is_softmax, logits_of, product_of_two, query_key_value, scores_below
+from isograd.trace.attention import FUSED, given, is_softmax, logits_of, product_of_two, query_key_value, scores_below
 from isograd.trace.dataflow import SUMS, Dataflow, bare
 from isograd.trace.record import Operation, Trace
 from isograd.trace.sublayers import TracedSublayer
@@ -82,8 +82,7 @@ class MeasuredAttention:
     @cached_property
     def given(self) -> dict[str, Any]:
         """Arguments of the operation by their names."""
-        names = [a.name for a in self.operation.function._schema.arguments]
-        return dict(zip(names, self.operation.args, strict=False)) | self.operation.kwargs
+        return given(self.trace, self.operation)
 
     @cached_property
     def weights(self) -> Tensor | None:

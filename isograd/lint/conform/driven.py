@@ -1,19 +1,21 @@
 """An implementation and the equations, driven sublayer by sublayer with given weights, inputs and branch outputs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isograd.errors import UserError, one_line
-from isograd.lint.conform.cases import SMALL, cases_of
 from isograd.lint.conform.equations import Equation, equation_of
 from isograd.lint.conform.setting import Make, Own, Setting
 from isograd.placement import sites
+from isograd.placement.streams import Hyper, Stream
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 LOOSE = 3e-2  # bfloat16, and inits that are drawn
+SMALL = "small reads and writes"  # so small that a missing eps is a large share of them
+Case = Callable[[dict[str, Tensor]], dict[str, Tensor]]  # weights -> weights
 
 
 class Driven:
@@ -124,4 +126,35 @@ def modules_of(made: Any) -> list[nn.Module]:
     for value in vars(made).values():
         several = value if isinstance(value, list | tuple) else [value]
         found += [one for one in several if isinstance(one, nn.Module)]
+    return found
+
+
+def cases_of(stream: Stream) -> dict[str, Case]:
+    """Name -> what it makes of random weights, such that each part of a formula shows; after sharp mixes Sinkhorn has
+    not converged.
+    """
+    found: dict[str, Case] = {"random weights": lambda w: w}
+    if isinstance(stream, Hyper) and stream.maps in ("sinkhorn", "independent"):
+        found[SMALL] = lambda w: _based(w, slice(0, 2 * stream.copies), -12.0, 0.1)
+    if isinstance(stream, Hyper) and stream.maps == "sinkhorn":
+        found["sharp mixes"] = lambda w: _sharp(w, 2 * stream.copies)
+    return found
+
+
+def _based(weights: dict[str, Tensor], rows: slice, base: float, factor: float) -> dict[str, Tensor]:
+    """The maps of those rows near one number."""
+    found = dict(weights)
+    for name, value in weights.items():
+        if name.endswith(".base"):
+            value = value.clone()
+            value[rows] = base
+        found[name] = value * factor if name.endswith(".factors") else value
+    return found
+
+
+def _sharp(weights: dict[str, Tensor], start: int) -> dict[str, Tensor]:
+    found = dict(weights)
+    for name, value in weights.items():
+        if name.endswith("stream.base"):
+            found[name] = torch.cat([value[:start], 16 * value[start:]])
     return found

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from isograd.errors import UserError, one_line
 from isograd.lint.conform.driven import LOOSE, Driven, difference_of, modules_of
 from isograd.lint.conform.equations import equation_of
-from isograd.lint.conform.explained import narrowed, recognized, unknown
 from isograd.lint.conform.invariants import APART, Statement, invariants_of, positions_apart
 from isograd.lint.conform.setting import Make, Setting, design_of
-from isograd.lint.conform.verdict import Conformance, Row
+from isograd.lint.conform.verdict import Conformance, Row, narrowed, recognized, unknown
 from isograd.placement import Placement
 from isograd.placement.streams import Hyper
 from isograd.residual import wiring

@@ -14,7 +14,7 @@ from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
 from isograd.trace.dataflow import bare, numbered
-from isograd.trace.parts import Part, parts
+from isograd.trace.parts import Part, outputs_axis, parts, value_rows
 from isograd.trace.sublayers import TracedSublayer
 
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
@@ -482,22 +482,7 @@ def _value_and_out(checked: CheckedModel, sublayer: TracedSublayer) -> tuple[flo
     weight, out = checked.parameters[name].float(), checked.parameters[sublayer.last].float()
     width = min(weight.shape)
     if "+" in sublayer.roles[name]:
-        weight = _value_rows(checked, sublayer, weight)
+        flow = checked.dataflow
+        weight = weight.index_select(outputs_axis(flow, name, weight), value_rows(flow, sublayer))
     part = weight.std(unbiased=False).item() / xavier(torch.empty(width, width))
     return part, out.std(unbiased=False).item() / xavier(out)
-
-
-def _value_rows(checked: CheckedModel, sublayer: TracedSublayer, weight: Tensor) -> Tensor:
-    """The part of a fused matrix that makes the values: its outputs are numbered, and those that arrive read off."""
-    trace, dataflow = checked.trace, checked.dataflow
-    assert sublayer.attention is not None
-    attended = query_key_value(dataflow, sublayer.attention)
-    assert attended is not None
-    made = next(
-        o for o in reversed(trace.operations) if dataflow.is_product(o) and o.makes[0] in trace.above([attended[2]])
-    )
-    channels = trace[made.makes[0]].shape[-1]
-    numbered = torch.arange(channels, dtype=trace[made.makes[0]].dtype).expand(trace[made.makes[0]].shape).clone()
-    arrived = trace.replay({made.makes[0]: numbered}, [attended[2]])[0]
-    rows = torch.unique(arrived.round().long().clamp(0, channels - 1))
-    return weight[rows] if weight.shape[0] == channels else weight[:, rows]

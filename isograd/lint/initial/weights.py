@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from itertools import takewhile
 from statistics import median
 
 import torch
@@ -14,7 +13,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.wiring import waits, waits_for
-from isograd.trace.dataflow import LAYOUT, SCALING, bare, numbered
+from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
 from isograd.trace.parts import parts
 from isograd.trace.record import anything
 from isograd.trace.sublayers import TracedSublayer
@@ -50,7 +49,7 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=name,
             measured=float(len(found)),
-            message=f"this {what} is all zeros ({_matrices_of(len(found))})",
+            message=f"this {what} is all zeros ({many(len(found), 'matrix', 'matrices')})",
             remedy="initialize it, as nn.init.normal_(weight, std=0.02) does; only last projections (W_O, W_2), gates"
             " and the head may begin at 0",
         )
@@ -110,7 +109,7 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
             address=name,
             measured=float(len(found)),
             message=f"{what} of this matrix are equal: its units compute the same and get the same gradient"
-            f" ({_matrices_of(len(found))})",
+            f" ({many(len(found), 'matrix', 'matrices')})",
             remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
         )
     yield from _equal_queries(checked)
@@ -164,7 +163,7 @@ def centre(checked: CheckedModel) -> Iterator[Finding]:
             address=name,
             measured=ratio,
             message=f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
-            f" ({_matrices_of(len(found))})",
+            f" ({many(len(found), 'matrix', 'matrices')})",
             remedy="torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
         )
 
@@ -188,7 +187,7 @@ def partial(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=name,
             measured=float(len(found)),
-            message=f"{what} ({_matrices_of(len(found))})",
+            message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
             remedy="initialize the whole matrix; of a fused one, each part separately",
         )
 
@@ -332,9 +331,8 @@ def _in_every(parts: list[nn.Module]) -> str:
     common = set.intersection(*held)
     if any(part <= set().union(*held[:i], *held[i + 1 :]) for i, part in enumerate(held)):  # whole layers come again
         return ""
-    names = [n.split(".") for n, p in parts[0].named_parameters() if id(p) in common and len(common) < len(held[0])]
-    levels = takewhile(lambda level: len(set(level)) == 1, zip(*names, strict=False))
-    return ".".join(level[0] for level in levels).removesuffix(".weight")
+    names = [n for n, p in parts[0].named_parameters() if id(p) in common and len(common) < len(held[0])]
+    return common_address(names).removesuffix(".weight")
 
 
 def _shared_part(address: str, built: int) -> Finding:
@@ -415,7 +413,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
             severity="error",
             address=found[0],
             measured=float(len(found)),
-            message=f"nothing reads this matrix, though {what} read ({_matrices_of(len(found))})",
+            message=f"nothing reads this matrix, though {what} read ({many(len(found), 'matrix', 'matrices')})",
             remedy="call it: every layer in the loop of forward, each projection once; or remove it",
         )
 
@@ -429,7 +427,3 @@ def _matrices(checked: CheckedModel) -> list[str]:
 
 def _token_tables(checked: CheckedModel) -> list[str]:
     return [n for n, by_ids in checked.tables.items() if by_ids and len(checked.parameters[n]) > 4]
-
-
-def _matrices_of(count: int) -> str:
-    return "1 matrix" if count == 1 else f"{count} matrices"

@@ -333,7 +333,8 @@ def _wrong_derivative(checked: CheckedModel) -> float | None:
     """
     if any(bare(o) in ROUNDED for o in checked.trace.operations):
         return None
-    names = [n for n, by_ids in checked.tables.items() if by_ids and n != checked.head] or _first_matrix(checked)
+    names = [n for n, by_ids in checked.tables.items() if by_ids and n != checked.head]
+    names = names or [n for n, p in checked.parameters.items() if p.ndim >= 2 and n != checked.head]
     mine = dict(checked.few.named_parameters())
     if not names or not mine[names[0]].requires_grad:
         return None
@@ -369,10 +370,6 @@ def _slope(checked: CheckedModel, parameter: Tensor, rows: Tensor, at: Tensor, s
         loss = _loss(checked.few, checked)
         losses.append(float("nan") if loss is None else loss.item())
     return losses[0] - losses[1]
-
-
-def _first_matrix(checked: CheckedModel) -> list[str]:
-    return [n for n, p in checked.parameters.items() if p.ndim >= 2 and n != checked.head][:1]
 
 
 def _detached(checked: CheckedModel) -> str | None:

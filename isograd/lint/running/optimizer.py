@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from transformers import Trainer
+
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
+from isograd.models import IsogradPreTrainedModel
 
 MOST = 0.05  # of a rate in Adam
 HIGH = 20.0  # times the median rate of the groups
@@ -59,7 +62,8 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
             )
         return
     groups = [g for g in checked.optimizer.param_groups if g["params"]]
-    steps = max((_steps(checked.optimizer, p) for g in groups for p in g["params"]), default=0)
+    kind, states = type(checked.optimizer).__name__, checked.optimizer.state
+    steps = max((int(states.get(p, {}).get("step", 0)) for g in groups for p in g["params"]), default=0)
     still = [g for g in groups if float(g["lr"]) == 0 and not (g.get("initial_lr") and steps < 2)]
     if still:
         stepped = bool(still[0].get("initial_lr"))
@@ -74,7 +78,7 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
         )
     given = sorted(float(g["lr"]) for g in groups if float(g["lr"]) > 0)
     high = [g for g in groups if len(given) > 1 and float(g["lr"]) >= HIGH * given[(len(given) - 1) // 2]]
-    alone = [g for g in groups if _adam(checked.optimizer) and float(g["lr"]) >= MOST]
+    alone = [g for g in groups if "adam" in kind.lower() and float(g["lr"]) >= MOST]
     if high or alone:
         group = (high or alone)[0]
         rate = float(group["lr"])
@@ -83,7 +87,7 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
             _name(checked, group),
             len(group["params"]),
             f"the learning rate of {many(len(group['params']), 'parameter')} is {rate:g}"
-            + (f", {rate / given[0]:.3g} times that of another group" if high else f" in {_kind(checked.optimizer)}"),
+            + (f", {rate / given[0]:.3g} times that of another group" if high else f" in {kind}"),
             "give all groups one rate, or a ratio that a parameterization gives (muP)",
             measured=rate,
         )
@@ -121,16 +125,24 @@ def decays(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-def _steps(optimizer: Any, parameter: Any) -> int:
-    return int(optimizer.state.get(parameter, {}).get("step", 0))
-
-
-def _adam(optimizer: Any) -> bool:
-    return "adam" in _kind(optimizer).lower()
-
-
-def _kind(optimizer: Any) -> str:
-    return type(optimizer).__name__
+@rule(Phase.OPTIMIZER, "gains-decayed")
+def decay(checked: CheckedModel) -> Iterator[Finding]:
+    """Norm weights and coefficients that the weight decay of transformers' Trainer would pull to zero."""
+    model = checked.model
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of the Trainer
+    wrong = [name for name in (*checked.norm_weights, *checked.coefficients) if name in decayed]
+    wrong.sort(key=list(checked.parameters).index)
+    if wrong and not isinstance(model, IsogradPreTrainedModel):  # isograd train decides by role
+        many = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield Finding(
+            code="gains-decayed",
+            severity="info",
+            address=wrong[0],
+            measured=float(len(wrong)),
+            message=f"transformers' Trainer would apply weight decay to this norm weight or coefficient{many}: it"
+            " decides by name",
+            remedy="pass the optimizer two parameter groups: matrices with weight decay, the rest without",
+        )
 
 
 def _name(checked: CheckedModel, group: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from isograd.diagnose.watch import Watch, watch
-from isograd.diagnose.watch.loops.observe import observe
+from isograd.diagnose.watch.loops import observe
 from isograd.diagnose.watch.loops.recover import MOST, Recover, Recovery
 from isograd.diagnose.watch.writers import WARNED, Row, alert, flat, judge
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from isograd.diagnose.watch import Watch, watch
-from isograd.diagnose.watch.loops.observe import observe
+from isograd.diagnose.watch.loops import observe
 from isograd.diagnose.watch.writers import WARNED, alert, flat, judge
 from isograd.errors import needed
 

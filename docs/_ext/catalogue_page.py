@@ -1,4 +1,4 @@
-"""docs/catalogue.md and the table of docs/placements.md: `python -m isograd.placement.pages` writes both."""
+"""docs/catalogue.md and the table of docs/placements.md: `python docs/_ext/catalogue_page.py` writes both."""
 
 import re
 from itertools import groupby
@@ -57,7 +57,7 @@ def _sentence(text: str) -> str:
 
 
 _INTRODUCTION = """\
-Written by `python -m isograd.placement.pages` from the table: change `isograd/placement/catalogue/`, not this page.
+Written by `python docs/_ext/catalogue_page.py` from the table: change `isograd/placement/catalogue/`, not this page.
 Numbers are those of a decoder of 12 layers; `isograd show NAME layers=48` prints them for any depth."""
 
 _NOT_LISTED = """\
@@ -77,7 +77,7 @@ _NOT_LISTED = """\
 """
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[2]
-    (root / "docs" / "catalogue.md").write_text(page(), encoding="utf-8")
-    listed = root / "docs" / "placements.md"
+    docs = Path(__file__).parents[1]
+    (docs / "catalogue.md").write_text(page(), encoding="utf-8")
+    listed = docs / "placements.md"
     listed.write_text(with_table(listed.read_text(encoding="utf-8")), encoding="utf-8")

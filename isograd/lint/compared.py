@@ -1,4 +1,4 @@
-"""Rules about what a model is given beside its layers: its configuration, and the optimizer's weight decay."""
+"""Two models compared: with another one of the same parts; with the same one, an option of its configuration turned."""
 
 import copy
 import logging
@@ -8,35 +8,62 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
+from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.record import answer, arguments, is_large
 
+APART = 1.25  # times the other's size
 SWITCHES = re.compile(r"norm|prenorm|rezero|layer_?scale|head_?scale|residual_scal|resid_scal|scale_")
 
 
-@rule(Phase.OPTIMIZER, "gains-decayed")
-def decay(checked: CheckedModel) -> Iterator[Finding]:
-    """Norm weights and coefficients that the weight decay of transformers' Trainer would pull to zero."""
-    model = checked.model
-    decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of the Trainer
-    wrong = [name for name in (*checked.norm_weights, *checked.coefficients) if name in decayed]
-    wrong.sort(key=list(checked.parameters).index)
-    if wrong and not isinstance(model, IsogradPreTrainedModel):  # isograd train decides by role
-        many = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+@rule(Phase.INIT, "init-differs", "model-differs")
+def differs(checked: CheckedModel) -> Iterator[Finding]:
+    """Parameters that begin with another size than those of the same name in the other model; other placements."""
+    other = checked.against
+    if other is None:
+        return
+    mine, theirs = checked.parameters, other.parameters
+    groups: dict[str, list[tuple[str, float]]] = {}
+    for name in (n for n in mine if n in theirs):
+        own, its = (p[name].float().square().mean().sqrt().item() for p in (mine, theirs))
+        if max(own, its) > APART * min(own, its) + 1e-12:
+            groups.setdefault(re.sub(r"\d+", "*", name), []).append((name, own / its if its else float("inf")))
+    for pattern, found in groups.items():
+        name, ratio = found[0]
         yield Finding(
-            code="gains-decayed",
-            severity="info",
-            address=wrong[0],
-            measured=float(len(wrong)),
-            message=f"transformers' Trainer would apply weight decay to this norm weight or coefficient{many}: it"
-            " decides by name",
-            remedy="pass the optimizer two parameter groups: matrices with weight decay, the rest without",
+            code="init-differs",
+            severity="warning",
+            address=name,
+            measured=ratio,
+            message=f"{pattern} is initialized {ratio:.3g} times as large as in the other model"
+            f" ({many(len(found), 'parameter')})",
+            remedy="initialize it as the other model does, or leave it out with --ignore init-differs",
         )
+    unlike = [n for n in mine if n not in theirs] + [n for n in theirs if n not in mine]
+    unlike += [n for n in mine if n in theirs and mine[n].shape != theirs[n].shape]
+    if unlike:
+        yield _structure(unlike[0], len(unlike), f"{many(len(unlike), 'parameter')} differ in name or shape")
+    places, others = checked.anatomy.placements, other.anatomy.placements
+    moved = [a for a in places if a in others and places[a] != others[a]]
+    if moved:
+        what = f"{places[moved[0]]} here, {others[moved[0]]} in the other model ({many(len(moved), 'sublayer')})"
+        yield _structure(moved[0], len(moved), what)
+
+
+def _structure(address: str, count: int, message: str) -> Finding:
+    return Finding(
+        code="model-differs",
+        severity="warning",
+        address=address,
+        measured=float(count),
+        message=message,
+        remedy="compare the two classes at this address",
+    )
 
 
 @rule(Phase.DATA, "option-unused")

@@ -1,4 +1,4 @@
-"""transformers' classes that carry a design, as adapters: `isograd conform --adapter deepseek-v4`.
+"""transformers' classes that carry a design, as adapters: isograd conform mhc --adapter FILE:DeepseekV4, FILE this one.
 
 Their inits are not the papers' (weights are meant to be loaded): that check is skipped, and says so.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.errors import UserError
-from isograd.lint.conform.setting import Setting
+from isograd.lint.conform import Setting
 
 NOT_THE_PAPERS = {"init": "transformers' init is not the paper's: its weights are meant to be loaded"}
 
@@ -248,11 +248,11 @@ def _first(out: Any) -> Tensor:
     return tensor
 
 
-ADAPTERS: dict[str, tuple[str, Callable[[Setting], Any]]] = {  # what is typed -> the placement, and the adapter
-    "deepseek-v4": ("mhc", DeepseekV4),
-    "hy-v4": ("independent-streams", HYV4),
-    "qwen4-exp": ("gated-streams", Qwen4Exp),
-    "inkling2": ("attention-residuals-inkling", Inkling2),
-    "muse-spark": ("variance-gate", MuseSpark),
-    "zaya": ("affine-shortcut", Zaya),
+DESIGNS = {
+    "DeepseekV4": "mhc",
+    "HYV4": "independent-streams",
+    "Qwen4Exp": "gated-streams",
+    "Inkling2": "attention-residuals-inkling",
+    "MuseSpark": "variance-gate",
+    "Zaya": "affine-shortcut",
 }
