@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from isograd.diagnose.dependency import dependency_map
 from isograd.lab.data.pairs import find_pairs
 from isograd.lab.evaluate.scores import paired_bootstrap, score
 from isograd.lab.evaluate.translation import Translator
@@ -17,6 +16,7 @@ from isograd.papers.reproduce import rules
 from isograd.papers.reproduce.context import Context, Trained
 from isograd.papers.reproduce.item import Row, Rows, Verdict
 from isograd.papers.reproduce.measures import stacks, translations
+from isograd.papers.reproduce.measures.dependency import dependency_map
 from isograd.papers.reproduce.registry import ITEMS
 from isograd.transformer.parameters import Coefficient
 from tests.train.recipes import pairs_files, read_json, small_translation

@@ -127,9 +127,9 @@ def dependencies(context: Context) -> Rows:
 
 def _maps(one: Trained) -> dict[str, Any]:
     """ "encoder trained" and so on: the rows of the map, and the mean beta_ii^2 of the stack's upper half."""
-    from isograd.diagnose.dependency import dependency_map
     from isograd.lab.train.train import initial_model
     from isograd.models import IsogradForSeq2SeqLM
+    from isograd.papers.reproduce.measures.dependency import dependency_map
 
     task, model = initial_model(one.run)
     batch = {name: value for name, value in task.first_batch().items() if name != "labels"}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from isograd.diagnose.dependency import dependency_map
 from isograd.diagnose.quantities import terms
+from isograd.papers.reproduce.measures.dependency import dependency_map
 from isograd.placement import Norm, Placement, Residual, register
 from isograd.placement.streams import LayerSkip
 from isograd.transformer.sublayer import Sublayer
