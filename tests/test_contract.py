@@ -17,7 +17,7 @@ PUBLIC = {
     "isograd.lab": """Boundary Model PairsSection RateSearch Run TextData TextTraining TranslationModel TranslationRun
         TranslationTraining compare constant_scores draw load_causal_model load_corpus load_glue load_parallel load_run
         load_study load_task load_tasks next_rate on_ray plan run_cells write_report zero_shot""",
-    "isograd.papers": "CLAIMS Layout from_fairseq from_torch verdicts",
+    "isograd.papers": "CLAIMS Layout dependency_map from_fairseq from_torch verdicts",
 }
 ROOMS = (  # of core, whose own names are public where they have no underscore
     "isograd.placement",

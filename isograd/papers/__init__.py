@@ -6,6 +6,7 @@ from isograd.doors import doors
 
 if TYPE_CHECKING:
     from isograd.papers.fairseq import from_fairseq
+    from isograd.papers.reproduce.measures.dependency import dependency_map
     from isograd.papers.theory import CLAIMS, verdicts
     from isograd.papers.torch_nn import Layout, from_torch
 
@@ -14,6 +15,7 @@ __getattr__ = doors(
     {
         "CLAIMS": "isograd.papers.theory",
         "Layout": "isograd.papers.torch_nn",
+        "dependency_map": "isograd.papers.reproduce.measures.dependency",
         "from_fairseq": "isograd.papers.fairseq",
         "from_torch": "isograd.papers.torch_nn",
         "verdicts": "isograd.papers.theory",
@@ -23,6 +25,7 @@ __getattr__ = doors(
 __all__ = [
     "CLAIMS",
     "Layout",
+    "dependency_map",
     "from_fairseq",
     "from_torch",
     "verdicts",
