@@ -106,8 +106,7 @@ def init_recipe(
     must_be_writable(path)
     from isograd.files import write_text
     from isograd.lab.train.recipe import load_run
-    from isograd.lab.train.suggest import look, recipe_for
-    from isograd.lab.train.suggest_pairs import recipe_for_pairs, sides_of
+    from isograd.lab.train.suggest import look, recipe_for, recipe_for_pairs, sides_of
 
     with progress().status("reading the text"):
         if (sides := sides_of(sources)) is not None:
