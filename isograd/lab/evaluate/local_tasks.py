@@ -8,7 +8,7 @@ the hub's. Prompt and scoring stay those of lm-evaluation-harness' own definitio
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,24 +47,15 @@ class Reader:
         return value
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalForm:
-    """Fields of a row, and what makes the hub's row of it; None where it is one already."""
-
-    fields: tuple[str, ...]
-    convert: Callable[[Reader], Row] | None = None
+Forms = Mapping[str, Callable[[Reader], Row] | None]  # fields, and what makes the hub's row of them; None: it is one
 
 
-def convert(forms: Sequence[LocalForm], reader: Reader) -> Row:
-    """The hub's row of a row in any of the forms.
-
-    Raises:
-        DataError: a field is missing, or does not hold what it should.
-    """
-    for form in forms:
-        if all(name in reader.row for name in form.fields):
-            return form.convert(reader) if form.convert else {name: reader.row[name] for name in form.fields}
-    expected = "; or ".join(", ".join(form.fields) for form in forms)
+def _converted(forms: Forms, reader: Reader) -> Row:
+    """The hub's row of a row in any of the forms."""
+    for fields, convert in forms.items():
+        if all(name in reader.row for name in fields.split()):
+            return convert(reader) if convert else {name: reader.row[name] for name in fields.split()}
+    expected = "; or ".join(fields.replace(" ", ", ") for fields in forms)
     raise DataError(f"{reader.where}: a key is missing; expected {expected}; found {', '.join(map(str, reader.row))}")
 
 
@@ -130,7 +121,7 @@ def lambada(row: Reader) -> Row:
 
 
 def blimp(row: Reader) -> Row:
-    return {name: row.text(name) for name in ("UID", "field", "linguistics_term", "sentence_good", "sentence_bad")}
+    return {name: row.text(name) for name in BLIMP.split()}
 
 
 def storycloze(row: Reader) -> Row:
@@ -156,13 +147,13 @@ class LocalTask:
     Attributes:
         stems: names of its file, up to the suffix; a part, and "partial", may follow.
         parts: the part of the data set that the harness scores, as file names call it.
-        forms: of a row; the first is the hub's.
+        forms: of a row, by their fields; the first is the hub's.
         member: the field that says which of the harness' tasks a row belongs to, where a file holds several.
         suffixes: of the file, before .gz or .xz.
     """
 
     stems: tuple[str, ...]
-    forms: tuple[LocalForm, ...]
+    forms: Forms
     parts: tuple[str, ...] = ()
     member: str | None = None
     suffixes: tuple[str, ...] = ("jsonl", "json")
@@ -215,7 +206,7 @@ def read_task(name: str, path: Path) -> dict[str, list[Row]]:
     task = LOCAL[name]
     found: dict[str, list[Row]] = {}
     for where, row in _rows(path):
-        converted = convert(task.forms, Reader(row, where))
+        converted = _converted(task.forms, Reader(row, where))
         member = f"{name}_{converted[task.member]}" if task.member else name
         found.setdefault(member, []).append(converted)
     if not found:
@@ -248,72 +239,39 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
         yield where, row
 
 
-_CLOZE = (
-    LocalForm(
-        fields=(
-            *(f"input_sentence_{i}" for i in range(1, 5)),
-            "sentence_quiz1",
-            "sentence_quiz2",
-            "answer_right_ending",
-        )
-    ),
-    LocalForm(
-        fields=(
-            *(f"InputSentence{i}" for i in range(1, 5)),
-            "RandomFifthSentenceQuiz1",
-            "RandomFifthSentenceQuiz2",
-            "AnswerRightEnding",
-        ),
-        convert=storycloze,
-    ),
-)
-_ARC = (
-    LocalForm(fields=("question", "choices", "answerKey")),
-    LocalForm(fields=("query", "choices", "gold"), convert=arc),
-)
+BLIMP = "UID field linguistics_term sentence_good sentence_bad"
+_SENTENCES = "InputSentence1 InputSentence2 InputSentence3 InputSentence4"
+_INPUTS = "input_sentence_1 input_sentence_2 input_sentence_3 input_sentence_4"
+_CLOZE: Forms = {
+    f"{_INPUTS} sentence_quiz1 sentence_quiz2 answer_right_ending": None,
+    f"{_SENTENCES} RandomFifthSentenceQuiz1 RandomFifthSentenceQuiz2 AnswerRightEnding": storycloze,
+}
+_ARC: Forms = {"question choices answerKey": None, "query choices gold": arc}
+_TABLES = ("jsonl", "json", "csv")
 
 LOCAL: dict[str, LocalTask] = {
     "hellaswag": LocalTask(
         stems=("hellaswag",),
         parts=VALID,
-        forms=(
-            LocalForm(fields=("activity_label", "ctx_a", "ctx_b", "endings", "label")),
-            LocalForm(fields=("ctx", "endings", "label"), convert=hellaswag),
-        ),
+        forms={"activity_label ctx_a ctx_b endings label": None, "ctx endings label": hellaswag},
     ),
-    "piqa": LocalTask(
-        stems=("piqa",), parts=VALID, forms=(LocalForm(fields=("goal", "sol1", "sol2", "label"), convert=piqa),)
-    ),
+    "piqa": LocalTask(stems=("piqa",), parts=VALID, forms={"goal sol1 sol2 label": piqa}),
     "winogrande": LocalTask(
         stems=("winogrande",),
         parts=VALID,
-        forms=(
-            LocalForm(fields=("sentence", "option1", "option2", "answer")),
-            LocalForm(fields=("context_options", "continuation", "gold"), convert=winogrande),
-        ),
+        forms={"sentence option1 option2 answer": None, "context_options continuation gold": winogrande},
     ),
     "openbookqa": LocalTask(
         stems=("openbookqa",),
         parts=TEST,
-        forms=(
-            LocalForm(fields=("question_stem", "choices", "answerKey")),
-            LocalForm(fields=("question_stem", "choices", "label"), convert=openbookqa),
-        ),
+        forms={"question_stem choices answerKey": None, "question_stem choices label": openbookqa},
     ),
     "arc_easy": LocalTask(stems=("arc-easy",), parts=TEST, forms=_ARC),
     "arc_challenge": LocalTask(stems=("arc-challenge",), parts=TEST, forms=_ARC),
     "lambada_openai": LocalTask(
-        stems=("lambada-openai", "lambada"),
-        parts=TEST,
-        forms=(LocalForm(fields=("text",)), LocalForm(fields=("context", "continuation"), convert=lambada)),
+        stems=("lambada-openai", "lambada"), parts=TEST, forms={"text": None, "context continuation": lambada}
     ),
-    "blimp": LocalTask(
-        stems=("blimp",),
-        member="UID",
-        forms=(LocalForm(fields=("UID", "field", "linguistics_term", "sentence_good", "sentence_bad"), convert=blimp),),
-    ),
-    "storycloze_2016": LocalTask(
-        stems=("storycloze-2016", "storycloze"), forms=_CLOZE, suffixes=("jsonl", "json", "csv")
-    ),
-    "storycloze_2018": LocalTask(stems=("storycloze-2018",), forms=_CLOZE, suffixes=("jsonl", "json", "csv")),
+    "blimp": LocalTask(stems=("blimp",), member="UID", forms={BLIMP: blimp}),
+    "storycloze_2016": LocalTask(stems=("storycloze-2016", "storycloze"), forms=_CLOZE, suffixes=_TABLES),
+    "storycloze_2018": LocalTask(stems=("storycloze-2018",), forms=_CLOZE, suffixes=_TABLES),
 }
