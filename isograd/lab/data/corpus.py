@@ -7,6 +7,7 @@ maps two arrays.
 import hashlib
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from tqdm import tqdm
 
 from isograd.convert.checkpoints.tokenizers import SPECIAL, Level, reads_text, smallest_bpe, train_tokenizer
 from isograd.errors import DataError, first_line
-from isograd.files import read_json
-from isograd.lab.data.cache import MARK, read_digest, write_digest, write_entry
+from isograd.files import read_json, write_text
+from isograd.lab.data.cache import MARK, write_entry
 from isograd.machine import cache_folder
 from isograd.text import EMBEDDED, Document, Ends, file_sha256, is_file, read
 
@@ -116,7 +117,7 @@ def load_corpus(
     how = _How(level=level, vocab_size=vocab_size if level == "bpe" else 0, mask=mask, reader=reader)
     cache = cache or cache_folder()
     known = _known_as(cache, asked, valid, field, documents, how)
-    if known and (digest := read_digest(known)) and (cache / digest[:32] / MARK).exists():
+    if known and (digest := _read_digest(known)) and (cache / digest[:32] / MARK).exists():
         return _load(cache / digest[:32], digest, _said(asked))
     texts = _non_empty(read(asked, field, documents=documents), _said(asked))
     held_out = _non_empty(read(valid, field, documents=documents), valid) if valid else None
@@ -125,7 +126,7 @@ def load_corpus(
     if not (cache / digest[:32] / MARK).exists():
         write_entry(cache / digest[:32], partial(_fill, train=train, valid=held_out, how=how))
     if known:
-        write_digest(known, digest)
+        write_text(known, digest)
     return _load(cache / digest[:32], digest, _said(asked))
 
 
@@ -173,6 +174,12 @@ def _known_as(
     each = [[Path(name).name, file_sha256(Path(name))] for name in files]
     content = json.dumps([each, bool(valid), field, documents, how.as_list()])
     return cache / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.digest"
+
+
+def _read_digest(path: Path) -> str | None:
+    """None where there is none, or something else in its place."""
+    content = path.read_bytes().decode(errors="replace").strip() if path.is_file() else ""
+    return content if re.fullmatch("[0-9a-f]{64}", content) else None
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
