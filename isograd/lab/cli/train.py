@@ -284,7 +284,7 @@ def _training(found: "Forecast") -> Iterable[Row]:
     yield "tokens per update", f"{found.tokens_per_update:,}", ""
     yield "per forward pass of a device", f"{found.run.micro_tokens(found.devices):,}", "tokens"
     if found.run.training.fsdp and found.devices > 1:
-        from isograd.lab.train.forecast.exchange import exchanged
+        from isograd.lab.train.forecast.forecast import exchanged
 
         exchange = exchanged(found.run, found.config, found.devices)
         yield "exchanged per update", bytes_in_words(exchange.total), "received by each device"

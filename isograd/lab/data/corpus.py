@@ -8,8 +8,9 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,11 +22,11 @@ from tqdm import tqdm
 
 from isograd.convert.checkpoints.tokenizers import SPECIAL, Level, reads_text, smallest_bpe, train_tokenizer
 from isograd.errors import DataError, first_line
-from isograd.files import read_json, write_text
-from isograd.lab.data.cache import MARK, write_entry
+from isograd.files import new_folder, read_json, write_text
 from isograd.machine import cache_folder
 from isograd.text import EMBEDDED, Document, Ends, file_sha256, is_file, read
 
+MARK = "facts.json"  # the entry of the cache that has it is whole
 _FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
 
@@ -180,6 +181,21 @@ def _read_digest(path: Path) -> str | None:
     """None where there is none, or something else in its place."""
     content = path.read_bytes().decode(errors="replace").strip() if path.is_file() else ""
     return content if re.fullmatch("[0-9a-f]{64}", content) else None
+
+
+def write_entry(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder under a temporary name and move it into place, so that a kill leaves nothing half-done.
+
+    Two processes may do so at once: the first one's entry stays.
+    """
+    try:
+        if folder.is_dir() and not (folder / MARK).exists():  # part of an entry was removed
+            shutil.rmtree(folder)
+        with new_folder(folder) as scratch:
+            fill(scratch)
+    except OSError as error:
+        if not (folder / MARK).exists():
+            raise DataError(f"the cache {folder.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
