@@ -157,7 +157,9 @@ def _typed(kind: type, key: str, value: Any) -> Any:
     known = (kind, key, repr(value))
     if known not in _TYPED:
         try:
-            parsed = _parser(kind, key).parse_object({"run": _nested(key, value)})
+            section, _, name = key.rpartition(".")
+            nested = {section: {name: value}} if section else {name: value}
+            parsed = _parser(kind, key).parse_object({"run": nested})
         except (ArgumentError, TypeError, ValueError) as error:
             shown = " ".join(str(value).split())
             raise RecipeError(f"{key}={shown}: expected {_expected(_type_of(kind, key))}") from error
@@ -168,11 +170,6 @@ def _typed(kind: type, key: str, value: Any) -> Any:
 
 
 _TYPED: dict[tuple[type, str, str], Any] = {}
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    section, _, name = key.rpartition(".")
-    return {section: {name: value}} if section else {name: value}
 
 
 @cache

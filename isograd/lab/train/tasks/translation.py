@@ -239,8 +239,8 @@ class Translation(Task):
         self.blind_loss = loss_by_place(
             self.corpus.train_target, self.held_out[1], self.corpus.tokenizer.target.vocab_size
         )
-        micro = run.training.accumulation * PartialState().num_processes
-        self.samples = self._batches(run, micro)
+        processes = PartialState().num_processes
+        self.samples, micro = self._batches(run, processes), run.training.accumulation * processes
         self.updates_per_epoch = max(1, self.samples.until(1) // micro)
         if run.training.epochs:
             run = with_steps(run, min(run.training.steps, -(-self.samples.until(run.training.epochs) // micro)))
@@ -263,15 +263,13 @@ class Translation(Task):
         assert self.blind_loss is not None
         return min(self.blind_loss, self.unigram_entropy)
 
-    def _batches(self, run: TranslationRun, micro: int) -> "TokenBatches":
+    def _batches(self, run: TranslationRun, processes: int) -> "TokenBatches":
         from isograd.lab.data.batches import TokenBatches
 
-        if run.training.tokens < micro:
-            raise RecipeError(f"training.tokens={run.training.tokens} is less than one for each of {micro} passes")
         return TokenBatches(
             self.corpus.train_source,
             self.corpus.train_target,
-            tokens=run.training.tokens // micro,
+            tokens=run.micro_tokens(processes),
             pad=self.corpus.tokenizer.source.pad_id,
             seed=run.data_seed,
             pool=run.pairs.pool,
