@@ -158,8 +158,7 @@ def calibration_cost(run: Any, devices: int) -> dict[str, float]:
     exchanged at each sum (`all_gather_object`: the sizes of the messages, then the messages); a sharded model's layers
     are gathered once besides.
     """
-    from isograd.lab.train.forecast.exchange import exchanged
-    from isograd.lab.train.forecast.forecast import flops_per_token, forecast
+    from isograd.lab.train.forecast.forecast import exchanged, flops_per_token, forecast
 
     config = run.config()
     head = 6 * run.predicted * config.vocab_size * config.hidden_size
@@ -218,8 +217,7 @@ def sublayers(config: Any) -> int:
 
 
 def case(recipe: str, devices: int, track: bool = True) -> dict[str, Any]:
-    from isograd.lab.train.forecast.exchange import exchanged
-    from isograd.lab.train.forecast.forecast import flops_per_token, forecast
+    from isograd.lab.train.forecast.forecast import exchanged, flops_per_token, forecast
 
     began = time.perf_counter()
     run = planned(recipe, devices)
@@ -261,7 +259,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             "*forecast*: `isograd train --dry-run`, without the optimizer's state; *tracked*: the peak of torch's"
             " `FSDPMemTracker` over forward and backward of one micro-batch, likewise. Its fused attention and norms"
             " are a CPU's; dropout on attention is off. *exchange*: what a device receives in one update, by the"
-            " formula of `forecast/exchange.py`; *wire*: counted on the collectives."
+            " formula of `forecast/forecast.py`; *wire*: counted on the collectives."
         ],
         memory_table(rows),
         seconds_table(rows),

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from isograd.errors import DataError
-from isograd.lab.evaluate.harness_tasks import TASKS, load_tasks
-from isograd.lab.evaluate.local_tasks import find_tasks, read_task
+from isograd.lab.evaluate.harness_tasks import TASKS, find_tasks, load_tasks, read_task
 from tests.evaluate import items
 from tests.evaluate.items import LABEL, prompts, write
 from tests.golden import WHOLE

@@ -159,7 +159,7 @@ def test_what_is_no_translation_model(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no translation.json beside the model"):
         Translator.load(tmp_path / "language")
     shutil.copy(folder / "translation.json", tmp_path / "language")
-    with pytest.raises(DataError, match="its vocabularies cannot be loaded"):
+    with pytest.raises(DataError, match=r"tokenizer.json: no such file"):
         Translator.load(tmp_path / "language")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / name, tmp_path / "language")

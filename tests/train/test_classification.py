@@ -325,7 +325,7 @@ def test_what_is_no_pretrained_model_is_refused(tmp_path: Path) -> None:
     save_file(whole | {first: torch.zeros(3, 3)}, file, metadata={"format": "pt"})
     says("the weights cannot be loaded", lost)
     file.write_bytes(b"no weights")
-    says("the weights cannot be loaded", lost)
+    says("damaged or cut off", lost)
     (lost / "model/tokenizer.json").unlink()
     says("no tokenizer.json beside the model", lost)
     other = Path(pretrained(tmp_path / "other"))

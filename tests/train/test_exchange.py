@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from isograd.diagnose.calibrate import calibrate
 from isograd.diagnose.watch.probe import Probe, whole
-from isograd.lab.train.forecast.exchange import exchanged
+from isograd.lab.train.forecast.forecast import exchanged
 from isograd.lab.train.run import Run
 from isograd.models import IsogradForCausalLM
 from tests.study.arms import called

@@ -106,8 +106,7 @@ def init_recipe(
     must_be_writable(path)
     from isograd.files import write_text
     from isograd.lab.train.recipe import load_run
-    from isograd.lab.train.suggest import look, recipe_for
-    from isograd.lab.train.suggest_pairs import recipe_for_pairs, sides_of
+    from isograd.lab.train.suggest import look, recipe_for, recipe_for_pairs, sides_of
 
     with progress().status("reading the text"):
         if (sides := sides_of(sources)) is not None:
@@ -285,7 +284,7 @@ def _training(found: "Forecast") -> Iterable[Row]:
     yield "tokens per update", f"{found.tokens_per_update:,}", ""
     yield "per forward pass of a device", f"{found.run.micro_tokens(found.devices):,}", "tokens"
     if found.run.training.fsdp and found.devices > 1:
-        from isograd.lab.train.forecast.exchange import exchanged
+        from isograd.lab.train.forecast.forecast import exchanged
 
         exchange = exchanged(found.run, found.config, found.devices)
         yield "exchanged per update", bytes_in_words(exchange.total), "received by each device"

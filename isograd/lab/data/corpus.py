@@ -7,8 +7,10 @@ maps two arrays.
 import hashlib
 import json
 import math
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,11 +22,11 @@ from tqdm import tqdm
 
 from isograd.convert.checkpoints.tokenizers import SPECIAL, Level, reads_text, smallest_bpe, train_tokenizer
 from isograd.errors import DataError, first_line
-from isograd.files import read_json
-from isograd.lab.data.cache import MARK, read_digest, write_digest, write_entry
+from isograd.files import new_folder, read_json, write_text
 from isograd.machine import cache_folder
 from isograd.text import EMBEDDED, Document, Ends, file_sha256, is_file, read
 
+MARK = "facts.json"  # the entry of the cache that has it is whole
 _FORMAT = 3  # of the cache; raise it when the encoding changes
 _LINES = 1 << 14  # encoded at a time
 
@@ -116,7 +118,7 @@ def load_corpus(
     how = _How(level=level, vocab_size=vocab_size if level == "bpe" else 0, mask=mask, reader=reader)
     cache = cache or cache_folder()
     known = _known_as(cache, asked, valid, field, documents, how)
-    if known and (digest := read_digest(known)) and (cache / digest[:32] / MARK).exists():
+    if known and (digest := _read_digest(known)) and (cache / digest[:32] / MARK).exists():
         return _load(cache / digest[:32], digest, _said(asked))
     texts = _non_empty(read(asked, field, documents=documents), _said(asked))
     held_out = _non_empty(read(valid, field, documents=documents), valid) if valid else None
@@ -125,7 +127,7 @@ def load_corpus(
     if not (cache / digest[:32] / MARK).exists():
         write_entry(cache / digest[:32], partial(_fill, train=train, valid=held_out, how=how))
     if known:
-        write_digest(known, digest)
+        write_text(known, digest)
     return _load(cache / digest[:32], digest, _said(asked))
 
 
@@ -173,6 +175,27 @@ def _known_as(
     each = [[Path(name).name, file_sha256(Path(name))] for name in files]
     content = json.dumps([each, bool(valid), field, documents, how.as_list()])
     return cache / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.digest"
+
+
+def _read_digest(path: Path) -> str | None:
+    """None where there is none, or something else in its place."""
+    content = path.read_bytes().decode(errors="replace").strip() if path.is_file() else ""
+    return content if re.fullmatch("[0-9a-f]{64}", content) else None
+
+
+def write_entry(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder under a temporary name and move it into place, so that a kill leaves nothing half-done.
+
+    Two processes may do so at once: the first one's entry stays.
+    """
+    try:
+        if folder.is_dir() and not (folder / MARK).exists():  # part of an entry was removed
+            shutil.rmtree(folder)
+        with new_folder(folder) as scratch:
+            fill(scratch)
+    except OSError as error:
+        if not (folder / MARK).exists():
+            raise DataError(f"the cache {folder.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:

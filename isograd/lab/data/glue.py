@@ -42,7 +42,7 @@ class GlueTask:
         folder: of GLUE's download.
         config: of the data set on the hub.
         headers: names of columns, each way that they are known.
-        places: of columns in files that have no header, and what these files' columns are.
+        unheaded: the columns of files that have no header.
         classes: names in the order of their ids, which are the hub's; empty: scores from 0 to 5.
         files: names in a folder for each part, the first one found is read.
         parts: what the hub calls each part.
@@ -53,8 +53,7 @@ class GlueTask:
     config: str
     headers: Sequence[Columns]
     classes: tuple[str, ...]
-    places: Mapping[str, int] = field(default_factory=dict)
-    shape: str = ""
+    unheaded: tuple[str, ...] = ()
     files: Mapping[str, tuple[str, ...]] = field(default_factory=_named_files)
     parts: Mapping[str, str] = field(default_factory=lambda: _PARTS)
     torn: bool = False
@@ -83,8 +82,7 @@ TASKS = {
         config="cola",
         headers=(_SINGLE,),
         classes=("unacceptable", "acceptable"),
-        places={"first": 3, "label": 1},
-        shape="source, label, mark, sentence",
+        unheaded=("source", "label", "mark", "sentence"),
     ),
     "sst-2": GlueTask(folder="SST-2", config="sst2", headers=(_SINGLE,), classes=("negative", "positive")),
     "sts-b": GlueTask(
@@ -92,8 +90,7 @@ TASKS = {
         config="stsb",
         headers=(_PAIR | {"label": "score"}, _PAIR | {"label": "label"}),
         classes=(),
-        places={"first": 5, "second": 6, "label": 4},
-        shape="genre, file, year, index, score, sentence 1, sentence 2",
+        unheaded=("genre", "file", "year", "index", "score", "sentence1", "sentence2"),
         files=_named_files(**{part: (f"sts-{part}.tsv", f"sts-{part}.csv") for part in _OWN}),
     ),
     "mnli": GlueTask(
@@ -267,14 +264,7 @@ def _file(folder: Path, names: Iterable[str]) -> Path | None:
 
 def _files(folder: Path, kind: GlueTask) -> dict[str, list[Row]]:
     found = {part: _file(folder, names) for part, names in kind.files.items()}
-    return {
-        part: _labelled(table_rows(path, kind, labelled=part != "test")) if path else [] for part, path in found.items()
-    }
-
-
-def _hub(source: str, kind: GlueTask) -> dict[str, list[Row]]:
-    data: Mapping[str, Any] = hub_rows(source, kind)
-    return {part: _labelled(data.get(part, [])) for part in ("train", "dev", "test")}
+    return {part: _labelled(_table(path, kind, part)) if path else [] for part, path in found.items()}
 
 
 def _labelled(rows: list[Row]) -> list[Row]:
@@ -282,78 +272,67 @@ def _labelled(rows: list[Row]) -> list[Row]:
     return [] if any(row[2] is None for row in rows) else rows
 
 
-def table_rows(path: Path, kind: GlueTask, labelled: bool = True) -> list[Row]:
-    """The rows of a tab-separated file, with a header or without.
-
-    Args:
-        labelled: a column of labels must be there.
-
-    Raises:
-        DataError: with the line.
-    """
-    lines = file_text(path).removesuffix("\n").split("\n")
-    places, begin = _places(path, lines[0].split("\t"), kind, labelled)
-    rows = list(_table(path, lines, places, begin, kind))
+def _table(path: Path, kind: GlueTask, part: str) -> list[Row]:
+    """The rows of a tab-separated file, with a header or without."""
+    lines = [line.split("\t") for line in file_text(path).removesuffix("\n").split("\n")]
+    names: Sequence[str] = lines[0]
+    begin = 1
+    if kind.unheaded and _named(names, kind, part) is None:
+        names, begin = kind.unheaded, 0
+        if len(lines[0]) < len(names):
+            raise DataError(
+                f"{path}, line 1: {len(lines[0])} columns; expected {', '.join(names)} with no header, or a header with"
+                f" {', '.join(kind.headers[0].values())}"
+            )
+    written = [(f"{path}, line {i}", line) for i, line in enumerate(lines[begin:], begin + 1) if "".join(line).strip()]
+    rows = list(_rows(str(path), names, written, kind, part))
     if not rows:
         raise DataError(f"{path}: has a header and no rows")
     return rows
 
 
-def _places(path: Path, cells: list[str], kind: GlueTask, labelled: bool) -> tuple[Mapping[str, int], int]:
-    """Where the columns are, and in which line the rows begin (from 0)."""
-    columns = _named(cells, kind, labelled)
-    if columns:
-        return {role: cells.index(name) for role, name in columns.items() if name in cells}, 1
-    if not kind.places:
-        raise DataError(f"{path}: {_missing(cells, kind, labelled)}")
-    if len(cells) <= max(kind.places.values()):
-        names = ", ".join(kind.headers[0].values())
-        raise DataError(
-            f"{path}, line 1: {len(cells)} columns; expected {kind.shape} with no header, or a header with {names}"
-        )
-    return kind.places, 0
-
-
-def _named(names: Iterable[str], kind: GlueTask, labelled: bool) -> Columns | None:
+def _named(names: Sequence[str], kind: GlueTask, part: str) -> Columns | None:
     """The way of naming columns of which these have all."""
-    there = set(names)
-    return next((columns for columns in kind.headers if not _lacking(columns, there, labelled)), None)
+    return next((columns for columns in kind.headers if not _lacking(columns, names, part)), None)
 
 
-def _lacking(columns: Columns, there: set[str], labelled: bool) -> list[str]:
-    return [name for role, name in columns.items() if name not in there and (labelled or role != "label")]
+def _lacking(columns: Columns, names: Sequence[str], part: str) -> list[str]:
+    return [name for role, name in columns.items() if name not in names and (part != "test" or role != "label")]
 
 
-def _missing(names: Iterable[str], kind: GlueTask, labelled: bool) -> str:
-    """By the way of naming that lacks least."""
-    found = list(names)
-    lacking = min((_lacking(columns, set(found), labelled) for columns in kind.headers), key=len)
-    quoted = " and ".join(map(repr, lacking))
-    return f"no column{'s' if len(lacking) > 1 else ''} {quoted}; found {', '.join(map(repr, found[:10]))}"
+def _rows(
+    where: str, names: Sequence[str], rows: Iterable[tuple[str, Sequence[Any]]], kind: GlueTask, part: str
+) -> Iterator[Row]:
+    """Rows of a part, each with where it stands, by the names of its columns.
 
-
-def _table(path: Path, lines: list[str], places: Mapping[str, int], begin: int, kind: GlueTask) -> Iterator[Row]:
+    Raises:
+        DataError: a column is missing, or a row is not as it should be.
+    """
+    columns = _named(names, kind, part)
+    if columns is None:
+        lacking = min((_lacking(columns, names, part) for columns in kind.headers), key=len)
+        raise DataError(
+            f"{where}: no column{'s' if len(lacking) > 1 else ''} {' and '.join(map(repr, lacking))};"
+            f" found {', '.join(map(repr, names[:10]))}"
+        )
+    places = {role: names.index(name) for role, name in columns.items() if name in names}
     needed = max(places.values()) + 1
-    for number, line in enumerate(lines[begin:], start=begin + 1):
-        if not line.strip():
+    for here, row in rows:
+        if kind.torn and (len(row) < needed or not all(str(row[place]).strip() for place in places.values())):
             continue
-        cells = line.split("\t")
-        where = f"{path}, line {number}"
-        if kind.torn and (len(cells) < needed or not all(cells[place].strip() for place in places.values())):
-            continue
-        if len(cells) < needed:
-            raise DataError(f"{where}: {len(cells)} columns, expected at least {needed}, divided by tabs")
-        yield _row({role: cells[place] for role, place in places.items()}, kind, where)
+        if len(row) < needed:
+            raise DataError(f"{here}: {len(row)} columns, expected at least {needed}, divided by tabs")
+        yield _row({role: row[place] for role, place in places.items()}, kind, part, here)
 
 
-def _row(cells: Mapping[str, Any], kind: GlueTask, where: str) -> Row:
-    sentences = [cells.get(role) for role in ("first", "second")]
-    for text in sentences[: 1 + kind.pairs]:
+def _row(cells: Mapping[str, Any], kind: GlueTask, part: str, where: str) -> Row:
+    first, second = cells["first"], cells["second"] if kind.pairs else None
+    for text in (first, second) if kind.pairs else (first,):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{where}: a sentence is missing")
-    first, second = sentences
     label = cells.get("label")
-    return str(first), second if kind.pairs else None, None if label is None else _label(str(label), kind, where)
+    hidden = label is None or (part == "test" and label == -1)
+    return first, second, None if hidden else _label(str(label), kind, where)
 
 
 def _label(said: str, kind: GlueTask, where: str) -> float:
@@ -376,29 +355,19 @@ def _score(said: str, where: str) -> float:
     return score
 
 
-def hub_rows(source: str, kind: GlueTask) -> dict[str, list[Row]]:
-    """The parts of a data set: "train", "dev", "test" as far as it has them; of a hidden label (-1) None.
-
-    Raises:
-        DataError: it cannot be loaded, or is none of this task.
-    """
+def _hub(source: str, kind: GlueTask) -> dict[str, list[Row]]:
+    """The parts of a data set, as far as it has them."""
     data = _loaded(source, kind)
     if "train" not in data:
         raise DataError(f"{source} ({kind.config}): no part 'train'; found {', '.join(data)}")
-    return {part: list(_of_hub(data[name], part, source, kind)) for part, name in kind.parts.items() if name in data}
-
-
-def _of_hub(data: Any, part: str, source: str, kind: GlueTask) -> Iterator[Row]:
-    where = f"{source} ({kind.config}), {part}"
-    columns = _named(data.column_names, kind, labelled=part != "test")
-    if columns is None:
-        raise DataError(f"{where}: {_missing(data.column_names, kind, part != 'test')}")
-    there = {role: data[name] for role, name in columns.items() if name in data.column_names}
-    for number, values in enumerate(zip(*there.values(), strict=True), start=1):
-        cells = dict(zip(there, values, strict=True))
-        if part == "test" and cells.get("label") == -1:
-            cells["label"] = None
-        yield _row(cells, kind, f"{where}, row {number}")
+    found: dict[str, list[Row]] = {part: [] for part in kind.parts}
+    for part, name in kind.parts.items():
+        if name in data:
+            where, names = f"{source} ({kind.config}), {part}", data[name].column_names
+            columns = zip(*(data[name][column] for column in names), strict=True)
+            rows = ((f"{where}, row {i}", row) for i, row in enumerate(columns, 1))
+            found[part] = _labelled(list(_rows(where, names, rows, kind, part)))
+    return found
 
 
 def must_be_there(source: str) -> None:

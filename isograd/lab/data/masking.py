@@ -4,6 +4,7 @@
 "segment-pair"    <s> A </s> B </s> with token types, and whether B continues A (BERT; Devlin et al. 2019)
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,12 +55,53 @@ class Masking:
         return self.ordinary[draw.integers(0, len(self.ordinary), count)]
 
 
-class MaskedSequences(Dataset[dict[str, Tensor]]):
+class _Masked(Dataset[dict[str, Tensor]]):
+    """Sequences of `length` tokens, cut from a text: each a function of its number, its mask too.
+
+    So whoever skips the first k samples goes on exactly; each pass masks anew (Liu et al. 2019, section 4.1, dynamic
+    masking). Without a seed the sequences come in the order of the text, masked the same each time.
+    """
+
+    masking: Masking
+    length: int
+    order: Order
+    pad = 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """A whole batch: input_ids and labels (batch, length), masked_positions (n,) into batch * length."""
+        shape = (len(indices), self.length)
+        batch = {"input_ids": np.full(shape, self.pad), "labels": np.full(shape, IGNORE)} | self._empty(shape)
+        positions = []
+        for row, (turn, place) in enumerate(map(self.order.at, indices)):
+            draw = np.random.default_rng((self.order.seed or 0, 1, turn, place))
+            tokens = self._tokens(place, draw, {name: of[row : row + 1].reshape(-1) for name, of in batch.items()})
+            ids = batch["input_ids"][row, : len(tokens)]
+            ids[:] = tokens
+            places = self.masking.hide(ids, draw)
+            batch["labels"][row, places] = tokens[places]
+            positions.append(row * self.length + places)
+        batch["masked_positions"] = np.concatenate(positions)
+        return {name: torch.from_numpy(value) for name, value in batch.items()}
+
+    def _empty(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+        """What a batch has beside ids and labels."""
+        return {}
+
+    @abstractmethod
+    def _tokens(self, place: int, draw: np.random.Generator, row: dict[str, np.ndarray]) -> np.ndarray:
+        """The ids (int64) of a sequence; into `row` goes what else is known of it."""
+
+
+class MaskedSequences(_Masked):
     """RoBERTa's full sentences: <s> ids </s> of `length` in all, cut from the text one after the other.
 
-    A sequence may run over the end of a document, which </s> marks. Sample i is a function of (text, length, seed, i)
-    alone, its mask too, so whoever skips the first k samples goes on exactly; each pass masks anew (Liu et al. 2019,
-    section 4.1, dynamic masking).
+    A sequence may run over the end of a document, which </s> marks.
     """
 
     def __init__(
@@ -73,50 +115,24 @@ class MaskedSequences(Dataset[dict[str, Tensor]]):
         samples: int | None = None,
         seed: int | None = None,
     ) -> None:
-        """Without `seed` the sequences come in the order of the text, masked the same each time."""
-        self.ids = ids
-        self.inner = length - 2
-        self.masking = masking
+        self.ids, self.length, self.masking = ids, length, masking
         self.begin, self.end = begin, end
-        count = len(ids) // self.inner
+        count = len(ids) // (length - 2)
         if count < 1:
             raise DataError(f"the text has {len(ids)} tokens, shorter than one sequence of {length} with <s> and </s>")
         self.order = Order(count, samples, seed)
 
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """A whole batch: input_ids and labels (batch, length), masked_positions (n,) into batch * length."""
-        found = [self.order.at(i) for i in indices]
-        starts = np.array([place for _, place in found]) * self.inner
-        rows = np.empty((len(found), self.inner + 2), dtype=np.int64)
-        rows[:, 0], rows[:, -1] = self.begin, self.end
-        rows[:, 1:-1] = self.ids[starts[:, None] + np.arange(self.inner)]
-        labels = np.full_like(rows, IGNORE)
-        positions = []
-        for row, (turn, place) in enumerate(found):
-            draw = np.random.default_rng((self.order.seed or 0, 1, turn, place))
-            true = rows[row].copy()
-            places = self.masking.hide(rows[row], draw)
-            labels[row, places] = true[places]
-            positions.append(row * rows.shape[1] + places)
-        return {
-            "input_ids": torch.from_numpy(rows),
-            "labels": torch.from_numpy(labels),
-            "masked_positions": torch.from_numpy(np.concatenate(positions)),
-        }
+    def _tokens(self, place: int, draw: np.random.Generator, row: dict[str, np.ndarray]) -> np.ndarray:
+        start, inner = place * (self.length - 2), self.length - 2
+        return np.concatenate([[self.begin], self.ids[start : start + inner], [self.end]]).astype(np.int64)
 
 
-class SegmentPairs(Dataset[dict[str, Tensor]]):
+class SegmentPairs(_Masked):
     """BERT's pairs: <s> A </s> B </s>, padded to `length`, with token types and whether B continues A.
 
     A document is cut into windows of `length` - 3 tokens (what is left of it is a shorter one, from 8 tokens on), a
     window into A and B where a word begins. In half of the samples B is the second part of another document's window.
-    As `MaskedSequences`, a sample is a function of its number, and each pass cuts, pairs and masks anew.
+    A batch has token_type_ids, attention_mask and next_sentence_label (1: B is from elsewhere) too.
     """
 
     def __init__(
@@ -133,9 +149,7 @@ class SegmentPairs(Dataset[dict[str, Tensor]]):
         seed: int | None = None,
     ) -> None:
         """As `MaskedSequences`; `word` says of each id whether it begins with a space or an end of line."""
-        self.ids = ids
-        self.length = length
-        self.masking = masking
+        self.ids, self.length, self.masking = ids, length, masking
         self.begin, self.end, self.pad = begin, end, pad
         self.word = word
         self.windows, self.documents = _windows(ids, length - 3, end)
@@ -143,37 +157,16 @@ class SegmentPairs(Dataset[dict[str, Tensor]]):
             raise DataError("pairs of segments need a text of two documents at least (data.documents=blank-line?)")
         self.order = Order(len(self.windows), samples, seed)
 
-    def __len__(self) -> int:
-        return len(self.order)
+    def _empty(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+        types, mask = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+        return {"token_type_ids": types, "attention_mask": mask, "next_sentence_label": np.zeros(shape[0], np.int64)}
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """As `MaskedSequences`; token_type_ids, attention_mask and next_sentence_label (1: B is from elsewhere)."""
-        shape = (len(indices), self.length)
-        rows, labels = np.full(shape, self.pad), np.full(shape, IGNORE)
-        types, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        other = np.zeros(len(indices), dtype=np.int64)
-        positions = []
-        for row, (turn, place) in enumerate(map(self.order.at, indices)):
-            draw = np.random.default_rng((self.order.seed or 0, 1, turn, place))
-            first, second, other[row] = self._pair(place, draw)
-            tokens = np.concatenate([[self.begin], first, [self.end], second, [self.end]]).astype(np.int64)
-            size = len(tokens)
-            types[row, len(first) + 2 : size] = 1
-            mask[row, :size] = 1
-            rows[row, :size] = tokens
-            places = self.masking.hide(rows[row, :size], draw)
-            labels[row, places] = tokens[places]
-            positions.append(row * self.length + places)
-        named: dict[str, np.ndarray] = {
-            "input_ids": rows,
-            "labels": labels,
-            "masked_positions": np.concatenate(positions),
-        }
-        named |= {"token_type_ids": types, "attention_mask": mask, "next_sentence_label": other}
-        return {name: torch.from_numpy(value) for name, value in named.items()}
+    def _tokens(self, place: int, draw: np.random.Generator, row: dict[str, np.ndarray]) -> np.ndarray:
+        first, second, row["next_sentence_label"][...] = self._pair(place, draw)
+        tokens = np.concatenate([[self.begin], first, [self.end], second, [self.end]]).astype(np.int64)
+        row["token_type_ids"][len(first) + 2 : len(tokens)] = 1
+        row["attention_mask"][: len(tokens)] = 1
+        return tokens
 
     def _pair(self, place: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, bool]:
         first, second = self._cut(place, draw)

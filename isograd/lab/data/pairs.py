@@ -5,8 +5,9 @@ of the files' bytes. Every failure is one `DataError`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source)
 
+    @staticmethod
+    def of_lines(first: object, second: object, source: list[str], target: list[str]) -> "Pairs":
+        """Line by line, of one file or two."""
+        where, numbers = (str(first), str(second)), range(1, len(source) + 1)
+        return Pairs(where=where, unit="line", numbers=numbers, source=source, target=target)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairsFound:
@@ -87,15 +94,11 @@ def find_pairs(name: str, source: str, target: str, role: str = "train") -> Pair
     if base == NUMBERS:
         return _number_words(part or role, source, target)
     if "," in name:
-        return _two_files(name, _halves(name))
-    if file_kind(path) in JSON_LINES:
-        return _file(path, _json, source, target)
-    if file_kind(path) == ".parquet":
-        return _file(path, _parquet, source, target)
-    if file_kind(path) == COLUMNS:
-        return _columns(path)
+        return _two_files(name, *_halves(name))
+    if read := _FILES.get(file_kind(path)):
+        return PairsFound(name=name, key=file_sha256(path), read=partial(read, path, source, target))
     there = [file for language in (source, target) if (file := _first_file(name, language))]
-    return _two_files(name, there) if there else _data_set(name, base, part or _PARTS[role], source, target)
+    return _two_files(name, *there) if there else _data_set(name, base, part or _PARTS[role], source, target)
 
 
 def must_be_there(name: str, source: str, target: str) -> None:
@@ -107,7 +110,7 @@ def must_be_there(name: str, source: str, target: str) -> None:
     path, base = Path(name), name.partition(":")[0]
     if base == NUMBERS:
         return
-    if "," in name or file_kind(path) in (*JSON_LINES, ".parquet", COLUMNS):
+    if "," in name or file_kind(path) in _FILES:
         for one in _halves(name) if "," in name else [path]:
             must_be_a_file(one)
         return
@@ -124,13 +127,12 @@ def must_be_there(name: str, source: str, target: str) -> None:
 
 def _number_words(part: str, source: str, target: str) -> PairsFound:
     name = f"{NUMBERS}:{part}"
-    count = len(numbers.integers(part))
-
-    def read() -> Pairs:
-        left, right = numbers.numbers(part, source, target)
-        return Pairs(where=(name, name), unit="line", numbers=range(1, count + 1), source=left, target=right)
-
-    return PairsFound(name=name, key=f"{name} {source} {target} {numbers.version()}", read=read)
+    numbers.integers(part)  # refuses a part that there is none of
+    return PairsFound(
+        name=name,
+        key=f"{name} {source} {target} {numbers.version()}",
+        read=lambda: Pairs.of_lines(name, name, *numbers.numbers(part, source, target)),
+    )
 
 
 def _halves(name: str) -> list[Path]:
@@ -156,34 +158,24 @@ def _no_data_set(name: str, base: str, language: str, why: str) -> DataError:
     return DataError(f"{name}: no {_looked_for(base, language)} here, and as a data set it cannot be loaded: {why}")
 
 
-def _two_files(name: str, files: list[Path]) -> PairsFound:
-    first, second = files
-    key = f"{file_sha256(first)} {file_sha256(second)}"
-
+def _two_files(name: str, first: Path, second: Path) -> PairsFound:
     def read() -> Pairs:
-        left, right = (lines_of(path) for path in files)
+        left, right = lines_of(first), lines_of(second)
         if len(left) != len(right):
             counts = f"{first} has {len(left)} lines and {second} has {len(right)}"
             raise DataError(f"{counts}; line n of one must translate line n of the other")
-        where, count = (str(first), str(second)), range(1, len(left) + 1)
-        return Pairs(where=where, unit="line", numbers=count, source=left, target=right)
+        return Pairs.of_lines(first, second, left, right)
 
-    return PairsFound(name=name, key=key, read=read)
+    return PairsFound(name=name, key=f"{file_sha256(first)} {file_sha256(second)}", read=read)
 
 
-def _columns(path: Path) -> PairsFound:
+def _columns(path: Path, *_: str) -> Pairs:
     """A pair a line: the source, a tab, the target."""
-
-    def read() -> Pairs:
-        rows = [line.split("\t") for line in lines_of(path)]
-        for number, row in enumerate(rows, start=1):
-            if len(row) != 2:
-                raise DataError(f"{path}, line {number}: expected source, a tab and target, found {len(row)} columns")
-        left, right = ([row[side] for row in rows] for side in (0, 1))
-        where, count = (str(path), str(path)), range(1, len(rows) + 1)
-        return Pairs(where=where, unit="line", numbers=count, source=left, target=right)
-
-    return PairsFound(name=str(path), key=file_sha256(path), read=read)
+    rows = [line.split("\t") for line in lines_of(path)]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != 2:
+            raise DataError(f"{path}, line {number}: expected source, a tab and target, found {len(row)} columns")
+    return Pairs.of_lines(path, path, *([row[side] for row in rows] for side in (0, 1)))
 
 
 def lines_of(path: Path) -> list[str]:
@@ -191,23 +183,21 @@ def lines_of(path: Path) -> list[str]:
     return file_text(path).removesuffix("\n").split("\n")
 
 
-def _file(path: Path, rows: Callable[[Path], Iterable[tuple[int, Any]]], source: str, target: str) -> PairsFound:
-    unit = "row" if rows is _parquet else "line"
-
-    def read() -> Pairs:
-        return _of_rows(str(path), unit, rows(path), source, target)
-
-    return PairsFound(name=str(path), key=file_sha256(path), read=read)
+def _json(path: Path, source: str, target: str) -> Pairs:
+    return _of_rows(str(path), "line", json_rows(file_text(path), path), source, target)
 
 
-def _json(path: Path) -> Iterable[tuple[int, Any]]:
-    return json_rows(file_text(path), path)
-
-
-def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+def _parquet(path: Path, source: str, target: str) -> Pairs:
     with parquet_file(path) as file:
-        batches = (batch.to_pylist() for batch in file.iter_batches(_ROWS))
-        yield from enumerate((row for rows in batches for row in rows), start=1)
+        rows = (row for batch in file.iter_batches(_ROWS) for row in batch.to_pylist())
+        return _of_rows(str(path), "row", enumerate(rows, start=1), source, target)
+
+
+_FILES: dict[str, Callable[[Path, str, str], Pairs]] = {  # of one file, by its suffix
+    **dict.fromkeys(JSON_LINES, _json),
+    ".parquet": _parquet,
+    COLUMNS: _columns,
+}
 
 
 def _of_rows(where: str, unit: str, rows: Iterable[tuple[int, Any]], source: str, target: str) -> Pairs:
@@ -249,18 +239,15 @@ def _is_data_set(base: str) -> bool:
 def _data_set(name: str, base: str, part: str, source: str, target: str) -> PairsFound:
     data = _load(name, base, part, source)
 
-    def rows() -> Iterator[tuple[int, Any]]:
-        batches = data.iter(batch_size=_ROWS)
-        yield from enumerate((row for batch in batches for row in _unzipped(batch)), start=1)
-
     def read() -> Pairs:
-        return _of_rows(name, "row", rows(), source, target)
+        rows = (
+            dict(zip(batch, row, strict=True))
+            for batch in data.iter(_ROWS)
+            for row in zip(*batch.values(), strict=True)
+        )
+        return _of_rows(name, "row", enumerate(rows, start=1), source, target)
 
     return PairsFound(name=name, key=f"{base} {part} {data._fingerprint}", read=read)
-
-
-def _unzipped(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    return (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True))
 
 
 def _load(name: str, base: str, part: str, source: str) -> Any:

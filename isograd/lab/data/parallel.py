@@ -18,8 +18,7 @@ from isograd.convert.checkpoints.subwords import PairTokenizer, Subwords, read_s
 from isograd.errors import DataError
 from isograd.files import read_json
 from isograd.lab.data.batches import Ragged
-from isograd.lab.data.cache import MARK, write_entry
-from isograd.lab.data.corpus import unigram_entropy
+from isograd.lab.data.corpus import MARK, unigram_entropy, write_entry
 from isograd.lab.data.pairs import NUMBERS, Pairs, PairsFound, find_pairs
 from isograd.machine import cache_folder
 from isograd.text import file_sha256

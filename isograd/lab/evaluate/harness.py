@@ -133,20 +133,17 @@ def quiet_harness() -> Iterator[None]:
 
     The harness compiles its templates anew for every document: of BLiMP that takes longer than a small model does.
     """
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub", "datasets")]
-    levels = [logger.level for logger in loggers]
+    disabled = logging.root.manager.disable
     alone, environment = os.environ.get("DISABLE_MULTIPROC"), lm_eval.utils.env
     compiled = environment.from_string
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     environment.from_string = cache(compiled)
     os.environ["DISABLE_MULTIPROC"] = "1"  # a perplexity's standard error is a bootstrap, else in a pool of processes
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
         environment.from_string = compiled
         os.environ.pop("DISABLE_MULTIPROC", None)
         if alone is not None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -16,7 +15,7 @@ from transformers import (
 
 import isograd.models  # noqa: F401  (registers isograd's with the Auto classes)
 from isograd.convert.checkpoints.subwords import PairTokenizer
-from isograd.errors import DataError, ForeignError, IsogradError, UnknownPlacement, first_line
+from isograd.errors import DataError, IsogradError, UnknownPlacement, first_line
 from isograd.files import read_json
 from isograd.hub import from_pretrained, model_folder, model_place
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
@@ -38,16 +37,7 @@ def load_causal_model(name: str | Path, dtype: torch.dtype = torch.float32) -> t
     config = _loaded(name, lambda: from_pretrained(AutoConfig, place))
     _must_read_left_to_right(name, config)
     tokenizer = _loaded(name, lambda: from_pretrained(AutoTokenizer, place), "the tokenizer")
-    model, info = _loaded(
-        name,
-        lambda: from_pretrained(
-            AutoModelForCausalLM, place, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        ),
-    )
-    if shapes := other_shapes(info):
-        raise DataError(f"{name}: the model cannot be loaded ({shapes})")
-    if info["missing_keys"]:
-        raise DataError(f"{name}: weights are missing, such as {min(info['missing_keys'])}")
+    model, _ = weights_in(AutoModelForCausalLM, place, name, dtype)
     _check_vocabulary(name, config, tokenizer, model.get_input_embeddings().weight.shape[0])
     model.config.use_cache = False  # nothing is generated
     return model.eval(), tokenizer
@@ -61,12 +51,29 @@ def empty_context(config: Any, tokenizer: Any) -> int | None:
     return tokenizer.eos_token_id if config.model_type == "isograd" else None
 
 
+def weights_in(
+    kind: Any, place: str | Path, name: str | Path, dtype: torch.dtype, what: str = "the model"
+) -> tuple[Any, list[str]]:
+    """A model of this class with all its weights, and the names of weights there that it has no place for.
+
+    Raises:
+        DataError: it cannot be loaded, or weights are missing.
+    """
+    options = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, info = _loaded(name, lambda: from_pretrained(kind, place, **options), what)
+    if shapes := other_shapes(info):
+        raise DataError(f"{name}: {what} cannot be loaded ({shapes})")
+    if info["missing_keys"]:
+        raise DataError(f"{name}: weights are missing, such as {min(info['missing_keys'])}")
+    return model, sorted(info["unexpected_keys"])
+
+
 def _loaded(name: str | Path, load: Callable[[], T], what: str = "the model") -> T:
     try:
         return load()
-    except IsogradError:
-        raise
     except Exception as error:  # of JSON, of safetensors, of tokenizers, and the hub's many kinds
+        if isinstance(error, IsogradError) and not isinstance(error, UnknownPlacement):
+            raise
         here = Path(name).exists()
         where = f"{what} cannot be loaded" if here else f"no such folder here, and on the hub {what} cannot be loaded"
         raise DataError(f"{name}: {where} ({first_line(error)})") from error
@@ -103,7 +110,8 @@ def load_translation_model(name: str | Path, dtype: torch.dtype) -> tuple[Isogra
     """
     folder = model_folder(name)
     tokenizer = _tokenizer(folder)
-    model = _model(folder, dtype)
+    _loaded(folder, lambda: own_config(folder / "config.json"))
+    model: IsogradForSeq2SeqLM = weights_in(IsogradForSeq2SeqLM, folder, folder, dtype)[0]
     _check_sizes(folder, model, tokenizer)
     return model, tokenizer
 
@@ -125,26 +133,7 @@ def own_config(path: Path) -> dict[str, Any]:
 def _tokenizer(folder: Path) -> PairTokenizer:
     if not (folder / "translation.json").is_file():
         raise DataError(f"{folder}: no translation.json beside the model; was it trained with task=translation?")
-    try:
-        return PairTokenizer.load(folder)
-    except Exception as error:  # of JSON, of a key, and what the tokenizers library raises, which is an Exception
-        raise DataError(f"{folder}: its vocabularies cannot be loaded ({first_line(error)})") from error
-
-
-def _model(folder: Path, dtype: torch.dtype) -> IsogradForSeq2SeqLM:
-    try:
-        own_config(folder / "config.json")
-        options = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, info = from_pretrained(IsogradForSeq2SeqLM, folder, **options)
-        if shapes := other_shapes(info):
-            raise ValueError(shapes)
-    except ForeignError:
-        raise
-    except (OSError, ValueError, RuntimeError, SafetensorError, UnknownPlacement) as error:
-        raise DataError(f"{folder}: the model cannot be loaded ({first_line(error)})") from error
-    if info["missing_keys"]:
-        raise DataError(f"{folder}: weights are missing, such as {min(info['missing_keys'])}")
-    return model
+    return _loaded(folder, lambda: PairTokenizer.load(folder), "its vocabularies")
 
 
 def _check_sizes(folder: Path, model: IsogradForSeq2SeqLM, tokenizer: PairTokenizer) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -27,14 +26,13 @@ from isograd.errors import DataError, RecipeError, UnknownPlacement, first_line
 from isograd.files import read_json
 from isograd.hub import from_pretrained, model_folder, model_place, snapshot
 from isograd.lab.data.corpus import Reader
-from isograd.lab.evaluate.loading import own_config
+from isograd.lab.evaluate.loading import own_config, weights_in
 from isograd.lab.train.optim import OPTIMIZER
 from isograd.lab.train.run import Model, Run
 from isograd.lab.train.tasks import TASKS
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.models.config import TERMS
 from isograd.text import file_sha256
-from isograd.trace.load import other_shapes
 
 _HEADS = ("head.", "lm_head.", "next_sentence.", "dense.", "classifier.")  # of our models; none is a stack's
 _SHAPE = ("config.json", "tokenizer.json")
@@ -173,20 +171,12 @@ class PreTrained:
         return found
 
     def _own(self, cls: type[IsogradPreTrainedModel]) -> IsogradPreTrainedModel:
-        try:
-            options = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
-            model, info = from_pretrained(cls, self.folder, **options)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise DataError(f"{self.name}: the weights cannot be loaded ({first_line(error)})") from error
-        if shapes := other_shapes(info):
-            raise DataError(f"{self.name}: the weights cannot be loaded ({shapes})")
-        if info["missing_keys"]:
-            raise DataError(f"{self.name}: weights are missing, such as {min(info['missing_keys'])}")
+        assert self.folder is not None
+        found: IsogradPreTrainedModel
+        found, others = weights_in(cls, self.folder, self.name, torch.float32, "the weights")
         heads = _HEADS if cls is IsogradModel else ()
-        strange = [key for key in info["unexpected_keys"] if not key.startswith(heads)]
-        if strange:
-            raise DataError(f"{self.name}: holds weights that this shape has not, such as {min(strange)}")
-        found: IsogradPreTrainedModel = model
+        if strange := [key for key in others if not key.startswith(heads)]:
+            raise DataError(f"{self.name}: holds weights that this shape has not, such as {strange[0]}")
         return found
 
     def moments(self, optimizer: str) -> dict[str, Any]:

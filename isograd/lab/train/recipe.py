@@ -1,14 +1,13 @@
 """Recipes: a run from YAML and `key=value` overrides, unknown keys refused with a suggestion."""
 
 import json
-import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser
@@ -144,6 +143,10 @@ def _field(key: str) -> str:
     return f"{key}_" if iskeyword(key) else key
 
 
+def _type_of(kind: type, key: str) -> Any:
+    return _types(kind)[_field(key.rpartition(".")[2])]
+
+
 @cache
 def _types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
@@ -154,9 +157,12 @@ def _typed(kind: type, key: str, value: Any) -> Any:
     known = (kind, key, repr(value))
     if known not in _TYPED:
         try:
-            parsed = _parser(kind, key).parse_object({"run": _nested(key, value)})
+            section, _, name = key.rpartition(".")
+            nested = {section: {name: value}} if section else {name: value}
+            parsed = _parser(kind, key).parse_object({"run": nested})
         except (ArgumentError, TypeError, ValueError) as error:
-            raise RecipeError(_plain(str(error))) from error
+            shown = " ".join(str(value).split())
+            raise RecipeError(f"{key}={shown}: expected {_expected(_type_of(kind, key))}") from error
         if isinstance(value, Mapping):  # whose owner may change it
             return parsed[f"run.{key}"]
         _TYPED[known] = parsed[f"run.{key}"]
@@ -166,16 +172,11 @@ def _typed(kind: type, key: str, value: Any) -> Any:
 _TYPED: dict[tuple[type, str, str], Any] = {}
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    section, _, name = key.rpartition(".")
-    return {section: {name: value}} if section else {name: value}
-
-
 @cache
 def _parser(kind: type, key: str) -> ArgumentParser:
     """Of one key: one of a whole recipe takes 20 ms for each cell of a study."""
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument(f"--run.{key}", type=_types(kind)[_field(key.rpartition(".")[2])])
+    parser.add_argument(f"--run.{key}", type=_type_of(kind, key))
     return parser
 
 
@@ -271,24 +272,18 @@ def _check_keys(content: Mapping[str, Any], task: str) -> None:
                 raise RecipeError(f"{key} is empty; give it a value, or leave it out for {defaults[key]!r}")
 
 
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "tuple": "a list"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "keys and values"}
 
 
-def _plain(message: str) -> str:
-    """`model.layers=1e+22: expected a whole number`, of the parser's message about a value of the wrong type."""
-    one_line = re.sub(r"<class '(\w+)'>|typing\.(?=Literal)", r"\1", " ".join(message.split()))
-    key = re.search(r'"run\.([\w.]+)"', one_line)
-    wanted = re.findall(r"Expected (?:a )?(Literal\[.*?\]|tuple with \d+ elements|\w+)", one_line)
-    value = re.search(r"(?:Got value|Given value): (.*)$", one_line)
-    if key is None or not wanted or value is None:
-        return one_line
-    kinds = [_KINDS.get(kind) or _choices(kind) for kind in wanted if kind != "NoneType"]
-    return f"{key[1]}={value[1]}: expected {' or '.join(dict.fromkeys(kinds))}"
-
-
-def _choices(kind: str) -> str:
+def _expected(kind: Any) -> str:
     """
-    >>> _choices("Literal['linear', 'cosine']"), _choices("tuple with 2 elements")
-    ('linear, cosine', 'a list with 2 elements')
+    >>> _expected(int | None), _expected(Literal["linear", "cosine"]), _expected(tuple[float, float])
+    ('a whole number', 'linear, cosine', 'a list with 2 elements (a number)')
     """
-    return ", ".join(re.findall(r"'(.*?)'", kind)) or kind.replace("tuple", "a list")
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not type(None)]
+    if origin is Literal:
+        return ", ".join(map(str, parts))
+    if origin is tuple:
+        many = "a list of any length" if parts[-1] is Ellipsis else f"a list with {len(parts)} elements"
+        return f"{many} ({_expected(parts[0])})"
+    return _KINDS[origin or kind] if (origin or kind) in _KINDS else " or ".join(map(_expected, parts))

@@ -1,16 +1,20 @@
-"""A first recipe for somebody's own text: what is in the text, and settings that train on it in about a minute."""
+"""A first recipe for somebody's own text or parallel text, which trains in about a minute.
+
+What is in the text decides the settings; `new-text.yaml` and `new-pairs.yaml` beside this file are filled with them.
+"""
 
 import json
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from isograd.errors import DataError
-from isograd.text import JSON_LINES, Ends, file_kind, file_text, is_file, json_rows, read
+from isograd.lab.data.pairs import COLUMNS, find_pairs, lines_of
+from isograd.text import JSON_LINES, OPEN, Ends, file_kind, file_text, is_file, json_rows, read
 
 BATCH, UPDATES = 16, 400  # some forty seconds of one core
 SPLIT = 20  # one part of so many is held out
@@ -20,6 +24,9 @@ PER_TOKEN = 3.5  # characters of a BPE token
 EPOCHS = 4  # from which on dropout pays
 PARTS = 20  # between blank lines, from which on they are documents
 PART = 200  # characters of such a part, the median
+TOKENS = 2048  # of an update on pairs, about a minute of two cores
+LEAST = 200  # pairs
+DROPOUT_BELOW = 50_000  # pairs; fewer are read many times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,32 +115,22 @@ def choose(facts: Facts) -> Settings:
 def recipe_for(sources: Sequence[str], facts: Facts, path: Path, task: str = "language") -> str:
     """The recipe as commented YAML; `path` is where it will lie."""
     chosen = choose(facts)
-    known = {
-        "name": path.stem,
-        "source": sources[0] if len(sources) == 1 else list(sources),
-        "field": facts.field,
-    }
-    said = {
-        key: yaml.safe_dump(value, default_flow_style=True, width=1000).split("\n")[0] for key, value in known.items()
-    }
     many = "long" if facts.distinct <= ALPHABET else f"of {facts.distinct:,} different characters"
     why_level = f"each of {facts.distinct:,} characters is a token" if chosen.level == "char" else f"the text is {many}"
-    return _TEMPLATE.format(
+    return _filled(
+        "new-text.yaml",
+        path,
+        {"source": sources[0] if len(sources) == 1 else list(sources), "field": facts.field},
         task=_TASK[task],
         mask=_MASK[task],
-        path=shlex.quote(str(path)),
-        run=shlex.quote(f"runs/{path.stem}"),
         about=f"{facts.characters:,} characters in {facts.documents:,} document{'s' if facts.documents > 1 else ''}",
-        said=said,
         facts=facts,
         chosen=chosen,
         why_level=why_level,
         why_vocabulary="of the BPE" if chosen.level == "bpe" else "of a BPE; char does not read it",
         why_dropout=f"each token is read {chosen.epochs:g} times",
         batch=BATCH,
-        steps=UPDATES,
         tokens=BATCH * chosen.length,
-        warmup=UPDATES // 10,
         every=UPDATES // 5,
     )
 
@@ -146,39 +143,84 @@ _MASK = {
     "language": "",
     "masked": "  mask: 0.3                 # share of hidden tokens; it takes some thousand steps\n",
 }
-_TEMPLATE = """\
-# A first run on your text ({about}), in about a minute on two CPU cores.
-#   isograd train {path}
-#   isograd report {run} --open
-#   isograd compare --recipe {path} --placements post-ln pre-ln normformer
-# Every key: isograd train {path} --keys
-name: {said[name]}
-{task}model:
-  placement: pre-ln         # trains without tuning; isograd show shows the others
-  layers: {chosen.layers:<17} # deeper: 12 and more, with a width of 128 or 256
-  width: 64
-  heads: 4
-  positions: rotary
-  scale_embedding: false
-  dropout: {chosen.dropout:<16} # {why_dropout}
-data:
-  source: {said[source]}
-  field: {said[field]:<18} # of the text, where rows have keys
-  documents: {facts.ends:<14} # what ends a document: its file, or a blank line
-  level: {chosen.level:<18} # {why_level}
-  vocab_size: {chosen.vocab_size:<13} # {why_vocabulary}
-  length: {chosen.length:<17} # tokens of a sequence
-{mask}training:
-  steps: {steps:<18} # a run that counts: 4000 and more
-  batch: {batch:<18} # sequences of an update, {tokens:,} tokens
-  optimizer: adamw
-  lr: 1.0e-3
-  warmup: {warmup}
-  decay: linear             # to 0, at the last step
-  weight_decay: 0.01
-  clip: 1.0
-  precision: fp32           # bf16 on a GPU
-  valid_every: {every:<12} # held out: one document in twenty, or the last twentieth of a single one
-  probe_every: 50
-  checkpoint_every: 100     # killed, the same command goes on from here
-"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """Parallel text.
+
+    Attributes:
+        name: as `find_pairs` takes it.
+    """
+
+    name: str
+    source: str
+    target: str
+
+
+def sides_of(sources: Sequence[str]) -> Sides | None:
+    """The two sides, where the files given are such; None: they are text.
+
+    A .tsv of two columns; "a.txt,b.txt"; or two files with as many lines as each other, whose names differ in one part
+    after the first, such as train.de and train.en, or my.fr.txt and my.en.txt.
+    """
+    if len(sources) == 1 and file_kind(Path(sources[0])) == COLUMNS:
+        return Sides(name=sources[0], source="source", target="target")
+    files = sources[0].split(",") if len(sources) == 1 else list(sources)
+    if len(files) != 2 or not all(map(is_file, files)):
+        return None
+    names = _languages(*files)
+    if len(sources) == 2 and (names is None or len({len(lines_of(Path(one))) for one in files}) > 1):
+        return None
+    source, target = names or ("source", "target")
+    return Sides(name=",".join(files), source=source, target=target)
+
+
+def _languages(*files: str) -> tuple[str, str] | None:
+    """
+    >>> _languages("data/train.de.gz", "data/train.en.gz"), _languages("a.txt", "b.txt")
+    (('de', 'en'), None)
+    """
+    parts = [[part for part in Path(file).name.split(".") if f".{part}" not in OPEN] for file in files]
+    if len({len(names) for names in parts}) > 1:
+        return None
+    differ = [(i, pair) for i, pair in enumerate(zip(*parts, strict=True)) if pair[0] != pair[1]]
+    return differ[0][1] if len(differ) == 1 and differ[0][0] > 0 else None
+
+
+def recipe_for_pairs(sides: Sides, path: Path) -> tuple[str, int]:
+    """The recipe as commented YAML, and the number of pairs; `path` is where it will lie.
+
+    Raises:
+        DataError: the text cannot be read, its sides are not as long as each other, or there are too few pairs.
+    """
+    pairs = find_pairs(sides.name, sides.source, sides.target).read()
+    if len(pairs) < LEAST:
+        raise DataError(f"{sides.name}: {len(pairs):,} pairs; a first run needs at least {LEAST:,}")
+    characters = sum(map(len, pairs.source)) + sum(map(len, pairs.target))
+    vocabulary = next((size for size in (512, 1024, 2048, 4096) if characters / PER_TOKEN < 200 * size), 8000)
+    epochs = UPDATES * TOKENS / (characters / PER_TOKEN / 2)
+    text = _filled(
+        "new-pairs.yaml",
+        path,
+        {"source": sides.source, "target": sides.target, "train": [sides.name]},
+        pairs=len(pairs),
+        vocabulary=vocabulary,
+        epochs=f"{epochs:.2g}",
+        dropout=0.3 if len(pairs) < DROPOUT_BELOW else 0.1,
+        tokens=TOKENS,
+        every=UPDATES // 4,
+    )
+    return text, len(pairs)
+
+
+def _filled(name: str, path: Path, known: Mapping[str, object], **words: object) -> str:
+    """One of the recipes beside this file; `known` is what is written as YAML."""
+    said = {key: _yaml(value) for key, value in {"name": path.stem, **known}.items()}
+    words |= {"path": shlex.quote(str(path)), "run": shlex.quote(f"runs/{path.stem}"), "said": said}
+    words |= {"steps": UPDATES, "warmup": UPDATES // 10}
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").format(**words)
+
+
+def _yaml(value: object) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1000, allow_unicode=True).split("\n")[0]

@@ -226,7 +226,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
             if (folder / name).exists():
                 keep_until(folder / name, begun if checkpoint else -1)
         if said:
-            append_rows(folder / WARNINGS, [_said_at_first(*one) for one in said])
+            append_rows(folder / WARNINGS, said)
     count = sum(p.numel() for p in model.parameters())
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     outcome = _judged(task, trainer, folder, warning.collapse.apart)
@@ -315,11 +315,11 @@ def initial_model(run: Run) -> tuple[Task, Any]:
     return task, _model(task, None)[0].cpu()
 
 
-def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[tuple[str, str]]]:
+def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[dict[str, Any]]]:
     """A fresh model, calibrated on the first micro-batch, or an empty one of the checkpoint's configuration.
 
-    Beside it what the calibration has to say. It runs where the run will, but on the host, with the whole model,
-    before parameters are sharded.
+    Beside it what the calibration has to say, as rows of warnings.jsonl. It runs where the run will, but on the host,
+    with the whole model, before parameters are sharded.
     """
     if checkpoint:
         return task.build(from_pretrained(IsogradConfig, checkpoint)), []
@@ -334,11 +334,7 @@ def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel,
         warnings.simplefilter("always", CalibrationWarning)
         calibrate(model, batch, distributed=state.num_processes > 1, dropout=task.run.training.profile_dropout)
     said = [str(w.message) for w in caught if issubclass(w.category, CalibrationWarning)]
-    return model, [("calibration", message) for message in said]
-
-
-def _said_at_first(signal: str, message: str) -> dict[str, Any]:
-    return {"step": 0, "signal": signal, "layer": None, "message": message}
+    return model, [{"step": 0, "signal": "calibration", "layer": None, "message": message} for message in said]
 
 
 def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:

@@ -197,7 +197,8 @@ class HyperEnds(Ends):
 
 def exact(state: Tensor) -> torch.autocast:
     """Under autocast, what is carried is mixed in its own dtype, as x + u is."""
-    return torch.autocast(state.device.type, enabled=False)
+    kind = state.device.type
+    return torch.autocast("cpu" if kind == "meta" else kind, enabled=False)  # "meta" has none of its own
 
 
 def projected(state: Tensor, matrix: Tensor, eps: float, norms_after: bool) -> Tensor:

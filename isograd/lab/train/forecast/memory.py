@@ -3,37 +3,40 @@
     static = parameters + gradients + optimizer state      exact; a share of it on each device with training.fsdp
     then   = copies in the precision of the products + buckets + activations + loss      an estimate
 
-Parameters are counted on the meta device. Activations are what autograd keeps for the backward pass with fused
-attention on a GPU, summed over the operations of each sublayer: on the meta device attention is not fused, and a CPU's
-norms and dropout keep more. What a stream other than the plain one keeps is counted on its own modules (`streams.py`
-beside this file). Parameters, gradients and optimizer state are float32 in every precision (mixed precision multiplies
-in the other one), so none of the three shrinks with bf16.
+Parameters are counted on the meta device, and so are activations: what autograd keeps for the backward pass of one
+micro-batch with the operations of a GPU, where attention, norms and dropout are fused. Parameters, gradients and
+optimizer state are float32 in every precision (mixed precision multiplies in the other one), so none of the three
+shrinks with bf16.
 
 A calibration (ADMIN's profile) comes before all that, and goes: the parameters and one float32 pass over the first
 micro-batch without gradients. It is less than a step takes, unless parameters are sharded: it runs on the host, then.
 """
 
+import copy
 import json
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from isograd.errors import RecipeError
-from isograd.lab.train.forecast.streams import Kept, stream_kept
 from isograd.lab.train.run import Run, Training, sharded_by
 from isograd.lab.train.tasks import TASKS
 from isograd.machine import memory_limit
-from isograd.models import IsogradConfig
-from isograd.placement import Norm, Residual, Site, Stack, sites
-from isograd.placement.formula import Learned
+from isograd.models import IsogradConfig, IsogradForSeq2SeqLM, IsogradPreTrainedModel
 from isograd.transformer.feedforward import GATED
 from isograd.transformer.loss import rows_at_once
 from isograd.transformer.parameters import roles
+from isograd.transformer.stack import Layer
 
 Part = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "feed-forward", "head", "norms and coefficients")
@@ -84,23 +87,27 @@ def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
     Raises:
         RecipeError: a tensor of it would be larger than any can be.
     """
-    return dict(_parameters(json.dumps(config.to_diff_dict(), sort_keys=True), task))
-
-
-@lru_cache(maxsize=16)
-def _parameters(config: str, task: str) -> Mapping[Part, int]:
-    """Once per shape: a study checks hundreds of runs."""
-    try:
-        with torch.device("meta"):
-            model = TASKS[task].empty(IsogradConfig(**json.loads(config)))
-    except (RuntimeError, TypeError) as error:  # torch's, of a tensor that has more bytes than an address can say
-        if "overflow" not in str(error).lower():
-            raise
-        raise RecipeError("no tensor can be as large as this model's; make it narrower") from error
+    model = _model(_described(config), task)
     role_of, count = roles(model), dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
         count[_PART_OF[role_of[name]]] += parameter.numel()
     return count
+
+
+def _described(config: IsogradConfig) -> str:
+    return json.dumps(config.to_diff_dict(), sort_keys=True)
+
+
+@lru_cache(maxsize=16)
+def _model(config: str, task: str) -> IsogradPreTrainedModel:
+    """On the meta device, once per shape: a study checks hundreds of runs."""
+    try:
+        with torch.device("meta"):
+            return TASKS[task].empty(IsogradConfig(**json.loads(config))).train()
+    except (RuntimeError, TypeError) as error:  # torch's, of a tensor that has more bytes than an address can say
+        if "overflow" not in str(error).lower():
+            raise
+        raise RecipeError("no tensor can be as large as this model's; make it narrower") from error
 
 
 def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
@@ -110,10 +117,9 @@ def memory(run: Run, config: IsogradConfig, devices: int = 1) -> Memory:
         RecipeError: the batch does not divide by so many devices.
     """
     count = sum(parameters(config, run.task).values())
-    share = -(-count // devices) if run.training.fsdp else count
     tokens = run.micro_tokens(devices)
     return Memory(
-        **_static(run.training, share),
+        **_static(run.training, count, devices),
         copies=_copies(run, config),
         buckets=0 if run.training.fsdp or devices == 1 else FLOAT * count,  # DDP's are as large as the gradients
         activations=activations(run, config, tokens),
@@ -129,14 +135,14 @@ def _calibration(config: IsogradConfig, count: int, tokens: int) -> int:
     A decoder's attention over an encoder reads that one's stream, which stays.
     """
     width, inner = config.hidden_size, config.intermediate_size
-    queries, groups = _attention_widths(config)
+    queries, groups = (n * config.head_size for n in (config.num_attention_heads, config.key_value_heads))
     inside = max((3 if config.hidden_act in GATED else 2) * inner, 2 * queries + 2 * groups)
     memory = width * (len(config.stacks()) - 1)
     return FLOAT * (count + tokens * (3 * width + inside + memory))
 
 
-def _static(training: Training, share: int) -> dict[str, int]:
-    part = FLOAT * share
+def _static(training: Training, count: int, devices: int) -> dict[str, int]:
+    part = FLOAT * (-(-count // devices) if training.fsdp else count)
     return {"parameters": part, "gradients": part, "optimizer": part * _moments(training)}
 
 
@@ -151,13 +157,13 @@ def must_fit(run: Run, config: IsogradConfig, devices: int, available: float, wh
         RecipeError: what it needs, what there is, and what to do.
     """
     try:
-        needed = memory(run, config, devices).static
+        count = sum(parameters(config, run.task).values())
     except RecipeError:
         raise
     except Exception:  # of a placement's own law: a model that cannot be built is the run's outcome, and written there
         return
+    needed = sum(_static(run.training, count, devices).values())
     if needed > available:
-        count = sum(parameters(config, run.task).values())
         spread = "more devices" if sharded_by(run.training) else "shards on several GPUs (training.fsdp=true)"
         raise RecipeError(
             f"a recipe that cannot fit: its {count:,} parameters need {needed / 2**30:,.1f} GiB on each device with"
@@ -174,140 +180,153 @@ def available_memory() -> tuple[float, str]:
 
 
 def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
-    """What is kept for the backward pass outside the loss.
+    """What is kept for the backward pass outside the loss, beside the matrices in the precision of the products.
 
-    With gradient checkpointing that is the stream before each layer, and everything inside the largest layer.
+    With gradient checkpointing that is the state before each layer, and everything inside the largest layer.
     """
-    width, every = config.hidden_size, _layers(run, config)
-    streams = {stack: _stream(run.training, config, stack) for stack in config.stacks()}
-    stream = width * stream_bytes(run.training)
-    layers = sum(every)
-    if run.training.gradient_checkpointing:
-        plain = sum(config.depths(stack)[0] * stream for stack, kept in streams.items() if kept is None)
-        layers = max(every) + plain + sum(sum(kept.carried) for kept in streams.values() if kept)
-    ends = sum(_normed(config, norm, width, stream_bytes(run.training)) for norm in _ends(config))
-    ends += _normed(config, Norm() if config.embedding_norm else None, width, FLOAT)
-    ends += width if config.embedding_dropout else 0
-    return tokens * (layers + len(config.stacks()) * ends + sum(kept.ends for kept in streams.values() if kept))
+    rows = max(1, tokens // run.places)
+    found = _kept(_described(config), run.task, rows, run.places, product_bytes(run.training), run.training.fsdp)
+    layers = max(found.layers) + found.carried if run.training.gradient_checkpointing else sum(found.layers)
+    return round((found.ends + layers) * tokens / (rows * run.places))
 
 
-def _ends(config: IsogradConfig) -> tuple[Norm | None, ...]:
-    return config.entry().first, config.entry().final
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Bytes that autograd keeps of one pass.
+
+    Attributes:
+        layers: of each layer, all stacks.
+        carried: of the states that the layers are given, each tensor once.
+        ends: outside the layers.
+    """
+
+    layers: tuple[int, ...]
+    carried: int
+    ends: int
 
 
-def _stream(training: Training, config: IsogradConfig, stack: Stack) -> Kept | None:
-    narrow, carried = (
-        torch.float32 if size == FLOAT else torch.bfloat16 for size in (product_bytes(training), stream_bytes(training))
-    )
-    return stream_kept(config, stack, narrow, carried)
+@lru_cache(maxsize=256)
+def _kept(config: str, task: str, rows: int, places: int, narrow: int, whole: bool) -> Kept:
+    """Of the model on the meta device; `whole`: its parameters are in the precision of the products too."""
+    model = _model(config, task)
+    if whole and narrow < FLOAT:
+        model = copy.deepcopy(model).bfloat16()
+    ids = torch.zeros(rows, places, dtype=torch.long, device="meta")
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow < FLOAT)
+    with torch.enable_grad(), autocast, _Counter(model) as counter:
+        if isinstance(model, IsogradForSeq2SeqLM):
+            model.decoder(ids, encoder_hidden_states=model.encoder(ids)[0])
+        else:
+            model.model(ids)
+    return counter.found()
 
 
-def stream_bytes(training: Training) -> int:
-    """Bytes of one feature of the residual stream: float32 under autocast, the lower precision on shards."""
-    return product_bytes(training) if sharded_by(training) else FLOAT
+class _Counter(TorchFunctionMode):
+    """Counts what autograd keeps of the forward passes inside, as on a GPU: tensors of the meta device have no values.
+
+    There attention, norms and dropout are one operation each, autocast casts for products, and `layer_norm` and
+    `rms_norm` read float32 (AT_FORALL_FP32 in ATen/autocast_mode.h). The autocast of the CPU says whether it is on.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.own = {p.untyped_storage()._cdata for p in model.parameters()}
+        self.held: dict[int, Any] = {}  # storages by address; held, so that no other gets it
+        self.states: dict[int, Any] = {}  # likewise, those that layers are given
+        self.casts: dict[int, Tensor] = {}  # of parameters
+        self.layers: list[int] = []
+        self._before = 0
+        self._hooks = ExitStack()
+        for layer in filter(lambda module: isinstance(module, Layer), model.modules()):
+            for hook in (layer.register_forward_pre_hook(self._begins), layer.register_forward_hook(self._ends)):
+                self._hooks.callback(hook.remove)
+
+    def __enter__(self) -> "_Counter":
+        super().__enter__()
+        self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda x: x))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.close()
+        super().__exit__(*error)
+
+    def found(self) -> Kept:
+        return Kept(layers=tuple(self.layers), carried=_sum(self.states), ends=_sum(self.held) - sum(self.layers))
+
+    def _keep(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
+        if storage._cdata not in self.own:
+            self.held[storage._cdata] = storage
+
+    def _begins(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
+        self._before = _sum(self.held)
+        x, _, *more = given  # the second is what cross-attention reads
+        self.states |= {t.untyped_storage()._cdata: t.untyped_storage() for t in (x, *more)}
+
+    def _ends(self, *_: Any) -> None:
+        self.layers.append(_sum(self.held) - self._before)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.dropout:
+            return torch.native_dropout(args[0], kwargs["p"], kwargs["training"])[0]
+        if func in (functional.layer_norm, functional.rms_norm):
+            args, kwargs = self._cast(torch.float32, args, kwargs)
+            return _fused_norm(*args, **kwargs) if func is functional.rms_norm else func(*args, **kwargs)
+        if func in _PRODUCTS:
+            args, kwargs = self._cast(torch.bfloat16, args, kwargs)
+        if func is functional.scaled_dot_product_attention:
+            return _Fused.apply(torch.empty_like(args[0].transpose(1, 2)).transpose(1, 2), True, *args[:3])
+        return func(*args, **kwargs)
+
+    def _cast(self, dtype: torch.dtype, args: Any, kwargs: Any) -> Any:
+        """What autocast makes of what an operation reads; a parameter is cast once."""
+        if not torch.is_autocast_enabled("cpu"):
+            return args, kwargs
+        return tree_map_only(Tensor, lambda x: self._as(x, dtype), (args, kwargs))
+
+    def _as(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if x.dtype == dtype or not x.is_floating_point():
+            return x
+        if not isinstance(x, nn.Parameter):
+            return x.to(dtype)
+        if id(x) not in self.casts:
+            self.casts[id(x)] = x.to(dtype)
+            self.own.add(self.casts[id(x)].untyped_storage()._cdata)
+        return self.casts[id(x)]
+
+
+_PRODUCTS = (
+    functional.linear,
+    functional.scaled_dot_product_attention,
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+)
+
+
+class _Fused(torch.autograd.Function):
+    """An operation that keeps what it read, and a number per row."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, keeps_result: bool, *read: Tensor | None) -> Tensor:
+        rows = made.new_empty(made.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(*read, rows, *([made] if keeps_result else []))
+        return made
+
+
+def _fused_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    made: Tensor = _Fused.apply(torch.empty_like(x), False, x, weight)
+    return made
+
+
+def _sum(storages: Mapping[int, Any]) -> int:
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def product_bytes(training: Training) -> int:
     """Bytes of one number in a product of matrices."""
     return FLOAT if training.precision == "fp32" else 2
-
-
-def _layers(run: Run, config: IsogradConfig) -> list[int]:
-    """Bytes per token of every layer, all stacks."""
-    found: dict[tuple[str, int], int] = {}
-    for stack in config.stacks():
-        for site in sites(config.depths(stack)[0], stack, config.depths(stack)[1]):
-            place = stack, site.layer
-            found[place] = found.get(place, 0) + _sublayer(run.training, config, config.entry().at(site), site)
-        if kept := _stream(run.training, config, stack):
-            for layer, more in enumerate(kept.layers, 1):
-                found[stack, layer] += more
-    return list(found.values())
-
-
-def _sublayer(training: Training, config: IsogradConfig, residual: Residual, site: Site) -> int:
-    """Bytes per token that autograd keeps of one sublayer."""
-    width, narrow, stream = config.hidden_size, product_bytes(training), stream_bytes(training)
-    kept = _feedforward(training, config, residual) if site.kind == "ffn" else _attention(training, config, residual)
-    kept += sum(_normed(config, norm, width, stream) for norm in (residual.pre, residual.post))
-    kept += _normed(config, residual.out, width, narrow)
-    kept += width if config.hidden_dropout else 0
-    shared = narrow == FLOAT or (residual.pre is not None and stream == FLOAT)  # x is kept anyway, to be read or normed
-    if isinstance(residual.skip, Learned) and not shared:
-        kept += width * stream
-    if isinstance(residual.scale, Learned):  # what a LayerNorm wrote is float32, as it read
-        kept += width * (FLOAT if _is_fused(config, residual.out, "layernorm") else narrow)
-    return kept
-
-
-def _attention_widths(config: IsogradConfig) -> tuple[int, int]:
-    """Features of all queries, and of all keys."""
-    return config.num_attention_heads * config.head_size, config.key_value_heads * config.head_size
-
-
-def _attention(training: Training, config: IsogradConfig, residual: Residual) -> int:
-    width, narrow = config.hidden_size, product_bytes(training)
-    queries, groups = _attention_widths(config)
-    reads = FLOAT if narrow == FLOAT else (4 if residual.gate else 3) * narrow  # autocast casts once for each matrix
-    kept = width * reads + 2 * (queries + groups) * narrow  # q and the result, k and v
-    kept += FLOAT * config.num_attention_heads  # its normaliser
-    if residual.mid or residual.head_scale or residual.gate:
-        kept += queries * narrow  # what W_O reads is no longer the result itself
-    if residual.mid and narrow == FLOAT and not residual.head_scale:
-        kept -= queries * narrow  # what the norm reads is
-    if residual.gate:  # its sigmoid, a number for each feature or each head
-        kept += narrow * (queries if residual.gate.per == "element" else config.num_attention_heads)
-    if residual.projections:
-        over = residual.projections.over
-        rows = 1 if over == "width" else config.num_attention_heads
-        for role in residual.projections.of:
-            features = queries if role == "query" else groups
-            kept += _normed(config, residual.projections.norm, features, narrow, rows, fused=over != "heads")
-    return kept + _normed(config, residual.mid, queries, narrow)
-
-
-def _feedforward(training: Training, config: IsogradConfig, residual: Residual) -> int:
-    width, inner, narrow = config.hidden_size, config.intermediate_size, product_bytes(training)
-    into = 2 if config.hidden_act in GATED and narrow < FLOAT else 1
-    kept = width * narrow * into + inner * narrow  # what W_1 and W_2 read
-    apart = residual.mid is not None and narrow < FLOAT  # of relu only its result is kept, which W_2 may read
-    plain = int(apart or config.activation_dropout > 0) if config.hidden_act == "relu" else 1
-    inside = 3 if config.hidden_act in GATED else plain
-    kept += inner * narrow * inside + (inner if config.activation_dropout else 0)
-    norms = (residual.projections.norm if residual.projections else None, residual.mid)
-    return kept + sum(_normed(config, norm, inner, narrow) for norm in norms)
-
-
-def _normed(
-    config: IsogradConfig, norm: Norm | None, features: int, reads: int, rows: int = 1, fused: bool = True
-) -> int:
-    """A norm keeps what it read, and the statistics of its rows; under a GPU's autocast it reads float32.
-
-    A weight apart from the norm's own operation keeps what was normalized, too; a curve in place of a norm what it
-    read, its result, and erf its argument.
-    """
-    if norm is None:
-        return 0
-    kind = _kind(config, norm)
-    if kind in ("dyt", "derf"):
-        return features * reads * (2 if kind == "dyt" else 3)
-    if kind == "none":
-        return features * reads * norm.affine
-    fused = fused and _is_fused(config, norm, kind)
-    reads = FLOAT if kind in ("layernorm", "rmsnorm") else reads
-    weighed = features * reads * (norm.affine and not fused)
-    return features * reads + weighed + rows * FLOAT * (1 + (kind == "layernorm"))
-
-
-def _kind(config: IsogradConfig, norm: Norm) -> str:
-    return config.norm if norm.kind == "model" else norm.kind
-
-
-def _is_fused(config: IsogradConfig, norm: Norm | None, kind: str) -> bool:
-    """Whether it is torch's operation of that kind, weight included."""
-    if norm is None or _kind(config, norm) != kind or kind == "l2" or norm.centered:
-        return False
-    return (norm.scale, norm.init) == (1.0, 1.0)
 
 
 def _copies(run: Run, config: IsogradConfig) -> int:

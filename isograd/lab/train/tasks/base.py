@@ -7,7 +7,7 @@ are loaded: recipes are checked, and reports written, without them.
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from isograd.lab.train.pretrained import PreTrained
-    from isograd.models import IsogradConfig, IsogradPreTrainedModel
+    from isograd.models import IsogradConfig
 
 CHARACTERS = 256  # of a vocabulary of characters, before data are read
 LOOKED_AT = 2000  # steps at the end of a run whose batches are formed again, for their unigram loss
@@ -60,6 +60,7 @@ class Task(ABC):
 
     Attributes of the class:
         name: the tag of its recipes.
+        model: its class in `isograd.models`.
         recipe: the class of its runs; what that does not hold is no key of the task.
         extra: of isograd, what the task may need beyond the core.
         columns, captions: of reports: the table, and the sentences beside it ("page" in a page, "table" in a terminal).
@@ -85,6 +86,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
+    model: ClassVar[str]
     recipe: ClassVar[type[Run]]
     extra: ClassVar[str] = "data"
     columns: ClassVar[tuple[Column, ...]]
@@ -128,16 +130,14 @@ class Task(ABC):
         """
 
     @classmethod
-    @abstractmethod
-    def empty(cls, config: "IsogradConfig") -> "IsogradPreTrainedModel":
+    def empty(cls, config: "IsogradConfig") -> Any:
         """A fresh model of this shape."""
+        import isograd.models
 
-    def build(self, config: "IsogradConfig") -> "IsogradPreTrainedModel":
-        """The model as it is trained."""
-        return self.first(config)
+        return getattr(isograd.models, cls.model)(config)
 
-    def first(self, config: "IsogradConfig") -> "IsogradPreTrainedModel":
-        """A fresh model of this shape, with the weights of `model.from` where the run has one."""
+    def build(self, config: "IsogradConfig") -> Any:
+        """The model as it is trained: a fresh one, with the weights of `model.from` where the run has one."""
         model = self.empty(config)
         if self.pretrained is not None:
             model.load_state_dict(self.pretrained.loaded(type(model)).state_dict())
@@ -172,6 +172,17 @@ class Task(ABC):
         model.eval()
         with torch.no_grad():
             return self._validate(model)
+
+    @staticmethod
+    def mean_loss(model: "nn.Module", batches: "Iterable[tuple[Mapping[str, Tensor], int]]") -> float | None:
+        """Over batches, each with the number of its targets; None where there are none."""
+        device = next(model.parameters()).device
+        total = targets = 0.0
+        for batch, count in batches:
+            if count:
+                total += float(model(**{k: v.to(device) for k, v in batch.items()}).loss) * count
+                targets += count
+        return total / targets if targets else None
 
     @abstractmethod
     def _validate(self, model: "nn.Module") -> dict[str, float | None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from isograd.lab.data.glue import Examples, GlueData
     from isograd.lab.data.labelled import Encoded, LabelledBatches
     from isograd.lab.train.pretrained import PreTrained
-    from isograd.models import IsogradConfig, IsogradForSequenceClassification
+    from isograd.models import IsogradConfig
 
 GlueTask = Literal["mrpc", "rte", "cola", "sst-2", "sts-b", "mnli", "qnli", "qqp"]
 
@@ -145,6 +145,7 @@ class Classification(Task):
     """See `Task`. An epoch is every row once, but for what is left beyond its last whole batch."""
 
     name = "classification"
+    model = "IsogradForSequenceClassification"
     recipe = ClassificationRun
     judged = "validation_loss"
     outcome_fields = ("score", "metric", "scores", "majority", "failed", "kept_weights", "kept_steps")
@@ -242,13 +243,7 @@ class Classification(Task):
             config.attention_dropout = glue.attention_dropout
         return config
 
-    @classmethod
-    def empty(cls, config: "IsogradConfig") -> "IsogradForSequenceClassification":
-        from isograd.models import IsogradForSequenceClassification
-
-        return IsogradForSequenceClassification(config)
-
-    def build(self, config: "IsogradConfig") -> "IsogradForSequenceClassification":
+    def build(self, config: "IsogradConfig") -> Any:
         """A fresh model, and the pre-trained stack in it unless `glue.scratch`.
 
         In a regression the head starts at the mean score, where a model that reads nothing ends.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from isograd.lab.data import Corpus, PackedSequences
     from isograd.lab.train.pretrained import PreTrained
-    from isograd.models import IsogradConfig, IsogradForCausalLM
+    from isograd.models import IsogradConfig
 
 TARGETS = ("labels", "shift_labels", "masked_positions", "next_sentence_label")  # what only a loss reads
 
@@ -230,14 +230,8 @@ class OnText(Task):
 
     def _validate(self, model: "nn.Module") -> dict[str, float | None]:
         """Mean loss over the targets of at most `training.valid_sequences` held-out sequences, nats."""
-        device = next(model.parameters()).device
-        total = targets = 0.0
-        for rows in map(self._scored, self._held_out_batches()):
-            count = self._targets(rows)
-            if count:  # characters that the training part has not are no targets
-                total += float(model(**{k: v.to(device) for k, v in rows.items()}).loss) * count
-                targets += count
-        return {"loss": total / targets if targets else None}
+        batches = ((rows, self._targets(rows)) for rows in map(self._scored, self._held_out_batches()))
+        return {"loss": self.mean_loss(model, batches)}  # characters that the training part has not are no targets
 
     def measured(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
         return {"validation_loss": held_out["loss"]}
@@ -266,6 +260,7 @@ class LanguageModelling(OnText):
     """Causal: each token from those before it. See `Task`."""
 
     name = "language"
+    model = "IsogradForCausalLM"
     recipe = LanguageRun
     columns = (
         LABEL,
@@ -283,12 +278,6 @@ class LanguageModelling(OnText):
         }
     )
     samples: "PackedSequences"
-
-    @classmethod
-    def empty(cls, config: "IsogradConfig") -> "IsogradForCausalLM":
-        from isograd.models import IsogradForCausalLM
-
-        return IsogradForCausalLM(config)
 
     def tokens_per_update(self) -> float:
         return self.run.tokens_per_update

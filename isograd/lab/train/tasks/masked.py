@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from isograd.lab.data import Corpus
     from isograd.lab.data.masking import MaskedSequences, SegmentPairs
-    from isograd.models import IsogradConfig, IsogradForMaskedLM
+    from isograd.models import IsogradConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class MaskedLanguageModelling(OnText):
     """See `Task`."""
 
     name = "masked"
+    model = "IsogradForMaskedLM"
     recipe = MaskedRun
     stacks = ("encoder",)
     columns = (
@@ -100,12 +101,6 @@ class MaskedLanguageModelling(OnText):
     def __init__(self, run: MaskedRun, corpus: "Corpus | None" = None) -> None:
         super().__init__(run, corpus)
         self.comparable &= not run.pairs  # the training loss holds that of the second head, too
-
-    @classmethod
-    def empty(cls, config: "IsogradConfig") -> "IsogradForMaskedLM":
-        from isograd.models import IsogradForMaskedLM
-
-        return IsogradForMaskedLM(config)
 
     def tokens_per_update(self) -> float:
         """Tokens read, predicted or not."""

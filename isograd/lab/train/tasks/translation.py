@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from isograd.lab.data.batches import Ragged, TokenBatches
     from isograd.lab.data.parallel import ParallelCorpus
-    from isograd.models import IsogradConfig, IsogradForSeq2SeqLM
+    from isograd.models import IsogradConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +191,7 @@ class Translation(Task):
     """See `Task`. `training.tokens` is the global batch: a micro-batch holds its share of them."""
 
     name = "translation"
+    model = "IsogradForSeq2SeqLM"
     recipe = TranslationRun
     extra = "mt"
     judged = "validation_loss"
@@ -238,8 +239,8 @@ class Translation(Task):
         self.blind_loss = loss_by_place(
             self.corpus.train_target, self.held_out[1], self.corpus.tokenizer.target.vocab_size
         )
-        micro = run.training.accumulation * PartialState().num_processes
-        self.samples = self._batches(run, micro)
+        processes = PartialState().num_processes
+        self.samples, micro = self._batches(run, processes), run.training.accumulation * processes
         self.updates_per_epoch = max(1, self.samples.until(1) // micro)
         if run.training.epochs:
             run = with_steps(run, min(run.training.steps, -(-self.samples.until(run.training.epochs) // micro)))
@@ -262,15 +263,13 @@ class Translation(Task):
         assert self.blind_loss is not None
         return min(self.blind_loss, self.unigram_entropy)
 
-    def _batches(self, run: TranslationRun, micro: int) -> "TokenBatches":
+    def _batches(self, run: TranslationRun, processes: int) -> "TokenBatches":
         from isograd.lab.data.batches import TokenBatches
 
-        if run.training.tokens < micro:
-            raise RecipeError(f"training.tokens={run.training.tokens} is less than one for each of {micro} passes")
         return TokenBatches(
             self.corpus.train_source,
             self.corpus.train_target,
-            tokens=run.training.tokens // micro,
+            tokens=run.micro_tokens(processes),
             pad=self.corpus.tokenizer.source.pad_id,
             seed=run.data_seed,
             pool=run.pairs.pool,
@@ -298,15 +297,9 @@ class Translation(Task):
                 f" pairs.longest={self.run.pairs.longest}, and a validation pair has {held_out} tokens"
             )
 
-    @classmethod
-    def empty(cls, config: "IsogradConfig") -> "IsogradForSeq2SeqLM":
-        from isograd.models import IsogradForSeq2SeqLM
-
-        return IsogradForSeq2SeqLM(config)
-
-    def build(self, config: "IsogradConfig") -> "IsogradForSeq2SeqLM":
+    def build(self, config: "IsogradConfig") -> Any:
         """A fresh model, which keeps the recipe's search as its own in generation_config.json."""
-        model = self.first(config)
+        model = super().build(config)
         s = self.run.search
         model.generation_config.update(num_beams=s.beam, max_length=config.max_position_embeddings)
         if s.beam > 1:  # transformers refuses them without beams
@@ -344,14 +337,11 @@ class Translation(Task):
 
         source, target = self.held_out
         pad = self.corpus.tokenizer.source.pad_id
-        device = next(model.parameters()).device
-        total = tokens = 0.0
         batches = TokenBatches(source, target, tokens=self.run.training.tokens, pad=pad)
-        for batch in map(batches.__getitem__, range(len(batches))):
-            count = int((batch["labels"] != IGNORE).sum())
-            total += float(model(**{k: v.to(device) for k, v in batch.items()}).loss) * count
-            tokens += count
-        return total / tokens
+        every = map(batches.__getitem__, range(len(batches)))
+        loss = self.mean_loss(model, ((batch, int((batch["labels"] != IGNORE).sum())) for batch in every))
+        assert loss is not None
+        return loss
 
     def _bleu(self, model: "nn.Module") -> float:
         from isograd.lab.evaluate.scores import bleu_of
@@ -362,15 +352,7 @@ class Translation(Task):
         assert isinstance(model, IsogradForSeq2SeqLM)
         s = self.run.search
         sources = [self.corpus.valid_source[i].tolist() for i in range(count)]
-        results = translate_ids(
-            model,
-            sources,
-            beam=s.beam,
-            length_penalty=s.length_penalty,
-            early_stopping=s.early_stopping,
-            stretch=s.stretch,
-            extra=s.extra,
-        )
+        results = translate_ids(model, sources, **{name: value for name, value in vars(s).items() if name != "pairs"})
         found = {index: hypotheses[0].tokens for index, hypotheses in results}
         lines = self.corpus.tokenizer.target.decode([found[i] for i in range(count)])
         pairs = self.run.pairs
