@@ -21,12 +21,11 @@ from typing import Any
 import torch
 
 from isograd.lab.study.engine import server
-from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, trained, write_failed
+from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
 from isograd.lab.study.engine.server import deaf_to_interrupts
 from isograd.lab.study.engine.waiting import Waiting
-from isograd.lab.train.callbacks import Progress
 from isograd.machine import cores
-from isograd.placement import Placement, get
+from isograd.placement import get
 
 
 def default_jobs() -> int:
@@ -61,7 +60,6 @@ def local(workers: int | None = None, threads: int = 1, retries: int = 2) -> Eng
         gpus=visible_gpus(),
         pinned=True,
         retries=retries,
-        strict=False,
     )
 
 
@@ -87,7 +85,6 @@ def in_processes(
     gpus: Sequence[str] = (),
     pinned: bool = False,
     retries: int = 0,
-    strict: bool = True,
 ) -> None:
     """Train every job, at most `at_once` of them together; both callbacks run in this process.
 
@@ -98,10 +95,6 @@ def in_processes(
         threads: of each process; None: its share of the cores.
         gpus: the first process sees the first of them only, and so on, round and round; empty: all see all.
         pinned: give each process cores of its own, if all together have as many threads as there are cores.
-        strict: raise what a run raises; else that makes its job "failed".
-
-    Raises:
-        DataError, RecipeError, FileExistsError, OSError: as `train` raises them, if `strict`.
     """
     waiting = Waiting({index: run for index, (run, _) in jobs.items()}, at_once)
     deaths: Counter[int] = Counter()  # of each job since it last came further than ever
@@ -109,7 +102,7 @@ def in_processes(
     each = threads or share(at_once)
     shares = _shares(at_once, each) if pinned and not gpus else None
     workers = [
-        _Worker(each, shares[i] if shares else None, gpus[i % len(gpus)] if gpus else None, strict)
+        _Worker(each, shares[i] if shares else None, gpus[i % len(gpus)] if gpus else None)
         for i in range(min(at_once, len(jobs)))
     ]
     try:
@@ -157,8 +150,8 @@ def _shares(workers: int, threads: int) -> list[set[int]] | None:
 class _Worker:
     """This process' side of a worker: its process, its end of the pipe, the job it is at."""
 
-    def __init__(self, threads: int, share: set[int] | None, gpu: str | None, strict: bool) -> None:
-        self.life = (threads, share, strict)
+    def __init__(self, threads: int, share: set[int] | None, gpu: str | None) -> None:
+        self.life = (threads, share)
         self.gpu = gpu
         self.job: Job | None = None
         self._start()
@@ -171,17 +164,12 @@ class _Worker:
             self.pipe.send((get(job[0].model.placement), *job))  # it may be registered in this process only
 
     def hear(self) -> tuple[int, Any]:
-        """The job's index with (step, loss), with its outcome, or with None if the process died.
-
-        An error of the worker is raised here.
-        """
+        """The job's index with (step, loss), with its outcome, or with None if the process died."""
         try:
             news = self.pipe.recv()
         except (EOFError, OSError):
             news = None
             self.process.join(5)
-        if isinstance(news, Exception):
-            raise news
         if not isinstance(news, tuple):
             self.job = None
         return self.index, news
@@ -225,13 +213,7 @@ def _seeing(gpu: str | None) -> Iterator[None]:
         os.environ |= {"CUDA_VISIBLE_DEVICES": before} if before is not None else {}
 
 
-def _work(
-    pipe: Connection,
-    environ: dict[str, str],
-    threads: int,
-    share: set[int] | None,
-    strict: bool,
-) -> None:
+def _work(pipe: Connection, environ: dict[str, str], threads: int, share: set[int] | None) -> None:
     """A worker's life: job after job, until the other side has gone."""
     os.environ.clear()  # a server's is that of its first worker
     os.environ.update(environ)
@@ -251,16 +233,7 @@ def _work(
             placement, *job = pipe.recv()
         except EOFError:
             return
-        tell(_outcome(placement, (job[0], job[1]), lambda step, loss: tell((step, loss)), strict))
-
-
-def _outcome(placement: Placement, job: Job, progress: Progress, strict: bool) -> dict[str, Any] | Exception:
-    if not strict:
-        return attempt(placement, job, progress)
-    try:
-        return trained(placement, job, progress)
-    except Exception as error:  # raised again on the other side
-        return error
+        tell(attempt(placement, (job[0], job[1]), lambda step, loss: tell((step, loss))))
 
 
 def _end_with_parent() -> None:
