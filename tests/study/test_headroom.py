@@ -15,8 +15,7 @@ from isograd.errors import RecipeError
 from isograd.files import finite
 from isograd.lab.study.boundary import Boundary, next_rate, over_seeds
 from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, attempt, in_this_process
-from isograd.lab.study.headroom import Listener, Trial, headroom
-from isograd.lab.study.headroom_plan import SearchPlan, load_plan
+from isograd.lab.study.headroom import SearchPlan, headroom, load_plan
 from isograd.lab.train.recipe import with_overrides
 from isograd.lab.train.train import train
 from isograd.placement import get
@@ -196,12 +195,12 @@ def test_a_failed_run_stops_its_chain_alone(recipe: Path, tmp_path: Path) -> Non
             else:
                 in_this_process({i: job}, on_step, on_end)
 
-    told: list[Trial] = []
-    content = headroom(plan, tmp_path / "out", failing, Listener(trial=lambda _, one: told.append(one)))
+    told: list[dict[str, Any]] = []
+    content = headroom(plan, tmp_path / "out", failing, on_trial=lambda _, one: told.append(one))
     stopped, other = content["chains"]
     assert stopped["boundary"]["kind"] == "stopped" and stopped["tried"][-1]["error"] == "no room"
     assert other["boundary"]["kind"] == "between" and content["levels"][0]["level"] is None
-    assert [one.lr for one in told if one.verdict == "failed"] == [0.08]
+    assert [one["lr"] for one in told if one["verdict"] == "failed"] == [0.08]
     again = headroom(plan, tmp_path / "out", in_this_process)
     assert again["chains"][0]["boundary"]["kind"] == "stopped", "a failed run is not tried again on its own"
     retried = headroom(plan, tmp_path / "out", in_this_process, retry=True)

@@ -9,7 +9,6 @@ no queue between them, so a worker that is killed takes nothing along but its ow
 import multiprocessing as mp
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ import torch
 from isograd.lab.study.engine import server
 from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
 from isograd.lab.study.engine.server import deaf_to_interrupts
-from isograd.lab.study.engine.waiting import Waiting
+from isograd.lab.train.run import Model, Run
 from isograd.machine import cores
 from isograd.placement import get
 
@@ -96,7 +95,7 @@ def in_processes(
         gpus: the first process sees the first of them only, and so on, round and round; empty: all see all.
         pinned: give each process cores of its own, if all together have as many threads as there are cores.
     """
-    waiting = Waiting({index: run for index, (run, _) in jobs.items()}, at_once)
+    waiting = in_order({index: run for index, (run, _) in jobs.items()}, at_once)
     deaths: Counter[int] = Counter()  # of each job since it last came further than ever
     farthest: Counter[int] = Counter()
     each = threads or share(at_once)
@@ -107,7 +106,7 @@ def in_processes(
     ]
     try:
         for worker in workers:
-            index = waiting.take()
+            index = waiting.pop(0)
             worker.begin(index, jobs[index])
         while busy := {id(w.pipe): w for w in workers if w.job is not None}:
             for pipe in wait_for([w.pipe for w in busy.values()]):
@@ -124,9 +123,8 @@ def in_processes(
                         worker.begin(index, jobs[index])
                         continue
                     news = _lost(jobs[index], worker.process.exitcode)
-                waiting.took(index, time.monotonic() - worker.began)
                 if waiting:
-                    begun = waiting.take()
+                    begun = waiting.pop(0)
                     worker.begin(begun, jobs[begun])
                 else:
                     worker.end()
@@ -134,6 +132,25 @@ def in_processes(
     finally:
         for worker in workers:
             worker.end()
+
+
+def in_order(runs: Mapping[int, Run], workers: int) -> list[int]:
+    """Which job is begun after which: seed by seed, so that a first whole grid is there early.
+
+    Within a seed the most work first, lest one worker be at work at the end while the others have nothing to do; what
+    is alike stays in order, and all does where one worker does everything.
+    """
+    if workers == 1:
+        return list(runs)
+    seeds = list(dict.fromkeys(run.seed for run in runs.values()))
+    return sorted(runs, key=lambda index: (seeds.index(runs[index].seed), -_effort(runs[index])))
+
+
+def _effort(run: Run) -> float:
+    """Updates x tokens x layers x width^2: no seconds, but in their order."""
+    layers = (run.layers or 1) + (run.encoder_layers or 0)
+    width = run.model.width if isinstance(run.model, Model) else 1
+    return float(run.training.steps * run.tokens_per_update * layers * width**2)
 
 
 def _shares(workers: int, threads: int) -> list[set[int]] | None:
@@ -159,7 +176,7 @@ class _Worker:
     def begin(self, index: int, job: Job) -> None:
         if not self.process.is_alive():
             self._start()
-        self.index, self.job, self.began = index, job, time.monotonic()
+        self.index, self.job = index, job
         with suppress(OSError):  # it has died just now: `hear` will say so
             self.pipe.send((get(job[0].model.placement), *job))  # it may be registered in this process only
 
