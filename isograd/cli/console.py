@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from isograd.errors import UserError
@@ -197,7 +197,7 @@ class Bar:
             TextColumn("{task.fields[what]}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
             TextColumn("[dim]{task.description}[/dim]"),
             console=self.console,
             disable=not self.console.is_terminal,

@@ -80,7 +80,8 @@ def told(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
     announced, first, *ends, last = stderr.splitlines()
     assert last == "making the page", stderr
     assert announced == f"12 runs in {out}; loading torch and transformers ...", stderr
-    assert first == "12 runs, 2 at once" and len(ends) == 12 and all(": undecided " in line for line in ends), stderr
+    assert first == "12 runs to train" and len(ends) == 12, stderr
+    assert all(": undecided, loss " in line for line in ends), stderr
     return out, json.loads(stdout)
 
 
@@ -111,7 +112,7 @@ def test_again_and_one_process(told: tuple[Path, dict[str, Any]], text: Path) ->
     before = {p: p.stat().st_mtime_ns for p in out.glob("*/*.json*")}
     command = compare_command(text, out, "--json", "--seeds", "0", "1")
     code, stdout, stderr = called(*command)
-    assert code == 0 and json.loads(stdout) == content and len(stderr.splitlines()) == 13
+    assert code == 0 and json.loads(stdout) == content and len(stderr.splitlines()) == 2
     assert {p: p.stat().st_mtime_ns for p in out.glob("*/*.json*")} == before
     alone, beside = out.parent / "alone", out.parent / "beside"
     assert (
@@ -190,7 +191,7 @@ def test_an_interrupt_is_one_line(name: str, text: Path, tmp_path: Path) -> None
     stdout, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stdout) == (130, "")
     announced = f"3 runs in {tmp_path / 'out'}; loading torch and transformers ...\n"
-    assert stderr == f"{announced}3 runs, 2 at once\ninterrupted; start the same command again to go on\n"
+    assert stderr == f"{announced}3 runs to train\ninterrupted; start the same command again to go on\n"
     assert gone(process.pid)
     assert len(runs(tmp_path / "out")) == 2  # the third had not begun
 

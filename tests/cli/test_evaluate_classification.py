@@ -144,8 +144,9 @@ def test_the_papers_grid() -> None:
     """2 batches x 4 rates x 3 numbers of epochs, six seeds: the ranges of Xiong et al. 2020."""
     from isograd.lab.study.compare import PAPER, PAPER_SEEDS
 
-    assert (min(PAPER.rates), max(PAPER.rates), list(PAPER.batches)) == (1e-5, 1e-4, [16, 32])
-    assert (min(PAPER.epochs), max(PAPER.epochs), len(PAPER_SEEDS)) == (3, 8, 6)
+    rates, batches, epochs = PAPER.values()
+    assert (min(rates), max(rates), list(batches)) == (1e-5, 1e-4, [16, 32])
+    assert (min(epochs), max(epochs), len(PAPER_SEEDS)) == (3, 8, 6)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,21 @@ from safetensors.torch import load_file
 
 from isograd.errors import FolderBusyError, RecipeError
 from isograd.files import locked
-from isograd.lab.study.compare import Arm, compare, plan
+from isograd.lab.study.compare import compare, plan
+from isograd.lab.study.plan import Cell
 from isograd.lab.train.run import Model
 from isograd.lab.train.tasks.language import TextData, TextTraining
 from isograd.placement import Norm, Placement, Residual, Site, register
 from tests.study.arms import lines, read, runs, same_numbers
 from tests.study.processes import Sent, hold
 
-Plan = Callable[..., list[Arm]]
+Plan = Callable[..., list[Cell]]
 NAMES = ("post-ln", "pre-ln", "admin")
 
 
 @pytest.fixture
 def planned(text: Path, tmp_path: Path) -> Plan:
-    def make(folder: str = "out", *, lr: float = 1e-3, steps: int = 6, **options: Any) -> list[Arm]:
+    def make(folder: str = "out", *, lr: float = 1e-3, steps: int = 6, **options: Any) -> list[Cell]:
         return plan(
             tmp_path / folder,
             model=Model(layers=2, width=16, heads=2),
@@ -43,11 +45,11 @@ def planned(text: Path, tmp_path: Path) -> Plan:
     return make
 
 
-def trained(arms: list[Arm], jobs: int = 1, **options: Any) -> list[dict[str, Any]]:
+def trained(arms: list[Cell], jobs: int = 1, **options: Any) -> list[dict[str, Any]]:
     return compare(arms, lambda *_: None, lambda *_: None, jobs=jobs, **options)
 
 
-def losses(arm: Arm) -> list[float]:
+def losses(arm: Cell) -> list[float]:
     return [row["loss"] for row in lines(arm.folder / "metrics.jsonl")]
 
 
@@ -157,11 +159,9 @@ def test_another_text_is_another_run(planned: Plan, tmp_path: Path, text: Path) 
     """The file may change under its name; what was trained on the old one is not passed off as its result."""
     mine = tmp_path / "mine.txt"
     mine.write_text(text.read_text())
-    arms = [
-        Arm(run=plan(Path(), data=TextData(source=str(mine), length=8), model=a.run.model, training=a.run.training,
-                     placements=["pre-ln"])[0].run, folder=a.folder, label="pre-ln")
-        for a in planned()[:1]
-    ]  # fmt: skip
+    a = planned()[0]
+    sections: dict[str, Any] = {"model": a.run.model, "training": a.run.training, "placements": ["pre-ln"]}
+    arms = [replace(a, run=plan(Path(), data=TextData(source=str(mine), length=8), **sections)[0].run)]
     before = trained(arms)
     mine.write_text(text.read_text().replace("wolf", "bear"))
     with pytest.raises(FileExistsError, match=r"mine\.txt \(or how it is read\) has changed since"):
@@ -207,7 +207,7 @@ def test_broken_files_of_a_run(planned: Plan) -> None:
     folder = arms[0].folder
     whole = (folder / "run.json").read_text()
     (folder / "run.json").write_text(whole[:40])
-    with pytest.raises(FileExistsError, match=r"run\.json is not JSON"):
+    with pytest.raises(FileExistsError, match=r"run\.json: not JSON"):
         trained(arms)
     (folder / "run.json").write_text(whole.replace('"lr": 0.001', '"lr": 0.002'))
     with pytest.raises(FileExistsError, match="another recipe"):

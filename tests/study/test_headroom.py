@@ -14,9 +14,8 @@ import pytest
 from isograd.errors import RecipeError
 from isograd.files import finite
 from isograd.lab.study.boundary import Boundary, next_rate, over_seeds
-from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, attempt
-from isograd.lab.study.headroom import Listener, Trial, headroom
-from isograd.lab.study.headroom_plan import SearchPlan, load_plan
+from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, attempt, in_this_process
+from isograd.lab.study.headroom import SearchPlan, headroom, load_plan
 from isograd.lab.train.recipe import with_overrides
 from isograd.lab.train.train import train
 from isograd.placement import get
@@ -42,18 +41,12 @@ def written(folder: Path, text: Path, more: str = "") -> Path:
     return path
 
 
-def here(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
-    """An engine: one after another, in this process."""
-    for i, job in jobs.items():
-        on_end(i, attempt(get(job[0].model.placement), job))
-
-
 @pytest.fixture(scope="module")
 def searched(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """Two chains; the precision is a rough one."""
     folder = tmp_path_factory.mktemp("searched")
     plan = load_plan(written(folder, text), placements=["post-ln", "pre-ln"], seeds=[1], precision=2)
-    return plan, folder / "out", headroom(plan, folder / "out", here)
+    return plan, folder / "out", headroom(plan, folder / "out", in_this_process)
 
 
 def test_the_boundary_against_trainings_by_hand(searched: Searched, tmp_path: Path) -> None:
@@ -117,7 +110,7 @@ def test_a_finer_search_goes_on_from_a_rough_one(searched: Searched, tmp_path: P
 
     def counting(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
         trained.extend(place.name for _, place in jobs.values())
-        here(jobs, on_step, on_end)
+        in_this_process(jobs, on_step, on_end)
 
     assert bare(headroom(plan, folder, counting)) == bare(content) and not trained
     fine = replace(plan, placements=("pre-ln",), search=replace(plan.search, precision=1.5))
@@ -174,7 +167,7 @@ def test_killed_from_outside(searched: Searched, text: Path, tmp_path: Path) -> 
     process.communicate()
     assert gone(process.pid)
     assert len(list(out.glob("cells/*/outcome.json"))) == 2 < content["cost"]["runs"]
-    headroom(plan, out, here)
+    headroom(plan, out, in_this_process)
     code, said, _ = called(*command, "--json")
     assert code == 0 and bare(read(out / "headroom.json")) == bare(plain(content))
     told = json.loads(said)
@@ -200,17 +193,17 @@ def test_a_failed_run_stops_its_chain_alone(recipe: Path, tmp_path: Path) -> Non
                 (job[1] / "outcome.json").write_text('{"outcome": "failed", "error": "no room"}')
                 on_end(i, read(job[1] / "outcome.json"))
             else:
-                here({i: job}, on_step, on_end)
+                in_this_process({i: job}, on_step, on_end)
 
-    told: list[Trial] = []
-    content = headroom(plan, tmp_path / "out", failing, Listener(trial=lambda _, one: told.append(one)))
+    told: list[dict[str, Any]] = []
+    content = headroom(plan, tmp_path / "out", failing, on_trial=lambda _, one: told.append(one))
     stopped, other = content["chains"]
     assert stopped["boundary"]["kind"] == "stopped" and stopped["tried"][-1]["error"] == "no room"
     assert other["boundary"]["kind"] == "between" and content["levels"][0]["level"] is None
-    assert [one.lr for one in told if one.verdict == "failed"] == [0.08]
-    again = headroom(plan, tmp_path / "out", here)
+    assert [one["lr"] for one in told if one["verdict"] == "failed"] == [0.08]
+    again = headroom(plan, tmp_path / "out", in_this_process)
     assert again["chains"][0]["boundary"]["kind"] == "stopped", "a failed run is not tried again on its own"
-    retried = headroom(plan, tmp_path / "out", here, retry=True)
+    retried = headroom(plan, tmp_path / "out", in_this_process, retry=True)
     assert retried["chains"][0]["boundary"]["kind"] == "between"
 
 
@@ -272,9 +265,9 @@ def test_another_text_is_refused(text: Path, tmp_path: Path) -> None:
     mine = tmp_path / "text.txt"
     mine.write_text(text.read_text())
     plan = load_plan(written(tmp_path, mine), seeds=[1], warmups=[0], precision=4)
-    headroom(plan, tmp_path / "out", here)
+    headroom(plan, tmp_path / "out", in_this_process)
     before = (tmp_path / "out/headroom.json").read_text()
     mine.write_text(text.read_text() + "One more line.\n" * 50)
     with pytest.raises(FileExistsError, match="another text"):
-        headroom(plan, tmp_path / "out", here)
+        headroom(plan, tmp_path / "out", in_this_process)
     assert (tmp_path / "out/headroom.json").read_text() == before

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isograd.lab.study.engine.jobs import Engine
+from isograd.lab.study.engine.jobs import Engine, in_this_process
 from isograd.lab.study.engine.workers import in_processes
 from isograd.lab.study.plan import Cell, load_study
 from isograd.placement import CATALOGUE, Residual, register
 from tests.cli.test_compare import gone, session
 from tests.study.processes import Death, Sent, mortal, order
-from tests.study.tiny_study import here, ledger, ran, recipe
+from tests.study.tiny_study import ledger, ran, recipe
 
 LIFE = 100  # changes of files; a run of 60 steps makes more than twice as many
 PLACEMENTS = ("post-ln", "pre-ln")
@@ -56,7 +56,7 @@ def planned(folder: Path, text: Path, seeds: int) -> list[Cell]:
 
 
 def workers(at_once: int) -> Engine:
-    return partial(in_processes, at_once=at_once, threads=1, retries=2, strict=False)
+    return partial(in_processes, at_once=at_once, threads=1, retries=2)
 
 
 def runner(cells: list[Cell], folder: Path, orders: Path, engine: Engine) -> int:
@@ -90,7 +90,7 @@ def test_eight_kills(text: Path, tmp_path: Path, orders: Path) -> None:
     cells = planned(tmp_path, text, 1)
     seed = random.randrange(10**6)
     draw = random.Random(seed)
-    killed(cells, tmp_path / "killed", orders, here, [[("runner", draw.randint(1, LIFE))] for _ in range(8)])
+    killed(cells, tmp_path / "killed", orders, in_this_process, [[("runner", draw.randint(1, LIFE))] for _ in range(8)])
     ran(cells, tmp_path / "undisturbed")
     assert ledger(tmp_path / "killed") == ledger(tmp_path / "undisturbed"), f"seed {seed}"
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from isograd.errors import RecipeError
+from isograd.lab.study.engine.jobs import in_this_process
 from isograd.lab.study.engine.on_ray import on_ray
 from isograd.lab.study.engine.runner import run_cells
 from isograd.lab.study.plan import Cell
@@ -25,7 +26,7 @@ from isograd.lab.train.tasks.language import LanguageRun, TextData, TextTraining
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, register
 from tests.study.arms import lines, read, same_numbers
 from tests.study.processes import Sent, hold
-from tests.study.tiny_study import Told, here
+from tests.study.tiny_study import Told
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for workers in /proc")
 
@@ -130,7 +131,7 @@ def cells(text: Path) -> list[Cell]:
 def there(cells: list[Cell], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What becomes of the same cells in this process, as in those of the local engine."""
     folder = tmp_path_factory.mktemp("here")
-    run_cells(cells, folder, here, *IGNORED)
+    run_cells(cells, folder, in_this_process, *IGNORED)
     return folder
 
 

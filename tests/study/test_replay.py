@@ -1,7 +1,6 @@
 """A run that broke, taken back to before the break: the same bit for bit, or cured by a change."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,15 @@ from safetensors.torch import load_file
 
 from isograd.errors import RecipeError, UserError
 from isograd.files import read_rows, write_json
-from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt
+from isograd.lab.study.engine.jobs import in_this_process
 from isograd.lab.study.replay import load_replay, replay, settings_of, suspects
 from isograd.lab.train.checkpoints import CHECKPOINTS, INITIAL, fork
 from isograd.lab.train.run import Run
 from isograd.lab.train.train import broke_from, initial_model, train
 from isograd.outcome import Onset
-from isograd.placement import get
 from tests.train.recipes import losses, outcome, small
 
 LONG = {"steps": 120, "checkpoint_every": 10, "probe_every": 0, "lr": 1e-2, "valid_sequences": 0}
-
-
-def in_here(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
-    """An engine without processes."""
-    for i, job in jobs.items():
-        on_end(i, attempt(get(job[0].model.placement), job, lambda step, loss, i=i: on_step(i, step, loss)))
-
-
-HERE: Engine = in_here
 
 
 def burst(**training: Any) -> Run:
@@ -97,13 +86,13 @@ def test_replay_names_the_cure_and_goes_on_where_it_was_killed(broken: Path, tmp
             raise KilledError
 
     with pytest.raises(KilledError):
-        replay(plan, tmp_path, HERE, on_row=killed)
-    content = replay(plan, tmp_path, HERE)
+        replay(plan, tmp_path, in_this_process, on_row=killed)
+    content = replay(plan, tmp_path, in_this_process)
     was, lower, higher, seed = content["changes"]
     assert (was["change"], was["verdict"], was["seeds"], content["unchanged"]) == ("as it was", "fails", 1, "fails")
     assert (lower["change"], lower["verdict"]) == ("lr 0.05", "cures") and higher["verdict"] == "does not cure"
     assert was["control"] and seed["control"] and content["cures"] == ["lr 0.05"]
-    again = replay(load_replay(broken, [["lr=0.05"], ["lr=1e30"], ["seed=7"]], seeds=2), tmp_path / "again", HERE)
+    again = replay(plan, tmp_path / "again", in_this_process)
     assert again == content
     assert json.loads((tmp_path / "replay.json").read_text()) == content
 
@@ -112,13 +101,13 @@ def test_where_the_run_as_it_was_finishes_there_is_no_verdict(tmp_path: Path) ->
     """A run that is replayed though it did not break; and a rate that trains nothing is no cure of one that did."""
     run = small(training=LONG | {"lr": 1e-2, "checkpoint_every": 20, "stop_at": 100})
     train(run, tmp_path / "fine")
-    content = replay(load_replay(tmp_path / "fine", [["lr=5e-3"]], step=60), tmp_path / "replay", HERE)
+    content = replay(load_replay(tmp_path / "fine", [["lr=5e-3"]], step=60), tmp_path / "replay", in_this_process)
     assert content["unchanged"] == "finishes" and content["cures"] == []
     assert [one["verdict"] for one in content["changes"]] == ["finishes", "no verdict"]
 
 
 def test_a_rate_that_trains_nothing_cures_nothing(broken: Path, tmp_path: Path) -> None:
-    content = replay(load_replay(broken, [["lr=1e-9"]], steps=60), tmp_path, HERE)
+    content = replay(load_replay(broken, [["lr=1e-9"]], steps=60), tmp_path, in_this_process)
     assert content["cures"] == [] and content["unchanged"] == "fails"
     assert content["changes"][1]["verdict"] in ("undecided", "does not cure")
 
@@ -171,7 +160,7 @@ def test_the_onset_is_forgotten_when_the_loss_recovers() -> None:
 def test_a_page_of_files_alone(broken: Path, tmp_path: Path) -> None:
     from isograd.lab.report.pages.replay import write_replay
 
-    content = replay(load_replay(broken, [["lr=0.05"]]), tmp_path / "here", HERE)
+    content = replay(load_replay(broken, [["lr=0.05"]]), tmp_path / "here", in_this_process)
     page, read = write_replay(tmp_path / "here")
     assert read == content and "lr 0.05 cures the run." in page.read_text()
     assert "as it was" in page.read_text()

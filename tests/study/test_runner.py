@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from isograd.files import locked
-from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, check_jobs
+from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, check_jobs, in_this_process
 from isograd.lab.study.engine.ledger import LEDGER, Row, write_study
 from isograd.lab.study.engine.runner import PAUSE, jobs_of, run_cells, survey
 from isograd.lab.study.engine.workers import in_processes, local
@@ -24,7 +24,7 @@ from isograd.lab.study.plan import Cell, Study
 from isograd.machine import cores
 from isograd.placement import Norm, Placement, Residual, Site, register
 from tests.study.arms import TEXT, lines, read
-from tests.study.tiny_study import Told, here, ledger, ran, study
+from tests.study.tiny_study import Told, ledger, ran, study
 
 AXES = {"training.lr": [1e-3, 1e30]}  # the second diverges
 SMALL: dict[str, Any] = {"axes": AXES, "budget": {"steps": 25}, "training": {"checkpoint_every": 10}}
@@ -60,7 +60,7 @@ def plain(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     shutil.rmtree(found.place(stopped))
     (stopped / LEDGER).unlink()
     with pytest.raises(KeyboardInterrupt):
-        run_cells(planned.cells, stopped, here, _interrupt, lambda *_: None)
+        run_cells(planned.cells, stopped, in_this_process, _interrupt, lambda *_: None)
     (found.place(stopped) / "outcome.json").unlink()  # a kill would have left none
     return found
 
@@ -227,7 +227,7 @@ def _half_run(cell: Path) -> str:
 
 
 def _other_run(cell: Path) -> str:
-    return _replaced(cell / "run.json", '"clip": 0.0', '"clip": 0.5', "run.json: not the run of this cell")
+    return _replaced(cell / "run.json", '"clip": 0.0', '"clip": 0.5', "holds a run of another recipe")
 
 
 def _half_outcome(cell: Path) -> str:
@@ -406,7 +406,7 @@ def test_another_text_under_the_same_name(text: Path, tmp_path: Path) -> None:
     cells, folder = planned.cells[::2], tmp_path / "study"
     ran(cells[:1], folder)
     mine.write_text(TEXT.replace("wolf", "bear"))
-    with pytest.raises(FileExistsError, match=r"was trained on another text: .*mine\.txt"):
+    with pytest.raises(FileExistsError, match=r"holds a run on another text: .*mine\.txt"):
         check_jobs(jobs_of(cells, folder))
     check_jobs(jobs_of(cells[1:], folder))
     (folder / "cells" / cells[0].name / "outcome.json").unlink()
@@ -446,7 +446,7 @@ def test_a_cell_that_another_process_takes_first(plain: Trained, stopped: Path) 
         with ExitStack() as stack:
             if len(calls) == 1:
                 stack.enter_context(locked(jobs[0][1]))
-            here(jobs, on_step, on_end)
+            in_this_process(jobs, on_step, on_end)
 
     assert ran(plain.cells, stopped, engine=raced) == plain.rows
     assert calls == [[0], [0]]
@@ -504,7 +504,7 @@ def test_in_processes_each_with_its_gpu(plain: Trained, tmp_path: Path, monkeypa
         environs = [psutil.Process(p.pid).environ() for p in mp.active_children()]
         seen.add(tuple(sorted(environ["CUDA_VISIBLE_DEVICES"] for environ in environs)))
 
-    engine = partial(in_processes, at_once=2, threads=1, gpus=("0", "1"), strict=False)
+    engine = partial(in_processes, at_once=2, threads=1, gpus=("0", "1"))
     rows = run_cells(plain.cells, tmp_path / "study", engine, look, lambda *_: None)
     assert rows == plain.rows and ledger(tmp_path / "study") == ledger(plain.folder)
     assert ("0", "1") in seen and seen <= {("0", "1"), ("0",), ("1",)}

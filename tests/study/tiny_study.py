@@ -1,18 +1,15 @@
-"""Studies that train in seconds, and the simplest engine there is."""
+"""Studies that train in seconds."""
 
-from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from isograd.lab.study.engine.jobs import Job, OnEnd, OnStep, attempt
+from isograd.lab.study.engine.jobs import in_this_process
 from isograd.lab.study.engine.ledger import LEDGER, Row
 from isograd.lab.study.engine.runner import run_cells
 from isograd.lab.study.plan import Cell, Study, load_study
-from isograd.placement import get
 
 AXES = {"model.placement": ["post-ln", "pre-ln"], "training.lr": [1e-3, 3e-3]}
 
@@ -46,12 +43,6 @@ def study(folder: Path, *overrides: str, text: Path | str = "embedded", **change
     return load_study(recipe(folder, text=text, **changes), overrides)
 
 
-def here(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
-    """An engine without processes: one job after another."""
-    for i, job in jobs.items():
-        on_end(i, attempt(get(job[0].model.placement), job, partial(on_step, i)))
-
-
 class Told:
     """What a runner says while it works."""
 
@@ -73,9 +64,9 @@ class Told:
 
 
 def ran(cells: list[Cell], folder: Path, told: Told | None = None, **options: Any) -> list[Row]:
-    """The rows of `run_cells` with the engine `here`."""
+    """The rows of `run_cells` of `run_cells`."""
     told = told or Told()
-    engine = options.pop("engine", here)
+    engine = options.pop("engine", in_this_process)
     return run_cells(cells, folder, engine, told.step, told.row, on_note=told.notes.append, **options)
 
 

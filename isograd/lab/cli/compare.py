@@ -1,6 +1,6 @@
 """`isograd compare`, and `isograd evaluate --task`: runs side by side, a table and a page at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,11 +18,11 @@ from isograd.cli.console import (
 from isograd.cli.parser import File, Folder, Name, Words
 from isograd.errors import RecipeError, UserError
 from isograd.hub import must_be_a_model
-from isograd.lab.cli.progress import RunProgress, announce_runs
+from isograd.lab.cli.progress import StudyProgress, announce_resumed, prepare_cells
 
 if TYPE_CHECKING:
     from isograd.lab.report.runs import ArmFiles
-    from isograd.lab.study.compare import Arm
+    from isograd.lab.study.plan import Cell
 
 _SETTINGS = {  # what an option is in a recipe
     "layers": "model.layers",
@@ -166,24 +166,21 @@ def classification(
         jobs: runs at once (default: one per core; with a GPU, one)
         fresh: train runs again that have ended already
     """
-    given = {"rates": lr, "batches": batch, "epochs": epochs}
-    given = {name: values for name, values in given.items() if values is not None}
+    asked = {"training.lr": lr, "training.batch": batch, "training.epochs": epochs}
+    given = {key: values for key, values in asked.items() if values is not None}
     if grid and given:
-        flag = {"rates": "lr", "batches": "batch"}.get(next(iter(given)), "epochs")
-        raise UserError(f"--grid paper says what --{flag} says; leave one of them out")
+        raise UserError(f"--grid paper says what {_OPTIONS[next(iter(given))]} says; leave one of them out")
     for override in overrides:
         if option := _OPTIONS.get(override.partition("=")[0]):
             raise UserError(f"{override!r}: write {option} here")
 
-    from isograd.lab.study.compare import PAPER, PAPER_SEEDS, Grid, base_run, plan_grid
-    from isograd.lab.train.recipe import with_overrides
-    from isograd.lab.train.tasks.classification import ClassificationRun
+    from isograd.lab.study.compare import GRID, PAPER, PAPER_SEEDS, plan_grid, tuned
 
     must_be_a_model(_absolute(model), owned=True)
-    points = Grid(**{**(vars(PAPER) if grid else given), "scratch": with_scratch})
-    base = with_overrides(base_run(_absolute(model), task, _absolute(data), points), overrides)
-    assert isinstance(base, ClassificationRun)
-    arms = plan_grid(out or Path("runs") / f"{task}-{_short(model)}", base, points, seeds or list(PAPER_SEEDS))
+    base = tuned(_absolute(model), task, _absolute(data))
+    axes = {"glue.scratch": (False, True) if with_scratch else (False,), **(PAPER if grid else GRID), **given}
+    folder = out or Path("runs") / f"{task}-{_short(model)}"
+    arms = plan_grid(folder, base, overrides, axes, seeds or list(PAPER_SEEDS))
     return _report(arms, _train(arms, jobs, fresh), title=f"Fine-tuning on {task}")
 
 
@@ -198,22 +195,17 @@ _OPTIONS = {
 }
 
 
-def _train(arms: list["Arm"], jobs: int | None, fresh: bool) -> list[dict[str, Any]]:
+def _train(arms: list["Cell"], jobs: int | None, fresh: bool) -> list[dict[str, Any]]:
     """How each arm ended."""
     from isograd.lab.study.compare import compare as compare_arms
-    from isograd.lab.study.engine.server import begin
-    from isograd.lab.train.tasks import task_of
+    from isograd.lab.study.plan import ARM
 
-    for run in {one.run.corpus_key: one.run for one in arms if not (one.folder / "run.json").exists()}.values():
-        run.must_find_its_data()
-    announce_runs([one.folder for one in arms], arms[0].folder.parent)
-    if sum(not (one.folder / "outcome.json").exists() for one in arms) > 1:
-        begin(jobs)
-    several = len({arm.run.seed for arm in arms}) > 1 or task_of(arms[0].run).scored
-    labels = [arm.label + (f", seed {arm.run.seed}" if several else "") for arm in arms]
+    prepare_cells(arms, arms[0].folder.parent, jobs)
+    announce_resumed([arm.label for arm in arms], [arm.folder for arm in arms])
     try:
-        with RunProgress(labels, arms[0].run.training.steps, [arm.folder for arm in arms]) as bars:
-            return compare_arms(arms, bars.step, bars.end, jobs=jobs, fresh=fresh, on_ready=bars.ready)
+        with StudyProgress(arms, [ARM]) as shown:
+            ready: Callable[[int, int], None] = lambda left, at_once: shown.ready(left)  # noqa: E731
+            return compare_arms(arms, shown.step, shown.row, jobs=jobs, fresh=fresh, on_ready=ready)
     except FileExistsError as error:
         raise UserError(f"{error} (--fresh does)") from error
 
@@ -225,7 +217,7 @@ def _of_recipe(
     given: dict[str, Any],
     seeds: list[int] | None,
     out: Path | None,
-) -> list["Arm"]:
+) -> list["Cell"]:
     from isograd.lab.study.compare import plan_arms
     from isograd.lab.train.recipe import known_keys, load_arms, load_run
 
@@ -241,20 +233,19 @@ def _of_recipe(
 
 def _of_options(
     placements: list[str] | None, arms: list[list[str]] | None, given: dict[str, Any], seeds: list[int], folder: Path
-) -> list["Arm"]:
+) -> list["Cell"]:
     from isograd.lab.study.compare import plan, plan_arms
-    from isograd.lab.train.run import Model
-    from isograd.lab.train.tasks.language import LanguageRun, TextData, TextTraining
+    from isograd.lab.train.recipe import run_from_dict
 
-    kinds: dict[str, Any] = {"model": Model, "data": TextData, "training": TextTraining}
-    values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
+    content: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
     for name, value in given.items():
         if name != "warmup":
             section, _, key = _SETTINGS[name].partition(".")
-            values[section][key] = _absolute(value) if name == "data" and value != "embedded" else value
-    sections = {section: kinds[section](**values[section]) for section in kinds}
+            content[section][key] = _absolute(value) if name == "data" and value != "embedded" else value
+    base: Any = run_from_dict(content)
     if arms:
-        return plan_arms(folder, LanguageRun(**sections), arms, seeds)
+        return plan_arms(folder, base, arms, seeds)
+    sections = {section: getattr(base, section) for section in content}
     return plan(folder, placements=placements, warmup=given.get("warmup"), seeds=seeds, **sections)
 
 
@@ -268,7 +259,7 @@ def _short(model: str) -> str:
     return path.parent.name if path.name == "model" else path.name
 
 
-def _report(arms: list["Arm"], results: list[dict[str, Any]], title: str | None = None) -> Result:
+def _report(arms: list["Cell"], results: list[dict[str, Any]], title: str | None = None) -> Result:
     from isograd.lab.report.pages.runs import write_arms
     from isograd.lab.report.runs import arms_of
 

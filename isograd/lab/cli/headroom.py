@@ -12,8 +12,7 @@ from isograd.errors import UserError, refusing
 
 if TYPE_CHECKING:
     from isograd.lab.report.style import Output
-    from isograd.lab.study.headroom import Chain, Listener, Trial
-    from isograd.lab.study.headroom_plan import SearchPlan
+    from isograd.lab.study.headroom import Chain
 
 
 def headroom(
@@ -57,7 +56,8 @@ def headroom(
         if "=" in name:
             raise UserError(f"{name!r} is not a placement; write it right after the recipe")
     from isograd.lab.study.engine.server import begin
-    from isograd.lab.study.headroom_plan import load_plan
+    from isograd.lab.study.headroom import headroom as search
+    from isograd.lab.study.headroom import load_plan
 
     words = [word for word in (recipe, *overrides) if word]
     plan = load_plan(
@@ -75,35 +75,27 @@ def headroom(
         plan.base.must_find_its_data()
         begin(jobs)
     with loading():
+        from isograd.lab.report.pages.headroom import chain_said
+        from isograd.lab.study.boundary import Boundary
         from isograd.lab.study.engine.workers import local
-        from isograd.lab.study.headroom import headroom as search
     chains = len(plan.placements) * len(plan.warmups) * len(plan.seeds)
-    with Bar("chains", chains) as bar:
-        search(plan, folder, local(jobs), _watch(plan, bar), retry=retry)
-    return report_headroom(folder)
-
-
-def _watch(plan: "SearchPlan", bar: Bar) -> "Listener":
-    """A live line in a terminal: chains decided, runs, their cost, the run at work. Elsewhere a line per chain."""
-    from isograd.lab.report.pages.headroom import chain_said
-    from isograd.lab.study.boundary import Boundary
-    from isograd.lab.study.headroom import Listener
-
     spent = {"runs": 0, "updates": 0, "seconds": 0.0}
+    with Bar("chains", chains) as bar:
 
-    def step(chain: "Chain", rate: float, step: int, loss: float) -> None:
-        bar.update(f"{_cost(spent)}  {chain}: {rate:.3g}, step {step}, loss {loss:.3f}")
+        def on_step(chain: "Chain", rate: float, step: int, loss: float) -> None:
+            bar.update(f"{_cost(spent)}  {chain}: {rate:.3g}, step {step}, loss {loss:.3f}")
 
-    def trial(chain: "Chain", one: "Trial") -> None:
-        for name, more in (("runs", 1), ("updates", one.steps), ("seconds", one.seconds)):
-            spent[name] += more
-        end = chain.next(plan.search)
-        decided = isinstance(end, Boundary)
-        bar.update(f"{_cost(spent)}  {chain}: {one.lr:.3g} {one.verdict}", advance=decided)
-        if isinstance(end, Boundary):
-            bar.line(f"{chain}: {chain_said(asdict(end))} ({len(chain.tried)} runs)")
+        def on_trial(chain: "Chain", one: dict[str, Any]) -> None:
+            for name, more in (("runs", 1), ("updates", one["steps"]), ("seconds", one["seconds"])):
+                spent[name] += more
+            end = chain.next(plan.search)
+            decided = isinstance(end, Boundary)
+            bar.update(f"{_cost(spent)}  {chain}: {one['lr']:.3g} {one['verdict']}", advance=decided)
+            if isinstance(end, Boundary):
+                bar.line(f"{chain}: {chain_said(asdict(end))} ({len(chain.tried)} runs)")
 
-    return Listener(step=step, trial=trial, note=bar.line)
+        search(plan, folder, local(jobs), on_step=on_step, on_trial=on_trial, on_note=bar.line, retry=retry)
+    return report_headroom(folder)
 
 
 def _cost(spent: dict[str, float]) -> str:

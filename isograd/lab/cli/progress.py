@@ -1,21 +1,23 @@
-"""A study's progress: in a terminal a live table with a mark per cell, elsewhere a line per ended cell."""
+"""Progress of runs: of many in a terminal a live table with a mark per cell, elsewhere a line per ended cell."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from isograd.cli.console import COLOURS, announce, in_words, progress
+from isograd.cli.console import COLOURS, Bar, announce, in_words, progress
 from isograd.lab.study.labels import said, shown
 from isograd.lab.study.plan import Cell
+
+if TYPE_CHECKING:
+    from isograd.lab.study.engine.jobs import Engine
+    from isograd.lab.study.engine.ledger import Row
 
 MARKS = {
     "waiting": "·",
@@ -29,8 +31,6 @@ MARKS = {
 }
 _LOOKS = {"waiting": "dim", "running": "cyan", "broken": "yellow", **COLOURS}
 EVERY = 100  # steps between lines of progress, and at most 20 lines a run
-ROWS = 6  # of a terminal's lines that are left to the bar, the heads, the legend and two empty ones
-WIDE = 0.7  # of a terminal's width that marks may take with a gap between them
 
 
 class StudyProgress:
@@ -44,13 +44,14 @@ class StudyProgress:
     def __init__(self, cells: Sequence[Cell], axes: Sequence[str], console: Console | None = None) -> None:
         self.cells = cells
         self.axes = [key for key in axes if len({str(cell.values.get(key)) for cell in cells}) > 1]
+        self.seeds = len({cell.run.seed for cell in cells}) > 1
         self.console = console or progress()
         self.states = ["waiting"] * len(cells)
         self.now: dict[int, tuple[int, float]] = {}
         self.before = 0
         self.began = time.monotonic()
         self.bar = Progress(
-            TextColumn("cells"), BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+            TextColumn("runs"), BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
         )
         self.task = self.bar.add_task("", total=len(cells), left="")
         self.live = self.console.is_terminal  # drawn four times a second, not at every step
@@ -68,7 +69,7 @@ class StudyProgress:
     def ready(self, left: int) -> None:
         """So many cells begin: a line where no table is seen."""
         if not self.live:
-            self.console.print(f"{left} cell{'s' if left != 1 else ''} to train", markup=False)
+            self._line(f"{left} run{'s' if left != 1 else ''} to train")
 
     def step(self, place: int, step: int, loss: float) -> None:
         self.states[place] = "running"
@@ -81,53 +82,56 @@ class StudyProgress:
         self.states[place] = row["outcome"]
         self.before += not ran
         self._show()
+        name = self._name(self.cells[place])
         if (ran or row["outcome"] == "failed") and not self.live:
-            done = sum(state not in ("waiting", "running") for state in self.states)
-            self.console.print(f"[{done}/{len(self.cells)}] {_ended(row)}{self._left()}", markup=False, soft_wrap=True)
+            self._line(f"[{self._done()}/{len(self.cells)}] {name}: {in_short(row)}{self._left()}")
+        if ran and row.get("warning"):
+            self._line(f"warning: {name}: {row['warning']['message']}", style="red")
 
     def note(self, line: str) -> None:
-        self.console.print(f"note: {line}", markup=False, soft_wrap=True)
+        self._line(f"note: {line}")
+
+    def _line(self, line: str, **options: Any) -> None:
+        self.console.print(line, markup=False, soft_wrap=True, **options)
+
+    def _done(self) -> int:
+        return sum(state not in ("waiting", "running") for state in self.states)
 
     def _left(self) -> str:
         """The time that is left, at the pace of the cells that were trained now; those being trained count half."""
-        done = sum(state not in ("waiting", "running") for state in self.states)
-        trained = done - self.before
-        left = len(self.cells) - done - len(self.now) / 2
+        trained = self._done() - self.before
+        left = len(self.cells) - self._done() - len(self.now) / 2
         if trained < 1 or left <= 0:
             return ""
         return f", about {duration((time.monotonic() - self.began) / (trained + len(self.now) / 2) * left)} left"
 
     def _show(self) -> None:
         if self.live:
-            done = sum(state not in ("waiting", "running") for state in self.states)
-            self.bar.update(self.task, completed=done, left=self._left().removeprefix(", "))
+            self.bar.update(self.task, completed=self._done(), left=self._left().removeprefix(", "))
 
     def table(self) -> RenderableType:
-        """All of it, in no more lines than the terminal has."""
+        """All of it; what a terminal has too few lines for is left out at its end."""
         now = sorted(self.now.copy().items())  # while it is drawn, another thread hears of the next step
-        most = max(1, (self.console.height - ROWS) // 2)
-        running = [self._running(self.cells[place], *news) for place, news in now[:most]]
-        if len(now) > most:
-            running.append(Text(f"  ▶ and {len(now) - most} others", "cyan"))
+        running = [self._running(self.cells[place], *news) for place, news in now]
         present = dict.fromkeys(self.states)
         legend = Text("  ").join(
             [Text(f"{MARKS[state]} {state}", _LOOKS[state]) for state in MARKS if state in present]
         )
         legend.no_wrap = True
-        return Group(self.bar, *running, self._grid(self.console.height - ROWS - len(running)), legend)
+        return Group(self.bar, *running, legend, self._grid())
+
+    def _name(self, cell: Cell) -> str:
+        named = [said(key, cell.values[key]) for key in self.axes if key in cell.values] or [cell.label]
+        return ", ".join([*named, *[f"seed {cell.run.seed}"] * self.seeds])
 
     def _running(self, cell: Cell, step: int, loss: float) -> Text:
-        name = ", ".join(
-            [*(said(key, cell.values[key]) for key in self.axes if key in cell.values), f"seed {cell.run.seed}"]
-        )
-        return Text(f"  ▶ {name}: step {step}/{cell.run.training.steps}, loss {loss:.3f}", "cyan", no_wrap=True)
+        said = f"  ▶ {self._name(cell)}: step {step}/{cell.run.training.steps}, loss {loss:.3f}"
+        return Text(said, "cyan", no_wrap=True)
 
-    def _grid(self, room: int) -> RenderableType:
-        """Marks of the seeds; a column per value of the last axis, a row per combination of the others.
-
-        Where a terminal has too few lines, rows in which nothing happens any more are left out, then the last ones.
-        """
-        rows, columns = self.axes[:-1], self.axes[-1:]
+    def _grid(self) -> RenderableType:
+        """Marks of the seeds; a column per value of the last of several axes, a row per combination of the others."""
+        columns = self.axes[1:][-1:]
+        rows = [key for key in self.axes if key not in columns]
         table = Table(box=None, pad_edge=False, header_style="bold")
         for key in rows:
             table.add_column(key.rpartition(".")[2], no_wrap=True)
@@ -135,22 +139,14 @@ class StudyProgress:
         for i, head in enumerate(heads):
             name = f"{columns[0].rpartition('.')[2]} {head}" if columns and not i else head
             table.add_column(name, no_wrap=True)
-        lines: dict[tuple[str, ...], dict[str, list[int]]] = {}
-        for place, cell in enumerate(self.cells):
+        lines: dict[tuple[str, ...], dict[str, list[str]]] = {}
+        for state, cell in zip(self.states, self.cells, strict=True):
             line = lines.setdefault(tuple(_said(cell, [key]) for key in rows), {})
-            line.setdefault(_said(cell, columns), []).append(place)
-        gap = " " if 2 * len(self.cells) < len(lines) * self.console.width * WIDE else ""
-        if len(lines) > room:
-            lines = {k: v for k, v in lines.items() if not self._over(v)} or lines
-        for names, of in list(lines.items())[: max(1, room)]:
-            table.add_row(*names, *(self._marks(of.get(head, []), gap) for head in heads))
+            line.setdefault(_said(cell, columns), []).append(state)
+        for names, of in lines.items():
+            marks = ([Text(MARKS[state], _LOOKS[state]) for state in of.get(head, [])] for head in heads)
+            table.add_row(*names, *(Text("").join(one) for one in marks))
         return table
-
-    def _over(self, line: dict[str, list[int]]) -> bool:
-        return all(self.states[i] not in ("waiting", "running") for places in line.values() for i in places)
-
-    def _marks(self, places: Sequence[int], gap: str) -> Text:
-        return Text(gap).join([Text(MARKS[self.states[i]], _LOOKS[self.states[i]]) for i in places])
 
 
 def duration(seconds: float) -> str:
@@ -169,10 +165,53 @@ def _said(cell: Cell, keys: Sequence[str]) -> str:
     return ", ".join(shown(cell.values[key]) for key in keys if key in cell.values)
 
 
-def _ended(row: dict[str, Any]) -> str:
-    losses = [row.get(name) for name in ("validation_loss", "final_loss") if row.get(name) is not None]
-    why = f": {row['error']}" if row.get("error") else ""
-    return f"{row['cell']}: {row['outcome']}" + (f", loss {losses[0]:.3f}" if losses else "") + why
+def in_short(result: dict[str, Any]) -> str:
+    """How a run has ended: the outcome and its loss, a score, or an error."""
+    losses = [result[name] for name in ("validation_loss", "final_loss") if result.get(name) is not None]
+    text = result["outcome"] + (f", loss {losses[0]:.3f}" if losses else "")
+    if result.get("perplexity") is not None and result.get("kept_weights") in ("best", "average"):
+        text += f" ({result['kept_weights']})"
+    if result.get("score") is not None:
+        text = f"{result['metric']} {result['score']:.3f}{' (failed run)' if result.get('failed') else ''}"
+    return text + (f": {result['error']}" if result.get("error") else "")
+
+
+def prepare_cells(cells: Sequence[Cell], folder: Path, jobs: int | None) -> None:
+    """Before torch is loaded: refuse data that are not there, say what is about to be trained, start the server.
+
+    Args:
+        jobs: processes on this machine; one needs no server.
+    """
+    from isograd.lab.study.engine.server import begin
+
+    folders = [cell.place(folder) for cell in cells]
+    new = [cell.run for cell, own in zip(cells, folders, strict=True) if not (own / "run.json").exists()]
+    for run in {run.corpus_key: run for run in new}.values():
+        run.must_find_its_data()
+    announce_runs(folders, folder)
+    if not all((own / "outcome.json").exists() for own in folders):
+        begin(jobs if len(cells) > 1 else 1)
+
+
+def train_cells(
+    cells: Sequence[Cell], folder: Path, engine: "Engine", axes: Sequence[str], *, retry: bool, keep_models: bool
+) -> list["Row"]:
+    """The rows of the ledger, as `run_cells` gives them; progress on stderr."""
+    from isograd.lab.study.engine.runner import run_cells
+
+    announce_resumed([cell.name for cell in cells], [cell.place(folder) for cell in cells])
+    with StudyProgress(cells, axes) as shown:
+        return run_cells(
+            cells,
+            folder,
+            engine,
+            shown.step,
+            shown.row,
+            retry=retry,
+            keep_models=keep_models,
+            on_note=shown.note,
+            on_ready=shown.ready,
+        )
 
 
 def announce_runs(folders: Sequence[Path], where: Path) -> None:
@@ -205,66 +244,41 @@ def _left_at(folder: Path) -> int | None:
     return None if found is None else step_of(found)
 
 
-class RunProgress:
-    """A bar per run, fed with steps and ends; where there is no terminal, lines.
+class RunProgress(Bar):
+    """The bar of one run, fed with its steps; where there is no terminal, lines.
 
     Args:
-        folders: of the runs, in which warnings are read as they are written, and how long a run will be.
+        folder: of the run, in which warnings are read as they are written, and how long it will be.
     """
 
-    def __init__(self, labels: list[str], steps: int, folders: Sequence[Path]) -> None:
-        self.console = progress()
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        width = max(map(len, labels))
-        self.tasks = [self.bars.add_task(escape(one.ljust(width)), total=steps, start=False, loss="") for one in labels]
-        self.labels, self.folders = labels, folders
-        self.begun: set[int] = set()
-        self.seen: dict[int, tuple[float, int]] = {}  # when a run was first heard of, and at which step
-        self.warned: Counter[int] = Counter()
+    def __init__(self, label: str, steps: int, folder: Path) -> None:
+        super().__init__(label, steps)
+        self.label, self.folder, self.total = label, folder, steps
+        self.began: tuple[float, int] | None = None  # when the run was first heard of, and at which step
+        self.warned = 0
 
     def __enter__(self) -> "RunProgress":
         if not self.console.quiet:
-            announce_resumed(self.labels, self.folders)
-        self.bars.start()
+            announce_resumed([self.label], [self.folder])
+        super().__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def ready(self, left: int, at_once: int) -> None:
-        """Data are read, and runs begin: a line where no bars are seen."""
-        if not self.console.is_terminal:
-            self.line(f"{left} run{'s' if left != 1 else ''}, {min(left, at_once)} at once")
-
-    def step(self, index: int, step: int, loss: float) -> None:
-        """Run `index` has taken `step` steps."""
+    def step(self, step: int, loss: float) -> None:
+        """The run has taken `step` steps."""
         from isograd.files import read_object, read_rows
 
-        task = self.tasks[index]
-        if index not in self.begun:  # how many steps an epoch has is known late
-            self.begun.add(index)
-            self.bars.start_task(task)
-            self.bars.update(task, total=read_object(self.folders[index] / "resolved.json").get("steps"))
-        self.bars.update(task, completed=step, loss=f"loss {loss:.3f}")
-        total = int(self.bars.tasks[index].total or 0)
-        first = index not in self.seen and len(self.labels) == 1  # of many runs the first lines would be many
-        began, since = self.seen.setdefault(index, (time.perf_counter(), step))
-        if not self.console.is_terminal and (first or step % max(EVERY, total // 20) == 0) and step != total:
-            each = (time.perf_counter() - began) / max(1, step - since)
-            left = "" if step == since else f", {in_words((total - step) * each)} left"
-            self.line(f"{self.labels[index]}: step {step:,} of {total:,}, loss {loss:.3f}{left}")
-        for row in read_rows(self.folders[index] / "warnings.jsonl")[self.warned[index] :]:
-            self.warned[index] += 1
-            label = f"{self.labels[index]}: " if len(self.labels) > 1 else ""
-            self.line(f"warning: {label}{row['message']}", style="red")
+        first = self.began is None
+        if self.began is None:  # how many steps an epoch has is known late
+            self.total = read_object(self.folder / "resolved.json").get("steps") or self.total
+            self.began = (time.perf_counter(), step)
+        self.update(f"loss {loss:.3f}", completed=step, total=self.total)
+        if not self.console.is_terminal and (first or step % max(EVERY, self.total // 20) == 0) and step != self.total:
+            each = (time.perf_counter() - self.began[0]) / max(1, step - self.began[1])
+            left = "" if first else f", {in_words((self.total - step) * each)} left"
+            self.line(f"{self.label}: step {step:,} of {self.total:,}, loss {loss:.3f}{left}")
+        for row in read_rows(self.folder / "warnings.jsonl")[self.warned :]:
+            self.warned += 1
+            self.console.print(f"warning: {row['message']}", markup=False, soft_wrap=True, style="red")
 
     def validated(self, row: dict[str, Any]) -> None:
         """A validation has been made: its row as a line."""
@@ -275,19 +289,8 @@ class RunProgress:
         found = [f"{name} {row[key]:{form}}" for name, (key, form) in numbers.items() if row.get(key) is not None]
         self.line(f"{said}: {', '.join(found)}")
 
-    def end(self, index: int, result: dict[str, Any]) -> None:
-        """Run `index` has ended (or had ended before)."""
-        outcome = result["outcome"]  # of a translation the loss in training is smoothed, and says little
-        final = result.get("final_loss" if result.get("perplexity") is None else "validation_loss")
-        text = outcome if final is None else f"{outcome} {final:.3f}"
-        if result.get("perplexity") is not None and result.get("kept_weights") in ("best", "average"):
-            text += f" ({result['kept_weights']})"
-        if result.get("score") is not None:
-            text = f"{result['metric']} {result['score']:.3f}{' (failed run)' if result['failed'] else ''}"
-        task = self.bars.tasks[index]
-        self.bars.update(task.id, loss=f"[{COLOURS[outcome]}]{text}[/]", completed=task.total)
+    def ended(self, result: dict[str, Any]) -> None:
+        """The run has ended, or had ended before."""
+        self.update(in_short(result), completed=self.total)
         if not self.console.is_terminal:
-            self.line(f"{self.labels[index]}: {text}")
-
-    def line(self, said: str, **options: Any) -> None:
-        self.console.print(said, markup=False, soft_wrap=True, **options)
+            self.line(f"{self.label}: {in_short(result)}")

@@ -2,18 +2,15 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, Result, loading, print_lines, print_path, print_table
+from isograd.cli.console import Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Words
 from isograd.errors import UserError, command, refusing
 from isograd.hub import is_watched
-
-if TYPE_CHECKING:
-    from isograd.lab.study.engine.ledger import Row
-    from isograd.lab.study.replay import Replay
+from isograd.lab.cli.progress import StudyProgress
 
 
 def replay(
@@ -57,41 +54,21 @@ def replay(
     if from_ is not None and from_ < 0:
         raise UserError(f"--from {from_}: expected a step, 0 or more")
     with loading():
+        from isograd.lab.report.pages.replay import write_replay
+        from isograd.lab.study.engine.workers import local
         from isograd.lab.study.replay import load_replay
+        from isograd.lab.study.replay import replay as replayed
 
         plan = load_replay(run, try_ or (), step=from_, seeds=seeds, steps=steps or 0)
     folder = out or run / "replay"
-    content = _train(plan, folder, jobs, retry)
-    from isograd.lab.report.pages.replay import write_replay
+    with StudyProgress([cell for _, cell in plan.cells], ["change"]) as shown, refusing(FileExistsError):
+        content = replayed(plan, folder, local(jobs, threads=1), shown.step, shown.row, shown.note, retry)
 
     page, _ = write_replay(folder)
     failed = [one for change in content["changes"] for one in change["runs"] if one["outcome"] == "failed"]
     faults = [f"{one['cell']} failed: {one.get('error')}" for one in failed]
     show = partial(print_replay, content, page)
     return Result({**content, "report": str(page)}, show, faults, code=1 if failed else 0)
-
-
-def _train(plan: "Replay", folder: Path, jobs: int | None, retry: bool) -> dict[str, Any]:
-    from isograd.lab.study.engine.workers import local
-    from isograd.lab.study.replay import cells_of
-    from isograd.lab.study.replay import replay as replayed
-
-    cells = [(change, cell) for change in plan.changes for cell in cells_of(change)]
-    names = [f"{change.label}{f', seed {cell.run.seed}' if len(change.runs) > 1 else ''}" for change, cell in cells]
-    with Bar("runs", total=len(cells)) as bar, refusing(FileExistsError):
-
-        def on_row(i: int, row: "Row") -> None:
-            bar.end(f"{names[i]}: {row['outcome']}")
-
-        return replayed(
-            plan,
-            folder,
-            local(jobs, threads=1),
-            lambda i, step, loss: bar.update(f"{names[i]}: step {step:,}, loss {loss:.3f}"),
-            on_row,
-            bar.line,
-            retry,
-        )
 
 
 def print_replay(content: dict[str, Any], page: Path) -> None:

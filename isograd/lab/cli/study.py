@@ -11,12 +11,12 @@ from rich.markup import escape
 from isograd.cli.console import Bar, Result, loading, output, print_lines, print_path, print_table
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
-from isograd.lab.cli.progress import announce_resumed, announce_runs
+from isograd.lab.cli.progress import prepare_cells, train_cells
 
 if TYPE_CHECKING:
     from isograd.lab.report.study.page import StudyReport
     from isograd.lab.study.engine.jobs import Engine
-    from isograd.lab.study.plan import Cell, Study
+    from isograd.lab.study.plan import Cell
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -67,21 +67,15 @@ def study(
         raise UserError("--address is of a Ray cluster; add --engine ray")
     if jobs is not None and engine == "ray":
         raise UserError("--jobs is for the local engine; a Ray cluster has its own size")
-    from isograd.lab.study.engine.server import begin
-    from isograd.lab.study.plan import CELLS, load_study
+    from isograd.lab.study.plan import load_study
 
     planned = load_study(recipe, overrides)
     folder = out or Path("runs") / planned.name
-    if not (folder / "study.json").exists():
-        for run in {cell.run.corpus_key: cell.run for cell in planned.cells}.values():
-            run.must_find_its_data()
     if not dry_run:
-        announce_runs([folder / CELLS / cell.name for cell in planned.cells], folder)
-    ended = all((folder / CELLS / cell.name / "outcome.json").exists() for cell in planned.cells)
-    if engine == "local" and not (dry_run or ended):
-        begin(jobs)
+        prepare_cells(planned.cells, folder, 1 if engine == "ray" else jobs)
     with loading():
         from isograd.lab.study.engine.jobs import check_jobs
+        from isograd.lab.study.engine.ledger import write_study
         from isograd.lab.study.engine.runner import jobs_of
         from isograd.lab.study.speeds import measured, with_seconds
 
@@ -94,7 +88,9 @@ def study(
     cells = planned.cells[first::every]
     if dry_run:
         return _dry(cells, folder, trainer, jobs, threads, retry)
-    rows = _train(planned, cells, folder, trainer, threads, retry)
+    write_study(planned, folder, threads)
+    kept = planned.keep_models
+    rows = train_cells(cells, folder, trainer, list(planned.axes), retry=retry, keep_models=kept)
     return _report(rows, len(cells), folder, shard is None)
 
 
@@ -145,30 +141,6 @@ def _dry(cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, 
         print(f"{said}, {together} at once: about {duration(whole)}{ended}; folder {folder}")
 
     return Result({"cells": listed, "left": len(left), "seconds": whole, "seconds_left": rest}, show)
-
-
-def _train(
-    planned: "Study", cells: list["Cell"], folder: Path, engine: "Engine", threads: int, retry: bool
-) -> list[dict[str, Any]]:
-    from isograd.lab.cli.progress import StudyProgress
-    from isograd.lab.study.engine.ledger import write_study
-    from isograd.lab.study.engine.runner import run_cells
-    from isograd.lab.study.plan import CELLS
-
-    announce_resumed([cell.name for cell in cells], [folder / CELLS / cell.name for cell in cells])
-    write_study(planned, folder, threads)
-    with StudyProgress(cells, list(planned.axes)) as progress:
-        return run_cells(
-            cells,
-            folder,
-            engine,
-            progress.step,
-            progress.row,
-            retry=retry,
-            keep_models=planned.keep_models,
-            on_note=progress.note,
-            on_ready=progress.ready,
-        )
 
 
 def _report(rows: list[dict[str, Any]], cells: int, folder: Path, whole: bool) -> Result:

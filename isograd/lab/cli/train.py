@@ -136,10 +136,10 @@ def _train(run: "Run", out: Path | None) -> Result:
 
     state = PartialState(cpu=not torch.cuda.is_available())
     before = _written(folder / "outcome.json")
-    with RunProgress([run.model.placement], run.training.steps, [folder]) as bar:
+    with RunProgress(run.model.placement, run.training.steps, folder) as bar:
         bar.console.quiet |= not state.is_main_process  # one voice of several
-        outcome = train_run(run, folder, partial(bar.step, 0), bar.validated)
-        bar.end(0, outcome)
+        outcome = train_run(run, folder, bar.step, bar.validated)
+        bar.ended(outcome)
     code = {"failed": 1, "diverged": 3}.get(outcome["outcome"], 0)
     if not state.is_main_process:
         return Result(code=code)

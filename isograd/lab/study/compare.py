@@ -1,16 +1,15 @@
 """The main job: one recipe, placements side by side. Planning, and refusing, loads no torch."""
 
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isograd.errors import RecipeError
 from isograd.files import locked
 from isograd.lab.study.labels import labels
+from isograd.lab.study.plan import ARM, Cell, point, products, settings_of
 from isograd.lab.train.recipe import with_overrides
 from isograd.lab.train.run import Model, Placed, Run
 from isograd.lab.train.tasks import task_of
@@ -22,23 +21,7 @@ if TYPE_CHECKING:
     from isograd.lab.study.engine.jobs import OnEnd, OnStep
 
 OnReady = Callable[[int, int], None]
-DEFAULT: tuple[tuple[str, bool], ...] = (  # placement, with warm-up
-    ("post-ln", False),
-    ("post-ln", True),
-    ("pre-ln", False),
-    ("normformer", False),
-    ("admin", False),
-    ("deepnorm", False),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One line of the comparison: a run, the folder it lives in, and what tells it from the other arms, for people."""
-
-    run: Run
-    folder: Path
-    label: str
+DEFAULT = ("post-ln", "pre-ln", "normformer", "admin", "deepnorm")
 
 
 def plan(
@@ -50,7 +33,7 @@ def plan(
     model: Model | None = None,
     data: TextData | None = None,
     training: TextTraining | None = None,
-) -> list[Arm]:
+) -> list[Cell]:
     """The arms of a comparison of language models, in the order they run.
 
     Args:
@@ -62,24 +45,15 @@ def plan(
         RecipeError: settings that contradict each other.
     """
     base = LanguageRun(model=model or Model(), data=data or TextData(), training=training or TextTraining())
-    chosen = [(p, False) for p in placements] if placements else list(DEFAULT)
-    half = base.training.steps // 2
-    for placement, _ in chosen:
-        get(placement)  # refuse an unknown name before anything is written
-    pairs = [(p, warmup if warmup is not None else half if warm else 0) for p, warm in chosen]
-    return seeded(
-        folder,
-        [
-            replace(base, model=replace(base.model, placement=p), training=replace(base.training, warmup=steps))
-            for p, steps in pairs
-        ],
-        seeds,
-    )
+    arms = [(name, warmup or 0) for name in placements or DEFAULT]
+    if not placements and warmup is None:
+        arms.insert(1, ("post-ln", base.training.steps // 2))
+    return plan_arms(folder, base, [[name, f"training.warmup={steps}"] for name, steps in arms], seeds)
 
 
 def plan_arms(
     folder: Path, base: Run, arms: Sequence[Sequence[str]] = (), seeds: Sequence[int] | None = None
-) -> list[Arm]:
+) -> list[Cell]:
     """Arms of any recipe, in the order they run.
 
     Args:
@@ -91,45 +65,23 @@ def plan_arms(
         UnknownPlacement: a name that is not in the catalogue.
         RecipeError: settings that contradict each other.
     """
-    arms = arms or [[placement] for placement in dict.fromkeys(p for p, _ in DEFAULT)]
-    return seeded(folder, [_arm(base, arm) for arm in arms], seeds or [base.seed])
+    wanted = [(settings_of(arm), arm[0]) for arm in arms or [[placement] for placement in DEFAULT]]
+    for _, placement in wanted:
+        get(placement)  # refuse an unknown name before anything is written
+    return _seeded(folder, [with_overrides(base, settings) for settings, _ in wanted], seeds or [base.seed])
 
 
-def _arm(base: Run, words: Sequence[str]) -> Run:
-    settings = settings_of(words)
-    get(words[0])
-    return with_overrides(base, settings)
-
-
-def settings_of(arm: Sequence[str]) -> list[str]:
-    """An arm of a recipe, a placement and other settings, as overrides.
-
-    >>> settings_of(["post-ln", "training.warmup = 50"])
-    ['model.placement=post-ln', 'training.warmup=50']
-
-    Raises:
-        RecipeError: it does not begin with a placement, or sets what cannot differ between arms.
-    """
-    placement, *overrides = arm
-    if "=" in placement:
-        raise RecipeError(f"an arm begins with a placement, such as post-ln, not with {placement!r}")
-    parts = [override.partition("=") for override in overrides]
-    for override, (key, _, _) in zip(overrides, parts, strict=True):
-        if key.strip() in ("seed", "name", "task", "model.placement"):
-            raise RecipeError(f"{override!r} cannot differ between arms; an arm is a placement and other settings")
-    return [f"model.placement={placement}", *(f"{key.strip()}{sign}{value.strip()}" for key, sign, value in parts)]
-
-
-def seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Arm]:
+def _seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Cell]:
     """Each run with each seed once, seed by seed, so that a first whole comparison is there early."""
     runs = list(dict.fromkeys(runs))
     named = list(zip(runs, labels([run.as_dict() for run in runs]), strict=True))
-    seeded = [(replace(run, seed=seed), label) for seed in dict.fromkeys(seeds) for run, label in named]
-    return [Arm(run=run, folder=folder / run.folder_name(), label=label) for run, label in seeded]
+    seeded = [(replace(run, seed=seed), {ARM: label}) for seed in dict.fromkeys(seeds) for run, label in named]
+    names = [(run.folder_name(), run, values) for run, values in seeded]
+    return [Cell(run=run, name=name, values=values, own_folder=folder / name) for name, run, values in names]
 
 
 def compare(
-    arms: Sequence[Arm],
+    arms: Sequence[Cell],
     on_step: "OnStep",
     on_end: "OnEnd",
     jobs: int | None = None,
@@ -152,57 +104,34 @@ def compare(
         FileExistsError: a folder holds a run of another recipe, or on another text.
         FolderBusyError: another process is at work there.
     """
-    from isograd.lab.study.engine.jobs import tasks_of
-    from isograd.lab.study.engine.workers import default_jobs
-    from isograd.lab.train.train import check_text
+    from isograd.lab.study.engine.jobs import check_jobs, in_this_process, tasks_of
+    from isograd.lab.study.engine.ledger import outcome_in
+    from isograd.lab.study.engine.runner import jobs_of, run_cells, survey
+    from isograd.lab.study.engine.workers import default_jobs, in_processes
 
     at_once = min(default_jobs() if jobs is None else jobs, len(arms))
     if at_once < 1:
         raise RecipeError(f"jobs={jobs} must be at least 1")
+    folder = arms[0].folder.parent
     tasks = tasks_of([arm.run for arm in arms])
-    with locked(arms[0].folder.parent):
-        if fresh:
-            _remove(arms)
-        for arm, task in zip(arms, tasks, strict=True):
-            check_text(arm.folder, task)
-        outcomes = _compare(arms, on_step, on_end, at_once, on_ready)
-    return [result_of(arm, outcomes[i]) for i, arm in enumerate(arms)]
+    results: dict[int, dict[str, Any]] = {}
+
+    def on_row(i: int, row: dict[str, Any]) -> None:
+        results[i] = result_of(arms[i], row | outcome_in(arms[i].folder))
+        on_end(i, results[i])
+
+    with locked(folder):
+        check_jobs(jobs_of(arms, folder), tasks, fresh)
+        for wrong in survey(arms, folder).broken.values():
+            raise FileExistsError(f"{wrong}; choose another folder, or remove it")
+        # also a single run that is left: as many threads as it had before it was interrupted, so the same numbers
+        engine = in_this_process if at_once == 1 else partial(in_processes, at_once=at_once)
+        kept: dict[str, Any] = {"retry": True, "keep_models": True}
+        run_cells(arms, folder, engine, on_step, on_row, on_ready=lambda left: on_ready(left, at_once), **kept)
+    return [results[i] for i in range(len(arms))]
 
 
-def _compare(
-    arms: Sequence[Arm], on_step: "OnStep", on_end: "OnEnd", at_once: int, on_ready: OnReady
-) -> dict[int, dict[str, Any]]:
-    from isograd.lab.study.engine.workers import in_processes
-    from isograd.lab.train.train import ended, train
-
-    outcomes: dict[int, dict[str, Any]] = {}
-
-    def keep(index: int, outcome: dict[str, Any]) -> None:
-        outcomes[index] = outcome
-        on_end(index, result_of(arms[index], outcome))
-
-    before = {i: ended(arm.run, arm.folder) for i, arm in enumerate(arms)}
-    if left := sum(outcome is None for outcome in before.values()):
-        on_ready(left, at_once)
-    for i, outcome in before.items():
-        if outcome is not None:
-            keep(i, outcome)
-    todo = {i: (arms[i].run, arms[i].folder) for i, outcome in before.items() if outcome is None}
-    if at_once == 1:
-        for i, job in todo.items():
-            keep(i, train(*job, partial(on_step, i)))
-    elif todo:  # also a single one: as many threads as it had before it was interrupted, so the same numbers
-        in_processes(todo, on_step, keep, at_once=at_once)
-    return outcomes
-
-
-def _remove(arms: Sequence[Arm]) -> None:
-    for arm in arms:
-        if (arm.folder / "run.json").exists():
-            shutil.rmtree(arm.folder)
-
-
-def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
+def result_of(arm: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """What a program reads of an arm: its settings and how it ended. Losses in nats; None where there is none."""
     settings = arm.run.described() | {"arm": arm.label}
     numbers = ["final_loss", "validation_loss", *task_of(arm.run).outcome_fields]
@@ -216,31 +145,21 @@ def result_of(arm: Arm, outcome: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """What is tried. `scratch` adds the same from fresh weights."""
-
-    rates: Sequence[float] = (1e-4,)
-    batches: Sequence[int] = (32,)
-    epochs: Sequence[int] = (3,)
-    scratch: bool = False
-
-
+GRID: dict[str, Sequence[float]] = {"training.lr": (1e-4,), "training.batch": (32,), "training.epochs": (3,)}
 # The ranges are those of Xiong et al. 2020: batch 16 or 32, rates from 1e-5 to 1e-4, 3 to 8 epochs, and six seeds; the
 # points inside them are ours.
-PAPER = Grid(rates=(1e-5, 2e-5, 5e-5, 1e-4), batches=(16, 32), epochs=(3, 5, 8))
+PAPER = {"training.lr": (1e-5, 2e-5, 5e-5, 1e-4), "training.batch": (16, 32), "training.epochs": (3, 5, 8)}
 PAPER_SEEDS = range(6)
 LENGTH = 128  # tokens of a sequence, where the model has as many positions
 
 
-def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> ClassificationRun:
-    """The first point of a grid, trained as BERT and RoBERTa are.
+def tuned(model: str, task: GlueTask, source: str) -> ClassificationRun:
+    """A fine-tuning as BERT and RoBERTa have it.
 
     AdamW with decoupled decay, a linear fall of the rate after a short warm-up, dropout 0.1.
 
     Raises:
         DataError: there is no such model.
-        RecipeError: a value of the grid that no training has.
     """
     from isograd.lab.train.pretrained import find_pretrained
 
@@ -251,9 +170,6 @@ def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> Classificat
         glue=Glue(task=task, source=source, model=model, length=length, dropout=0.1, attention_dropout=0.1),
         training=FineTuning(
             steps=1_000_000,  # the epochs end it
-            lr=grid.rates[0],
-            batch=grid.batches[0],
-            epochs=grid.epochs[0],
             optimizer="adamw",
             betas=(0.9, 0.98),
             eps=1e-6,
@@ -266,20 +182,17 @@ def base_run(model: str, task: GlueTask, source: str, grid: Grid) -> Classificat
     )
 
 
-def plan_grid(folder: Path, base: ClassificationRun, grid: Grid, seeds: Sequence[int]) -> list[Arm]:
-    """The arms, seed by seed, pre-trained ones before those from scratch.
+def plan_grid(
+    folder: Path, base: Run, overrides: Sequence[str], axes: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+) -> list[Cell]:
+    """Every combination of the axes' values, seed by seed, the last axis first.
+
+    Args:
+        overrides: of all runs.
 
     Raises:
         RecipeError: settings that contradict each other.
     """
-    weights = (False, True) if grid.scratch else (False,)
-    points = product(weights, grid.rates, grid.batches, grid.epochs)
-    runs = [
-        replace(
-            base,
-            glue=replace(base.glue, scratch=scratch),
-            training=replace(base.training, lr=lr, batch=batch, epochs=epochs),
-        )
-        for scratch, lr, batch, epochs in points
-    ]
-    return seeded(folder, runs, seeds)
+    first = [f"{key}={values[0]}" for key, values in axes.items()]
+    base = with_overrides(base, [*first, *overrides])
+    return _seeded(folder, [point(base, [], values)[0] for values in products(axes)], seeds)

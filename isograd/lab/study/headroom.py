@@ -1,4 +1,4 @@
-"""The maximum stable learning rate, by placement and warm-up: a chain of short runs each.
+"""The maximum stable learning rate, by placement and warm-up: a chain of short runs each. Planning loads no torch.
 
 FOLDER/
   headroom.json   settings, every chain with each rate tried and what became of it, boundaries, cost
@@ -8,77 +8,184 @@ FOLDER/
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from isograd.errors import RecipeError
 from isograd.files import locked, read_rows, write_json
 from isograd.lab.study.boundary import Boundary, RateSearch, RateVerdict, first_rate, next_rate, over_seeds, verdict_of
-from isograd.lab.study.engine.jobs import Engine, check_jobs, tasks_of
-from isograd.lab.study.engine.ledger import Row, outcome_in, write_ledger
-from isograd.lab.study.engine.runner import run_cells
-from isograd.lab.study.headroom_plan import AXES, SearchPlan, run_at
-from isograd.lab.study.plan import CELLS, Cell
-from isograd.lab.train.provenance import provenance
+from isograd.lab.study.labels import shown
+from isograd.lab.study.plan import ARM, Cell, load_study
+from isograd.lab.train.recipe import load_arms, load_run, read_recipe
+from isograd.lab.train.run import Run
+from isograd.lab.train.tasks import TASKS, task_of
+from isograd.lab.train.tasks.language import TextTraining
+from isograd.placement import get
+
+if TYPE_CHECKING:
+    from isograd.lab.study.engine.jobs import Engine
+
+Row = dict[str, Any]
 
 HEADROOM = "headroom.json"
+AXES = ("model.placement", "training.warmup", "training.lr")  # of a study's recipe; the rates are what is looked for
+SEEDS = (1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One rate of a chain: what its losses say of it, and how the run ended."""
+class SearchPlan:
+    """What is searched: each placement with each warm-up and each seed is a chain.
 
-    lr: float
-    verdict: RateVerdict
-    cell: str
-    outcome: str
-    steps: int = 0
-    final_loss: float | None = None
-    broke_at: int | None = None
-    error: str | None = None
-    seconds: float = 0.0
+    Attributes:
+        base: the user's own run; a chain begins at its rate.
+    """
+
+    name: str
+    base: Run
+    placements: tuple[str, ...]
+    warmups: tuple[int, ...]
+    seeds: tuple[int, ...]
+    search: RateSearch
+
+
+def load_plan(
+    recipe: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    placements: Sequence[str] = (),
+    warmups: Sequence[int] = (),
+    seeds: Sequence[int] = (),
+    low: float = RateSearch.low,
+    high: float = RateSearch.high,
+    precision: float = RateSearch.precision,
+) -> SearchPlan:
+    """The plan of a recipe.
+
+    Where nothing is given, placements, warm-ups and seeds are those of a study's axes, else the recipe's own placement,
+    its own warm-up beside none, and three seeds.
+
+    Raises:
+        RecipeError: settings that contradict each other, or a rate that no run of this recipe can have.
+        UnknownPlacement: a name that is not in the catalogue.
+    """
+    name, base, axes, seeds_there = _read(recipe, overrides)
+    plan = SearchPlan(
+        name=name,
+        base=base,
+        placements=_each(placements or axes.get(AXES[0]) or [base.model.placement]),
+        warmups=tuple(sorted(_each(warmups or axes.get(AXES[1]) or [0, base.training.warmup]))),
+        seeds=_each(seeds or seeds_there or SEEDS),
+        search=RateSearch(start=base.training.lr, low=low, high=high, precision=precision),
+    )
+    _check(plan)
+    return plan
+
+
+def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict[str, list[Any]], list[int]]:
+    """Name, own run, axes and seeds."""
+    if recipe is None or not read_recipe(recipe).get("axes"):
+        base = load_run(recipe, overrides)
+        seeds = load_arms(recipe)[1] if recipe else []
+        name = base.name or (recipe.stem if recipe else base.model.placement)
+        return name, replace(base, name=None), {}, seeds
+    study = load_study(recipe, overrides)
+    others = {key: values for key, values in study.axes.items() if key not in AXES}
+    if ARM in others:
+        raise RecipeError(
+            f"{recipe}: headroom takes no arms; write axes: {{model.placement: [post-ln, pre-ln]}} instead"
+        )
+    for key, values in others.items():
+        if len(values) > 1:
+            raise RecipeError(f"{recipe}: headroom takes one {key}; write {key}={shown(values[0])} after the recipe")
+    if study.budget is not None and study.budget.unit == "seconds":
+        raise RecipeError(f"{recipe}: headroom takes no budget in seconds; write budget.steps=N after the recipe")
+    cell, base = study.cells[0].run, study.base  # the cell has what the budget pays, and the other axes' only values
+    model = replace(cell.model, placement=base.model.placement)
+    training = replace(cell.training, warmup=base.training.warmup, lr=base.training.lr)
+    return study.name, replace(cell, seed=base.seed, model=model, training=training), study.axes, study.seeds
+
+
+def _each(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _check(plan: SearchPlan) -> None:
+    """Refuse before anything is trained what a chain would stumble on."""
+    if not task_of(plan.base).lr_range:
+        able = " or ".join(name for name, task in TASKS.items() if task.lr_range)
+        raise RecipeError(f"headroom is for task={able}, and this is task={plan.base.task}")
+    for placement in plan.placements:
+        get(placement)
+    for warmup in plan.warmups:
+        if not 0 <= warmup < plan.base.training.steps:
+            raise RecipeError(
+                f"a warm-up of {warmup} must be less than training.steps={plan.base.training.steps}:"
+                " the peak would never be reached"
+            )
+        for rate in (plan.search.low, plan.search.high):
+            try:
+                run_at(plan, plan.placements[0], warmup, plan.seeds[0], rate)
+            except RecipeError as error:
+                raise RecipeError(f"at a peak rate of {rate:g}: {error}") from error
+
+
+def run_at(plan: SearchPlan, placement: str, warmup: int, seed: int, rate: float) -> Run:
+    """The user's run at this rate. It stops where its loss breaks; what is only looked at, or kept, is left out."""
+    training = plan.base.training
+    assert isinstance(training, TextTraining)
+    training = replace(
+        training,
+        lr=rate,
+        warmup=warmup,
+        stop_when_broken=True,
+        probe_every=0,
+        valid_every=0,
+        patience=0,
+        select="last",
+        track=(),
+    )
+    return replace(plan.base, seed=seed, model=replace(plan.base.model, placement=placement), training=training)
 
 
 @dataclass(kw_only=True)
 class Chain:
-    """The search of one placement, warm-up and seed; trials in the order they were made."""
+    """The search of one placement, warm-up and seed.
+
+    Attributes:
+        tried: rate -> what its losses say of it, and how the run ended; in the order in which they were trained.
+    """
 
     placement: str
     warmup: int
     seed: int
-    tried: dict[float, Trial] = field(default_factory=dict)
+    tried: dict[float, Row] = field(default_factory=dict)
 
     def next(self, search: RateSearch) -> float | Boundary:
-        return next_rate({rate: trial.verdict for rate, trial in self.tried.items()}, search)
+        return next_rate({rate: trial["verdict"] for rate, trial in self.tried.items()}, search)
 
     def __str__(self) -> str:
         return f"{self.placement}, {f'warm-up {self.warmup}' if self.warmup else 'no warm-up'}, seed {self.seed}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listener:
-    """Called while a search runs."""
-
-    step: Callable[[Chain, float, int, float], None] = lambda *_: None  # chain, rate, step, loss
-    trial: Callable[[Chain, Trial], None] = lambda *_: None  # a run has ended, or had before
-    note: Callable[[str], None] = lambda *_: None
-
-
-def chains_of(plan: SearchPlan) -> list[Chain]:
-    """In the order of placements, warm-ups and seeds."""
-    return [
-        Chain(placement=placement, warmup=warmup, seed=seed)
-        for placement in plan.placements
-        for warmup in plan.warmups
-        for seed in plan.seeds
-    ]
-
-
-def headroom(plan: SearchPlan, folder: Path, engine: Engine, watch: Listener | None = None, retry: bool = False) -> Row:
+def headroom(
+    plan: SearchPlan,
+    folder: Path,
+    engine: "Engine",
+    *,
+    on_step: Callable[[Chain, float, int, float], None] = lambda *_: None,
+    on_trial: Callable[[Chain, Row], None] = lambda *_: None,
+    on_note: Callable[[str], None] = lambda line: None,
+    retry: bool = False,
+) -> Row:
     """Search every chain to its end, round by round; returns what headroom.json says.
 
     Killed at any moment and called again, it goes on: what was trained answers from disk.
 
     Args:
+        on_step: called with (chain, rate, step, loss) while a run trains.
+        on_trial: called with (chain, what stands in its `tried`) when a run has ended, or had before.
+        on_note: called with a line for each thing that a user should know of.
         retry: train once more what failed.
 
     Raises:
@@ -86,69 +193,57 @@ def headroom(plan: SearchPlan, folder: Path, engine: Engine, watch: Listener | N
         FileExistsError: the folder holds a search on another text.
         FolderBusyError: another process is at work there.
     """
-    watch = watch or Listener()
-    chains = chains_of(plan)
+    from isograd.lab.study.engine.jobs import check_jobs, tasks_of
+    from isograd.lab.study.engine.ledger import outcome_in, write_ledger
+    from isograd.lab.study.engine.runner import jobs_of, run_cells
+
+    chains = [
+        Chain(placement=placement, warmup=warmup, seed=seed)
+        for placement in plan.placements
+        for warmup in plan.warmups
+        for seed in plan.seeds
+    ]
     facts = tasks_of([plan.base])[0].facts()
-    first = [_cell(plan, chain, first_rate(plan.search)) for chain in chains]
-    check_jobs([(cell.run, folder / CELLS / cell.name) for cell in first])
+    check_jobs(jobs_of([_cell(plan, chain, first_rate(plan.search)) for chain in chains], folder))
     rows: dict[str, Row] = {}
     with locked(folder):
         while wanted := [(chain, rate) for chain in chains if isinstance(rate := chain.next(plan.search), float)]:
-            _train(plan, wanted, rows, folder, engine, watch, retry)
-            write_ledger(folder, list(rows.values()))
+            cells = [_cell(plan, chain, rate) for chain, rate in wanted]
+
+            def tried(i: int, row: Row, verdict: RateVerdict, seconds: float) -> None:
+                chain, rate = wanted[i]
+                chain.tried[rate] = _trial(rate, row, verdict, seconds)
+                on_trial(chain, chain.tried[rate])
+
+            def on_row(i: int, row: Row) -> None:
+                place = cells[i].place(folder)  # noqa: B023
+                tried(i, row, _verdict(row, place), outcome_in(place).get("seconds") or 0.0)
+
+            def stepped(i: int, step: int, loss: float) -> None:
+                on_step(*wanted[i], step, loss)
+
+            found = run_cells(cells, folder, engine, stepped, on_row, retry=retry, on_note=on_note)
+            rows |= {row["cell"]: row for row in found}
+            for i, cell in enumerate(cells):
+                if cell.name not in rows:  # its files are broken: nothing is known of it
+                    error = f"{cell.place(folder)} cannot be read"
+                    tried(i, {"cell": cell.name, "outcome": "failed", "error": error}, "failed", 0.0)
+            write_ledger(folder, list(rows.values()))  # in the order in which they were wanted
             content = _content(plan, chains, facts)
             write_json(folder / HEADROOM, content)
     return content
 
 
-def _train(
-    plan: SearchPlan,
-    wanted: Sequence[tuple[Chain, float]],
-    rows: dict[str, Row],
-    folder: Path,
-    engine: Engine,
-    watch: Listener,
-    retry: bool,
-) -> None:
-    """One round: the next rate of each chain that has one. Rows are kept in the order in which they were wanted."""
-    cells = [_cell(plan, chain, rate) for chain, rate in wanted]
-
-    def on_row(i: int, row: Row) -> None:
-        (chain, rate), place = wanted[i], folder / CELLS / cells[i].name
-        chain.tried[rate] = _trial(rate, row, place)
-        watch.trial(chain, chain.tried[rate])
-
-    def on_step(i: int, step: int, loss: float) -> None:
-        watch.step(*wanted[i], step, loss)
-
-    found = run_cells(cells, folder, engine, on_step, on_row, retry=retry, on_note=watch.note)
-    rows |= {row["cell"]: row for row in found}
-    for (chain, rate), cell in zip(wanted, cells, strict=True):
-        if rate not in chain.tried:  # its files are broken: nothing is known of it
-            error = f"{folder / CELLS / cell.name} cannot be read"
-            chain.tried[rate] = Trial(lr=rate, verdict="failed", cell=cell.name, outcome="failed", error=error)
-            watch.trial(chain, chain.tried[rate])
-
-
 def _cell(plan: SearchPlan, chain: Chain, rate: float) -> Cell:
     run = run_at(plan, chain.placement, chain.warmup, chain.seed, rate)
-    return Cell(
-        run=run, name=run.folder_name(), values=dict(zip(AXES, (chain.placement, chain.warmup, rate), strict=True))
-    )
+    values = dict(zip(AXES, (chain.placement, chain.warmup, rate), strict=True))
+    return Cell(run=run, name=run.folder_name(), values=values)
 
 
-def _trial(rate: float, row: Row, folder: Path) -> Trial:
-    return Trial(
-        lr=rate,
-        verdict=_verdict(row, folder),
-        cell=row["cell"],
-        outcome=row["outcome"],
-        steps=row.get("steps") or 0,
-        final_loss=row.get("final_loss"),
-        broke_at=row.get("broke_at"),
-        error=row.get("error"),
-        seconds=outcome_in(folder).get("seconds") or 0.0,
-    )
+def _trial(rate: float, row: Row, verdict: RateVerdict, seconds: float) -> Row:
+    found = {"lr": rate, "verdict": verdict, "cell": row["cell"], "outcome": row["outcome"]}
+    found |= {"steps": row.get("steps") or 0, **{key: row.get(key) for key in ("final_loss", "broke_at", "error")}}
+    return {name: value for name, value in (found | {"seconds": seconds}).items() if value is not None}
 
 
 def _verdict(row: Row, folder: Path) -> RateVerdict:
@@ -161,6 +256,8 @@ def _verdict(row: Row, folder: Path) -> RateVerdict:
 
 
 def _content(plan: SearchPlan, chains: Sequence[Chain], facts: Row) -> Row:
+    from isograd.lab.train.provenance import provenance
+
     trials = [trial for chain in chains for trial in chain.tried.values()]
     return {
         "name": plan.name,
@@ -174,8 +271,8 @@ def _content(plan: SearchPlan, chains: Sequence[Chain], facts: Row) -> Row:
         "levels": list(_levels(plan, chains)),
         "cost": {
             "runs": len(trials),
-            "updates": sum(trial.steps for trial in trials),
-            "seconds": round(sum(trial.seconds for trial in trials), 1),
+            "updates": sum(trial["steps"] for trial in trials),
+            "seconds": round(sum(trial["seconds"] for trial in trials), 1),
         },
         "provenance": provenance(),
     }
@@ -183,20 +280,20 @@ def _content(plan: SearchPlan, chains: Sequence[Chain], facts: Row) -> Row:
 
 def _chain(chain: Chain, search: RateSearch) -> Row:
     found = chain.next(search)
-    trials = [asdict(trial) | {"verdict": _in_place(trial, found)} for trial in chain.tried.values()]
     return {
         "placement": chain.placement,
         "warmup": chain.warmup,
         "seed": chain.seed,
-        "tried": [{name: value for name, value in trial.items() if value is not None} for trial in trials],
+        "tried": [trial | {"verdict": _in_place(trial, found)} for trial in chain.tried.values()],
         "boundary": asdict(found) if isinstance(found, Boundary) else None,
     }
 
 
-def _in_place(trial: Trial, found: float | Boundary) -> RateVerdict:
+def _in_place(trial: Row, found: float | Boundary) -> str:
     """Above a rate that trained none is too small, however slow it looked: more steps would tell."""
     low = found.low if isinstance(found, Boundary) and found.kind == "between" else None
-    return "undecided" if low is not None and trial.verdict == "slow" and trial.lr > low else trial.verdict
+    slow = trial["verdict"] == "slow" and low is not None and trial["lr"] > low
+    return "undecided" if slow else str(trial["verdict"])
 
 
 def _levels(plan: SearchPlan, chains: Sequence[Chain]) -> Iterator[Row]:

@@ -11,6 +11,7 @@ UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from", "mod
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
 WORDS = {  # dotted key -> how a label says its value; of others the key's last part stands before it
     "arm": "{}",
+    "change": "{}",
     "model.placement": "{}",
     "model.encoder_placement": "{} encoder",
     "model.layers": "{} layers",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from isograd.errors import RecipeError, UnknownPlacement, hint
-from isograd.lab.study.compare import settings_of
 from isograd.lab.study.labels import flat, labels, shown
 from isograd.lab.train.recipe import COMPARED, arms_in, known_keys, overridden, read_recipe, run_from_dict
 from isograd.lab.train.run import Run, with_steps
@@ -74,16 +73,32 @@ def paid(run: Run, budget: Budget | None) -> Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One point of a study.
+    """One run of many.
 
     Attributes:
         name: of its folder, and in the ledger; made of everything that can change a number.
         values: its value on each axis, and of each key that an arm sets.
+        own_folder: where it lives, if not among the cells of a study's folder.
     """
 
     run: Run
     name: str
     values: dict[str, Any]
+    own_folder: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells its arm from the others, for people."""
+        return str(self.values.get(ARM, self.name))
+
+    @property
+    def folder(self) -> Path:
+        """Of an arm of a comparison."""
+        return self.place(Path())
+
+    def place(self, folder: Path) -> Path:
+        """Its folder, where it belongs to a study in this one."""
+        return self.own_folder or folder / CELLS / self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +173,8 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
 
 def _spread(study: Study, arms: Sequence[Sequence[str]]) -> Study:
     """The study with its cells, and its axes' values as a run has them (1e-3 is text in YAML)."""
-    points = [values for axes in study.grids or [study.axes] for values in _products(axes)]
-    grid = [_point(study, arm, values) for arm in arms or [[]] for values in points]
+    points = [values for axes in study.grids or [study.axes] for values in products(axes)]
+    grid = [point(study.base, arm, values, study.budget) for arm in arms or [[]] for values in points]
     if arms:
         each = len(grid) // len(arms)
         named = labels([run.as_dict() for run, _ in grid[::each]])
@@ -188,15 +203,17 @@ def _distinct(values: Iterator[Any]) -> Iterator[Any]:
             yield value
 
 
-def _point(study: Study, arm: Sequence[str], values: Mapping[str, Any]) -> tuple[Run, dict[str, Any]]:
+def point(
+    base: Run, arm: Sequence[str], values: Mapping[str, Any], budget: Budget | None = None
+) -> tuple[Run, dict[str, Any]]:
     """The run of an arm at these values, and what it has at the keys that these set."""
     settings = settings_of(arm) if arm else []
-    content = overridden(provided(study.base.as_dict(), study.budget), settings)
+    content = overridden(provided(base.as_dict(), budget), settings)
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         (content[section] if section else content)[name] = value
     try:
-        run = paid(run_from_dict(content), study.budget)
+        run = paid(run_from_dict(content), budget)
         get(run.model.placement)
     except (RecipeError, UnknownPlacement) as error:
         named = ", ".join([*settings, *(f"{key}={shown(value)}" for key, value in values.items())])
@@ -206,7 +223,26 @@ def _point(study: Study, arm: Sequence[str], values: Mapping[str, Any]) -> tuple
     return run, {key: has[key] for key in keys}
 
 
-def _products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def settings_of(arm: Sequence[str]) -> list[str]:
+    """An arm of a recipe, a placement and other settings, as overrides.
+
+    >>> settings_of(["post-ln", "training.warmup = 50"])
+    ['model.placement=post-ln', 'training.warmup=50']
+
+    Raises:
+        RecipeError: it does not begin with a placement, or sets what cannot differ between arms.
+    """
+    placement, *overrides = arm
+    if "=" in placement:
+        raise RecipeError(f"an arm begins with a placement, such as post-ln, not with {placement!r}")
+    parts = [override.partition("=") for override in overrides]
+    for override, (key, _, _) in zip(overrides, parts, strict=True):
+        if key.strip() in ("seed", "name", "task", "model.placement"):
+            raise RecipeError(f"{override!r} cannot differ between arms; an arm is a placement and other settings")
+    return [f"model.placement={placement}", *(f"{key.strip()}{sign}{value.strip()}" for key, sign, value in parts)]
+
+
+def products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     for values in product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 

@@ -51,13 +51,18 @@ class Change:
     Attributes:
         settings: overrides of the run's recipe, `key=value` with whole keys.
         step: the update after which it begins.
-        runs: one per seed.
+        cells: one per seed; where they begin is a part of their names.
     """
 
     label: str
     settings: tuple[str, ...]
     step: int
-    runs: tuple[Run, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def control(self) -> bool:
+        """Nothing is changed: it shows what chance does."""
+        return self.label in (CONTROL, UNCHANGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,10 @@ class Replay:
     checkpoint: Path | None
     stop_at: int
     changes: tuple[Change, ...]
+
+    @property
+    def cells(self) -> list[tuple[Change, Cell]]:
+        return [(change, cell) for change in self.changes for cell in change.cells]
 
 
 def load_replay(
@@ -163,25 +172,22 @@ def replay(
         FolderBusyError: another process is at work there.
     """
     from isograd.lab.study.engine.jobs import check_jobs
-    from isograd.lab.study.engine.runner import run_cells
+    from isograd.lab.study.engine.runner import jobs_of, run_cells
+    from isograd.lab.train.checkpoints import fork
 
-    cells = [cell for change in plan.changes for cell in cells_of(change)]
-    check_jobs([(plan.run, plan.parent), *((cell.run, folder / CELLS / cell.name) for cell in cells)])
+    cells = [cell for _, cell in plan.cells]
+    check_jobs([(plan.run, plan.parent), *jobs_of(cells, folder)])
     with locked(folder):
-        for change in plan.changes:
-            _prepare(plan, change, folder)
+        (folder / CELLS).mkdir(exist_ok=True)
+        for change, cell in plan.cells:  # those that are there already go on themselves
+            place = cell.place(folder)
+            if change.step and plan.checkpoint is not None and not place.exists():
+                fork(plan.checkpoint, cell.run, place, drawn_anew=cell.run.seed != plan.run.seed)
         write_json(folder / REPLAY, described(plan, []))
         rows = run_cells(cells, folder, engine, on_step, on_row, retry=retry, on_note=on_note)
         content = described(plan, [*_judged(plan, rows, folder)])
         write_json(folder / REPLAY, content)
     return content
-
-
-def cells_of(change: Change) -> list[Cell]:
-    """The runs of a change; where they begin is a part of their names."""
-    name = "{}-from{}".format
-    values = {"change": change.label}
-    return [Cell(run=run, name=name(run.folder_name(), change.step), values=values) for run in change.runs]
 
 
 def described(plan: Replay, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -212,7 +218,7 @@ NO_VERDICT = "no verdict"
 
 def _judged(plan: Replay, rows: Sequence[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
     """The rows, where what merely stayed finite, or was not trained, has not finished."""
-    of = {cell.name: change for change in plan.changes for cell in cells_of(change)}
+    of = {cell.name: change for change, cell in plan.cells}
     before = [row for row in read_rows(plan.parent / "metrics.jsonl") if row["step"] < (plan.broke_from or math.inf)]
     rate = max((row["lr"] for row in before), default=0.0)
     tokens = plan.outcome.get("judged", {}).get("excess") is not None
@@ -236,13 +242,13 @@ def _judged(plan: Replay, rows: Sequence[dict[str, Any]], folder: Path) -> Itera
 def _described(change: Change, ended: dict[str, dict[str, Any]]) -> dict[str, Any]:
     keep = ("outcome", "reason", "final_loss", "validation_loss", "steps", "error")
     runs: list[dict[str, Any]] = []
-    for cell in cells_of(change):
+    for cell in change.cells:
         row = ended.get(cell.name, {"outcome": "interrupted"})
         runs.append({"seed": cell.run.seed, "cell": cell.name} | {key: row[key] for key in keep if key in row})
     return {
         "change": change.label,
         "settings": list(change.settings),
-        "control": change.label in (CONTROL, UNCHANGED),
+        "control": change.control,
         "begins": change.step,
         "finished": sum(one["outcome"] == "finished" for one in runs),
         "seeds": len(runs),
@@ -307,12 +313,10 @@ def _change(run: Run, settings: Sequence[str], begins: int, seeds: int, end: int
     plain: dict[str, Any] = {"stop_at": stop, "patience": 0, "select": "last", "track": ()}
     plain |= {"stop_when_broken": False} if run.training.stop_when_broken else {}
     runs = [replace(one, training=replace(one.training, **plain)) for one in runs]
-    return Change(
-        label=UNCHANGED if not keys else CONTROL if keys == ["seed"] else _label(run, settings),
-        settings=tuple(settings),
-        step=begins if goes_on else 0,
-        runs=tuple(runs),
-    )
+    label = UNCHANGED if not keys else CONTROL if keys == ["seed"] else _label(run, settings)
+    step = begins if goes_on else 0
+    cells = [Cell(run=one, name=f"{one.folder_name()}-from{step}", values={"change": label}) for one in runs]
+    return Change(label=label, settings=tuple(settings), step=step, cells=tuple(cells))
 
 
 def _changed(run: Run, settings: Sequence[str], more: int) -> Run:
@@ -333,14 +337,3 @@ def _label(run: Run, settings: Sequence[str]) -> str:
         section, _, name = word.partition("=")[0].rpartition(".")
         parts.append(said(word.partition("=")[0], (has[section] if section else has)[name]))
     return ", ".join(parts)
-
-
-def _prepare(plan: Replay, change: Change, folder: Path) -> None:
-    """A folder for each run that goes on from the checkpoint; those that are there already go on themselves."""
-    from isograd.lab.train.checkpoints import fork
-
-    (folder / CELLS).mkdir(parents=True, exist_ok=True)
-    for cell in cells_of(change):
-        place = folder / CELLS / cell.name
-        if change.step and plan.checkpoint is not None and not place.exists():
-            fork(plan.checkpoint, cell.run, place, drawn_anew=cell.run.seed != plan.run.seed)

@@ -147,18 +147,10 @@ def _median(speeds: Sequence[Speed]) -> Speed:
 
 
 def _kept(folder: Path) -> dict[str, Speed]:
-    """What can be read of speeds.json; the rest is to be measured."""
+    """What stands in speeds.json; of a damaged file nothing, and all is measured again."""
     try:
-        content = read_json(folder / SPEEDS)
-    except (OSError, ValueError):
+        speeds = {shape: Speed(**kept) for shape, kept in read_json(folder / SPEEDS).items()}
+        whole = all(0 < one.update < math.inf and 0 <= one.beside < math.inf for one in speeds.values())
+    except (OSError, ValueError, TypeError, AttributeError):  # also other names, or no numbers
         return {}
-    speeds = {shape: _speed(kept) for shape, kept in content.items()} if isinstance(content, dict) else {}
-    return {shape: speed for shape, speed in speeds.items() if speed is not None}
-
-
-def _speed(kept: Any) -> Speed | None:
-    try:
-        speed = Speed(**kept)
-        return speed if 0 < speed.update < math.inf and 0 <= speed.beside < math.inf else None
-    except TypeError:  # other names, or no numbers
-        return None
+    return speeds if whole else {}

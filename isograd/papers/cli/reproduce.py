@@ -19,7 +19,7 @@ from isograd.cli.console import (
 )
 from isograd.cli.parser import Count, Folder
 from isograd.errors import IsogradError, UserError, one_line
-from isograd.lab.cli.progress import announce_resumed, announce_runs
+from isograd.lab.cli.progress import prepare_cells, train_cells
 from isograd.machine import pin
 
 if TYPE_CHECKING:
@@ -223,34 +223,16 @@ def _failed(planned: "Planned", why: "Sequence[str]") -> dict[str, Any]:
 
 
 def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dict[str, Any]]":
-    from isograd.lab.cli.progress import StudyProgress
-    from isograd.lab.study.engine.server import begin
-    from isograd.lab.study.plan import ARM, CELLS
-
-    folders = [asked.out / CELLS / cell.name for cell in cells]
-    announce_runs(folders, asked.out)
-    if not all((folder / "outcome.json").exists() for folder in folders):
-        begin(asked.jobs)
+    prepare_cells(cells, asked.out, asked.jobs)
     with loading():
         from isograd.lab.study.engine.jobs import check_jobs
-        from isograd.lab.study.engine.runner import jobs_of, run_cells
+        from isograd.lab.study.engine.runner import jobs_of
         from isograd.lab.study.engine.workers import at_once, local
+        from isograd.lab.study.plan import ARM
 
         check_jobs(jobs_of(cells, asked.out))
     progress().print(_plan(cells, at_once(asked.jobs, 1)), markup=False, soft_wrap=True)
-    announce_resumed([cell.name for cell in cells], folders)
-    with StudyProgress(cells, [ARM]) as shown:
-        return run_cells(
-            cells,
-            asked.out,
-            local(asked.jobs),
-            shown.step,
-            shown.row,
-            retry=retry,
-            keep_models=True,
-            on_note=shown.note,
-            on_ready=shown.ready,
-        )
+    return train_cells(cells, asked.out, local(asked.jobs), [ARM], retry=retry, keep_models=True)
 
 
 def _plan(cells: "Sequence[Any]", at_once: int) -> str:

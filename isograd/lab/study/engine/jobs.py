@@ -1,23 +1,26 @@
 """A job: a run and the folder that it lives in, and what a worker does with it."""
 
 import gc
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from isograd.errors import FolderBusyError
-from isograd.files import read_json, write_json
+from isograd.files import write_json
+from isograd.lab.study.faults import fault
 from isograd.lab.train.callbacks import Progress
 from isograd.lab.train.provenance import provenance
 from isograd.lab.train.run import Run
 from isograd.lab.train.tasks import Task
-from isograd.lab.train.train import load_task, train
+from isograd.lab.train.train import check_text, load_task, train
 from isograd.lab.train.trainer import check_machine
 from isograd.machine import keep_freed_memory
-from isograd.placement import Placement, register
+from isograd.placement import Placement, get, register
 
 Job = tuple[Run, Path]
 OnStep = Callable[[int, int, float], None]
@@ -40,21 +43,16 @@ def prepare(threads: int) -> None:
 
 def attempt(placement: Placement, job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """The outcome of a job, whatever happens; see `Engine`."""
+    run, folder = job
+    register(run.model.placement, placement, overwrite=True)  # it may be known in another process only
     try:
-        return trained(placement, job, progress)
+        return train(run, folder, progress)
     except FolderBusyError as error:
         return {"outcome": "interrupted", "error": str(error)}
     except FileExistsError as error:  # the folder is not this job's; nothing is written there
         return {"outcome": "failed", "error": str(error)}
     except Exception as error:
         return write_failed(job, " ".join(str(error).split()) or type(error).__name__)
-
-
-def trained(placement: Placement, job: Job, progress: Progress | None) -> dict[str, Any]:
-    """`train`, the placement registered, which may be known in another process only."""
-    run, folder = job
-    register(run.model.placement, placement, overwrite=True)
-    return train(run, folder, progress)
 
 
 def write_failed(job: Job, how: str) -> dict[str, Any]:
@@ -86,25 +84,25 @@ def tasks_of(runs: Sequence[Run]) -> list[Task]:
     return tasks
 
 
-def check_jobs(jobs: Sequence[Job]) -> None:
+def check_jobs(jobs: Sequence[Job], tasks: Sequence[Task] | None = None, fresh: bool = False) -> None:
     """Refuse what cannot be trained, and folders of runs on another text.
+
+    Args:
+        tasks: those of the runs, where they are known.
+        fresh: remove what the folders hold.
 
     Raises:
         DataError, RecipeError: as `tasks_of`.
         FileExistsError: the text has changed since; runs on both would not be a comparison.
     """
-    for (_, folder), task in zip(jobs, tasks_of([run for run, _ in jobs]), strict=True):
-        if _text_of(folder) not in (None, task.sha256):
-            raise FileExistsError(
-                f"{folder} was trained on another text: {task.source} (or how it is read) has changed since;"
-                " choose another folder"
-            )
+    for (_, folder), task in zip(jobs, tasks or tasks_of([run for run, _ in jobs]), strict=True):
+        if fresh and (folder / "run.json").exists():
+            shutil.rmtree(folder)
+        if fault(folder, rows=False) is None:
+            check_text(folder, task)
 
 
-def _text_of(folder: Path) -> str | None:
-    """The hash of what a run was trained on; None where nothing tells."""
-    try:
-        found = read_json(folder / "resolved.json")["data"]["sha256"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return found if isinstance(found, str) else None
+def in_this_process(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
+    """The engine without processes: one job after another."""
+    for index, (run, folder) in jobs.items():
+        on_end(index, attempt(get(run.model.placement), (run, folder), partial(on_step, index)))

@@ -142,4 +142,4 @@ def outcome_in(folder: Path) -> Row:
 def _of_another(cell: Cell, folder: Path) -> str | None:
     there = read_json(folder / "run.json")
     same = {**there, "name": None} == {**cell.run.as_dict(), "name": None}
-    return None if same else f"{folder / 'run.json'}: not the run of this cell"
+    return None if same else f"{folder} holds a run of another recipe"

@@ -2,10 +2,9 @@
 
 import gc
 
-from isograd.lab.study.engine.server import ending_with_parent
 from isograd.machine import few_collections
 
-with few_collections(), ending_with_parent():
+with few_collections():
     import isograd.convert.checkpoints.tokenizers
     import isograd.lab.study.engine.workers  # noqa: F401
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from isograd.files import append_rows, is_locked
 from isograd.lab.study.engine.jobs import Engine, Job, OnStep
 from isograd.lab.study.engine.ledger import LEDGER, Row, damage, outcome_in, row_of, state_of, write_ledger
-from isograd.lab.study.plan import CELLS, Cell
+from isograd.lab.study.plan import Cell
 from isograd.lab.train.train import tidy
 from isograd.outcome import ENDED
 
@@ -20,8 +20,8 @@ ASIDE = "broken"  # where broken cells are moved to, beside the others
 
 
 def jobs_of(cells: Sequence[Cell], folder: Path) -> list[Job]:
-    """Each cell's run, and its folder in the study's."""
-    return [(cell.run, folder / CELLS / cell.name) for cell in cells]
+    """Each cell's run, and its folder."""
+    return [(cell.run, cell.place(folder)) for cell in cells]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def survey(cells: Sequence[Cell], folder: Path, retry: bool = False) -> Survey:
     """What has ended, and what is to be trained; with `retry` also cells that failed or are broken. Writes nothing."""
     found = Survey()
     for i, cell in enumerate(cells):
-        place = folder / CELLS / cell.name
+        place = cell.place(folder)
         state, note = state_of(cell, place)
         if state == "broken":
             found.broken[i] = str(note)
@@ -84,17 +84,17 @@ def run_cells(
         on_note: called with a line for each thing that a user should know of.
         on_ready: called with how many cells are to be trained, if there are any, before the first one.
     """
-    (folder / CELLS).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     found = survey(cells, folder, retry)
     for line in found.notes:
         on_note(line)
     if retry:
         for i in found.broken:
-            _move_aside(folder / CELLS / cells[i].name)
+            _move_aside(cells[i].place(folder))
     rows = found.rows
     for i, row in rows.items():
         if row["outcome"] in ENDED:
-            tidy(folder / CELLS / cells[i].name, everything=not keep_models)  # the last kill may have come before this
+            tidy(cells[i].place(folder), everything=not keep_models)  # the last kill may have come before this
         on_row(i, row)
     write_ledger(folder, [rows[i] for i in sorted(rows)])
     if found.todo:
@@ -105,35 +105,21 @@ def run_cells(
             return
         rows[i] = row_of(cells[i], outcome)
         if not keep_models:
-            shutil.rmtree(folder / CELLS / cells[i].name / "model", ignore_errors=True)
+            shutil.rmtree(cells[i].place(folder) / "model", ignore_errors=True)
             if outcome["outcome"] in ENDED:
-                tidy(folder / CELLS / cells[i].name, everything=True)
+                tidy(cells[i].place(folder), everything=True)
         append_rows(folder / LEDGER, [rows[i]])
         on_row(i, rows[i])
 
-    _train_all(cells, folder, engine, found.todo, rows, on_step, on_end)
-    in_order = [rows[i] for i in sorted(rows)]
-    write_ledger(folder, in_order)
-    return in_order
-
-
-def _train_all(
-    cells: Sequence[Cell],
-    folder: Path,
-    engine: Engine,
-    todo: Sequence[int],
-    rows: dict[int, Row],
-    on_step: OnStep,
-    on_end: Callable[[int, Row], None],
-) -> None:
-    all_jobs = jobs_of(cells, folder)
-    jobs = {i: all_jobs[i] for i in todo}
-    while left := {i: job for i, job in jobs.items() if i not in rows}:
-        free = {i: job for i, job in left.items() if not is_locked(job[1])}
-        if free:
+    jobs = jobs_of(cells, folder)
+    while left := {i: jobs[i] for i in found.todo if i not in rows}:
+        if free := {i: job for i, job in left.items() if not is_locked(job[1])}:
             engine(free, on_step, on_end)
         else:
             time.sleep(PAUSE)
+    in_order = [rows[i] for i in sorted(rows)]
+    write_ledger(folder, in_order)
+    return in_order
 
 
 def _move_aside(cell: Path) -> None:

@@ -60,21 +60,3 @@ def deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-@contextmanager
-def ending_with_parent() -> Iterator[None]:
-    """This process ends when its parent has; the server otherwise only looks once it has imported everything."""
-    parent = os.getppid()
-
-    def look(*_: object) -> None:
-        if os.getppid() != parent:
-            os._exit(1)
-
-    before = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

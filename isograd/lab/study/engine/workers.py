@@ -9,7 +9,6 @@ no queue between them, so a worker that is killed takes nothing along but its ow
 import multiprocessing as mp
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,12 +20,11 @@ from typing import Any
 import torch
 
 from isograd.lab.study.engine import server
-from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, trained, write_failed
+from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, prepare, write_failed
 from isograd.lab.study.engine.server import deaf_to_interrupts
-from isograd.lab.study.engine.waiting import Waiting
-from isograd.lab.train.callbacks import Progress
+from isograd.lab.train.run import Model, Run
 from isograd.machine import cores
-from isograd.placement import Placement, get
+from isograd.placement import get
 
 
 def default_jobs() -> int:
@@ -61,7 +59,6 @@ def local(workers: int | None = None, threads: int = 1, retries: int = 2) -> Eng
         gpus=visible_gpus(),
         pinned=True,
         retries=retries,
-        strict=False,
     )
 
 
@@ -87,7 +84,6 @@ def in_processes(
     gpus: Sequence[str] = (),
     pinned: bool = False,
     retries: int = 0,
-    strict: bool = True,
 ) -> None:
     """Train every job, at most `at_once` of them together; both callbacks run in this process.
 
@@ -98,23 +94,19 @@ def in_processes(
         threads: of each process; None: its share of the cores.
         gpus: the first process sees the first of them only, and so on, round and round; empty: all see all.
         pinned: give each process cores of its own, if all together have as many threads as there are cores.
-        strict: raise what a run raises; else that makes its job "failed".
-
-    Raises:
-        DataError, RecipeError, FileExistsError, OSError: as `train` raises them, if `strict`.
     """
-    waiting = Waiting({index: run for index, (run, _) in jobs.items()}, at_once)
+    waiting = in_order({index: run for index, (run, _) in jobs.items()}, at_once)
     deaths: Counter[int] = Counter()  # of each job since it last came further than ever
     farthest: Counter[int] = Counter()
     each = threads or share(at_once)
     shares = _shares(at_once, each) if pinned and not gpus else None
     workers = [
-        _Worker(each, shares[i] if shares else None, gpus[i % len(gpus)] if gpus else None, strict)
+        _Worker(each, shares[i] if shares else None, gpus[i % len(gpus)] if gpus else None)
         for i in range(min(at_once, len(jobs)))
     ]
     try:
         for worker in workers:
-            index = waiting.take()
+            index = waiting.pop(0)
             worker.begin(index, jobs[index])
         while busy := {id(w.pipe): w for w in workers if w.job is not None}:
             for pipe in wait_for([w.pipe for w in busy.values()]):
@@ -131,9 +123,8 @@ def in_processes(
                         worker.begin(index, jobs[index])
                         continue
                     news = _lost(jobs[index], worker.process.exitcode)
-                waiting.took(index, time.monotonic() - worker.began)
                 if waiting:
-                    begun = waiting.take()
+                    begun = waiting.pop(0)
                     worker.begin(begun, jobs[begun])
                 else:
                     worker.end()
@@ -141,6 +132,25 @@ def in_processes(
     finally:
         for worker in workers:
             worker.end()
+
+
+def in_order(runs: Mapping[int, Run], workers: int) -> list[int]:
+    """Which job is begun after which: seed by seed, so that a first whole grid is there early.
+
+    Within a seed the most work first, lest one worker be at work at the end while the others have nothing to do; what
+    is alike stays in order, and all does where one worker does everything.
+    """
+    if workers == 1:
+        return list(runs)
+    seeds = list(dict.fromkeys(run.seed for run in runs.values()))
+    return sorted(runs, key=lambda index: (seeds.index(runs[index].seed), -_effort(runs[index])))
+
+
+def _effort(run: Run) -> float:
+    """Updates x tokens x layers x width^2: no seconds, but in their order."""
+    layers = (run.layers or 1) + (run.encoder_layers or 0)
+    width = run.model.width if isinstance(run.model, Model) else 1
+    return float(run.training.steps * run.tokens_per_update * layers * width**2)
 
 
 def _shares(workers: int, threads: int) -> list[set[int]] | None:
@@ -157,8 +167,8 @@ def _shares(workers: int, threads: int) -> list[set[int]] | None:
 class _Worker:
     """This process' side of a worker: its process, its end of the pipe, the job it is at."""
 
-    def __init__(self, threads: int, share: set[int] | None, gpu: str | None, strict: bool) -> None:
-        self.life = (threads, share, strict)
+    def __init__(self, threads: int, share: set[int] | None, gpu: str | None) -> None:
+        self.life = (threads, share)
         self.gpu = gpu
         self.job: Job | None = None
         self._start()
@@ -166,22 +176,17 @@ class _Worker:
     def begin(self, index: int, job: Job) -> None:
         if not self.process.is_alive():
             self._start()
-        self.index, self.job, self.began = index, job, time.monotonic()
+        self.index, self.job = index, job
         with suppress(OSError):  # it has died just now: `hear` will say so
             self.pipe.send((get(job[0].model.placement), *job))  # it may be registered in this process only
 
     def hear(self) -> tuple[int, Any]:
-        """The job's index with (step, loss), with its outcome, or with None if the process died.
-
-        An error of the worker is raised here.
-        """
+        """The job's index with (step, loss), with its outcome, or with None if the process died."""
         try:
             news = self.pipe.recv()
         except (EOFError, OSError):
             news = None
             self.process.join(5)
-        if isinstance(news, Exception):
-            raise news
         if not isinstance(news, tuple):
             self.job = None
         return self.index, news
@@ -225,13 +230,7 @@ def _seeing(gpu: str | None) -> Iterator[None]:
         os.environ |= {"CUDA_VISIBLE_DEVICES": before} if before is not None else {}
 
 
-def _work(
-    pipe: Connection,
-    environ: dict[str, str],
-    threads: int,
-    share: set[int] | None,
-    strict: bool,
-) -> None:
+def _work(pipe: Connection, environ: dict[str, str], threads: int, share: set[int] | None) -> None:
     """A worker's life: job after job, until the other side has gone."""
     os.environ.clear()  # a server's is that of its first worker
     os.environ.update(environ)
@@ -251,16 +250,7 @@ def _work(
             placement, *job = pipe.recv()
         except EOFError:
             return
-        tell(_outcome(placement, (job[0], job[1]), lambda step, loss: tell((step, loss)), strict))
-
-
-def _outcome(placement: Placement, job: Job, progress: Progress, strict: bool) -> dict[str, Any] | Exception:
-    if not strict:
-        return attempt(placement, job, progress)
-    try:
-        return trained(placement, job, progress)
-    except Exception as error:  # raised again on the other side
-        return error
+        tell(attempt(placement, (job[0], job[1]), lambda step, loss: tell((step, loss))))
 
 
 def _end_with_parent() -> None:

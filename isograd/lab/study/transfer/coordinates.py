@@ -20,11 +20,11 @@ from torch import Tensor
 
 from isograd.errors import RecipeError
 from isograd.lab.statistics import exponent, mean_interval
+from isograd.lab.study.transfer.groups import parameter_groups
 from isograd.lab.study.transfer.plan import plan
-from isograd.lab.train.optim import apply_rates, optimizer_of
+from isograd.lab.train.optim import optimizer_of
 from isograd.lab.train.run import Run
 from isograd.lab.train.train import initial_model
-from isograd.transformer.parameters import decayed
 
 FLAT = 0.25
 UPDATES = 4
@@ -126,14 +126,8 @@ def moved(run: Run, updates: int = UPDATES) -> dict[str, float]:
     task, model = initial_model(run)
     torch.manual_seed(run.seed)
     kind, options = optimizer_of(run.training, model)
-    named, decays = dict(model.named_parameters()), set(decayed(model)[0])
-    groups = [
-        {"params": [p for name, p in named.items() if (name in decays) is yes], "weight_decay": decay}
-        for yes, decay in ((True, run.training.weight_decay), (False, 0.0))
-    ]
-    optimizer = kind(groups, **options)
-    if rates := model.rates():
-        apply_rates(optimizer, {p: rates[name] for name, p in named.items() if name in rates})
+    t = run.training
+    optimizer = kind(parameter_groups(model, lr=t.lr, eps=t.eps, weight_decay=t.weight_decay), **options)
     batch = run.micro_batch(1)
     samples: Any = task.samples
     seen = samples.__getitems__(range(batch))

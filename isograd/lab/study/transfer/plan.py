@@ -4,14 +4,14 @@ Nothing is trained and no torch is loaded: rules are data of `isograd.placement.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from isograd.errors import RecipeError, hint
 from isograd.lab.train.recipe import run_from_dict
 from isograd.lab.train.run import Model, Run
-from isograd.placement import Placement, Role, Site, get, sites
+from isograd.placement import Placement, Role, get, sites
 from isograd.placement.formula import Learned, Residual
 from isograd.placement.transfer import DEPTH_RULES, refused_over_depth
 
@@ -222,49 +222,43 @@ def _letters(model: Model, placement: Placement) -> str:
     return "X" * fan_in + "E" * model.scale_embedding + "U" * (not model.tie_embeddings)
 
 
-Row = tuple[str, Callable[[Run], float], str, bool]  # name, value, reason, shown where both are alike
-
-
 def _settings(source: Run, target: Run, rule: str | None) -> list[Setting]:
     """Shape first, then what the rules change, then what stays."""
-    found = [_shape_row(name, key, source, target) for name, key in _SHAPE if _has(source, key) != _has(target, key)]
-    if source.model.placement != target.model.placement:
-        found.append(
-            Setting(
-                name="placement",
-                source=source.model.placement,
-                target=target.model.placement,
-                reason="carries the factors below, so that a saved model has them too",
-            )
+    shapes = [(name, _has(source, key), _has(target, key), why) for name, key, why in _SHAPE]
+    placements = (source.model.placement, target.model.placement)
+    found = [
+        Setting(
+            name=name,
+            source=str(old),
+            target=str(new),
+            reason=why,
+            factor=new / old if isinstance(old, int) and isinstance(new, int) else None,
         )
-    for name, value, reason, always in _rows(rule, target):
-        old, new = value(source), value(target)
-        if math.isnan(new) or (old == new and not always):
+        for name, old, new, why in [*shapes, ("placement", *placements, _CARRIES)]
+        if old != new
+    ]
+    theirs, ours = _values(source), _values(target)
+    always = {"learning rate, matrices in layers", "weight decay, matrices in layers", "warm-up"}
+    always |= {"branch factor", "eps, matrices in layers"} if rule in DEPTH_RULES else set()
+    always |= {"eps, matrices in layers"} if _wide(target) else set()
+    for name, reason in _reasons(rule, _wide(target)).items():
+        old, new = theirs.get(name, math.nan), ours.get(name, math.nan)
+        if math.isnan(new) or (old == new and name not in always):
             continue
         why = reason if old != new else _STAYS.get(name, reason)
-        found.append(
-            Setting(
-                name=name,
-                source=f"{old:.4g}",
-                target=f"{new:.4g}",
-                reason=why,
-                factor=new / old if old else None,
-            )
-        )
+        factor = new / old if old else None
+        found.append(Setting(name=name, source=f"{old:.4g}", target=f"{new:.4g}", reason=why, factor=factor))
     return found
 
 
 _SHAPE = (
-    ("layers", "layers"),
-    ("encoder layers", "encoder_layers"),
-    ("width", "width"),
-    ("heads", "heads"),
-    ("feed-forward width", "ffn"),
+    ("layers", "layers", "as asked"),
+    ("encoder layers", "encoder_layers", "as asked"),
+    ("width", "width", "as asked"),
+    ("heads", "heads", "heads keep their size, so 1/sqrt(d_head) needs no change"),
+    ("feed-forward width", "ffn", "grows with the width"),
 )
-_SHAPE_WHY = {
-    "heads": "heads keep their size, so 1/sqrt(d_head) needs no change",
-    "ffn": "grows with the width",
-}
+_CARRIES = "carries the factors below, so that a saved model has them too"
 _STAYS = {
     "learning rate, matrices in layers": "the rule is made so that it stays",
     "weight decay, matrices in layers": "decay times rate is what acts, and the rate stays",
@@ -272,119 +266,88 @@ _STAYS = {
 }
 
 
-def _shape_row(name: str, key: str, source: Run, target: Run) -> Setting:
-    old, new = _has(source, key), _has(target, key)
-    return Setting(
-        name=name,
-        source=str(old),
-        target=str(new),
-        reason=_SHAPE_WHY.get(key, "as asked"),
-        factor=new / old if isinstance(old, int) and isinstance(new, int) else None,
-    )
-
-
 def _has(run: Run, key: str) -> Any:
     return run.encoder_layers if key == "encoder_layers" else getattr(run.model, key, None)
 
 
-def _rows(rule: str | None, target: Run) -> list[Row]:
-    """Each setting that a rule speaks of. A NaN is a setting that this placement has not."""
-    ruled = rule in DEPTH_RULES
-    why = {
+def _wide(run: Run) -> bool:
+    return "@mup-" in run.model.placement
+
+
+def _values(run: Run) -> dict[str, float]:
+    """What a run has of each setting that a rule speaks of; NaN of what is no number."""
+    placement, t = get(run.model.placement), run.training
+    site = sites(run.layers or 1, "decoder", run.encoder_layers or 0)[0]
+    one, gains, final = placement.at(site), placement.init.at(site), placement.final
+    found = {
+        "branch factor": _number(one.scale),
+        "skip factor": _number(one.skip),
+        "init of W_V, W_1, factor": gains.get("value", 1.0),
+        "init of W_O, W_2, factor": gains.get("attn_out", 1.0),
+        "init of W_Q, W_K, factor": gains.get("query", 1.0),
+        "init of the token table, factor": gains.get("embed", 1.0),
+        "init of the head, factor": gains.get("head", 1.0),
+        "factor on the logits": 1.0 if final is None else _number(final.at(site).scale),
+        "warm-up": t.warmup,
+    }
+    for role, name in _OF_ROLE.items():
+        lr, eps, decay = placement.rates.at(role, site)
+        found |= {f"learning rate, {name}": t.lr * lr, f"eps, {name}": t.eps * eps}
+        found |= {f"weight decay, {name}": t.weight_decay * decay}
+    found["eps, tables and head"] = found["eps, token table"]
+    matrices, out = (_OF_ROLE[role] for role in ("query", "attn_out"))
+    for kind in ("learning rate", "weight decay"):
+        if found[f"{kind}, {out}"] == found[f"{kind}, {matrices}"]:
+            del found[f"{kind}, {out}"]
+    return found
+
+
+_OF_ROLE: dict[Role, str] = {
+    "query": "matrices in layers",
+    "attn_out": "W_O and W_2",
+    "norm": "biases and norms",
+    "embed": "token table",
+    "head": "head",
+}
+
+
+def _number(value: Any) -> float:
+    value = value.init if isinstance(value, Learned) else value
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _reasons(rule: str | None, wide: bool) -> dict[str, str]:
+    """Each setting that a rule speaks of, in the order in which they are shown."""
+    branch = {
         "completep": "L branches of size 1/L: the stream moves as far at any depth (Dey et al. 2025, eq. 4, a = 1)",
         "depth-mup": "L independent branches of size 1/sqrt(L) (Yang et al. 2023)",
     }.get(rule or "", "the placement's own law")
-    wide = "@mup-" in target.model.placement
+    std = "sums over m times as many inputs: std times m^(-1/2)"
     gradient = "gradients there are times this factor, and eps stands beside their size"
     lr = {
         "depth-mup": "updates of all layers point the same way and add up: 1/sqrt(L) more",
         CHANGE: "keeps the output's change: variance C S lr^2, S the sum of branches' shares (Liu et al. 2020, thm 2)",
     }.get(rule or "", "a step moves each of m times as many inputs the same way (muP)" if wide else "the rule's")
-    matrix = _rate("query", 0)
-    return [
-        ("branch factor", _coefficient("scale"), why, ruled),
-        ("skip factor", _coefficient("skip"), why, False),
-        ("init of W_V, W_1, factor", _gain("value"), why if not wide else _STD, False),
-        ("init of W_O, W_2, factor", _gain("attn_out"), why if not wide else _STD, False),
-        ("init of W_Q, W_K, factor", _gain("query"), _STD, False),
-        (
-            "init of the token table, factor",
-            _gain("embed"),
-            "token vectors are scaled by sqrt(d): their size stays",
-            False,
-        ),
-        ("init of the head, factor", _gain("head"), "logits over m: they begin small and grow by learning", False),
-        ("factor on the logits", _logits, "d products add up one way once they have learned: over m (muP)", False),
-        ("learning rate, matrices in layers", matrix, lr, True),
-        ("learning rate, W_O and W_2", _unlike(_rate("attn_out", 0), matrix), _BY_WEIGHTS, False),
-        ("learning rate, biases and norms", _rate("norm", 0), lr, False),
-        (
-            "learning rate, token table",
-            _rate("embed", 0),
-            "as its init: what is scaled by sqrt(d) moves as much",
-            False,
-        ),
-        ("learning rate, head", _rate("head", 0), "as its init", False),
-        ("eps, matrices in layers", _rate("query", 1), gradient, ruled or wide),
-        ("eps, tables and head", _rate("embed", 1), gradient, False),
-        (
-            "weight decay, matrices in layers",
-            _rate("query", 2),
-            "decay times rate is what acts, and the rate fell",
-            True,
-        ),
-        (
-            "weight decay, W_O and W_2",
-            _unlike(_rate("attn_out", 2), _rate("query", 2)),
-            "decay times rate stays",
-            False,
-        ),
-        ("warm-up", lambda run: run.training.warmup, "", True),
-    ]
-
-
-_STD = "sums over m times as many inputs: std times m^(-1/2)"
-_TABLE = "as its init: what is scaled by sqrt(d) moves as much"
-_BY_WEIGHTS = "this stream has no branch factor, so W_O and W_2 say it: init and rate both"
-
-
-def _site(run: Run) -> Site:
-    layers = run.layers or 1
-    return sites(layers, "decoder", run.encoder_layers or 0)[0]
-
-
-def _coefficient(field: str) -> Callable[[Run], float]:
-    def value(run: Run) -> float:
-        one = getattr(get(run.model.placement).at(_site(run)), field)
-        if isinstance(one, Learned):
-            return float(one.init) if not callable(one.init) else math.nan
-        return float(one) if isinstance(one, int | float) else math.nan
-
-    return value
-
-
-def _gain(role: Role) -> Callable[[Run], float]:
-    return lambda run: get(run.model.placement).init.at(_site(run)).get(role, 1.0)
-
-
-def _rate(role: Role, of: int) -> Callable[[Run], float]:
-    """`of`: 0 the learning rate, 1 eps, 2 the weight decay."""
-
-    def value(run: Run) -> float:
-        given = (run.training.lr, run.training.eps, run.training.weight_decay)[of]
-        return given * get(run.model.placement).rates.at(role, _site(run))[of]
-
-    return value
-
-
-def _unlike(value: Callable[[Run], float], other: Callable[[Run], float]) -> Callable[[Run], float]:
-    return lambda run: math.nan if value(run) == other(run) else value(run)
-
-
-def _logits(run: Run) -> float:
-    final = get(run.model.placement).final
-    scale = 1.0 if final is None else final.at(_site(run)).scale
-    return float(scale) if isinstance(scale, int | float) else math.nan
+    return {
+        "branch factor": branch,
+        "skip factor": branch,
+        "init of W_V, W_1, factor": std if wide else branch,
+        "init of W_O, W_2, factor": std if wide else branch,
+        "init of W_Q, W_K, factor": std,
+        "init of the token table, factor": "token vectors are scaled by sqrt(d): their size stays",
+        "init of the head, factor": "logits over m: they begin small and grow by learning",
+        "factor on the logits": "d products add up one way once they have learned: over m (muP)",
+        "learning rate, matrices in layers": lr,
+        "learning rate, W_O and W_2": "this stream has no branch factor, so W_O and W_2 say it: init and rate both",
+        "learning rate, biases and norms": lr,
+        "learning rate, token table": "as its init: what is scaled by sqrt(d) moves as much",
+        "learning rate, head": "as its init",
+        "eps, matrices in layers": gradient,
+        "eps, tables and head": gradient,
+        "weight decay, matrices in layers": "decay times rate is what acts, and the rate fell",
+        "weight decay, W_O and W_2": "decay times rate stays",
+        "warm-up": "",
+    }
 
 
 def _sources(placement: Placement, rule: str | None, width: int | None) -> list[str]:
@@ -410,7 +373,7 @@ def _cautions(source: Run, target: Run, rule: str | None) -> list[str]:
             )
     if rule == OWN and placement.calibrate:
         found.append("skips are set by a profile of the first batch, at the new depth anew: 'isograd train' makes it")
-    if "@mup-" in target.model.placement and source.training.weight_decay and source.training.optimizer == "adam":
+    if _wide(target) and source.training.weight_decay and source.training.optimizer == "adam":
         found.append("decay times m is for AdamW's decoupled decay; training.optimizer=adam adds it to the gradient")
     if target.training.steps == source.training.steps:
         found.append("batch and updates are the source's: no rule here carries a rate to longer training")

@@ -12,7 +12,7 @@ from isograd.papers.reproduce.context import Context
 from isograd.papers.reproduce.item import Row, Rows
 
 if TYPE_CHECKING:
-    from isograd.lab.study.headroom_plan import SearchPlan
+    from isograd.lab.study.headroom import SearchPlan
 
 ARMS = {"Pre-LN": "pre-ln", "NormFormer": "normformer"}
 SEEDS = (1, 2, 3)
@@ -57,7 +57,7 @@ def plan_of(settings: Mapping[str, Any], seeds: tuple[int, ...]) -> "SearchPlan"
     import json
 
     from isograd.lab.recipes import path_of
-    from isograd.lab.study.headroom_plan import load_plan
+    from isograd.lab.study.headroom import load_plan
 
     own = {**settings, "training.steps": STEPS, "training.lr": 8e-3, "training.warmup": 0}
     words = [f"{name}={json.dumps(value)}" for name, value in own.items()]
