@@ -36,11 +36,12 @@ def said(
     return [finding for finding in found if finding.code == "collapse-predicted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "layers", "lr", "warmup"),
     [
-        pytest.param("post-ln", 48, 3e-4, 100, marks=pytest.mark.slow),  # 3 of 3 collapse
-        pytest.param("post-ln", 36, 1e-3, 0, marks=pytest.mark.slow),
+        ("post-ln", 48, 3e-4, 100),  # 3 of 3 collapse
+        ("post-ln", 36, 1e-3, 0),
         ("post-ln", 36, 1e-3, 1),  # a warm-up of one step is none
     ],
 )
@@ -287,6 +288,7 @@ def test_a_class_of_transformers_is_not_rewritten() -> None:
     assert found and found.remedy.startswith("take a model that normalizes what each branch reads")
 
 
+@pytest.mark.slow
 def test_at_forty_layers_a_rate_and_a_warm_up_are_named() -> None:
     config = isograd.IsogradConfig(
         placement="post-ln", num_hidden_layers=40, hidden_size=64, num_attention_heads=4, vocab_size=101
