@@ -142,6 +142,7 @@ def same_study(folder: Path, there: Path, cells: list[Cell]) -> None:
     assert {path.name for path in (folder / "cells").iterdir()} == names  # nothing of ours is left beside them
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_cell(cells: list[Cell], there: Path, tmp_path: Path) -> None:
     """Another goes on from the checkpoint: the local engine's numbers, in every file."""
     told = Told()

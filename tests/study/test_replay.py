@@ -85,6 +85,7 @@ def test_a_fork_takes_the_rate_of_its_recipe(broken: Path, tmp_path: Path) -> No
     assert mine[step]["loss"] == theirs[step]["loss"]  # before the first update that differs
 
 
+@pytest.mark.slow
 def test_replay_names_the_cure_and_goes_on_where_it_was_killed(broken: Path, tmp_path: Path) -> None:
     plan = load_replay(broken, [["lr=0.05"], ["lr=1e30"], ["seed=7"]], seeds=2)
     assert plan.checkpoint is not None and {change.step for change in plan.changes} == {plan.changes[0].step} != {0}
