@@ -120,15 +120,15 @@ def in_turn(
     arguments: str,
     first: Sequence[Any],
     *axes: Sequence[Any],
-    always: Sequence[Any] = (),
+    every: int = 1,
     ids: Callable[[Any], str] | None = None,
 ) -> pytest.MarkDecorator:
-    """Every combination of `axes` with one value of `first`, the next for the next, and with each of `always`; what is
-    left is slow."""
+    """Every combination of `axes`, or one in `every`, with one value of `first`, the next for the next; what is left is
+    slow."""
     places = product(*(range(len(axis)) for axis in axes))
     cases = [
-        pytest.param(one, *values, marks=[] if one in always or i == sum(at) % len(first) else [pytest.mark.slow])
-        for at, values in zip(places, product(*axes), strict=True)
+        pytest.param(one, *values, marks=[] if n % every == 0 and i == sum(at) % len(first) else [pytest.mark.slow])
+        for n, (at, values) in enumerate(zip(places, product(*axes), strict=True))
         for i, one in enumerate(first)
     ]
     return pytest.mark.parametrize(arguments, cases, ids=ids)

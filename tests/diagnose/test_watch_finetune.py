@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import isograd
+from tests.build import in_turn
 
 VOCABULARY, TIME = 64, 16
 Rate = Callable[[int], float]
@@ -83,8 +84,7 @@ def tuned(
     return watch.warnings, losses
 
 
-@pytest.mark.parametrize("pair", [False, True])
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+@in_turn("pair, rate", [False, True], [0.1, 0.3, 1.0])
 def test_a_rate_that_undoes_trained_weights(trained: dict[str, Tensor], rate: float, pair: bool) -> None:
     (row,) = tuned(trained, lambda step: rate, 22, pair=pair)[0]
     assert row["step"] <= 20 and row["signal"] == "rise", row["message"]

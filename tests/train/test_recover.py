@@ -15,6 +15,7 @@ from isograd.errors import RecipeError
 from isograd.files import read_rows
 from isograd.lab.train.recipe import run_from_dict
 from isograd.lab.train.train import train
+from tests.build import in_turn
 from tests.train.recipes import losses, outcome, small
 
 STEPS, BREAK_AT = 80, 41
@@ -95,8 +96,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("how", ["rollback", "lower-rate"])
+@in_turn("how, name", ["rollback", "lower-rate"], [*BROKEN])
 def test_an_injected_break_is_undone(name: str, how: str, tmp_path: Path) -> None:
     _, broken, _ = trained(tmp_path / "broken", **BROKEN[name])
     assert not broken < 4.0  # off by default: the break stays, or is not a number

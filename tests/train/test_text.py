@@ -16,6 +16,7 @@ from isograd.lab.train.run import Run
 from isograd.lab.train.train import load_task, train
 from isograd.models import IsogradForMaskedLM
 from isograd.outcome import PATIENCE, LossWatch
+from tests.build import in_turn
 from tests.train.recipes import documents_file, losses, outcome, small, weights
 
 
@@ -192,8 +193,7 @@ def test_characters_that_a_masked_model_does_not_know_are_no_targets(tmp_path: P
     assert loss is not None and math.isfinite(loss)
 
 
-@pytest.mark.parametrize("task", ["language", "masked"])
-@pytest.mark.parametrize("keys", [{}, {"valid_every": 1, "select": "best"}])
+@in_turn("task, keys", ["language", "masked"], [{}, {"valid_every": 1, "select": "best"}])
 def test_the_last_update_alone_broke_it(task: str, keys: dict[str, Any], tmp_path: Path) -> None:
     """The losses in training were those before each update, and finite."""
     broken = {"steps": 1, "lr": 1e30, "optimizer": "sgd", "clip": 0.0} | keys

@@ -10,11 +10,11 @@ import transformers
 from isograd.convert.graft import graft, graft_folder
 from isograd.convert.graft.proof import proven
 from isograd.errors import GraftError
+from tests.build import in_turn
 from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits, of
 
 
-@pytest.mark.parametrize("new", ["copy", "init"])
-@pytest.mark.parametrize("name", of(*(name for name in FAMILIES if name not in POST_LN)))
+@in_turn("name, new", [name for name in FAMILIES if name not in POST_LN], ["copy", "init"])
 def test_new_layers_change_nothing(name: str, new: str) -> None:
     model = family(name)
     before = logits(model)
