@@ -157,6 +157,7 @@ def test_a_folder_named_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "shorter than one sequence" in refused("compare", "--out", "out", "--length", "99999999")
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_process_and_costs_no_number(text: Path, tmp_path: Path) -> None:
     """Both runs are killed in step 111 of 120, of which the last checkpoint has 100."""
     arms = ["--placements", "pre-ln", "admin"]

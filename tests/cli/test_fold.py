@@ -72,6 +72,7 @@ def test_real_text_and_json(runs: Path, tmp_path: Path) -> None:
     assert {k: v for k, v in content.items() if k != "model"} == read(out / "parity.json")
 
 
+@pytest.mark.slow
 def test_the_same_folder_twice_is_the_same(runs: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()  # an empty folder will do
@@ -135,6 +136,7 @@ def test_models_that_are_not_to_be_folded(runs: Path, tmp_path: Path) -> None:
     assert not Path(out).exists()
 
 
+@pytest.mark.slow
 def test_a_failed_parity_report_leaves_nothing(tmp_path: Path) -> None:
     """Offsets of a thousand that the next norm takes off again: exact in fp64, and four digits short in fp32."""
     made = model("causal", placement="admin", embedding_norm=True)

@@ -254,6 +254,7 @@ def llama(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_in_bf16(tmp_path: Path) -> None:
     folder, out = llama(tmp_path / "llama"), tmp_path / "ours"
     transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(

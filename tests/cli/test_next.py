@@ -71,6 +71,7 @@ def test_diagnose_then_explain_then_explain_with_a_rate() -> None:
     assert printed(follow(said)) == printed(said)
 
 
+@pytest.mark.slow
 def test_explain_of_a_healthy_model_asks_for_the_rate_and_ends() -> None:
     name = "tests.lint.faults.plain:pre"
     said = called("explain", name)[1]
@@ -87,7 +88,7 @@ def test_explain_of_a_fault_keeps_the_rate() -> None:
     follow(said)
 
 
-@pytest.mark.parametrize("outcome", few(["diverged", "undecided", "finished", "interrupted"], 3))
+@pytest.mark.parametrize("outcome", few(["finished", "undecided", "interrupted", "diverged"], ["undecided"]))
 def test_explain_of_a_run(outcome: str) -> None:
     assert called("train", *SIZES, "--out", "my runs/one")[0] == 0
     write_json(Path("my runs/one/outcome.json"), {"outcome": outcome, "reason": "it is said so", "steps": 4})

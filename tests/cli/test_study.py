@@ -11,7 +11,7 @@ from rich.console import Console
 
 from isograd.lab.cli.progress import StudyProgress, duration
 from isograd.lab.study.plan import Study, load_study
-from tests.build import few
+from tests.build import few, in_turn
 from tests.study.arms import TEXT, called, lines, read, refused
 from tests.study.test_runner import whole
 from tests.study.tiny_study import recipe, study
@@ -212,9 +212,7 @@ def drawn(of: StudyProgress) -> list[str]:
     return ["".join(segment.text for segment in line).rstrip() for line in rendered]
 
 
-@pytest.mark.parametrize("height", [10, 24, 60])
-@pytest.mark.parametrize("width", [30, 80, 200])
-@pytest.mark.parametrize("running", [0, 2, 50])
+@in_turn("running, height, width", [0, 2, 50], [10, 24, 60], [30, 80, 200])
 def test_never_taller_than_the_terminal(many: Study, height: int, width: int, running: int) -> None:
     shown = progress(many, height, width)
     for place, how in enumerate(["finished", "collapsed", "diverged", "failed"]):

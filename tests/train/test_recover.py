@@ -153,6 +153,7 @@ def test_a_run_of_ours_goes_on_at_lower_rates(tmp_path: Path) -> None:
     assert skipped and skipped | kept == set(range(1, 121)) and not kept & skipped
 
 
+@pytest.mark.slow
 def test_a_healthy_run_of_ours_keeps_its_numbers(tmp_path: Path) -> None:
     well = HIGH | {"lr": 0.05}
     train(small(training=well), tmp_path / "plain")
@@ -161,6 +162,7 @@ def test_a_healthy_run_of_ours_keeps_its_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "recover/skipped.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_killed_after_a_recovery_and_started_again(tmp_path: Path) -> None:
     run = small(model={"dropout": 0.1}, training=HIGH | {"recover": "lower-rate", "recoveries": 4})
     train(run, tmp_path / "whole")

@@ -108,6 +108,7 @@ def test_a_rising_rate_is_followed_until_the_loss_breaks(tmp_path: Path) -> None
     assert got["outcome"] in ("collapsed", "diverged") and f"stopped at step {got['broke_at']}" in got["reason"]
 
 
+@pytest.mark.slow
 def test_one_that_does_not_break_reaches_the_peak(tmp_path: Path) -> None:
     got = train(small(training=RISING | {"lr": 0.05, "steps": 100, "warmup": 100}), tmp_path)
     assert (got["broke_at"], got["lr_reached"], got["steps"]) == (None, 0.05, 100)
