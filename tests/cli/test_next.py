@@ -62,6 +62,7 @@ def follow(text: str) -> str:
 MODEL, BATCH = "my models/layers.py:layers", ("--batch", "my models/layers.py:batch")
 
 
+@pytest.mark.slow
 def test_diagnose_then_explain_then_explain_with_a_rate() -> None:
     """The module takes no guessed inputs: each command has to carry its batch along."""
     code, _, err = called("explain", MODEL)

@@ -84,7 +84,7 @@ def tuned(
     return watch.warnings, losses
 
 
-@in_turn("pair, rate", [False, True], [0.1, 0.3, 1.0])
+@in_turn("pair, rate", [False, True], [0.1, 0.3, 1.0], every=3)
 def test_a_rate_that_undoes_trained_weights(trained: dict[str, Tensor], rate: float, pair: bool) -> None:
     (row,) = tuned(trained, lambda step: rate, 22, pair=pair)[0]
     assert row["step"] <= 20 and row["signal"] == "rise", row["message"]

@@ -128,7 +128,7 @@ def test_what_cures_is_what_broke_it(cell: tuple[str, str]) -> None:
     assert {name for name, row in rows.items() if row["cures"]} == {"the rate of before"}
 
 
-@in_turn("kind, spike", [*LOSSES], [False, True])
+@in_turn("kind, spike", [*LOSSES], [True, False], every=2)
 def test_where_the_loop_as_it_was_finishes_there_is_no_verdict(kind: str, spike: bool) -> None:
     """A healthy run, and one whose rate was high for one step."""
     rows = Loop(kind, lambda n: (30 if spike and n == BREAKS_AT else 1) * RATE).trained().replayed()

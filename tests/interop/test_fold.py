@@ -114,7 +114,7 @@ def check(made: Any, head: str, *, placement: str) -> Any:
     return folded
 
 
-@in_turn("head, name", [*HEADS], [*LIBRARY, *OWN])
+@in_turn("head, name", [*HEADS], [*LIBRARY, *OWN], every=2)
 def test_every_placement_with_coefficients(name: str, head: str) -> None:
     """Vectors, numbers, constants, at every depth; a ReZero gain is away from 0 here."""
     check(model(head, placement=name), head, placement=LIBRARY.get(name) or OWN[name][1])

@@ -46,7 +46,7 @@ def checked(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Findings
     return isograd.check(model), counted(seen[0])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few(FAMILIES, 3))
 def test_every_sublayer_has_its_placement_and_nothing_else_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES[name]
     findings, sublayers = checked(built(family), monkeypatch)

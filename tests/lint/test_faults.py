@@ -22,7 +22,7 @@ from tests.lint.faults import BESIDES, FAULTS, OPTIONS
 from tests.lint.faults.plain import HEADS, WIDTH, PostLayer, RMSNorm
 
 FIRST = {code: name for name, (_, _, code) in reversed(FAULTS.items())}.values()  # of each code
-TWINS = {healthy: name for name, (_, healthy, _) in reversed(FAULTS.items())}.values()  # of each healthy twin
+TWINS = [*{healthy: name for name, (_, healthy, _) in reversed(FAULTS.items())}.values()]  # of each healthy twin
 
 
 def built(builder: Callable[[], nn.Module]) -> Any:
@@ -39,7 +39,7 @@ def test_a_fault_is_caught_with_its_code(name: str) -> None:
     assert set(findings.codes) <= {code} | BESIDES.get(name, set()), [str(f) for f in findings]
 
 
-@pytest.mark.parametrize("name", few(FAULTS, TWINS))
+@pytest.mark.parametrize("name", few(FAULTS, TWINS[::2]))
 def test_nothing_is_said_of_the_healthy_twin(name: str) -> None:
     _, healthy, _ = FAULTS[name]
     findings = isograd.check(built(healthy), **OPTIONS.get(name, {}))

@@ -276,6 +276,7 @@ def test_a_mean_has_its_interval(losses: list[float], cell: str) -> None:
     assert spread(losses, "{:.3f}") == cell
 
 
+@pytest.mark.slow
 def test_nine_arms_three_seeds(study: Path) -> None:
     """Nine lines that differ in colour or dash, in the key of the table too."""
     for name in ("gpt2", "admin-closed", "normformer-resscale"):

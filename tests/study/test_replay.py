@@ -109,6 +109,7 @@ def test_replay_names_the_cure_and_goes_on_where_it_was_killed(broken: Path, tmp
     assert json.loads((tmp_path / "replay.json").read_text()) == content
 
 
+@pytest.mark.slow
 def test_where_the_run_as_it_was_finishes_there_is_no_verdict(tmp_path: Path) -> None:
     """A run that is replayed though it did not break; and a rate that trains nothing is no cure of one that did."""
     run = small(training=LONG | {"lr": 1e-2, "checkpoint_every": 20, "stop_at": 100})

@@ -333,7 +333,7 @@ CODES = "#version: 0.2\no n\n"
 
 
 @pytest.mark.filterwarnings("ignore")  # what is only named here says that it is not used
-@pytest.mark.parametrize("key", few([k for k in VALUES if k not in {*ELSEWHERE, *OF_A_CLASSIFICATION}], 2))
+@pytest.mark.parametrize("key", few([k for k in VALUES if k not in {*ELSEWHERE, *OF_A_CLASSIFICATION}], 3))
 def test_every_key_changes_what_is_built(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.txt").write_text("another text, of other words\n" * 40)

@@ -51,7 +51,10 @@ def test_the_proof_sees_a_new_layer_that_writes() -> None:
     assert not report.passed and "logits differ" in report.failures()[0]
 
 
-@pytest.mark.parametrize(("insert", "new"), [("even", (1, 4)), ("top", (3, 4)), ("bottom", (0, 1))])
+@pytest.mark.parametrize(
+    ("insert", "new"),
+    [("even", (1, 4)), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("top", (3, 4)), ("bottom", (0, 1))))],
+)
 def test_where_new_layers_go(insert: str, new: tuple[int, ...]) -> None:
     made: Any = graft(family("llama"), "layers=5", insert=insert).model
     silent = [i for i, layer in enumerate(made.model.layers) if not layer.mlp.down_proj.weight.any()]

@@ -54,7 +54,7 @@ OURS = {
 }
 
 
-@in_turn("name, change", ["gpt2", "gpt_neox", "roberta-prelayernorm", "bert", "llama", "gemma2"], [*OURS])
+@in_turn("name, change", ["gpt2", "gpt_neox", "roberta-prelayernorm", "bert", "llama", "gemma2"], [*OURS], every=2)
 def test_an_exact_change_into_our_class(name: str, change: str) -> None:
     refused = {
         ("gpt_neox", "streams=3"): "equal to Pre-LN alone",
@@ -107,7 +107,9 @@ def test_every_head_of_a_group_is_the_same() -> None:
     assert made.config.num_key_value_heads == 4
 
 
-@pytest.mark.parametrize("change", few(["norm-weights=folded", "kv-heads=4", "scale=layerscale", "streams=2"], 3))
+@pytest.mark.parametrize(
+    "change", few(["norm-weights=folded", "kv-heads=4", "scale=layerscale", "streams=2"], ["kv-heads=4"])
+)
 def test_the_proof_sees_a_wrong_weight(change: str) -> None:
     """The negative control: the last matrix of the result moved by a thousandth of itself."""
     model = family("llama" if change == "kv-heads=4" else "gpt2")
