@@ -1,9 +1,10 @@
 """Small models for the tests: one line each, every coefficient away from its start where that could hide a mistake."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import product
 from typing import Any, TypeVar
+from zlib import crc32
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from isograd.transformer.parameters import Embedding, Linear, roles
 from isograd.transformer.streams import Connection, Ends
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T", bound=Callable[..., Any])
 
 NAMES = (  # the entries of the first four papers and their surroundings, which every test walks
     "post-ln",
@@ -78,36 +80,56 @@ HEADS: dict[str, tuple[type[IsogradPreTrainedModel], dict[str, Any]]] = {
 }
 
 
-def crossed(arguments: str, names: Sequence[str], *axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """Placements by everything else, of which the default suite takes less: each placement once, with each combination
-    of the rest in turn, and `EVERY_PART` with all of them; of `LATER` one per stream. What is left is slow."""
+def crossed(arguments: str, names: Sequence[str], *axes: Sequence[Any]) -> Callable[[T], T]:
+    """Placements by everything else, of which the default suite takes less: a third of the placements, which third
+    depends on the test's name, with each combination of the rest in turn, and `EVERY_PART` with all of them; of `LATER`
+    one per stream. What is left is slow."""
     rest = [*product(*axes)]
-    always = len(rest) == 1
+    early = [name for name in names if name not in LATER or name in ONE_PER_STREAM]
 
-    def marks(i: int, name: str, values: tuple[Any, ...]) -> list[pytest.MarkDecorator]:
-        if name in LATER and name not in ONE_PER_STREAM:
-            return [pytest.mark.slow]
-        return [] if always or name == EVERY_PART or rest[i % len(rest)] == values else [pytest.mark.slow]
+    def parametrized(test: T) -> T:
+        turn = crc32(test.__name__.encode()) % 3
 
-    return pytest.mark.parametrize(
-        arguments,
-        [pytest.param(name, *values, marks=marks(i, name, values)) for i, name in enumerate(names) for values in rest],
-    )
+        def taken(name: str, values: tuple[Any, ...]) -> bool:
+            if name == EVERY_PART:
+                return True
+            i = early.index(name) if name in early else -1
+            return i % 3 == turn and i >= 0 and rest[i // 3 % len(rest)] == values
+
+        cases = [
+            pytest.param(name, *values, marks=[] if taken(name, values) else [pytest.mark.slow])
+            for name in names
+            for values in rest
+        ]
+        return pytest.mark.parametrize(arguments, cases)(test)
+
+    return parametrized
+
+
+def few(cases: Iterable[Any], chosen: int | Container[Any]) -> list[Any]:
+    """Values of a parameter, of which the default suite takes those that are `chosen`, or one in so many; what is left
+    is slow."""
+    return [
+        case
+        if (i % chosen == 0 if isinstance(chosen, int) else case in chosen)
+        else pytest.param(case, marks=pytest.mark.slow)
+        for i, case in enumerate(cases)
+    ]
 
 
 def in_turn(
     arguments: str,
     first: Sequence[Any],
     *axes: Sequence[Any],
-    always: Sequence[Any] = (),
+    every: int = 1,
     ids: Callable[[Any], str] | None = None,
 ) -> pytest.MarkDecorator:
-    """Every combination of `axes` with one value of `first`, the next for the next, and with each of `always`; what is
-    left is slow."""
+    """Every combination of `axes`, or one in `every`, with one value of `first`, the next for the next; what is left is
+    slow."""
     places = product(*(range(len(axis)) for axis in axes))
     cases = [
-        pytest.param(one, *values, marks=[] if one in always or i == sum(at) % len(first) else [pytest.mark.slow])
-        for at, values in zip(places, product(*axes), strict=True)
+        pytest.param(one, *values, marks=[] if n % every == 0 and i == sum(at) % len(first) else [pytest.mark.slow])
+        for n, (at, values) in enumerate(zip(places, product(*axes), strict=True))
         for i, one in enumerate(first)
     ]
     return pytest.mark.parametrize(arguments, cases, ids=ids)

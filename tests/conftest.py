@@ -20,9 +20,9 @@ torch.set_num_threads(1)
 SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
 LONGEST = (
-    "test_compare.py", "test_claims.py", "test_conform.py", "test_moves.py", "test_faults.py", "test_families.py",
-    "test_collapse.py", "test_distributed.py", "test_page.py", "test_pages.py", "test_runner.py", "test_replay.py",
-    "test_resume.py", "test_translation.py", "test_hf.py", "test_fold.py", "test_pytest_plugin.py", "test_ray.py",
+    "test_distributed.py", "test_compare.py", "test_faults.py", "test_translation.py", "test_translation_page.py",
+    "test_runner.py", "test_classification.py", "test_page.py", "test_study_page.py", "test_hf.py", "test_from.py",
+    "test_check.py", "test_reproduce.py", "test_parity.py", "test_parallel.py", "test_export.py",
 )  # fmt: skip
 
 

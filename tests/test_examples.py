@@ -14,6 +14,7 @@ from isograd.lab.study.compare import plan_arms
 from isograd.lab.study.plan import load_study
 from isograd.lab.train.recipe import load_arms, load_run
 from isograd.placement import CATALOGUE
+from tests.build import few
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,6 +75,7 @@ def deep_post_ln(*words: Any, **options: Any) -> tuple[list[float], str, list[st
     return *example["main"](*words, **options), example["unigram_entropy"](example["text"]())
 
 
+@pytest.mark.slow
 def test_deep_post_ln_is_warned_of_before_and_after_the_first_steps() -> None:
     _, said, messages, _ = deep_post_ln("own", steps=20)
     assert "error: collapse-predicted" in said and "self.ln1" in said
@@ -112,7 +114,7 @@ def test_initial_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted((ROOT / "isograd/lab/recipes").rglob("*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+    "recipe", few(sorted((ROOT / "isograd/lab/recipes").rglob("*.yaml")), 3), ids=lambda p: f"{p.parent.name}-{p.stem}"
 )
 def test_recipes_load(recipe: Path) -> None:
     run = load_run(recipe)
@@ -128,7 +130,7 @@ def test_recipes_load(recipe: Path) -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    sorted(path for path in (ROOT / "isograd/lab/recipes").glob("*/*.yaml") if path.parent.name != "studies"),
+    few(sorted(path for path in (ROOT / "isograd/lab/recipes").glob("*/*.yaml") if path.parent.name != "studies"), 3),
     ids=lambda p: f"{p.parent.name}-{p.stem}",
 )
 def test_the_arms_of_the_papers_recipes(recipe: Path, tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_the_refusal_names_the_files_and_the_option(hostile: Path, capsys: pytes
         isograd.trace.load.load_model(str(hostile))
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_asks_nothing(hostile: Path) -> None:
     """`yes | isograd check`."""
     done = subprocess.run(

@@ -85,7 +85,7 @@ def test_what_the_seconds_are_for_is_said_on_stderr(here: Path) -> None:
         _, out, err = called(verb, "some_models:normed", "--json")
         assert err.startswith("loading torch and some_models:normed ...\nrecording one forward and backward pass of ")
         assert json.loads(out)
-        assert called(verb, "some_models:normed", "--json", "--quiet")[2] == ""
+    assert called("check", "some_models:normed", "--json", "--quiet")[2] == ""
 
 
 def test_the_refusals_of_a_file(here: Path) -> None:
@@ -169,7 +169,6 @@ def test_a_rate_judges_post_ln(here: Path) -> None:
         "def six():\n"
         "    return deep(6)\n"
     )
-    assert called("check", "deep_models:deep", "--lr", "1e-3", "--warmup", "100")[0] == 1
     assert called("check", "deep_models:six", "--lr", "1e-3")[0] == 0
     assert called("check", "deep_models:six", "--lr", "6e-3")[0] == 1
     assert called("check", "deep_models:six", "--lr", "1e-3", "--warmup", "150")[0] == 0

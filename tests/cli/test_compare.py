@@ -158,6 +158,7 @@ def test_a_folder_named_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "shorter than one sequence" in refused("compare", "--out", "out", "--length", "99999999")
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_process_and_costs_no_number(text: Path, tmp_path: Path) -> None:
     """Both runs are killed in step 111 of 120, of which the last checkpoint has 100."""
     arms = ["--placements", "pre-ln", "admin"]
@@ -176,9 +177,8 @@ def test_a_kill_leaves_no_process_and_costs_no_number(text: Path, tmp_path: Path
     same_numbers(out, there)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGTERM", pytest.param("group", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "group"])
 def test_an_interrupt_is_one_line(name: str, text: Path, tmp_path: Path) -> None:
     """And 130, with nobody left. "group": Ctrl-C, which all processes hear."""
     arms = ["--placements", "pre-ln", "post-ln", "admin"]

@@ -109,6 +109,7 @@ def test_text_is_read_with_the_models_tokenizer() -> None:
     assert content["loss"] == pytest.approx(loss.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_masked_model_is_asked_for_what_is_hidden() -> None:
     saved(build.model("masked", vocab_size=len(set(TEXT)) + 5), "model", mask=True)
     called("explain", "model", "--text", "notes.txt", "--out", "out")

@@ -15,7 +15,7 @@ import transformers
 from isograd.convert.parity import hashes
 from isograd.lab.evaluate.translation import Translator
 from isograd.lab.train.train import train
-from tests.build import model
+from tests.build import few, model
 from tests.study.arms import called, read, refused
 from tests.train.recipes import TEXT, small, small_translation
 
@@ -35,7 +35,7 @@ def _runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["language", "masked", "pair"])
+@pytest.mark.parametrize("name", few(["language", "masked", "pair"], ["pair"]))
 def test_a_run_is_folded(name: str, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "new/folder"
     code, said, err = called(*FOLD, str(runs / name), "--out", str(out), "--untie")
@@ -72,6 +72,7 @@ def test_real_text_and_json(runs: Path, tmp_path: Path) -> None:
     assert {k: v for k, v in content.items() if k != "model"} == read(out / "parity.json")
 
 
+@pytest.mark.slow
 def test_the_same_folder_twice_is_the_same(runs: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()  # an empty folder will do
@@ -135,6 +136,7 @@ def test_models_that_are_not_to_be_folded(runs: Path, tmp_path: Path) -> None:
     assert not Path(out).exists()
 
 
+@pytest.mark.slow
 def test_a_failed_parity_report_leaves_nothing(tmp_path: Path) -> None:
     """Offsets of a thousand that the next norm takes off again: exact in fp64, and four digits short in fp32."""
     made = model("causal", placement="admin", embedding_norm=True)

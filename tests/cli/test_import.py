@@ -18,6 +18,7 @@ from subword_nmt.learn_bpe import learn_bpe
 from isograd.convert.parity import hashes
 from isograd.lab.evaluate.translation import Translator
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM
+from tests.build import few
 from tests.golden import PAD, read, state_of
 from tests.interop.fairseq_by_hand import by_hand, random_state
 from tests.interop.test_checkpoint import Calls
@@ -53,7 +54,7 @@ def dictionary(path: Path, words: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["args", "cfg", "legacy"])
+@pytest.mark.parametrize("form", few(["args", "cfg", "legacy"], ["cfg"]))
 def test_a_translator(form: str, tmp_path: Path) -> None:
     options = PAIR | flags("AHF") | {"share_decoder_input_output_embed": True}
     path = checkpoint(tmp_path / "model.pt", options, "pair", form=form)
@@ -253,6 +254,7 @@ def llama(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_in_bf16(tmp_path: Path) -> None:
     folder, out = llama(tmp_path / "llama"), tmp_path / "ours"
     transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(

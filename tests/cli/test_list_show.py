@@ -14,20 +14,20 @@ import isograd
 from isograd.cli import verbs
 from isograd.placement import CATALOGUE
 from isograd.placement.formula import Group
+from tests.build import few
 from tests.study.arms import called, refused
 
+COMMANDS = [
+    ["show"],
+    ["show", "deepnorm", "layers=48"],
+    ["show", "--json"],
+    ["show", "recipes"],
+    ["reproduce", "--list"],
+    ["--version"],
+]
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["show"],
-        ["show", "deepnorm", "layers=48"],
-        ["show", "--json"],
-        ["show", "recipes"],
-        ["reproduce", "--list"],
-        ["--version"],
-    ],
-)
+
+@pytest.mark.parametrize("command", few(COMMANDS, 4), ids="-".join)
 def test_no_torch(command: list[str]) -> None:
     """In a process of its own, as the console script calls it."""
     code = f"import sys; from isograd.cli import main\ntry: main({command})\nfinally: assert 'torch' not in sys.modules"
@@ -150,7 +150,7 @@ def test_show_admin_closed() -> None:
     assert {round(r["skip"], 4) for r in rows["decoder"]} == {7.1931}
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", few(CATALOGUE, 4))
 def test_show_every_placement(name: str) -> None:
     code, out, err = called("show", name)
     assert (code, err) == (0, "") and "12 layers" in out and CATALOGUE[name].about in out

@@ -66,6 +66,7 @@ def test_json(study: Path) -> None:
     assert one["runs"] == read(study / "report" / "results.json") and Path(one["report"]).exists()
 
 
+@pytest.mark.slow
 def test_one_run(study: Path) -> None:
     run = runs(study)[0]
     assert called("report", str(run))[0] == 0
@@ -191,6 +192,7 @@ def killed(run: Path) -> None:
     cut("quantities.jsonl")(run)
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_is_no_fault(study: Path) -> None:
     for run in runs(study):
         killed(run)
@@ -199,6 +201,7 @@ def test_what_a_kill_leaves_is_no_fault(study: Path) -> None:
     checked(study / "report" / "report.html")
 
 
+@pytest.mark.slow
 def test_files_of_a_study_beside_its_runs(study: Path) -> None:
     """The reports of `compare` lie beside the run folders and are no faults."""
     for name in ("report.html", "results.json", "loss.svg"):

@@ -143,6 +143,7 @@ def test_a_pipe_comes_as_it_is_written() -> None:
         assert list(found) == [[b"four"]]
 
 
+@pytest.mark.slow
 def test_a_line_is_answered_before_the_next_is_written(folder: Path, expected: list[str]) -> None:
     """Until the user has had enough; what is shown in a terminal on the way is not in the output."""
     terminal, stderr = pty.openpty()

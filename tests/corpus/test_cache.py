@@ -102,6 +102,7 @@ def test_a_broken_entry_is_named(name: str, source: str, cache: Path) -> None:
     assert same(first, load_corpus(source))
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(source: str, cache: Path) -> None:
     both = [
         subprocess.Popen([sys.executable, "-W", "error", "-c", LOAD, source], stdout=subprocess.PIPE) for _ in range(2)

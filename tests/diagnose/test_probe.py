@@ -13,7 +13,7 @@ from isograd.diagnose.quantities import terms, variance
 from isograd.models import IsogradForCausalLM
 from isograd.placement import Learned, Norm, Placement, Residual, register
 from isograd.transformer.sublayer import Sublayer
-from tests.build import NAMES, labelled, model
+from tests.build import NAMES, few, labelled, model
 
 ADDRESSES = [f"model.layers.{i}.{kind}" for i in (0, 1) for kind in ("attn", "ffn")]
 BATCH = labelled("causal", batch=3, time=9)
@@ -63,7 +63,7 @@ def var(x: Tensor) -> float:
 PLACEMENTS = [*NAMES, "constants", "scalars", "both"]
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", few(PLACEMENTS, 3))
 def test_every_quantity_by_brute_force(placement: str, placements: None) -> None:
     network = model(placement=placement)
     rows, before = observed(network)

@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import isograd
 from isograd import IsogradConfig, IsogradForCausalLM
 from isograd.diagnose.watch.writers import flat
+from tests.build import few
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -75,7 +76,7 @@ def length(tensors: list[Tensor]) -> float:
     return torch.cat([x.flatten() for x in tensors]).double().norm().item()
 
 
-@pytest.mark.parametrize("placement", ["post-ln", "pre-ln", "admin", "normformer-resscale"])
+@pytest.mark.parametrize("placement", few(["post-ln", "pre-ln", "admin", "normformer-resscale"], 3))
 def test_each_number_by_hand(placement: str) -> None:
     model, ids = ours(placement), batches(1)[0]
     grads = by_hand(model, ids)
@@ -215,7 +216,7 @@ def test_low_precision_gradients_are_measured_in_float32() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
-@pytest.mark.parametrize("way", ["function", "module"])
+@pytest.mark.parametrize("way", few(["function", "module"], ["module"]))
 def test_a_compiled_model(way: str) -> None:
     model, (ids,) = ours(), batches(1)
     plain, watch_before = isograd.watch(model), None

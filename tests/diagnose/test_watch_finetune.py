@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import isograd
+from tests.build import few, in_turn
 
 VOCABULARY, TIME = 64, 16
 Rate = Callable[[int], float]
@@ -83,8 +84,7 @@ def tuned(
     return watch.warnings, losses
 
 
-@pytest.mark.parametrize("pair", [False, True])
-@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+@in_turn("pair, rate", [False, True], [0.1, 0.3, 1.0], every=3)
 def test_a_rate_that_undoes_trained_weights(trained: dict[str, Tensor], rate: float, pair: bool) -> None:
     (row,) = tuned(trained, lambda step: rate, 22, pair=pair)[0]
     assert row["step"] <= 20 and row["signal"] == "rise", row["message"]
@@ -101,20 +101,20 @@ def test_a_rate_that_is_not_known_is_lowered_by_a_factor(trained: dict[str, Tens
     assert re.search(r"at a rate lowered \d+-fold", row["remedy"]) and "too high for trained weights" in row["cause"]
 
 
-@pytest.mark.parametrize(
-    "healthy",
-    [
-        {"rate": lambda step: 1e-3},
-        {"rate": lambda step: 3e-2, "steps": 60},  # a new Adam throws the loss up, and it comes back
-        {"rate": lambda step: 3e-3 * (0.5 + 0.5 * math.cos(math.pi * (step % 20) / 20))},  # warm restarts
-        {"rate": lambda step: 3e-3 * abs((step / 10) % 2 - 1)},  # cyclic
-        {"rate": lambda step: 1e-3, "data": lambda step: text(10_000 + step, rows=1)},
-        {"rate": lambda step: 1e-3, "data": lambda step: (text(10_000 + step) * 3) % VOCABULARY},  # another text
-        {"rate": lambda step: 1e-3, "data": lambda step: text(step) if step != 12 else text(step).flip(0, 1)},
-        {"rate": lambda step: 1e-3, "pair": True},
-        {"rate": lambda step: 1e-3, "known": False},
-    ],
-)
+HEALTHY: list[dict[str, Any]] = [
+    {"rate": lambda step: 1e-3},
+    {"rate": lambda step: 3e-2, "steps": 60},  # a new Adam throws the loss up, and it comes back
+    {"rate": lambda step: 3e-3 * (0.5 + 0.5 * math.cos(math.pi * (step % 20) / 20))},  # warm restarts
+    {"rate": lambda step: 3e-3 * abs((step / 10) % 2 - 1)},  # cyclic
+    {"rate": lambda step: 1e-3, "data": lambda step: text(10_000 + step, rows=1)},
+    {"rate": lambda step: 1e-3, "data": lambda step: (text(10_000 + step) * 3) % VOCABULARY},  # another text
+    {"rate": lambda step: 1e-3, "data": lambda step: text(step) if step != 12 else text(step).flip(0, 1)},
+    {"rate": lambda step: 1e-3, "pair": True},
+    {"rate": lambda step: 1e-3, "known": False},
+]
+
+
+@pytest.mark.parametrize("healthy", few(HEALTHY, HEALTHY[1::4]))
 def test_a_healthy_fine_tune_is_left_alone(trained: dict[str, Tensor], healthy: dict[str, Any]) -> None:
     assert tuned(trained, **healthy)[0] == []
 
@@ -136,7 +136,7 @@ def test_a_rate_that_rises_is_that_sentence(trained: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
-@pytest.mark.parametrize(("how", "times"), [("rollback", 2), ("lower-rate", 1)])
+@pytest.mark.parametrize(("how", "times"), [pytest.param("rollback", 2, marks=pytest.mark.slow), ("lower-rate", 1)])
 def test_the_trainer_goes_back(trained: dict[str, Tensor], how: Any, times: int, tmp_path: Path) -> None:
     model = llama()
     model.load_state_dict(trained)

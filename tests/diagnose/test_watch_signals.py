@@ -351,6 +351,7 @@ def test_the_module_that_overflows() -> None:
     assert found is not None and found[0] == "layers.1.norm1.weight"
 
 
+@pytest.mark.slow
 def test_the_script_of_the_docs_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pasted from either page it collapses, and the watch says so."""
     docs = Path(__file__).parents[2] / "docs"

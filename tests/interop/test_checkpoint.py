@@ -21,6 +21,7 @@ import torch
 
 from isograd.convert.checkpoints.checkpoint import plain, read_checkpoint, tensors
 from isograd.errors import CheckpointError
+from tests.build import in_turn
 
 
 class Calls:
@@ -61,9 +62,10 @@ def saved(content: Any, path: Path, new: bool = True) -> Path:
 STATE = collections.OrderedDict(w=torch.arange(6.0).view(2, 3), h=torch.ones(2, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("place", ["beside", "among the weights", "in the options", "alone"])
-@pytest.mark.parametrize("name", list(payloads(Path("mark"))))
+PLACES = ["beside", "among the weights", "in the options", "alone"]
+
+
+@in_turn("place, name, new", PLACES, list(payloads(Path("mark"))), [True, False])
 def test_what_would_run_is_named_and_refused(name: str, place: str, new: bool, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     payload = payloads(mark)[name]

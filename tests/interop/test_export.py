@@ -248,6 +248,7 @@ def test_other_runtimes(to: str, name: str, library: str, files: set[str], runs:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_a_failed_parity_report_leaves_nothing(tmp_path: Path) -> None:
     made = model()
     torch.nn.init.constant_(made.model.layers[0].ffn.branch.out.weight, float("nan"))

@@ -21,7 +21,7 @@ from isograd.papers.fairseq import from_fairseq
 from isograd.papers.fairseq import original as equations
 from isograd.papers.fairseq.names import original_name, renamed
 from isograd.papers.fairseq.options import config_from_fairseq, options_of
-from tests.build import close, tokens
+from tests.build import close, in_turn, tokens
 from tests.golden import PAD, read, state_of, under
 from tests.interop.fairseq_by_hand import by_hand, random_state
 
@@ -110,8 +110,7 @@ def test_the_equations_written_out_are_the_originals(case: str) -> None:
     close(by_hand(model, state, options, ids, written)[real], expected(case, tensors), 1e-11)
 
 
-@pytest.mark.parametrize("pre", [True, False], ids=["pre", "post"])
-@pytest.mark.parametrize("letters", COMBINATIONS)
+@in_turn("pre, letters", [True, False], COMBINATIONS)
 def test_every_combination_of_flags(letters: str, pre: bool) -> None:
     """In a language model, in a decoder over a plain encoder, in both towers, in an encoder alone."""
     changes = {"decoder_normalize_before": pre, "encoder_normalize_before": pre}
@@ -121,8 +120,7 @@ def test_every_combination_of_flags(letters: str, pre: bool) -> None:
     agrees(ENCODER | changes | flags(letters, "enc_"), "masked")
 
 
-@pytest.mark.parametrize("pre", [True, False], ids=["pre", "post"])
-@pytest.mark.parametrize("letters", [c for c in COMBINATIONS if "H" in c])
+@in_turn("pre, letters", [True, False], [c for c in COMBINATIONS if "H" in c], every=2)
 def test_heads_scaled_in_the_papers_place(letters: str, pre: bool) -> None:
     place = {"headscale_position": "before out_proj (paper)"}
     changes = {"decoder_normalize_before": pre, "encoder_normalize_before": pre}

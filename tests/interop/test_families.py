@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from isograd.convert.hf import FAMILIES as HERE
 from isograd.convert.pretrained import from_transformers, import_pretrained, to_transformers
 from isograd.errors import InteropError
-from tests.build import close
+from tests.build import close, few
 from tests.interop.families import FAMILIES, PAIR, SHAPE, Native, drawn, gradients, logits, padded, promoted
 
 
@@ -23,7 +23,10 @@ def exact(native: Any) -> Any:
     return HERE[name_of(native)].in_fp64(native)
 
 
-@pytest.mark.parametrize("native", FAMILIES, ids=str)
+FIRST = [next(native for native in FAMILIES if native.cls == cls) for cls in dict.fromkeys(n.cls for n in FAMILIES)]
+
+
+@pytest.mark.parametrize("native", few(FAMILIES, FIRST[::2]), ids=str)
 def test_in_and_out(native: Native, tmp_path: Path) -> None:
     theirs = native.build()
     ours = from_transformers(theirs)
@@ -68,12 +71,11 @@ def test_in_float32_unpatched(native: Native) -> None:
 
 CAUSAL = [native for native in FAMILIES if native.cls.endswith("CausalLM")]
 WRITERS = [*CAUSAL, *(native for native in FAMILIES if native.shape is not SHAPE)]
-FIRST = [next(native for native in FAMILIES if native.cls == cls) for cls in dict.fromkeys(n.cls for n in FAMILIES)]
 
 
 def often(natives: list[Native]) -> list[Any]:
-    """Each class once; its further options are slow."""
-    return [pytest.param(n, marks=[] if n in FIRST else pytest.mark.slow, id=str(n)) for n in natives]
+    """Each fourth class once; the others and further options are slow."""
+    return [pytest.param(n, marks=[] if n in FIRST[::4] else pytest.mark.slow, id=str(n)) for n in natives]
 
 
 @pytest.mark.parametrize("native", often(FAMILIES))
@@ -133,7 +135,7 @@ def test_sinusoids_are_computed_and_another_table_is_kept(native: Native, tmp_pa
     close(logits(ours, given, mask), logits(exact(theirs), given, mask), 1e-12)
 
 
-@pytest.mark.parametrize("native", PAIRS[::4], ids=str)
+@pytest.mark.parametrize("native", few(PAIRS[::4], 3), ids=str)
 def test_a_folder_of_a_translator(native: Native, tmp_path: Path) -> None:
     native.build().float().save_pretrained(tmp_path / "theirs")
     report = import_pretrained(tmp_path / "theirs", tmp_path / "ours")

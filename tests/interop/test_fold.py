@@ -114,7 +114,7 @@ def check(made: Any, head: str, *, placement: str) -> Any:
     return folded
 
 
-@in_turn("head, name", [*HEADS], [*LIBRARY, *OWN], always=["seq2seq"])
+@in_turn("head, name", [*HEADS], [*LIBRARY, *OWN], every=2)
 def test_every_placement_with_coefficients(name: str, head: str) -> None:
     """Vectors, numbers, constants, at every depth; a ReZero gain is away from 0 here."""
     check(model(head, placement=name), head, placement=LIBRARY.get(name) or OWN[name][1])
@@ -130,6 +130,7 @@ def test_every_placement_with_coefficients(name: str, head: str) -> None:
         {"norm": "rmsnorm", "embedding_norm": True, "scale_embedding": True},
         {"tie_word_embeddings": False, "scale_embedding": True, "position_offset": 2},
     ],
+    every=3,
 )
 def test_every_shape(head: str, position: str, options: dict[str, Any]) -> None:
     made = model(head, placement="admin", position_embedding_type=position, **options)
@@ -146,9 +147,7 @@ def test_types_of_tokens() -> None:
         torch.testing.assert_close(fold(made, untie=True)(**given).logits, made(**given).logits, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("tie", [False, True])
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("norm", [False, True])
+@in_turn("tie, share, norm", [False, True], [False, True], [False, True])
 def test_tables_of_an_encoder_decoder(tie: bool, share: bool, norm: bool) -> None:
     if share and not tie:
         return
@@ -340,8 +339,7 @@ def test_dtypes_may_be_mixed() -> None:
     assert all(p.dtype == wanted[name] for name, p in fold(made).named_parameters())
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("head", ["causal", "seq2seq"])
+@in_turn("beams, head", [1, 4], ["causal", "seq2seq"])
 def test_it_writes_the_same(head: str, beams: int) -> None:
     made = model(head, placement="admin", dtype=torch.float64)
     given = {"input_ids": tokens(4, 5), "num_beams": beams, "max_new_tokens": 12, "min_new_tokens": 12}

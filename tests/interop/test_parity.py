@@ -171,6 +171,7 @@ def test_nothing_to_judge_is_an_error() -> None:
         measure(logits, given(torch.randn(2, 5, 12)), SAMPLE)
 
 
+@pytest.mark.slow
 def test_the_same_models_have_the_same_report(tmp_path: Path) -> None:
     made = model("seq2seq", placement="deepnorm")
     folded = fold(made, untie=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from isograd.errors import DataError, InteropError
 from isograd.models import IsogradForCausalLM, IsogradForSeq2SeqLM, IsogradModel
 from isograd.papers.torch_nn import Layout, from_torch, import_torch
-from tests.build import close, tokens
+from tests.build import close, in_turn, tokens
 
 WIDTH, HEADS, INNER = 16, 4, 24
 
@@ -38,10 +38,7 @@ def padded() -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("norm", [True, False], ids=["norm", "no-norm"])
-@pytest.mark.parametrize("first", [True, False], ids=["pre", "post"])
+@in_turn("bias, activation, norm, first", [True, False], ["relu", "gelu"], [True, False], [True, False])
 def test_layers_alone(first: bool, norm: bool, activation: str, bias: bool, tmp_path: Path) -> None:
     theirs = finished(encoder(norm=norm, norm_first=first, activation=activation, bias=bias))
     plan = Layout(heads=HEADS, norm_first=first, activation=activation)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import isograd
 from isograd.lint.findings import Finding
 from isograd.lint.initial.collapse import COLLAPSES, NAMES, SHARE, TRAINED, CollapseRule
 from isograd.trace.anatomy import find_anatomy
+from tests.build import few
 from tests.lint.faults.plain import post, xavier
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +37,12 @@ def said(
     return [finding for finding in found if finding.code == "collapse-predicted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "layers", "lr", "warmup"),
     [
-        pytest.param("post-ln", 48, 3e-4, 100, marks=pytest.mark.slow),  # 3 of 3 collapse
-        pytest.param("post-ln", 36, 1e-3, 0, marks=pytest.mark.slow),
+        ("post-ln", 48, 3e-4, 100),  # 3 of 3 collapse
+        ("post-ln", 36, 1e-3, 0),
         ("post-ln", 36, 1e-3, 1),  # a warm-up of one step is none
     ],
 )
@@ -65,6 +67,7 @@ def test_settings_that_are_known_to_train(placement: str, layers: int, lr: float
     assert said(placement, layers, lr, warmup) == []
 
 
+@pytest.mark.slow
 def test_a_published_recipe_is_not_judged_by_small_models() -> None:
     """RoBERTa-base: 12 Post-LN layers at 6e-4 with 24,000 steps of warm-up. Width and layers here are smaller."""
     torch.manual_seed(0)
@@ -137,7 +140,7 @@ def test_branches_between_those_of_the_two_lines() -> None:
     ("style", "fix"),
     [
         ("own", "in Block.forward x = x + self.attention(self.ln1(x))"),
-        ("torch", "TransformerEncoderLayer(..., norm_first=True)"),
+        pytest.param("torch", "TransformerEncoderLayer(..., norm_first=True)", marks=pytest.mark.slow),
     ],
 )
 def test_the_remedy_is_in_words_of_the_users_code(style: str, fix: str) -> None:
@@ -262,10 +265,10 @@ def model_of(source: str, file: Path) -> torch.nn.Module:
     return runpy.run_path(str(file))["Model"]()
 
 
-@pytest.mark.parametrize("body", FORWARDS.values(), ids=[*FORWARDS])
+@pytest.mark.parametrize("body", few(FORWARDS, ["branches on lines of their own"]))
 def test_the_lines_that_are_printed_make_it_pre_ln(body: str, tmp_path: Path) -> None:
     """What stands "in place of" a line is put in its place, and nothing else is changed."""
-    source = LAYER.replace("BODY", body)
+    source = LAYER.replace("BODY", FORWARDS[body])
     found = collapse_of(model_of(source, tmp_path / "post.py"), lr=3e-3, warmup=0)
     assert found
     lines = found.remedy.partition(" in Layer.forward ")[2].partition("; in Model.forward")[0]
@@ -278,6 +281,7 @@ def test_the_lines_that_are_printed_make_it_pre_ln(body: str, tmp_path: Path) ->
     assert {*anatomy.placements.values()} == {"pre-ln"}, changed
 
 
+@pytest.mark.slow
 def test_a_class_of_transformers_is_not_rewritten() -> None:
     config = BertConfig(
         vocab_size=101, hidden_size=32, num_hidden_layers=24, num_attention_heads=4, intermediate_size=64
@@ -287,6 +291,7 @@ def test_a_class_of_transformers_is_not_rewritten() -> None:
     assert found and found.remedy.startswith("take a model that normalizes what each branch reads")
 
 
+@pytest.mark.slow
 def test_at_forty_layers_a_rate_and_a_warm_up_are_named() -> None:
     config = isograd.IsogradConfig(
         placement="post-ln", num_hidden_layers=40, hidden_size=64, num_attention_heads=4, vocab_size=101

@@ -17,8 +17,12 @@ from transformers import Trainer
 import isograd
 from isograd.trace import record
 from isograd.trace.inputs import guess_inputs, run
+from tests.build import few
 from tests.lint.faults import BESIDES, FAULTS, OPTIONS
 from tests.lint.faults.plain import HEADS, WIDTH, PostLayer, RMSNorm
+
+FIRST = {code: name for name, (_, _, code) in reversed(FAULTS.items())}.values()  # of each code
+TWINS = [*{healthy: name for name, (_, healthy, _) in reversed(FAULTS.items())}.values()]  # of each healthy twin
 
 
 def built(builder: Callable[[], nn.Module]) -> Any:
@@ -26,7 +30,7 @@ def built(builder: Callable[[], nn.Module]) -> Any:
     return builder()
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", few(FAULTS, FIRST))
 def test_a_fault_is_caught_with_its_code(name: str) -> None:
     faulty, _, code = FAULTS[name]
     findings = isograd.check(built(faulty), **OPTIONS.get(name, {}))
@@ -35,7 +39,7 @@ def test_a_fault_is_caught_with_its_code(name: str) -> None:
     assert set(findings.codes) <= {code} | BESIDES.get(name, set()), [str(f) for f in findings]
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", few(FAULTS, TWINS[::2]))
 def test_nothing_is_said_of_the_healthy_twin(name: str) -> None:
     _, healthy, _ = FAULTS[name]
     findings = isograd.check(built(healthy), **OPTIONS.get(name, {}))
@@ -43,10 +47,7 @@ def test_nothing_is_said_of_the_healthy_twin(name: str) -> None:
     assert findings.missed == ()
 
 
-SOME = [name if at % 8 == 0 else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(FAULTS)]
-
-
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", few(FAULTS, 12))
 def test_the_same_is_said_where_a_model_counts_as_large(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parameters are shared then, and experiments run with one layer of each kind."""
     monkeypatch.setattr(record, "LARGE", 0)

@@ -75,9 +75,9 @@ def run(project: pytest.Pytester, *words: str, inprocess: bool = True) -> pytest
     return start(*plugin, "-p", "no:cacheprovider", *words)
 
 
-def test_findings_and_warnings_fail_a_test(project: pytest.Pytester) -> None:
-    project.makeconftest("import atexit, gc\n\ngc.disable()\natexit.register(gc.freeze)  # two seconds sooner\n")
-    done = run(project, inprocess=False)
+@pytest.mark.parametrize("inprocess", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_findings_and_warnings_fail_a_test(inprocess: bool, project: pytest.Pytester) -> None:
+    done = run(project, inprocess=inprocess)
     done.assert_outcomes(passed=4, failed=1, errors=1)  # those that pass are the negative controls
     done.stdout.re_match_lines_random(
         [

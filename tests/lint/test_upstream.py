@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MT5Config, MT5ForConditionalGeneration
 
@@ -52,11 +51,10 @@ def test_what_a_setting_or_a_weight_has_done_stays_an_error() -> None:
     assert errors and "embedding-std" not in errors
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_random_numbers_of_the_caller_stay(seed: int) -> None:
-    model = mt5()
-    torch.manual_seed(seed)
+def test_the_random_numbers_of_the_caller_stay() -> None:
+    model = gpt2()
+    torch.manual_seed(1)
     wanted = torch.rand(3)
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     isograd.check(model)
     assert torch.equal(torch.rand(3), wanted)

@@ -40,23 +40,23 @@ def run(code: str) -> str:
     return done.stdout
 
 
-ALWAYS = ("isograd first", "transformers first")  # a process of its own each; the others are slow
-
-
-@pytest.mark.parametrize(
-    "order", [one if one in ALWAYS else pytest.param(one, marks=pytest.mark.slow) for one in ORDERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
 def test_the_auto_classes_load_isograds_models(order: str, folder: Path) -> None:
     run(f"folder = {str(folder)!r}\n{ORDERS[order]}{LOADS}")
 
 
-def test_nothing_is_loaded_before_it_is_asked_for() -> None:
-    run("import isograd, sys; assert not {'torch', 'transformers'} & {*sys.modules}")
-    code = "import isograd, sys; from transformers import AutoConfig; AutoConfig.for_model('llama')"
-    run(f"{code}; assert 'isograd.models' not in sys.modules")
+def test_isograd_first_and_nothing_is_loaded_before_it_is_asked_for(folder: Path) -> None:
+    light = "import isograd, sys; assert not {'torch', 'transformers'} & {*sys.modules}\n"
+    other = "AutoConfig.for_model('llama'); assert 'isograd.models' not in sys.modules\n"
+    run(f"folder = {str(folder)!r}\n{light}{AUTO}{other}{LOADS}")
 
 
-def test_without_isograd_the_class_is_not_known(folder: Path) -> None:
-    """The negative control."""
-    code = f"from transformers import AutoConfig\ntry: AutoConfig.from_pretrained({str(folder)!r})"
-    assert "no isograd" in run(f"{code}\nexcept ValueError: print('no isograd')")
+def test_isograd_last_and_without_it_the_class_is_not_known(folder: Path) -> None:
+    """The negative control first, in the same process."""
+    unknown = (
+        "try: AutoConfig.from_pretrained(folder)\n"
+        "except ValueError: pass\n"
+        "else: raise AssertionError('known without isograd')\n"
+    )
+    run(f"folder = {str(folder)!r}\n{AUTO}{unknown}import isograd\n{LOADS}")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from isograd.transformer.positions import POSITIONS
-from tests.build import EVERY, NAMES, close, crossed, model, tokens
+from tests.build import EVERY, EVERY_PART, NAMES, close, crossed, few, model, tokens
 
 PAD = 1
 LIMITS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
@@ -62,7 +62,7 @@ def by_hand(network: Any, ids: Tensor) -> Tensor:
     return ids
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, [EVERY_PART, "admin"]))
 def test_greedy_in_an_encoder_decoder(name: str) -> None:
     network, source = model("seq2seq", placement=name, dtype=torch.float64), tokens(2, 6)
     cached = network.generate(source, use_cache=True, **LIMITS)

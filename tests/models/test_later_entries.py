@@ -12,12 +12,10 @@ from isograd.convert.pretrained import homes
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE
 from isograd.transformer.parameters import Embedding, Linear, decayed
-from tests.build import LATER, ONE_PER_STREAM, close, config, labelled, model, tokens
+from tests.build import LATER, ONE_PER_STREAM, close, config, few, labelled, model, tokens
 from tests.transformer.test_init import SHAPE, D, L, has_std, xavier
 
-each = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ONE_PER_STREAM else pytest.mark.slow) for n in LATER]
-)
+each = pytest.mark.parametrize("name", few(LATER, ONE_PER_STREAM))
 FIRST_AS_PRE_LN = ["hyper-connections-static", "hyper-connections", "affine-shortcut", "denseformer"]
 
 
@@ -200,7 +198,7 @@ def test_compiles_without_a_graph_break(name: str) -> None:
     close(loss, made(**given).loss, 1e-6)
 
 
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", few(LATER, ["layerscale", "ds-init", "sandwich", "mhc", "gated-attention"]))
 def test_only_a_model_of_plain_residuals_has_a_home(name: str) -> None:
     """In transformers' classes; layerscale and the depth rules are refused later unless they are folded."""
     fits = {"qk-clip", "depth-mup", "completep", "layerscale", "ds-init"}

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor
 from isograd.models import search as module
 from isograd.models.beam import BeamSearch
 from isograd.models.search import Hypothesis, search
-from tests.build import model, tokens
+from tests.build import in_turn, model, tokens
 
 START, EOS, OTHER = 0, 2, 7
 
@@ -108,15 +108,15 @@ SPECIAL: dict[str, tuple[int | None, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("beam", "penalty", "early"),
-    [(1, 1.0, True), (3, 1.0, True), (4, 0.0, True), (3, 1.0, False), (4, 2.0, False), (4, 2.0, "never")],
-)
-@pytest.mark.parametrize("name", SPECIAL)
+SETTINGS = [(1, 1.0, True), (3, 1.0, True), (4, 0.0, True), (3, 1.0, False), (4, 2.0, False), (4, 2.0, "never")]
+
+
+@in_turn("setting, name", SETTINGS, [*SPECIAL], ids=str)
 def test_the_lists_of_generate(
-    name: str, beam: int, penalty: float, early: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, setting: tuple[int, float, bool | str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every list and every score."""
+    beam, penalty, early = setting
     monkeypatch.setattr(module, "BeamSearch", AsGenerate)
     pad, eos, generation = SPECIAL[name]
     seed = beam + 3 * list(SPECIAL).index(name)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from isograd.placement import get
 from isograd.placement.formula import PLAIN
 from isograd.transformer.positions import POSITIONS
-from tests.build import EVERY, HEADS, close, crossed, inputs, labelled, model, tokens
+from tests.build import EVERY, HEADS, close, crossed, few, inputs, labelled, model, tokens
 
 every_head = pytest.mark.parametrize("head", HEADS)
 LANGUAGE = ["causal", "masked", "seq2seq"]
@@ -44,7 +44,8 @@ def test_checkpointing_keeps_every_bit(name: str, head: str, reentrant: bool) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")  # torch's own tracer
-@crossed("name, head", ["normformer-resscale", "admin", "deepnorm"], LANGUAGE)
+@pytest.mark.parametrize("name", few(["normformer-resscale", "admin", "deepnorm"], ["normformer-resscale"]))
+@pytest.mark.parametrize("head", few(LANGUAGE, ["seq2seq"]))
 def test_compiled_without_a_graph_break(head: str, name: str) -> None:
     torch.compiler.reset()
     network = model(head, placement=name, dtype=torch.float64).train()

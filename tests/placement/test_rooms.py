@@ -128,11 +128,15 @@ def test_importing_placements_does_not_load_torch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow  # as tests/models/test_auto_classes.py, of another door
 def test_models_load_when_named() -> None:
     seldom = "import gc; gc.disable()"  # what is looked through while it is imported, and at the end, takes seconds
     code = f"{seldom}; import sys, isograd; isograd.IsogradConfig; print('torch' in sys.modules); gc.freeze()"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Isogrod'"):
         _ = isograd.Isogrod
 

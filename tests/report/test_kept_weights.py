@@ -32,7 +32,10 @@ def trained(folder: Path, better: str, select: str) -> tuple[dict[str, Any], str
     return read(folder / "outcome.json"), out
 
 
-@pytest.mark.parametrize(("better", "select"), [("average", "auto"), ("last", "auto"), ("last", "average")])
+@pytest.mark.parametrize(
+    ("better", "select"),
+    [("average", "auto"), *(pytest.param("last", select, marks=pytest.mark.slow) for select in ("auto", "average"))],
+)
 def test_every_output_says_the_same(better: str, select: str, tmp_path: Path) -> None:
     got, out = trained(tmp_path / "run", better, select)
     name = better if select == "auto" else select

@@ -163,6 +163,7 @@ def test_means_over_seeds(compared: Path) -> None:
             assert (mean[i], lowest[i], highest[i]) == pytest.approx(((a + b) / 2, min(a, b), max(a, b)), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_from_a_copied_folder(study: Path, compared: Path) -> None:
     """The same bytes, with no model and no torch in sight."""
     before = (compared / "report.html").read_bytes()
@@ -249,11 +250,17 @@ def test_folders_without_a_run(study: Path) -> None:
     folders = in_order(study)
     spoiled(folders[0])
     assert len(arms_of([*folders, study / "nowhere"])) == 6
-    checked(write_report([*folders, study / "nowhere"], study))
     with pytest.raises(ValueError, match="no runs"):
         write_report([study / "nowhere"], study)
     with pytest.raises(ValueError, match="no folders"):
         write_report([], study)
+
+
+@pytest.mark.slow
+def test_the_page_without_a_run(study: Path) -> None:
+    folders = in_order(study)
+    spoiled(folders[0])
+    checked(write_report([*folders, study / "nowhere"], study))
 
 
 @pytest.mark.parametrize(
@@ -269,6 +276,7 @@ def test_a_mean_has_its_interval(losses: list[float], cell: str) -> None:
     assert spread(losses, "{:.3f}") == cell
 
 
+@pytest.mark.slow
 def test_nine_arms_three_seeds(study: Path) -> None:
     """Nine lines that differ in colour or dash, in the key of the table too."""
     for name in ("gpt2", "admin-closed", "normformer-resscale"):

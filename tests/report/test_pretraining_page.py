@@ -110,6 +110,7 @@ def test_histories_by_hand(compared: Path) -> None:
     assert ends[0] != ends[1] != ends[2]
 
 
+@pytest.mark.slow
 def test_histories_where_there_is_nothing(study: Path) -> None:
     for folder in runs(study):
         rewrite(folder / "quantities.jsonl", gradient_mean_abs=None)
@@ -141,6 +142,7 @@ def test_bands_of_learned_scales(compared: Path) -> None:
         assert np.asarray(axes.lines[-1].get_ydata()).tolist() == mean
 
 
+@pytest.mark.slow
 def test_scales_of_older_runs(study: Path) -> None:
     """Without lowest and highest: the lines alone."""
     for folder in runs(study):

@@ -29,6 +29,7 @@ from isograd.lab.report.style import svg
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study
 from tests.report.test_page import checked
 from tests.report.written import ENTROPY
+from tests.study.arms import called
 
 RATES = [3e-4, 1e-3, 3e-3]
 WARMUP: Row = {"model.placement": PLACEMENTS, "training.warmup": [0, 50, 150], "training.lr": RATES}
@@ -269,11 +270,11 @@ def test_arms_of_a_recipe(tmp_path: Path) -> None:
     folder = write_study(
         tmp_path / "arms", {"training.lr": [1e-3, 3e-3]}, flat_rule, arms=arms, base=SMALL, curves=False
     )
-    page = checked(write_study_report(folder).page)
+    code, out, _ = called("report", str(folder), "--reference", "pre-ln")
+    assert code == 0 and "my [red]$x_1$<b>, clip 2" in out
+    page = checked(folder / "report/report.html")
     assert "my [red]$x_1$<b>, clip 2" in page.text and "[post-ln, training.clip=2]" in page.text
     assert "Against pre-ln, no warm-up, seed by seed" in page.text
-    done = _isograd("report", str(folder), "--reference", "pre-ln")
-    assert done.returncode == 0 and "my [red]$x_1$<b>, clip 2" in done.stdout
 
 
 def test_a_study_under_way(tmp_path: Path) -> None:
@@ -337,14 +338,15 @@ def test_undecided_is_neither_trained_nor_collapsed(tmp_path: Path) -> None:
     assert {line[header.index("collapsed")].split(" ")[0] for line in lines} == {"0/3"}
     short = [arm for arm in found.arms if arm.values["training.lr"] == 3e-4]
     assert not any(arm.trains for arm in short) and all(arm.trouble == ["2/3 undecided"] for arm in short)
-    whole = write_study_report(write_study(tmp_path / "whole", axes, lambda *_: 2.0, base=SMALL, curves=False))
-    assert "undecided" not in whole.table.header
+    whole = found_in(read_study(write_study(tmp_path / "whole", axes, lambda *_: 2.0, base=SMALL, curves=False)))
+    assert "undecided" not in arms_table(whole).header
 
 
 def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_the_same_bytes_again(tmp_path: Path) -> None:
     axes: Row = {"model.placement": ["post-ln", "pre-ln"], "training.warmup": [0, 9], "training.lr": [1e-3, 3e-3]}
     folder = write_study(tmp_path / "study", axes, warmup_rule, base=SMALL, curves=False)
@@ -374,10 +376,7 @@ def _number(text: str) -> float | int | str:
         return text
 
 
-def _isograd(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "isograd", *arguments], capture_output=True, text=True)
-
-
+@pytest.mark.slow
 def test_no_torch() -> None:
     code = "import sys, isograd.lab.report.study.page; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -258,8 +258,7 @@ def test_many_arms_are_counted(study: Path) -> None:
     "gone",
     [
         "validation.jsonl",
-        "quantities.jsonl",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("outcome.json", "resolved.json")),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("quantities.jsonl", "outcome.json", "resolved.json")),
     ],
 )
 @pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), 6])

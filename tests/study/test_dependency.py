@@ -9,7 +9,7 @@ from isograd.papers.reproduce.measures.dependency import dependency_map
 from isograd.placement import Norm, Placement, Residual, register
 from isograd.placement.streams import LayerSkip
 from isograd.transformer.sublayer import Sublayer
-from tests.build import inputs, model, tokens
+from tests.build import in_turn, inputs, model, tokens
 
 PLACEMENTS = ("post-ln", "pre-ln", "admin", "deepnorm", "normformer-resscale")
 
@@ -44,8 +44,7 @@ def ratio(part: Tensor, whole: Tensor) -> float:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@in_turn("norm, placement", ["layernorm", "rmsnorm"], PLACEMENTS)
 def test_each_branch_taken_out(placement: str, norm: str) -> None:
     network = model(placement=placement, norm=norm, num_hidden_layers=3, dtype=torch.float64)
     ids = tokens(2, 7)

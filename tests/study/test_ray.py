@@ -28,7 +28,10 @@ from tests.study.arms import lines, read, same_numbers
 from tests.study.processes import Sent, hold
 from tests.study.tiny_study import Told
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for workers in /proc")
+pytestmark = [
+    pytest.mark.slow,  # a cluster takes as long to begin as a hundred other tests
+    pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for workers in /proc"),
+]
 
 SHORT = ("post-ln", "pre-ln", "of-the-driver")
 LONG = "long"  # a cell, and its placement
@@ -159,7 +162,6 @@ def test_a_worker_killed_in_mid_cell(cells: list[Cell], there: Path, tmp_path: P
     assert not again.steps
 
 
-@pytest.mark.slow
 def test_where_the_folder_is_not_seen(cells: list[Cell], there: Path, tmp_path: Path, scratch: Path) -> None:
     """The files come from there, of a cell that failed, too; one that was killed has gone on there."""
     gone = replace(cells[1].run.data, source=str(tmp_path / "gone.txt"))
@@ -244,7 +246,6 @@ def test_a_cell_that_fails_does_not_end_the_others(cells: list[Cell], there: Pat
     same_study(tmp_path, there, chosen)
 
 
-@pytest.mark.slow
 def test_what_never_answers_is_a_failure_of_one_line(cells: list[Cell], tmp_path: Path) -> None:
     """A process that dies as often as it is tried; a placement that the worker cannot read."""
     register("deadly", Placement(each=Residual(post=Norm(), skip=Deadly())), overwrite=True)

@@ -74,6 +74,7 @@ def test_a_fork_takes_the_rate_of_its_recipe(broken: Path, tmp_path: Path) -> No
     assert mine[step]["loss"] == theirs[step]["loss"]  # before the first update that differs
 
 
+@pytest.mark.slow
 def test_replay_names_the_cure_and_goes_on_where_it_was_killed(broken: Path, tmp_path: Path) -> None:
     plan = load_replay(broken, [["lr=0.05"], ["lr=1e30"], ["seed=7"]], seeds=2)
     assert plan.checkpoint is not None and {change.step for change in plan.changes} == {plan.changes[0].step} != {0}
@@ -97,6 +98,7 @@ def test_replay_names_the_cure_and_goes_on_where_it_was_killed(broken: Path, tmp
     assert json.loads((tmp_path / "replay.json").read_text()) == content
 
 
+@pytest.mark.slow
 def test_where_the_run_as_it_was_finishes_there_is_no_verdict(tmp_path: Path) -> None:
     """A run that is replayed though it did not break; and a rate that trains nothing is no cure of one that did."""
     run = small(training=LONG | {"lr": 1e-2, "checkpoint_every": 20, "stop_at": 100})

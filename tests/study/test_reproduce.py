@@ -327,6 +327,7 @@ def test_list(item: Item) -> None:
     assert item.id in called("reproduce", "--list")[1]
 
 
+@pytest.mark.slow
 def test_the_list_says_what_has_run(item: Item, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out")]
 
@@ -374,6 +375,7 @@ def _bad(context: Context) -> Rows:
     return [{"a": 1 / 0}]
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_computed_once(item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by the next command; with other runs it is computed again."""
     count = tmp_path / "count"

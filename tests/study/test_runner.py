@@ -23,6 +23,7 @@ from isograd.lab.study.engine.workers import in_processes, local
 from isograd.lab.study.plan import Cell, Study
 from isograd.machine import cores
 from isograd.placement import Norm, Placement, Residual, Site, register
+from tests.build import few, in_turn
 from tests.study.arms import TEXT, lines, read
 from tests.study.tiny_study import Told, ledger, ran, study
 
@@ -184,7 +185,7 @@ def _half_seal(checkpoint: Path) -> None:
     (checkpoint / "sealed.json").write_text('{"model.saf')
 
 
-@pytest.mark.parametrize("damage", [_drop, _cut, _unseal, _half_seal])
+@pytest.mark.parametrize("damage", few([_drop, _cut, _unseal, _half_seal], [_cut]))
 def test_a_missing_or_broken_checkpoint(plain: Trained, stopped: Path, damage: Callable[[Path], None]) -> None:
     damage(plain.place(stopped) / "checkpoints/checkpoint-10")
     told = Told()
@@ -195,8 +196,7 @@ def test_a_missing_or_broken_checkpoint(plain: Trained, stopped: Path, damage: C
     assert ledger(stopped) == ledger(plain.folder)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "quantities.jsonl"])
-@pytest.mark.parametrize("rest", [b"", b'{"step": 21, "lo', b"\0\0\0", b"\xff\xfe"])
+@in_turn("rest, name", [b'{"step": 21, "lo', b"\xff\xfe", b"\0\0\0", b""], ["metrics.jsonl", "quantities.jsonl"])
 def test_a_last_row_cut_off_by_a_kill_is_no_damage(plain: Trained, stopped: Path, name: str, rest: bytes) -> None:
     with (plain.place(stopped) / name).open("ab") as file:
         file.write(rest)
@@ -290,7 +290,7 @@ def test_broken_cells_are_told_of_and_left_as_they_are(
     assert survey(plain.cells, stopped).broken == {0: told.notes[0]}
 
 
-@pytest.mark.parametrize("damage", [_corrupt_row, _other_run, _half_outcome])
+@pytest.mark.parametrize("damage", few([_corrupt_row, _other_run, _half_outcome], [_corrupt_row]))
 def test_broken_cells_are_trained_anew_on_demand(plain: Trained, stopped: Path, damage: Callable[[Path], str]) -> None:
     """What was there is kept, each time."""
     for time in (1, 2):
@@ -511,6 +511,7 @@ def test_in_processes_each_with_its_gpu(plain: Trained, tmp_path: Path, monkeypa
     assert "CUDA_VISIBLE_DEVICES" not in os.environ and not mp.active_children()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no process")
 @pytest.mark.skipif(cores() < 2, reason="one core is nothing to share")
 def test_workers_that_fill_the_cores_have_their_own(plain: Trained, tmp_path: Path) -> None:

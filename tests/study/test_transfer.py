@@ -347,6 +347,7 @@ def test_the_coordinate_check_over_width() -> None:
         coordinate_check(source, [2])
 
 
+@pytest.mark.slow
 def test_the_verb_checks_coordinates() -> None:
     words = ["transfer", "pre-ln-needs-no-warmup", "model.layers=1", *SMALL, "--depth", "1:2", "--check", "--json"]
     code, out, err = called(*words)

@@ -17,6 +17,7 @@ from isograd.lint.initial.initialization import scheme_of
 from isograd.placement.schemes import SCHEMES
 from isograd.trace.anatomy import find_anatomy
 from isograd.trace.inputs import guess_inputs
+from tests.build import in_turn
 from tests.study.arms import called, refused
 
 WIDTH, LAYERS = 64, 4
@@ -188,10 +189,7 @@ def test_groups_of_our_own_models_come_from_the_name() -> None:
         isograd.transfer.parameter_groups(model, lr=1e-3, depth=(2, 4))
 
 
-@pytest.mark.parametrize(
-    "build", [pytest.param(b, id=b.__name__, marks=[] if b in (plain, gpt2) else [pytest.mark.slow]) for b in MODELS]
-)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@in_turn("scheme, build", [*SCHEMES], MODELS, ids=lambda x: getattr(x, "__name__", x))
 def test_check_names_the_scheme_and_is_clean(build: Callable[[], nn.Module], scheme: str) -> None:
     model = build()
     isograd.transfer.initialize(model, scheme)

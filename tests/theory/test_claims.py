@@ -27,6 +27,7 @@ from isograd.papers.theory.curves import farthest, geometric_mean, over_interval
 from isograd.papers.theory.lemmas import _rms_norm
 from isograd.papers.theory.measures import MEASURES
 from isograd.placement import CATALOGUE
+from tests.build import few
 
 CASES = [(claim, case) for claim in CLAIMS.values() for case in claim.cases]
 QUICK = {  # with these seeds the verdict is the same as with all, in a second or two
@@ -55,7 +56,7 @@ QUICK = {  # with these seeds the verdict is the same as with all, in a second o
 NO_CHANGE = 1e-13  # the share of a change that is left where a claim is an equation; 0 where it is one bit for bit
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", few(QUICK, 3))
 def test_quick_claims_hold_and_refuse_their_controls(name: str) -> None:
     for one in verdicts([CLAIMS[name]], QUICK[name]):
         assert one.as_recorded, one.row()
@@ -130,8 +131,9 @@ ACCEPTED = {  # of a claim that is false of a case: a network of which it is tru
 }
 
 
-@pytest.mark.parametrize(("claim", "case"), SOON, ids=lambda x: getattr(x, "name", "") or getattr(x, "placement", ""))
-def test_controls_of_quick_claims_can_fail(claim: Claim, case: Case) -> None:
+@pytest.mark.parametrize("pair", few(SOON, 4), ids=lambda pair: f"{pair[0].name}-{pair[1].placement}")
+def test_controls_of_quick_claims_can_fail(pair: tuple[Claim, Case]) -> None:
+    claim, case = pair
     accepts_what_hardly_differs(claim, case, QUICK[claim.name])
 
 
@@ -159,8 +161,9 @@ def test_the_other_controls_can_fail() -> None:
     assert deepnorm.holds(growth.measure("admin, skip 1", 1))  # ADMIN before its profile does not grow
 
 
-@pytest.mark.parametrize(("claim", "case"), ACCEPTED)
-def test_what_is_false_of_one_network_is_true_of_another(claim: str, case: str) -> None:
+@pytest.mark.parametrize("refutes", few(ACCEPTED, 3), ids=str)
+def test_what_is_false_of_one_network_is_true_of_another(refutes: tuple[str, str]) -> None:
+    claim, case = refutes
     (refuted,) = [one for one in CLAIMS[claim].cases if (one.subject or one.placement) == case]
     measured = CLAIMS[claim].measure(ACCEPTED[claim, case], 1 if "gradients" in claim else 4)
     assert refuted.refuted and refuted.accepts(measured.value), measured.value

@@ -13,7 +13,7 @@ from isograd.placement import CATALOGUE, get, sites
 from isograd.placement.formula import PLAIN, Coupled
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.transformer.sublayer import Sublayer
-from tests.build import NAMES
+from tests.build import NAMES, few
 
 IDS = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(0))
 ROLES = {"query": "query", "key": "key", "value": "value", "out": "attn_out"}
@@ -186,7 +186,7 @@ SKIPS: dict[str, tuple[Callable[[int], float], str | None]] = {  # of sublayer i
 }
 
 
-@pytest.mark.parametrize("case", SKIPS)
+@pytest.mark.parametrize("case", few(SKIPS, ["uneven around 1", "as profiled", "DeepNorm's"]))
 def test_what_trained_skips_compute(case: str) -> None:
     law, function = SKIPS[case]
     model = IsogradForCausalLM(IsogradConfig(placement="admin", **(SHAPE | {"num_hidden_layers": 16})))

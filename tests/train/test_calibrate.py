@@ -18,7 +18,7 @@ from isograd.files import read_rows
 from isograd.lab.train.train import load_task, train
 from isograd.placement import Learned, Norm, Placement, Residual, register
 from isograd.transformer.sublayer import Sublayer
-from tests.build import HEADS, labelled, model, tokens
+from tests.build import HEADS, few, labelled, model, tokens
 from tests.golden import PAD, REDUCED, WHOLE, load, present
 from tests.train import calibrate_job
 from tests.train.recipes import outcome, read_json, small
@@ -344,8 +344,12 @@ def newcomer(layers: int = 12, **options: Any) -> Any:
     ("options", "said"),
     [
         ({"scale_embedding": False}, r"1, 0\.1\d, .* RMS of 0\.1\d .*scale_embedding=True"),
-        ({"init": "normal"}, r"RMS of 0\.1\d where ADMIN needs about 1: embedding_norm=True"),
-        ({"init": "normal", "embedding_norm": True}, r"branches begin so small"),
+        pytest.param(
+            {"init": "normal"},
+            r"RMS of 0\.1\d where ADMIN needs about 1: embedding_norm=True",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"init": "normal", "embedding_norm": True}, r"branches begin so small", marks=pytest.mark.slow),
     ],
 )
 def test_a_profile_that_leaves_post_ln_says_so(options: dict[str, Any], said: str) -> None:
@@ -361,12 +365,15 @@ def test_a_profile_that_leaves_post_ln_says_so(options: dict[str, Any], said: st
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"scale_embedding": False, "embedding_norm": True},
-        {"position_embedding_type": "sinusoidal"},
-        {"position_embedding_type": "rotary"},
-    ],
+    few(
+        [
+            {},
+            {"scale_embedding": False, "embedding_norm": True},
+            {"position_embedding_type": "sinusoidal"},
+            {"position_embedding_type": "rotary"},
+        ],
+        4,
+    ),
 )
 def test_the_defaults_of_a_newcomer_are_admin(options: dict[str, Any]) -> None:
     network, ids = newcomer(**options), tokens(4, 16, high=101)

@@ -19,6 +19,7 @@ from isograd.lab.train.run import Run
 from isograd.lab.train.train import load_task, train
 from isograd.lab.train.validation import best
 from isograd.models import IsogradConfig, IsogradForSeq2SeqLM, IsogradForSequenceClassification
+from tests.build import few
 from tests.study.processes import killed_after
 from tests.train.recipes import losses, outcome, read_json, same_run, weights
 from tests.train.test_distributed import launch
@@ -65,7 +66,7 @@ def fresh(run: Run) -> Any:
     return task.build(task.config())
 
 
-@pytest.mark.parametrize("kind", ["masked", "causal", "typed"])
+@pytest.mark.parametrize("kind", few(["masked", "causal", "typed"], ["typed"]))
 def test_the_loss_curve_is_that_of_a_loop_by_hand(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """AdamW on each row alone, in the order of two permutations; warm-up over 20 % of ten updates, then to 0."""
     folder = request.getfixturevalue(kind)
@@ -213,7 +214,7 @@ def test_a_grid_does_not_fill_the_disk(masked: str, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("select", ["best", "average"])
+@pytest.mark.parametrize("select", few(["best", "average"], ["average"]))
 def test_which_weights_are_scored(select: str, masked: str, tmp_path: Path) -> None:
     got = train(tuned(masked, training={"select": select, "average": 2, "epochs": 4, "lr": 0.05}), tmp_path)
     rows = read_rows(tmp_path / "validation.jsonl")

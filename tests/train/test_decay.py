@@ -17,7 +17,7 @@ from isograd.lab.train.train import train
 from isograd.lab.train.trainer import IsogradTrainer
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE, sites
-from tests.build import NAMES, randomised
+from tests.build import NAMES, crossed, few, randomised
 from tests.train.recipes import small
 
 DECAY = 0.1
@@ -38,8 +38,7 @@ def expected_sets(names: list[str]) -> tuple[set[str], set[str]]:
     return matrices, set(names) - matrices
 
 
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("placement", NAMES)
+@crossed("placement, norm", NAMES, ["layernorm", "rmsnorm"])
 def test_both_sets_of_every_placement(placement: str, norm: str, tmp_path: Path) -> None:
     """The parameters in the built optimizer's groups, by name: nothing twice, nothing left out."""
     made = trainer(tmp_path, {"placement": placement, "norm": norm, "positions": "learned", "act": "swiglu"})
@@ -53,9 +52,7 @@ def test_both_sets_of_every_placement(placement: str, norm: str, tmp_path: Path)
         assert any(".ffn.p" in n for n in kept)
 
 
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("placement", NAMES)
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@crossed("placement, norm, optimizer", NAMES, ["layernorm", "rmsnorm"], ["adamw", "lamb"])
 def test_a_step_without_gradients_moves_matrices_only(
     placement: str, norm: str, optimizer: str, tmp_path: Path
 ) -> None:
@@ -73,13 +70,16 @@ def test_a_step_without_gradients_moves_matrices_only(
             torch.testing.assert_close(p.detach(), before[name] * (1 - 0.5 * DECAY))
 
 
-@pytest.mark.parametrize(
-    ("decay", "warmup", "optimizer"),
-    [("constant", 0, "adam"), ("constant", 3, "adamw"), ("linear", 0, "sgd"), ("linear", 2, "adam"),
-     ("cosine", 3, "radam"), ("cosine", 0, "adam"), ("inverse-sqrt", 3, "adam"), ("inverse-sqrt", 0, "adam")],
-)  # fmt: skip
-def test_the_rate_of_every_update_and_of_the_log(decay: str, warmup: int, optimizer: str, tmp_path: Path) -> None:
+RATES = [
+    ("constant", 0, "adam"), ("constant", 3, "adamw"), ("linear", 0, "sgd"), ("linear", 2, "adam"),
+    ("cosine", 3, "radam"), ("cosine", 0, "adam"), ("inverse-sqrt", 3, "adam"), ("inverse-sqrt", 0, "adam"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rates", few(RATES, RATES[1::3]), ids=str)
+def test_the_rate_of_every_update_and_of_the_log(rates: tuple[str, int, str], tmp_path: Path) -> None:
     """Read from the optimizer at the moment it steps; all groups alike; equal to the formula and to the log."""
+    decay, warmup, optimizer = rates
     seen: list[set[float]] = []
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -26,7 +26,7 @@ from isograd.lab.train.run import Model, Run
 from isograd.models import IsogradForCausalLM
 from isograd.placement import CATALOGUE, get, register
 from isograd.placement.laws import sites
-from tests.build import LATER, NAMES
+from tests.build import LATER, NAMES, ONE_PER_STREAM, few, in_turn
 from tests.study.arms import refused
 from tests.train.recipes import small, text_file
 
@@ -74,7 +74,7 @@ def ratio(run: Run) -> float:
     return (activations(run, network.config, LENGTH) + copies) / real
 
 
-@pytest.mark.parametrize("name", WITH_LAYERNORM)
+@pytest.mark.parametrize("name", few(WITH_LAYERNORM, 2))
 def test_activations(name: str) -> None:
     """In float32 nothing but the ids of the positions is missing."""
     assert ratio(shaped(name)) == pytest.approx(1.0, abs=0.002)
@@ -87,7 +87,7 @@ MORE_ON_A_CPU = (
 )  # RMSNorm and division by a length are several operations there
 
 
-@pytest.mark.parametrize("name", [name for name in LATER if name not in MORE_ON_A_CPU])
+@pytest.mark.parametrize("name", few([name for name in LATER if name not in MORE_ON_A_CPU], ONE_PER_STREAM))
 def test_activations_of_the_later_entries(name: str) -> None:
     """Streams, gates, curves in place of norms and weights apart from them, as exactly."""
     assert ratio(shaped(name)) == pytest.approx(1.0, abs=0.002)
@@ -125,8 +125,7 @@ def max_layer(run: Run) -> int:
     return activations(four, four.config(), LENGTH) - activations(three, three.config(), LENGTH)
 
 
-@pytest.mark.parametrize("act", ["relu", "relu_squared", "swiglu", "gelu_tanh"])
-@pytest.mark.parametrize("name", ["pre-ln", "normformer"])
+@in_turn("name, act", ["pre-ln", "normformer"], ["relu", "relu_squared", "swiglu", "gelu_tanh"])
 def test_activations_of_every_feedforward(name: str, act: str) -> None:
     assert ratio(shaped(name, act=act)) == pytest.approx(1.0, abs=0.002)
 
@@ -172,7 +171,7 @@ def test_activations_as_on_a_gpu(name: str) -> None:
         assert 0.98 < ratio(shaped(name, precision="bf16")) < 1.01
 
 
-@pytest.mark.parametrize("name", WITH_LAYERNORM)
+@pytest.mark.parametrize("name", few(WITH_LAYERNORM, 4))
 def test_activations_in_bfloat16(name: str) -> None:
     """A GPU's autocast lets a LayerNorm read float32 where a CPU's lets it read bfloat16: at most a quarter more."""
     residuals = [get(name).of(site) for site in sites(1)]

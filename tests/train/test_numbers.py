@@ -16,6 +16,7 @@ from isograd.lab.train.run import Run
 from isograd.lab.train.tasks.language import LanguageModelling, load_corpus_of
 from isograd.lab.train.train import train
 from isograd.models import IsogradForCausalLM
+from tests.build import in_turn
 from tests.train.recipes import losses, outcome, small, weights
 
 
@@ -67,8 +68,7 @@ def test_a_training_is_the_plain_loop(tmp_path: Path) -> None:
     agree(small(training=SGD), tmp_path)
 
 
-@pytest.mark.parametrize("clip", [0.5, 1e3])
-@pytest.mark.parametrize("accumulation", [1, 4])
+@in_turn("accumulation, clip", [4, 1], [0.5, 1e3])
 def test_clipping_is_torchs_and_the_logged_norm_stands_before_it(
     clip: float, accumulation: int, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from isograd.errors import RecipeError
 from isograd.files import read_rows
 from isograd.lab.train.recipe import run_from_dict
 from isograd.lab.train.train import train
+from tests.build import in_turn
 from tests.train.recipes import losses, outcome, small
 
 STEPS, BREAK_AT = 80, 41
@@ -95,8 +96,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("how", ["rollback", "lower-rate"])
+@in_turn("how, name", ["rollback", "lower-rate"], [*BROKEN])
 def test_an_injected_break_is_undone(name: str, how: str, tmp_path: Path) -> None:
     _, broken, _ = trained(tmp_path / "broken", **BROKEN[name])
     assert not broken < 4.0  # off by default: the break stays, or is not a number
@@ -153,6 +153,7 @@ def test_a_run_of_ours_goes_on_at_lower_rates(tmp_path: Path) -> None:
     assert skipped and skipped | kept == set(range(1, 121)) and not kept & skipped
 
 
+@pytest.mark.slow
 def test_a_healthy_run_of_ours_keeps_its_numbers(tmp_path: Path) -> None:
     well = HIGH | {"lr": 0.05}
     train(small(training=well), tmp_path / "plain")
@@ -161,6 +162,7 @@ def test_a_healthy_run_of_ours_keeps_its_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "recover/skipped.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_killed_after_a_recovery_and_started_again(tmp_path: Path) -> None:
     run = small(model={"dropout": 0.1}, training=HIGH | {"recover": "lower-rate", "recoveries": 4})
     train(run, tmp_path / "whole")

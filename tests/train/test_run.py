@@ -18,6 +18,7 @@ from isograd.lab.train.tasks.language import LanguageModelling, LanguageRun
 from isograd.lab.train.train import load_task
 from isograd.lab.train.trainer import IsogradTrainer, arguments, check_machine
 from isograd.lab.train.validation import Validate
+from tests.build import few
 from tests.train.recipes import pairs_files, small, small_translation
 
 
@@ -275,7 +276,7 @@ def base(key: str) -> Run:
     return small_translation(**given | {"model": shared | given.get("model", {})})
 
 
-@pytest.mark.parametrize("key", [*VALUES])
+@pytest.mark.parametrize("key", few(VALUES, 4))
 def test_round_trip_and_key(key: str) -> None:
     """as_dict and back is the same run; the key changes with everything but the name."""
     one = base(key)
@@ -332,7 +333,7 @@ CODES = "#version: 0.2\no n\n"
 
 
 @pytest.mark.filterwarnings("ignore")  # what is only named here says that it is not used
-@pytest.mark.parametrize("key", [k for k in VALUES if k not in {*ELSEWHERE, *OF_A_CLASSIFICATION}])
+@pytest.mark.parametrize("key", few([k for k in VALUES if k not in {*ELSEWHERE, *OF_A_CLASSIFICATION}], 3))
 def test_every_key_changes_what_is_built(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.txt").write_text("another text, of other words\n" * 40)

@@ -13,6 +13,7 @@ from isograd.lab.train.recipe import run_from_dict
 from isograd.lab.train.run import MODEL_LATER, Run
 from isograd.lab.train.train import train
 from isograd.models import IsogradConfig, IsogradForCausalLM
+from tests.build import few
 from tests.train.recipes import losses as losses_of
 from tests.train.recipes import read_json, small
 from tests.train.test_memory import ratio, shaped
@@ -43,7 +44,7 @@ def test_each_is_tried() -> None:
     assert set(MODEL_LATER) - FURTHER | {"act"} == set(OPTIONS)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", few(OPTIONS, ["kv_heads", "rope", "layer_types", "norm_bias"]))
 def test_an_option_trains_and_is_saved(name: str, tmp_path: Path) -> None:
     said, expected = OPTIONS[name]
     steps = {"steps": 3, "checkpoint_every": 0}

@@ -16,6 +16,7 @@ from isograd.lab.train.run import Run
 from isograd.lab.train.train import load_task, train
 from isograd.models import IsogradForMaskedLM
 from isograd.outcome import PATIENCE, LossWatch
+from tests.build import in_turn
 from tests.train.recipes import documents_file, losses, outcome, small, weights
 
 
@@ -107,6 +108,7 @@ def test_a_rising_rate_is_followed_until_the_loss_breaks(tmp_path: Path) -> None
     assert got["outcome"] in ("collapsed", "diverged") and f"stopped at step {got['broke_at']}" in got["reason"]
 
 
+@pytest.mark.slow
 def test_one_that_does_not_break_reaches_the_peak(tmp_path: Path) -> None:
     got = train(small(training=RISING | {"lr": 0.05, "steps": 100, "warmup": 100}), tmp_path)
     assert (got["broke_at"], got["lr_reached"], got["steps"]) == (None, 0.05, 100)
@@ -192,8 +194,7 @@ def test_characters_that_a_masked_model_does_not_know_are_no_targets(tmp_path: P
     assert loss is not None and math.isfinite(loss)
 
 
-@pytest.mark.parametrize("task", ["language", "masked"])
-@pytest.mark.parametrize("keys", [{}, {"valid_every": 1, "select": "best"}])
+@in_turn("task, keys", ["language", "masked"], [{}, {"valid_every": 1, "select": "best"}])
 def test_the_last_update_alone_broke_it(task: str, keys: dict[str, Any], tmp_path: Path) -> None:
     """The losses in training were those before each update, and finite."""
     broken = {"steps": 1, "lr": 1e30, "optimizer": "sgd", "clip": 0.0} | keys

@@ -21,6 +21,7 @@ from isograd.lab.train.run import Run
 from isograd.lab.train.tasks.language import LanguageModelling, load_corpus_of
 from isograd.lab.train.train import train
 from isograd.lab.train.trainer import IsogradTrainer
+from tests.build import in_turn
 from tests.train.recipes import losses, outcome, small
 
 # Gradients as the Trainer has them
@@ -85,8 +86,7 @@ def by_hand(folder: Path, parts: int) -> tuple[float, float]:
     return total, torch.cat([g.flatten() for g in grads]).norm().item()
 
 
-@pytest.mark.parametrize("clip", [1e-3, 0.0])
-@pytest.mark.parametrize("parts", [1, 4])
+@in_turn("parts, clip", [4, 1], [1e-3, 0.0])
 def test_gradients_before_clipping_and_behind_accumulation(parts: int, clip: float, tmp_path: Path) -> None:
     rows, trainer = watched(
         tmp_path,

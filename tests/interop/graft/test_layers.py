@@ -10,11 +10,11 @@ import transformers
 from isograd.convert.graft import graft, graft_folder
 from isograd.convert.graft.proof import proven
 from isograd.errors import GraftError
+from tests.build import in_turn
 from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits, of
 
 
-@pytest.mark.parametrize("new", ["copy", "init"])
-@pytest.mark.parametrize("name", of(*(name for name in FAMILIES if name not in POST_LN)))
+@in_turn("name, new", [name for name in FAMILIES if name not in POST_LN], ["copy", "init"])
 def test_new_layers_change_nothing(name: str, new: str) -> None:
     model = family(name)
     before = logits(model)
@@ -51,7 +51,10 @@ def test_the_proof_sees_a_new_layer_that_writes() -> None:
     assert not report.passed and "logits differ" in report.failures()[0]
 
 
-@pytest.mark.parametrize(("insert", "new"), [("even", (1, 4)), ("top", (3, 4)), ("bottom", (0, 1))])
+@pytest.mark.parametrize(
+    ("insert", "new"),
+    [("even", (1, 4)), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("top", (3, 4)), ("bottom", (0, 1))))],
+)
 def test_where_new_layers_go(insert: str, new: tuple[int, ...]) -> None:
     made: Any = graft(family("llama"), "layers=5", insert=insert).model
     silent = [i for i, layer in enumerate(made.model.layers) if not layer.mlp.down_proj.weight.any()]
