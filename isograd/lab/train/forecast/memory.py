@@ -184,10 +184,11 @@ def activations(run: Run, config: IsogradConfig, tokens: int) -> int:
 
     With gradient checkpointing that is the state before each layer, and everything inside the largest layer.
     """
-    rows = max(1, tokens // run.places)
-    found = _kept(_described(config), run.task, rows, run.places, product_bytes(run.training), run.training.fsdp)
+    places = min(run.places, config.max_position_embeddings)  # of a fine-tuning there may be too few, which data say
+    rows = max(1, tokens // places)
+    found = _kept(_described(config), run.task, rows, places, product_bytes(run.training), run.training.fsdp)
     layers = max(found.layers) + found.carried if run.training.gradient_checkpointing else sum(found.layers)
-    return round((found.ends + layers) * tokens / (rows * run.places))
+    return round((found.ends + layers) * tokens / (rows * places))
 
 
 @dataclass(frozen=True, kw_only=True)
