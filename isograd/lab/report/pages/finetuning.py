@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from isograd.lab.evaluate.classification import Spread, ranked, spread
-from isograd.lab.report.compared import Compared, difference, table, verdicts
+from isograd.lab.report.compared import Compared, corrected, section, verdicts
 from isograd.lab.report.figures import Subject
 from isograd.lab.report.page import Section
 from isograd.lab.report.runs import ArmFiles, RunFiles
 from isograd.lab.report.style import INK, LEVEL_LINE, Drawing, heading, plain
-from isograd.lab.statistics import compare, median, side_by_side
+from isograd.lab.statistics import compare, median
 
 
 def spread_of(arm: ArmFiles) -> Spread | None:
@@ -129,23 +129,25 @@ def compared(arms: Sequence[ArmFiles]) -> list[Compared]:
         sides = [[arm for arm in group if arm.first.run["glue"]["scratch"] is kind] for kind in (False, True)]
         if all(sides):
             pairs.append((_best(sides[0]), _best(sides[1])))
-    found = side_by_side([compare(_by_seed(tuned), _by_seed(scratch)) for tuned, scratch in pairs])
     many = len({arm.first.run["glue"]["task"] for arm in arms}) > 1
-    return [
+    found = [
         Compared(
             mine=tuned.label,
             theirs=scratch.label,
-            found=one,
-            size=difference(one),
+            found=compare(_by_seed(tuned), _by_seed(scratch)),
             where=title(tuned) if many else "",
             more=[f"{median_score(tuned)} / {median_score(scratch)}", _above_baseline(tuned, scratch)],
         )
-        for (tuned, scratch), one in zip(pairs, found, strict=True)
+        for tuned, scratch in pairs
     ]
+    return corrected(found)
 
 
 def findings(arms: Sequence[ArmFiles]) -> Iterator[str]:
-    yield from verdicts(compared(arms), {"lower": "lower score than", "higher": "higher score than"})
+    yield from verdicts(compared(arms), WORDS)
+
+
+WORDS = {"lower": "lower score than", "higher": "higher score than"}
 
 
 def _best(arms: Sequence[ArmFiles]) -> ArmFiles:
@@ -178,16 +180,15 @@ def scores(about: Subject) -> Section:
 
 def worth(about: Subject) -> Section | None:
     """Pre-trained against from scratch."""
-    found = compared(about.arms)
-    more = ["medians", "above the baseline"]
-    shown = table(found, "median difference of the score", who="fine-tuning", more=more)
-    said = list(findings(about.arms))
-    return (
-        Section(
-            name="pre-training", title="Pre-trained against from scratch", sentence=_WORTH, table=shown, verdicts=said
-        )
-        if shown
-        else None
+    return section(
+        "pre-training",
+        "Pre-trained against from scratch",
+        compared(about.arms),
+        "median difference of the score",
+        WORDS,
+        _WORTH,
+        who="fine-tuning",
+        more=["medians", "above the baseline"],
     )
 
 

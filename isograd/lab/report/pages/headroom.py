@@ -32,7 +32,7 @@ from isograd.lab.report.style import (
     log,
     look_of,
 )
-from isograd.lab.statistics import caution, compare, side_by_side
+from isograd.lab.statistics import caution, compare
 from isograd.lab.study.boundary import Boundary, BoundaryInterval, RateSearch, RateVerdict, log_middle
 from isograd.lab.study.labels import flat, listed, shown
 
@@ -359,17 +359,17 @@ def comparisons(content: Row) -> list[Compared]:
         *([p for p in known if p.placement == name] for name in content["placements"]),
     ]
     pairs = [pair for group in groups for pair in combinations(sorted(group, key=_height), 2)]
-    found = side_by_side([compare(_by_seed(one), _by_seed(other)) for one, other in pairs])
-    return [
+    found = [
         Compared(
             mine=one.placement if one.warmup == other.warmup else f"warm-up {one.warmup}",
             theirs=other.placement if one.warmup == other.warmup else f"warm-up {other.warmup}",
             where=f"warm-up {one.warmup}" if one.warmup == other.warmup else one.placement,
-            found=result,
+            found=compare(_by_seed(one), _by_seed(other)),
             size=_ratio(one, other),
         )
-        for (one, other), result in zip(pairs, found, strict=True)
+        for one, other in pairs
     ]
+    return compared.corrected(found)
 
 
 def verdicts(content: Row) -> list[str]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from isograd.errors import many
 from isograd.files import read_rows, write_json, write_text
 from isograd.lab.report import equal_loss, figures, kept_weights
-from isograd.lab.report.compared import Compared, difference, table, verdicts
+from isograd.lab.report.compared import Compared, corrected, section
 from isograd.lab.report.figures import DEPTH_CHARTS, Maker, Subject
 from isograd.lab.report.page import Page, Section, Table, csv_of, csv_of_rows, figure_of, write_page
 from isograd.lab.report.pages import finetuning, lr_range
@@ -35,7 +35,7 @@ from isograd.lab.report.runs import (
 from isograd.lab.report.settings import differing, settings, subtitle
 from isograd.lab.report.shape import must_be_installed
 from isograd.lab.report.style import Output
-from isograd.lab.statistics import compare, mean_interval, side_by_side
+from isograd.lab.statistics import compare, mean_interval
 from isograd.lab.study.labels import flat
 from isograd.lab.train.tasks import TASKS, Column
 from isograd.lab.train.tasks.base import GRADIENT, LABEL, RATIO, SIZE, SPEED
@@ -329,26 +329,21 @@ _RANGE_COLUMNS = (
 
 def compared(about: Subject) -> Section | None:
     """Every arm against the reference arm, seed by seed; None of a single seed."""
-    found, measure = comparisons(about.arms, about.reference), measure_of(about.arms)
-    shown = table(found, "median difference (nats)")
-    if shown is None:
+    theirs, measure = reference_of(about.arms, about.reference), measure_of(about.arms)
+    if theirs is None:
         return None
-    said = list(verdicts(found, loss_words(measure)))
-    return Section(name="comparison", title=f"Against {found[0].theirs}, seed by seed", table=shown, verdicts=said)
-
-
-def comparisons(arms: Sequence[ArmFiles], reference: str | None = None) -> list[Compared]:
-    theirs = reference_of(arms, reference)
-    mine = [arm for arm in arms if theirs is not None and arm is not theirs and len(arm.runs) > 1]
-    if theirs is None or not mine:
-        return []
-    measure = measure_of(arms)
-    found = side_by_side([compare(losses_of(arm, measure), losses_of(theirs, measure)) for arm in mine])
-    pairs = zip(mine, found, strict=True)
-    return [
-        Compared(mine=arm.label, theirs=theirs.label, found=one, size=difference(one), unit=" nats")
-        for arm, one in pairs
+    found = [
+        Compared(
+            mine=arm.label,
+            theirs=theirs.label,
+            found=compare(losses_of(arm, measure), losses_of(theirs, measure)),
+            unit=" nats",
+        )
+        for arm in about.arms
+        if arm is not theirs and len(arm.runs) > 1
     ]
+    title = f"Against {theirs.label}, seed by seed"
+    return section("comparison", title, corrected(found), "median difference (nats)", loss_words(measure))
 
 
 def loss_words(measure: str) -> dict[str, str]:
@@ -532,4 +527,4 @@ def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator
     """The verdicts of all sections, each once."""
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
     sections = filter(None, (maker(about) for maker in makers(arms)))
-    yield from dict.fromkeys(line for section in sections for line in section.verdicts)
+    yield from dict.fromkeys(line for one in sections for line in one.verdicts)

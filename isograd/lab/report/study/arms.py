@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from isograd.lab.report.equal_loss import EqualLoss, speeds
+from isograd.lab.report.compared import Compared
+from isograd.lab.report.equal_loss import speeds
 from isograd.lab.report.runs import ArmFiles, Row, RunFiles
 from isograd.lab.report.study.files import COUNTED, CellFiles, StudyFiles, condition_said, shown_value, who_names
 from isograd.lab.report.style import Look, looks
@@ -346,7 +347,7 @@ class Race:
 
     condition: Row | None
     runs: list[ArmFiles]
-    speeds: list[EqualLoss]
+    speeds: list[Compared]
 
 
 def races(groups: Sequence[Group], design: Design, reference: str) -> list[Race]:

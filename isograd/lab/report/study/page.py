@@ -8,7 +8,6 @@ from typing import Any
 
 from isograd.files import write_json, write_text
 from isograd.lab.report import compared, equal_loss, figures
-from isograd.lab.report.compared import difference
 from isograd.lab.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
 from isograd.lab.report.pages.runs import loss_words
 from isograd.lab.report.references import bibtex
@@ -217,16 +216,11 @@ def _ratios(found: StudyFindings) -> Section:
 def comparison_section(found: StudyFindings) -> Section | None:
     """Each best arm against the reference's, under each condition."""
     header = f"median difference, {LOSSES[found.measure].partition(' (')[0]} (nats)"
-    table = compared.table(_compared(found), header, who=who(found.design))
-    if table is None:
-        return None
-    return Section(
-        name="comparisons",
-        title=f"Against {found.reference}, seed by seed",
-        sentence=_COMPARED + (_TUNED_SEEDS if found.design.rates else ""),
-        table=table,
-        verdicts=verdicts(found),
-    )
+    title = f"Against {found.reference}, seed by seed"
+    text = _COMPARED + (_TUNED_SEEDS if found.design.rates else "")
+    words = loss_words(found.measure)
+    made = compared.section("comparisons", title, _compared(found), header, words, text, who(found.design))
+    return replace(made, verdicts=verdicts(found)) if made else None
 
 
 def warmup_section(found: StudyFindings) -> Section | None:
@@ -236,22 +230,13 @@ def warmup_section(found: StudyFindings) -> Section | None:
             mine=f"{at_rate(one.mine)}, warm-up {one.mine.values[WARMUP]}",
             theirs=f"{at_rate(one.theirs)}, none",
             found=one.found,
-            size=difference(one.found),
             unit=" nats",
             where=condition_said(one.condition or {}),
         )
         for one in against_no_warmup(found.chosen, found.design)
     ]
-    table = compared.table(pairs, f"median difference, {found.what}", who=who(found.design))
-    if table is None:
-        return None
-    return Section(
-        name="warmup",
-        title="Each warm-up against none, seed by seed",
-        sentence=_WARMUP,
-        table=table,
-        verdicts=list(compared.verdicts(pairs, loss_words(found.measure))),
-    )
+    title, header = "Each warm-up against none, seed by seed", f"median difference, {found.what}"
+    return compared.section("warmup", title, pairs, header, loss_words(found.measure), _WARMUP, who(found.design))
 
 
 def _compared(found: StudyFindings) -> list[compared.Compared]:
@@ -260,7 +245,6 @@ def _compared(found: StudyFindings) -> list[compared.Compared]:
             mine=at_rate(one.mine),
             theirs=at_rate(one.theirs),
             found=one.found,
-            size=difference(one.found),
             unit=" nats",
             where=_heading(one.condition),
         )
@@ -276,7 +260,7 @@ def verdicts(found: StudyFindings) -> list[str]:
 
 
 def _race(race: Race, name: str) -> Section:
-    about = figures.Subject(arms=race.runs, reference=race.speeds[0].reference)
+    about = figures.Subject(arms=race.runs, reference=race.speeds[0].theirs)
     return equal_loss.section(about, name, condition_said(race.condition) if race.condition else "")
 
 
