@@ -227,18 +227,14 @@ def is_first(axes: Axes) -> bool:
     return place is None or place.is_first_col()
 
 
-def heading(axes: Axes, title: str, over: Axes | None = None) -> None:
-    """A panel's title, in as many lines as it takes. A name is no formula.
-
-    Args:
-        over: what it stands above, where that is not the panel itself.
-    """
+def heading(axes: Axes, title: str, above: float = 0.0) -> None:
+    """A panel's title, in as many lines as it takes, so many points above the panel. A name is no formula."""
     place = axes.get_subplotspec()
     columns = place.get_gridspec().ncols if place else 1
     width = axes.get_figure(root=True).get_figwidth() / columns  # type: ignore[union-attr]
     width -= _SCALE if columns > 1 and is_narrow() else 0.0
     lines = textwrap.wrap(title, int(115 * width / mpl.rcParams["font.size"])) or [""]
-    (over or axes).set_title(plain("\n".join(lines)))
+    axes.set_title(plain("\n".join(lines)), pad=mpl.rcParams["axes.titlepad"] + above)
 
 
 def label(axes: Axes, x: str, y: str) -> None:

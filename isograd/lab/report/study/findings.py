@@ -8,13 +8,11 @@ from isograd.lab.report.study.arms import (
     ArmsCompared,
     Design,
     Group,
-    Race,
     StudyArm,
     Tuned,
     comparisons,
     design_of,
     measure_of,
-    races,
     reference_among,
     showcase,
     study_arms,
@@ -39,7 +37,6 @@ class StudyFindings:
     measure: str
     entropy: float | None
     groups: Sequence[Group]
-    races: Sequence[Race]
 
     @property
     def what(self) -> str:
@@ -71,7 +68,6 @@ def found_in(study: StudyFiles, named: str | None = None) -> StudyFindings:
         measure=measure_of(study),
         entropy=_entropy(study),
         groups=groups,
-        races=races(groups, design, reference),
     )
 
 

@@ -19,7 +19,6 @@ from isograd.lab.report.study.arms import (
     RATE,
     WARMUP,
     Design,
-    Race,
     StudyArm,
     against_no_warmup,
     in_line,
@@ -90,9 +89,7 @@ def write_study_report(
     runs = [cell.files for cell in study.cells if cell.files is not None]
     write_json(out / "results.json", results)
     write_text(out / "results.csv", csv_of_rows([dict(flat(cell_row(cell))) for cell in study.cells]))
-    arms = [
-        ArmFiles(label=arm.label, runs=own) for arm in found.arms if (own := [c.files for c in arm.cells if c.files])
-    ]
+    arms = [ArmFiles(label=arm.label, runs=arm.runs) for arm in found.arms if arm.runs]
     write_text(out / "curves.csv", csv_of(curves(arms)))
     write_text(out / "references.bib", bibtex(run.resolved.get("paper") for run in runs))
     write_page(page, out / "report.html", output)
@@ -105,7 +102,7 @@ def write_study_report(
 
 def study_page(study: StudyFiles, found: StudyFindings, title: str | None = None) -> Page:
     lines = list(provenance(study))
-    known = [ArmFiles(label="", runs=runs) for arm in found.arms if (runs := [c.files for c in arm.cells if c.files])]
+    known = [ArmFiles(label="", runs=arm.runs) for arm in found.arms if arm.runs]
     text = next((run.resolved["data"] for arm in known for run in arm.runs if run.resolved.get("data")), None)
     left_out = Table(header=("file, and what is wrong",), lines=[(line,) for line in study.left_out])
     return Page(
@@ -149,8 +146,7 @@ def _sections(found: StudyFindings) -> Iterator[Section | None]:
         yield Section(name="rates", title="Best learning rates", sentence=_RATES, table=rates_table(found))
     yield comparison_section(found)
     yield warmup_section(found)
-    for i, race in enumerate(found.races[:SHOWN]):
-        yield _race(race, f"equal-loss-{i + 1}" if i else "equal-loss")
+    yield from _races(found)
     if design.rates and main.name != "learning-rates":
         yield _learning_rates(found)
     if main.name == "against":
@@ -259,9 +255,19 @@ def verdicts(found: StudyFindings) -> list[str]:
     return list(compared.verdicts(over_all or every, loss_words(found.measure), every))
 
 
-def _race(race: Race, name: str) -> Section:
-    about = figures.Subject(arms=race.runs, reference=race.speeds[0].theirs)
-    return equal_loss.section(about, name, condition_said(race.condition) if race.condition else "")
+def _races(found: StudyFindings) -> Iterator[Section]:
+    """How soon each is where the reference ends, of each group that can tell; of that over all conditions alone."""
+    groups = found.groups[:1] if found.groups and found.groups[0][0] is None else found.groups
+    told = 0
+    for condition, arms in groups:
+        runs = in_line(arms, found.design)
+        reference = runs[found.reference].label if found.reference in runs else None
+        about = figures.Subject(arms=[*runs.values()], reference=reference)
+        if told < SHOWN and any(run.validation for arm in about.arms for run in arm.runs):
+            name, where = f"equal-loss-{told + 1}" if told else "equal-loss", condition_said(condition or {})
+            if (section := equal_loss.section(about, name, where)).table:
+                told += 1
+                yield section
 
 
 def _heading(condition: Row | None) -> str:
@@ -273,7 +279,7 @@ def _depths(found: StudyFindings) -> Iterator[Section | None]:
     over_all = bool(found.groups) and found.groups[0][0] is None
     for i in dict.fromkeys([0, 1 if over_all else len(found.groups) - 1] if found.groups else []):
         condition, arms = found.groups[i]
-        about = figures.Subject(arms=in_line(arms, found.design))
+        about = figures.Subject(arms=[*in_line(arms, found.design).values()])
         for name in ("gradients", "residual"):
             section = figures.DEPTH_CHARTS[name](about)
             if section:

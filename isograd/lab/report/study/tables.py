@@ -28,7 +28,7 @@ def arms_table(found: StudyFindings) -> Table:
             arm.who,
             *(shown_value(arm.values[key]) for key in keys),
             *([" to ".join(f"{steps:,.0f}" for steps in _first_and_last(_steps(arm))) or "–"] if different else []),
-            _with_interval(arm),
+            with_interval(arm),
             str(arm.n),
             *(_share(arm, how) for how in ends),
             f"{_ratio(arm, 'gradient_ratio_start')} → {_ratio(arm, 'gradient_ratio_end')}",
@@ -52,7 +52,7 @@ def _first_and_last(numbers: Iterable[float]) -> list[float]:
     return list(dict.fromkeys([*found[:1], *found[-1:]]))
 
 
-def _with_interval(arm: StudyArm) -> str:
+def with_interval(arm: StudyArm) -> str:
     """ "2.013 (2.001 to 2.020)": the median, and its interval."""
     ends = arm.interval
     return loss_said(arm.median) + (f" ({loss_said(ends.low)} to {loss_said(ends.high)})" if ends else "")
@@ -87,7 +87,7 @@ def rates_table(found: StudyFindings) -> Table:
                 one.who,
                 *([condition_said(one.condition)] if design.others else []),
                 *([rate + edge] if design.rates else []),
-                "–" if one.best is None else _with_interval(one.best),
+                "–" if one.best is None else with_interval(one.best),
                 *(["–" if score is None else f"{score:.3f}"] if design.rates else []),
                 ", ".join(f"{n} {how}" for how in COUNTED if (n := sum(cell.how == how for cell in cells))),
             )
