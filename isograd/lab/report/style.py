@@ -9,9 +9,9 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -171,16 +171,10 @@ def shade(part: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure and the panels whose lines its legend names.
-
-    Attributes:
-        squares: of a panel that is a map, by its place among the panels: what the square at (x, y) says under the
-            pointer, a row per y. Squares are one unit wide, and the first stands at (0, 0).
-    """
+    """A figure and the panels whose lines its legend names."""
 
     figure: Figure
     panels: list[Axes]
-    squares: Mapping[int, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
 def drawing(
@@ -305,6 +299,43 @@ def near(axes: Axes, values: Sequence[float], peak: float = 1.0) -> None:
             axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """A row of a figure: a dot per value, a cross for those at the places of `failed`, a bar at `middle`.
+
+    Attributes:
+        beside: what is said at the right.
+    """
+
+    name: str
+    colour: str
+    values: Sequence[float]
+    middle: float | None
+    failed: Sequence[int] = ()
+    beside: str = ""
+
+
+def strips(axes: Axes, rows: Sequence[Strip]) -> None:
+    """Rows from above; dots of one row lie a little apart, so that none hides another."""
+    for y, row in enumerate(rows):
+        last = len(row.values) - 1
+        for place, value in enumerate(row.values):
+            at = y + _APART * (place - last / 2) * min(1.0, 4 / max(1, last))
+            mark = "X" if place in row.failed else "o"
+            axes.plot([value], [at], mark, color=row.colour, markeredgecolor=INK, markeredgewidth=0.6, markersize=5)
+        if row.middle is not None:
+            axes.vlines(row.middle, y - 0.36, y + 0.36, color=INK, linewidth=1.4, zorder=3)
+        beside: Look = {"transform": axes.get_yaxis_transform(), "va": "center", "color": INK}
+        axes.text(1.01, y, row.beside, fontsize="small", **beside)
+    letters = int(5 * mpl.rcParams["figure.figsize"][0])
+    axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(plain(row.name), letters)) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(False, axis="y")
+
+
+_APART = 0.15  # of a row, between two dots
+
+
 def entropy_line(axes: Axes, entropy: float) -> None:
     """What a model reaches that knows only how often each token occurs."""
     axes.axhline(entropy, **LEVEL_LINE, label=f"unigram entropy {entropy:.3f}")
@@ -331,7 +362,7 @@ class _Chart:
     """Lines and legend of a figure, named before it is saved, so that a script finds them; where they are, after it."""
 
     def __init__(self, drawn: Drawing) -> None:
-        self.figure, self._squares = drawn.figure, drawn.squares
+        self.figure = drawn.figure
         self._panels = [(axes, self._lines(i, axes)) for i, axes in enumerate(drawn.panels)]
         self._entries = [entry for legend in drawn.figure.legends for entry in self._entries_of(legend)]
 
@@ -367,7 +398,7 @@ class _Chart:
         """Data of the chart, "" where there is nothing to show; boxes in the units of the SVG, points from above."""
         width, height = self.figure.get_size_inches() * 72
         panels = []
-        for i, (axes, lines) in enumerate(self._panels):
+        for axes, lines in self._panels:
             place = axes.get_position()
             box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
             scale = {name: [*map(float, limits), kind == "log"] for name, limits, kind in _scales(axes)}
@@ -375,9 +406,8 @@ class _Chart:
                 {**line, "id": f"{salt}-{line['id']}", "also": [f"{salt}-{one}" for one in line["also"]]}
                 for line in lines
             ]
-            panel = {"box": [round(x, 2) for x in box], **scale, "xlabel": axes.get_xlabel(), "lines": named}
-            panels.append(panel | {"squares": self._squares.get(i, [])})
-        if not any(panel["lines"] or panel["squares"] for panel in panels):
+            panels.append({"box": [round(x, 2) for x in box], **scale, "xlabel": axes.get_xlabel(), "lines": named})
+        if not any(panel["lines"] for panel in panels):
             return ""
         legend = [{**one, "ids": [f"{salt}-{i}" for i in one["ids"]]} for one in self._entries]
         content = json.dumps({"panels": panels, "legend": legend}).replace("<", "\\u003c")

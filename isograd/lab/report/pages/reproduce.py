@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from isograd.lab.report.figures import DEPTH_CHARTS, Subject
 from isograd.lab.report.page import Page, Section, Table, prose, write_page
 from isograd.lab.report.pages.runs import CHARTS
 from isograd.lab.report.runs import arms_of, presented, read_run
-from isograd.lab.report.style import Drawing, Look, drawing, heading, label, log, look, look_of, looks
+from isograd.lab.report.style import Drawing, Look, Strip, drawing, heading, label, log, look, look_of, looks, strips
 from isograd.lab.study.labels import rate
 from isograd.lab.study.plan import CELLS
 
@@ -237,26 +237,25 @@ def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> Non
 
 
 def _bars(chart: Row, rows: Rows) -> Drawing:
-    """A point per value of a column: the median, and a line from the lowest to the highest."""
+    """A row per value of a column: a dot per row of it, and a bar at the median."""
     panels = _panels(chart, rows)
     most = max(len({str(row[chart["x"]]) for row in own}) for own in panels.values())
     drawn = drawing(len(panels), height=0.7 + 0.32 * most, rows=True, beside=1)
     for axes, (title, own) in zip(drawn.panels, panels.items(), strict=True):
         names = list(dict.fromkeys(str(row[chart["x"]]) for row in own))
-        placements = {str(row[chart["x"]]): str(row.get("placement", row[chart["x"]])) for row in own}
-        for place, name in enumerate(names):
-            values = [row[chart["y"]] for row in own if str(row[chart["x"]]) == name]
-            colour = look_of(placements[name])["color"]
-            axes.plot([min(values), max(values)], [place, place], color=colour, linewidth=2.4, alpha=0.5)
-            axes.plot([statistics.median(values)], [place], marker="o", color=colour, linestyle="")
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        shown = {name: [row for row in own if str(row[chart["x"]]) == name] for name in names}
+        strips(axes, [_strip(chart, name, of_name) for name, of_name in shown.items()])
         if title:
             heading(axes, title)
         if chart["log_y"]:
             axes.set_xscale("log")
         label(axes, chart["y_label"] or chart["y"], "")
     return drawn
+
+
+def _strip(chart: Row, name: str, rows: Rows) -> Strip:
+    colour, values = look_of(str(rows[-1].get("placement", name)))["color"], [row[chart["y"]] for row in rows]
+    return Strip(name=name, colour=colour, values=values, middle=statistics.median(values))
 
 
 def map_section(chart: Row, rows: Rows) -> Section:
@@ -289,8 +288,7 @@ def _map(chart: Row, rows: Rows) -> Drawing:
         label(axes, chart["x_label"] or chart["x"], chart["y_label"] or chart["y"])
     bar = drawn.figure.colorbar(image, ax=drawn.panels, shrink=0.8, aspect=30, pad=0.02)
     bar.set_label(_value_label(chart))
-    said = {i: grid.said(chart) for i, grid in enumerate(panels.values())}
-    return replace(drawn, squares=said)
+    return drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,15 +308,6 @@ class Grid:
             found.setdefault((row[chart["y"]], row[chart["x"]]), []).append(row[chart["value"]])
         means = {place: statistics.fmean(values) for place, values in found.items()}
         return cls(xs=xs, ys=ys, values=[[means.get((y, x)) for x in xs] for y in ys])
-
-    def said(self, chart: Row) -> list[list[str]]:
-        """Of each square its place and its value."""
-        x_name, y_name, name = (chart["x_label"] or chart["x"], chart["y_label"] or chart["y"], _value_label(chart))
-        return [
-            ["" if value is None else f"{y_name} {number(y)}, {x_name} {number(x)}\n{name}: {value:.4g}"
-             for x, value in zip(self.xs, row, strict=True)]
-            for y, row in zip(self.ys, self.values, strict=True)
-        ]  # fmt: skip
 
 
 def _value_label(chart: Row) -> str:

@@ -23,6 +23,7 @@ from isograd.lab.report.style import (
     LEVEL_LINE,
     Drawing,
     Look,
+    Strip,
     drawing,
     entropy_line,
     heading,
@@ -32,6 +33,7 @@ from isograd.lab.report.style import (
     log,
     near,
     plain,
+    strips,
 )
 
 Panel = tuple[str, list[StudyArm]]  # a panel's heading, and its arms
@@ -153,24 +155,20 @@ def gradient_ratios(groups: Sequence[Panel], key: str) -> Drawing | None:
     return drawn if any(len(axes.lines) > 1 for axes in drawn.panels) else None
 
 
-def strips(arms: Sequence[StudyArm], what: str) -> Drawing:
+def seed_strips(arms: Sequence[StudyArm], what: str) -> Drawing:
     """A dot per seed that finished, a bar at the median; what did not is counted beside its arm."""
     drawn = drawing(1, height=0.9 + 0.24 * len(arms), rows=True)
     (axes,) = drawn.panels
-    for row, arm in enumerate(arms):
-        colour = arm.look["color"]
-        for cell in arm.cells:
-            if cell.how == "finished" and math.isfinite(arm.losses[cell.seed]):
-                axes.plot([arm.losses[cell.seed]], [-row], "o", color=colour, markersize=5, alpha=0.8)
-        if arm.trains:
-            axes.plot([arm.median] * 2, [-row - 0.3, -row + 0.3], color=INK, linewidth=1.4)
-        if arm.trouble:
-            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
-            axes.text(1.01, -row, ", ".join(arm.trouble), fontsize="small", color=INK, **beside)
+    strips(axes, [_strip(arm) for arm in arms])
     label(axes, what, "")
-    axes.set_yticks([-row for row in range(len(arms))], [plain(arm.label) for arm in arms])
-    axes.set_ylim(0.6 - len(arms), 0.6)
     return drawn
+
+
+def _strip(arm: StudyArm) -> Strip:
+    ended = [cell.seed for cell in arm.cells if cell.how == "finished" and math.isfinite(arm.losses[cell.seed])]
+    values, middle = [arm.losses[seed] for seed in ended], arm.median if arm.trains else None
+    beside = ", ".join(arm.trouble)
+    return Strip(name=arm.label, colour=arm.look["color"], values=values, middle=middle, beside=beside)
 
 
 def loss_panels(panels: Sequence[tuple[str, Mapping[str, ArmFiles]]], entropy: float | None) -> Drawing | None:
@@ -236,7 +234,8 @@ def squares(axes: Axes, xs: Sequence[str], ys: Sequence[str], cells: Mapping[tup
         ink = ink_on(to_rgba(one.face)) if one else INK
         box: Look = {"bbox": {"facecolor": one.face, "edgecolor": "none", "pad": 1.2}} if one and one.hatch else {}
         text = "\n".join(one.lines) if one else "not run"
-        axes.text(x, y, text, ha="center", va="center", fontsize="small", color=ink, zorder=3, **box)
+        size = "x-small" if "\n" in text else "small"
+        axes.text(x, y, text, ha="center", va="center", fontsize=size, color=ink, zorder=3, **box)
     axes.set_xticks(range(len(xs)), [plain(name) for name in xs])
     axes.set_yticks(range(len(ys)), [plain(name) for name in ys])
     axes.set_xlim(-0.55, len(xs) - 0.45)

@@ -60,7 +60,7 @@ def sections(chosen: Sequence[Tuned], design: Design, reference: str, what: str)
         best.sort(key=lambda arm: arm.median)
         if best:
             where = f": {condition_said(condition)}" if condition else ""
-            draw = partial(study_figures.strips, best, what)
+            draw = partial(study_figures.seed_strips, best, what)
             name = f"order-{i + 1}" if i else "order"
             yield Section(name=name, title=f"Loss at the best rate{where}", sentence=_ORDER, figure=draw)
     costs = cost_table(chosen, order, design, reference)

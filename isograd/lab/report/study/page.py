@@ -173,7 +173,7 @@ def main_section(found: StudyFindings) -> Section:
         return Section(name="against", title=f"Loss against {axis_name(key)}", sentence=text, figure=against)
     if design.rates and not design.others:
         return _learning_rates(found)
-    strips = partial(study_figures.strips, found.arms, found.what)
+    strips = partial(study_figures.seed_strips, found.arms, found.what)
     return Section(name="seeds", title="Every seed", sentence=_STRIPS, figure=strips)
 
 
