@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 
 from isograd.errors import UserError
 from isograd.lab.report.pages.headroom import (
-    HEADER,
     boundaries,
     comparisons,
     findings,
@@ -123,7 +122,7 @@ def test_open_ends() -> None:
     """Above the highest rate, and nothing that trains: bounds, and no number is made up."""
     ends: Edges = {("post-ln", 0): (0, 0, 0), ("pre-ln", 0): (5, 5, 5), ("admin", 0): (0.01, 0.011, 0.012)}
     content = headroom_of(ends, lr=1e-3)
-    table = {line[0]: dict(zip(HEADER, line, strict=True)) for line in boundaries(content).lines}
+    table = {line[0]: dict(zip(boundaries(content).header, line, strict=True)) for line in boundaries(content).lines}
     assert table["post-ln"]["boundary (LR)"] == "none" and table["pre-ln"]["boundary (LR)"] == "above 1"
     assert table["post-ln"]["your LR"].startswith("far (at least ")
     assert table["pre-ln"]["your LR"] == "far (at least 1,000 times) below"

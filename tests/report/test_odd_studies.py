@@ -9,11 +9,9 @@ import pytest
 import yaml
 
 from isograd.files import read_rows
+from isograd.lab.report.study.arms import found_in
 from isograd.lab.report.study.files import read_study
-from isograd.lab.report.study.findings import found_in
-from isograd.lab.report.study.page import write_study_report
-from isograd.lab.report.study.provenance import recipe
-from isograd.lab.report.study.sentences import failures, headline, progress, unlearnt
+from isograd.lab.report.study.page import failures, headline, progress, recipe, unlearnt, write_study_report
 from isograd.lab.report.study.tables import arms_table, rates_table
 from isograd.lab.study.plan import load_study
 from tests.report.study_written import BASE, Row, Rule, write_study

@@ -11,8 +11,7 @@ import pytest
 
 from isograd.lab.report.study.arms import design_of, study_arms
 from isograd.lab.report.study.files import StudyFiles, read_study
-from isograd.lab.report.study.page import write_study_report
-from isograd.lab.report.study.sentences import progress
+from isograd.lab.report.study.page import progress, write_study_report
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked
 

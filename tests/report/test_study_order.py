@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from isograd.lab.report.study.arms import found_in
 from isograd.lab.report.study.files import read_study
-from isograd.lab.report.study.findings import found_in
-from isograd.lab.report.study.page import StudyReport, write_study_report
-from isograd.lab.report.study.provenance import recipe
-from isograd.lab.report.study.sentences import headline
+from isograd.lab.report.study.page import StudyReport, headline, recipe, write_study_report
 from isograd.lab.study.engine.ledger import write_study as write_plan
 from isograd.lab.study.plan import load_study
 from isograd.placement import CATALOGUE

@@ -11,19 +11,18 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from isograd.lab.report.study.arms import against_no_warmup, design_of, in_line, showcase, study_arms, tuned
+from isograd.lab.report.study.arms import against_no_warmup, design_of, found_in, in_line, showcase, study_arms, tuned
 from isograd.lab.report.study.files import read_study
-from isograd.lab.report.study.findings import found_in
 from isograd.lab.report.study.page import (
     StudyReport,
     comparison_section,
     main_section,
     sections,
+    unlearnt,
     verdicts,
     warmup_section,
     write_study_report,
 )
-from isograd.lab.report.study.sentences import unlearnt
 from isograd.lab.report.study.tables import arms_table, rates_table
 from isograd.lab.report.style import svg
 from tests.report.study_written import BASE, PLACEMENTS, Row, Rule, warmup_rule, write_study

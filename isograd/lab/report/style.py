@@ -9,7 +9,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,31 +133,17 @@ def looks(placements: Iterable[str]) -> list[Look]:
     any; another arm of a placement has its colour in another dash, where one is free.
     """
     names = [*placements]
-    mine = _apart({name: _index(name) for name in names})
-    wanted = [mine[name] for name in names]
-    taken = set(wanted)
-    found: list[Look] = []
-    used: set[int] = set()
-    for own in wanted:
-        same = [own + len(COLOURS) * step for step in range(len(DASHES))]
-        others = (i % MANY for i in (*same[1:], *range(own + 1, own + MANY)))
-        i = own if own not in used else next((i for i in others if i not in taken | used), own)
-        used.add(i)
-        found.append(look(i))
-    return found
-
-
-def _apart(wanted: dict[str, int]) -> dict[str, int]:
-    """With a free colour for each placement that is in no catalogue; the others keep theirs on every page."""
-    found = {name: index for name, index in wanted.items() if name in _ORDER}
-    for name in sorted(wanted.keys() - found.keys()):
-        used = {i % len(COLOURS) for i in found.values()}
-        every = range(wanted[name], wanted[name] + MANY)
-        free = [i for i in every if i % len(COLOURS) not in used] or [
-            i for i in every if i % MANY not in found.values()
-        ]
-        found[name] = (free[0] if free else wanted[name]) % MANY
-    return found
+    chosen: dict[int, int] = {}
+    own: dict[str, int] = {}
+    for i in sorted(range(len(names)), key=lambda i: (names[i] in names[:i], names[i] not in _ORDER, names[i])):
+        taken, first = set(chosen.values()), own.get(names[i], _index(names[i]))
+        same = {one for one in range(MANY) if one % len(COLOURS) == first % len(COLOURS)}
+        seen = {one for one in range(MANY) if any((one - other) % len(COLOURS) == 0 for other in taken)}
+        best = same if names[i] in own or names[i] in _ORDER else set(range(MANY)) - seen
+        every = sorted(((first + step) % MANY for step in range(MANY)), key=lambda one: one not in best)
+        chosen[i] = next((one for one in every if one not in taken), first)
+        own.setdefault(names[i], chosen[i])
+    return [look(chosen[i]) for i in range(len(names))]
 
 
 def _index(placement: str) -> int:
@@ -336,6 +322,13 @@ def strips(axes: Axes, rows: Sequence[Strip]) -> None:
 _APART = 0.15  # of a row, between two dots
 
 
+def known(axes: Axes, rows: Iterable[Mapping[str, Any]], x: str, y: str, **how: Any) -> None:
+    """A line through the rows that have a y."""
+    points = [(row[x], row[y]) for row in rows if row.get(y) is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), **how)
+
+
 def entropy_line(axes: Axes, entropy: float) -> None:
     """What a model reaches that knows only how often each token occurs."""
     axes.axhline(entropy, **LEVEL_LINE, label=f"unigram entropy {entropy:.3f}")
@@ -349,69 +342,67 @@ def svg(drawn: Drawing, salt: str) -> tuple[str, bytes]:
     """
     _legend(drawn)
     drawn.figure.patch.set(alpha=1, facecolor=GROUND)
-    chart = _Chart(drawn)
+    panels = [_lines(salt, i, axes) for i, axes in enumerate(drawn.panels)]
+    for i, (_, text, handle) in enumerate(_entries(drawn, _labels(panels))):
+        text.set_gid(f"entry-{i}")
+        handle.set_gid(f"entry-{i}-line")
     file = _saved(drawn.figure, "svg", salt)
     text = file.decode().replace(f'style="fill: {GROUND}"', 'style="fill: none"', 1)
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # 0.01 pt
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", text)  # ids are one per page, not one per figure
-    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor") + chart.script(salt), file
+    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor") + _script(drawn, panels, salt), file
 
 
-class _Chart:
-    """Lines and legend of a figure, named before it is saved, so that a script finds them; where they are, after it."""
+def _lines(salt: str, place: int, axes: Axes) -> list[dict[str, Any]]:
+    """The curves of a panel, named so that a script finds them, each with the bands of its colour.
 
-    def __init__(self, drawn: Drawing) -> None:
-        self.figure = drawn.figure
-        self._panels = [(axes, self._lines(i, axes)) for i, axes in enumerate(drawn.panels)]
-        self._entries = [entry for legend in drawn.figure.legends for entry in self._entries_of(legend)]
-
-    def _lines(self, place: int, axes: Axes) -> list[dict[str, Any]]:
-        """A level across the panel is no curve. A band belongs to the line of its colour."""
-        lines = [line for line in axes.lines if len(np.asarray(line.get_xdata())) > 2]
-        for i, one in enumerate([*lines, *axes.collections]):
-            one.set_gid(f"chart-{place}-{i}")
-        bands = {
-            one.get_gid(): to_hex(np.asarray(one.get_facecolor())[0])
-            for one in axes.collections
-            if len(np.asarray(one.get_facecolor()))
+    A level across the panel is no curve.
+    """
+    lines = [line for line in axes.lines if len(np.asarray(line.get_xdata())) > 2]
+    for i, one in enumerate([*lines, *axes.collections]):
+        one.set_gid(f"chart-{place}-{i}")
+    bands = [(one.get_gid(), np.asarray(one.get_facecolor())[:1]) for one in axes.collections]
+    return [
+        {
+            "id": f"{salt}-{line.get_gid()}",
+            "label": named(str(line.get_label())),
+            "also": [f"{salt}-{gid}" for gid, own in bands if [*map(to_hex, own)] == [to_hex(line.get_color())]],
         }
-        return [
-            {
-                "id": line.get_gid(),
-                "label": named(str(line.get_label())),
-                "also": [gid for gid, colour in bands.items() if colour == to_hex(line.get_color())],
-            }
-            for line in lines
-        ]
+        for line in lines
+    ]
 
-    def _entries_of(self, legend: Any) -> list[dict[str, Any]]:
-        found, known = [], {line["label"] for _, lines in self._panels for line in lines}
-        for i, (text, handle) in enumerate(zip(legend.get_texts(), legend.legend_handles, strict=True)):
-            name = text.get_text().replace(r"\$", "$")
-            if name in known:
-                text.set_gid(f"entry-{i}"), handle.set_gid(f"entry-{i}-line")
-                found.append({"label": name, "ids": [text.get_gid(), handle.get_gid()]})
-        return found
 
-    def script(self, salt: str) -> str:
-        """Data of the chart, "" where there is nothing to show; boxes in the units of the SVG, points from above."""
-        width, height = self.figure.get_size_inches() * 72
-        panels = []
-        for axes, lines in self._panels:
-            place = axes.get_position()
-            box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
-            scale = {name: [*map(float, limits), kind == "log"] for name, limits, kind in _scales(axes)}
-            named = [
-                {**line, "id": f"{salt}-{line['id']}", "also": [f"{salt}-{one}" for one in line["also"]]}
-                for line in lines
-            ]
-            panels.append({"box": [round(x, 2) for x in box], **scale, "xlabel": axes.get_xlabel(), "lines": named})
-        if not any(panel["lines"] for panel in panels):
-            return ""
-        legend = [{**one, "ids": [f"{salt}-{i}" for i in one["ids"]]} for one in self._entries]
-        content = json.dumps({"panels": panels, "legend": legend}).replace("<", "\\u003c")
-        return f'<script type="application/json" class="chart">{content}</script>'
+def _entries(drawn: Drawing, known: set[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, text and handle of the entries of the legend that are curves."""
+    for legend in drawn.figure.legends:
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
+            if (name := text.get_text().replace(r"\$", "$")) in known:
+                yield name, text, handle
+
+
+def _script(drawn: Drawing, panels: Sequence[Sequence[dict[str, Any]]], salt: str) -> str:
+    """Data of the chart, "" where there is nothing to show; boxes in the units of the SVG, points from above."""
+    if not any(panels):
+        return ""
+    width, height = drawn.figure.get_size_inches() * 72
+    found = []
+    for axes, lines in zip(drawn.panels, panels, strict=True):
+        place = axes.get_position()
+        box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
+        scales = {"x": [*map(float, axes.get_xlim()), axes.get_xscale() == "log"]}
+        scales["y"] = [*map(float, axes.get_ylim()), axes.get_yscale() == "log"]
+        found.append({"box": [round(x, 2) for x in box], **scales, "xlabel": axes.get_xlabel(), "lines": lines})
+    legend = [
+        {"label": name, "ids": [f"{salt}-{one.get_gid()}" for one in parts]}
+        for name, *parts in _entries(drawn, _labels(panels))
+    ]
+    content = json.dumps({"panels": found, "legend": legend}).replace("<", "\\u003c")
+    return f'<script type="application/json" class="chart">{content}</script>'
+
+
+def _labels(panels: Sequence[Sequence[dict[str, Any]]]) -> set[str]:
+    return {line["label"] for lines in panels for line in lines}
 
 
 UNLISTED = "_: "  # before the name of a line that the legend does not list; it is shown under the pointer
@@ -423,10 +414,6 @@ def named(given: str) -> str:
     ('pre-ln', '', 'layers.3')
     """
     return given.removeprefix(UNLISTED) if given.startswith(UNLISTED) or not given.startswith("_") else ""
-
-
-def _scales(axes: Axes) -> list[tuple[str, Any, str]]:
-    return [("x", axes.get_xlim(), axes.get_xscale()), ("y", axes.get_ylim(), axes.get_yscale())]
 
 
 def save(

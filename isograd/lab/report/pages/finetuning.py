@@ -1,7 +1,7 @@
 """Fine-tuning on a task of GLUE: an arm's scores over its seeds, and whether pre-training was worth it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -46,23 +46,15 @@ def median_score(arm: ArmFiles) -> str:
     return _shown(of.median) if (of := spread_of(arm)) else "–"
 
 
-def score_range(arm: ArmFiles) -> str:
-    """ "0.671 to 0.702"."""
+def _score_range(arm: ArmFiles) -> str:
     of = spread_of(arm)
     return f"{_shown(of.lowest)} to {_shown(of.highest)}" if of and of.n > 1 and of.lowest is not None else "–"
 
 
-def mean_score(arm: ArmFiles) -> str:
-    """ "0.688 [0.675, 0.701]"."""
+def _mean_score(arm: ArmFiles) -> str:
     of = spread_of(arm)
     inside = f" [{of.interval[0]:.3f}, {of.interval[1]:.3f}]" if of and of.interval else ""
     return _shown(of.mean) + inside if of else "–"
-
-
-def failures(arm: ArmFiles) -> str:
-    """ "1 of 5"."""
-    ended = _ended(arm)
-    return f"{sum(map(failed, ended))} of {len(ended)}"
 
 
 def baseline(arm: ArmFiles, part: str = "dev") -> str:
@@ -70,16 +62,22 @@ def baseline(arm: ArmFiles, part: str = "dev") -> str:
     return _shown(next((_of_part(run, "majority_scores", part) for run in _scored(arm)), None))
 
 
-def baselines(arm: ArmFiles) -> str:
-    """Of the dev part, and of the test part where it is scored."""
-    of_test = baseline(arm, "test")
-    return baseline(arm) + ("" if of_test == "–" else f" (test {of_test})")
-
-
-def test_score(arm: ArmFiles) -> str:
+def _test_score(arm: ArmFiles) -> str:
     """The median of the score on the test part, where that has labels, of the runs that have not diverged."""
     found = [_of_part(run, "scores", "test") for run in _scored(arm)]
     return _shown(spread(found, [False] * len(found)).median) if found else "–"
+
+
+CELLS: Mapping[str, Callable[[ArmFiles], str]] = {  # what columns of the table name
+    "score_median": median_score,
+    "score_range": _score_range,
+    "score_mean": _mean_score,
+    "score_failed": lambda arm: f"{sum(map(failed, _ended(arm)))} of {len(_ended(arm))}",
+    "score_majority": lambda arm: (
+        baseline(arm) + (f" (test {baseline(arm, 'test')})" if baseline(arm, "test") != "–" else "")
+    ),
+    "score_test": _test_score,
+}
 
 
 def _of_part(run: RunFiles, name: str, part: str) -> float | None:

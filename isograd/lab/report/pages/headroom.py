@@ -5,7 +5,7 @@ See `isograd.lab.study.headroom` for what stands in that file.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -18,7 +18,7 @@ from isograd.errors import UserError
 from isograd.files import read_json, write_json, write_text
 from isograd.lab.report import compared
 from isograd.lab.report.compared import Compared
-from isograd.lab.report.page import Page, Section, Table, csv_of_rows, write_page
+from isograd.lab.report.page import Page, Section, Table, csv_of_rows, settings_table, write_page
 from isograd.lab.report.runs import ArmFiles, RunFiles
 from isograd.lab.report.settings import settings, subtitle
 from isograd.lab.report.style import (
@@ -157,7 +157,11 @@ def _page(content: Row, title: str | None) -> Page:
                 folded=True,
             ),
             Section(name="runs", title="Every run", sentence=how, table=_trials(content), folded=True),
-            Section(name="settings", title="Settings and provenance", table=_settings(content, arm)),
+            Section(
+                name="settings",
+                title="Settings and provenance",
+                table=settings_table([("cost", cost(content)), *settings([arm], content["data"])]),
+            ),
         ],
         made="Made by `isograd headroom` from `headroom.json`. `results.csv` and `results.json`: a row per run.",
     )
@@ -177,44 +181,45 @@ _VERDICTS = (
 
 # -------------------------------------------------------------------------------------------------------------- tables
 
-HEADER = ("placement", "warm-up", "boundary (LR)", "interval", "seeds", "your LR", "runs")
-
 
 def boundaries(content: Row) -> Table:
     """A line per placement and warm-up."""
     _, rate, warmup = own(content)
-    lines = [
-        (
-            place.placement,
-            str(place.warmup),
-            "unknown" if place.level is None else _end(place.level.middle, content),
-            "" if place.level is None else f"{_end(place.level.low, content)} to {_end(place.level.high, content)}",
-            f"{place.level.n if place.level else 0} of {len(place.chains)}",
-            margin(place.level, rate) if place.warmup == warmup else "",
-            str(sum(len(chain["tried"]) for chain in place.chains)),
-        )
-        for place in places(content)
-    ]
-    return Table(header=HEADER, lines=lines, looks=[look_of(place.placement) for place in places(content)])
+    found = places(content)
+    columns: dict[str, Callable[[Place], str]] = {
+        "placement": lambda place: place.placement,
+        "warm-up": lambda place: str(place.warmup),
+        "boundary (LR)": lambda place: _end(place.level.middle, content) if place.level else "unknown",
+        "interval": lambda place: (
+            f"{_end(place.level.low, content)} to {_end(place.level.high, content)}" if place.level else ""
+        ),
+        "seeds": lambda place: f"{place.level.n if place.level else 0} of {len(place.chains)}",
+        "your LR": lambda place: margin(place.level, rate) if place.warmup == warmup else "",
+        "runs": lambda place: str(sum(len(chain["tried"]) for chain in place.chains)),
+    }
+    return Table.of(found, columns, looks=[look_of(place.placement) for place in found])
 
 
 def _trials(content: Row) -> Table:
     """Every run, chain by chain, and what each chain found."""
-    lines = [
-        (
-            *(chain["placement"], str(chain["warmup"]), str(chain["seed"]), chain_said(chain["boundary"])),
-            f"{one['lr']:.3g}",
-            one["verdict"],
-            str(one.get("steps") or ""),
-            "" if one.get("final_loss") is None else f"{one['final_loss']:.3f}",
-            "" if one.get("broke_at") is None else str(one["broke_at"]),
-            one.get("error") or "",
-        )
-        for chain in content["chains"]
-        for one in sorted(chain["tried"], key=lambda one: float(one["lr"]))
-    ]
-    header = ("placement", "warm-up", "seed", "chain", "LR", "verdict", "steps", "final loss", "diverged at", "error")
-    return Table(header=header, lines=lines, verdict="verdict", left=4)
+    rows = [{**chain, **one} for chain in content["chains"] for one in sorted(chain["tried"], key=_rate_of)]
+    columns: dict[str, Any] = {
+        "placement": "placement",
+        "warm-up": lambda row: str(row["warmup"]),
+        "seed": lambda row: str(row["seed"]),
+        "chain": lambda row: chain_said(row["boundary"]),
+        "LR": lambda row: f"{row['lr']:.3g}",
+        "verdict": "verdict",
+        "steps": lambda row: str(row.get("steps") or ""),
+        "final loss": lambda row: "" if row.get("final_loss") is None else f"{row['final_loss']:.3f}",
+        "diverged at": "broke_at",
+        "error": "error",
+    }
+    return Table.of(rows, columns, verdict="verdict", left=4)
+
+
+def _rate_of(trial: Row) -> float:
+    return float(trial["lr"])
 
 
 def _end(rate: float, content: Row) -> str:
@@ -290,11 +295,6 @@ def _about_interval(content: Row) -> str:
         "from the brackets' lower ends to their upper ends, by the bootstrap of the median over seeds;"
         f" of {n} seeds such an interval covers the median at most {coverage:.0%} of the time."
     )
-
-
-def _settings(content: Row, arm: ArmFiles) -> Table:
-    lines = [("seeds", ", ".join(map(str, content["seeds"]))), ("cost", cost(content))]
-    return Table(header=("setting", "value"), lines=[*lines, *settings([arm], content["data"])], left=2)
 
 
 def _results(content: Row) -> Iterator[dict[str, Any]]:
@@ -415,15 +415,8 @@ def _odd(chain: Row) -> Iterator[str]:
         failed = next(one for one in chain["tried"] if one["verdict"] == "failed")
         yield f" stopped: the run at {failed['lr']:.3g} failed ({failed.get('error', 'unknown error')})."
     if found["kind"] == "none":
-        yield f": {_none(found)}"
-
-
-def _none(found: Row) -> str:
-    if found["high"] is None:
-        return f"too slow to tell at every rate up to {found['low']:.3g}; more steps are needed."
-    if found["low"] is None:
-        return f"none trained, and {found['high']:.3g} was the lowest rate; noise of 0.5 nat counts as a divergence."
-    return f"none trained; {found['low']:.3g} is too slow to tell, {found['high']:.3g} too large."
+        slow, large = (f"{found[end]:.3g}" if found[end] is not None else "none" for end in ("low", "high"))
+        yield f": none trained. Too slow to tell, so that more steps are needed: up to {slow}; too large: from {large}."
 
 
 def _rates(rates: Sequence[float]) -> str:
@@ -450,25 +443,21 @@ def headroom_map(content: Row) -> Drawing:
     drawn = drawing(len(by_name), height=3.4, sharey=True, beside=min(3, len(by_name)))
     rates = [one["lr"] for chain in content["chains"] for one in chain["tried"]] + [own(content)[1]]
     low, high = min(rates) / 1.7, max(rates) * 1.7
-    for axes, (name, mine) in zip(drawn.panels, by_name.items(), strict=True):
-        heading(axes, name)
-        _panel(axes, mine, content, low, high)
-    return drawn
-
-
-def _panel(axes: Axes, mine: Sequence[Place], content: Row, low: float, high: float) -> None:
     warmups = sorted(content["warmups"])
     reach = (warmups[-1] - warmups[0]) or max(warmups[-1], 10)
-    colour = look_of(mine[0].placement)["color"]
-    _region(axes, [(place, place.level) for place in mine if place.level is not None], colour, reach, low, high)
-    for place in mine:
-        _marks(axes, place, colour, reach / 60)
-    _star(axes, mine, content)
-    label(axes, "warm-up (steps)", "peak learning rate" if is_first(axes) else "")
-    log(axes)
-    axes.set_ylim(low, high)
-    axes.set_xlim(warmups[0] - 0.08 * reach, warmups[-1] + 0.08 * reach)
-    axes.set_xticks(warmups)
+    for axes, (name, mine) in zip(drawn.panels, by_name.items(), strict=True):
+        heading(axes, name)
+        colour = look_of(name)["color"]
+        _region(axes, [(place, place.level) for place in mine if place.level is not None], colour, reach, low, high)
+        for place in mine:
+            _marks(axes, place, colour, reach / 60)
+        _star(axes, mine, content)
+        label(axes, "warm-up (steps)", "peak learning rate" if is_first(axes) else "")
+        log(axes)
+        axes.set_ylim(low, high)
+        axes.set_xlim(warmups[0] - 0.08 * reach, warmups[-1] + 0.08 * reach)
+        axes.set_xticks(warmups)
+    return drawn
 
 
 def _region(

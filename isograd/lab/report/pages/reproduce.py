@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from isograd.errors import DataError
 from isograd.files import read_json
 from isograd.lab.report.figures import DEPTH_CHARTS, Subject
-from isograd.lab.report.page import Page, Section, Table, prose, write_page
+from isograd.lab.report.page import Page, Section, Table, prose, settings_table, write_page
 from isograd.lab.report.pages.runs import CHARTS
 from isograd.lab.report.runs import arms_of, presented, read_run
 from isograd.lab.report.style import Drawing, Look, Strip, drawing, heading, label, log, look, look_of, looks, strips
@@ -214,13 +214,19 @@ def _lines(chart: Row, rows: Rows) -> Drawing:
 
 def _rates_of(rows: Rows) -> dict[str, str]:
     """What the legend adds to arms: the rate of each, where they differ in it and their names do not say it."""
-    found: dict[str, set[float]] = {}
+    found = _rates(rows)
+    if any(len(rates) > 1 for rates in found.values()) or len({*map(tuple, found.values())}) < 2:
+        return {}
+    return {arm: f", lr {rates[0]}" for arm, rates in found.items() if " lr " not in arm}
+
+
+def _rates(rows: Rows) -> dict[str, list[str]]:
+    """Of each arm, as papers write them."""
+    found: dict[str, dict[str, None]] = {}
     for row in rows:
         if "outcome" in row and {"arm", "lr"} <= row.keys():
-            found.setdefault(str(row["arm"]), set()).add(row["lr"])
-    if any(len(rates) > 1 for rates in found.values()) or len({tuple(rates) for rates in found.values()}) < 2:
-        return {}
-    return {arm: f", lr {rate(min(rates))}" for arm, rates in found.items() if " lr " not in arm}
+            found.setdefault(str(row["arm"]), {})[rate(row["lr"])] = None
+    return {arm: [*rates] for arm, rates in found.items()}
 
 
 def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> None:
@@ -353,32 +359,28 @@ def _runs(rows: Rows) -> Iterator[Section]:
     own = [row for row in rows if "outcome" in row]
     if not own:
         return
-    columns = [name for name in RUN_COLUMNS if any(name in row for row in own)]
-    lines = [[number(row.get(name)) for name in columns] for row in own]
-    header = [name.replace("_", " ") for name in columns]
-    yield Section(name="runs", title="Runs", table=Table(header=header, lines=lines, verdict="outcome"), folded=True)
+    columns = {name.replace("_", " "): partial(_cell, name) for name in RUN_COLUMNS if any(name in row for row in own)}
+    yield Section(name="runs", title="Runs", table=Table.of(own, columns, verdict="outcome"), folded=True)
 
 
-def _rates(rows: Rows) -> str:
-    """Of each arm, where they differ: `isograd compare` takes one rate for all arms."""
-    found = {str(row["arm"]): rate(row["lr"]) for row in rows if "outcome" in row and {"arm", "lr"} <= row.keys()}
-    several = len(set(found.values())) > 1
-    return "; ".join(f"{arm}: {one}" for arm, one in found.items()) if several else next(iter(found.values()), "")
+def _cell(name: str, row: Row) -> str:
+    return number(row.get(name))
 
 
 def _settings(result: Row, rows: Rows) -> Section:
-    facts = result["provenance"]
+    facts, rates = result["provenance"], {arm: " / ".join(own) for arm, own in _rates(rows).items()}
+    alike = len(set(rates.values())) < 2  # `isograd compare` takes one rate for all arms
     lines = [
         ["rule, written before the runs", result["rule"]],
         ["size in the paper", result["size in the paper"]],
         ["size here", result["size here"]],
         ["what differs", result["differs"]],
         ["read", ", ".join(result["read"]) or "nothing: no corpus"],
-        ["learning rate", _rates(rows)],
+        ["learning rate", next(iter(rates.values()), "") if alike else "; ".join(map(": ".join, rates.items()))],
         ["command", f"`{result['command']}{' --data FOLDER' if result['with data'] else ''}`"],
         ["the same runs", f"`{result['compare']}`" if result.get("compare") else ""],
         ["time", f"{result['core minutes']:g} minutes of one core, shared runs included"],
         ["measured with", ", ".join(f"{name} {value}" for name, value in facts.items())],
     ]
-    table = Table(header=["", ""], lines=[line for line in lines if line[1]], left=2)
+    table = settings_table((line for line in lines if line[1]), ["", ""])
     return Section(name="settings", title="Setting", sentence=result["details"], table=table)

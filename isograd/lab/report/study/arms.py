@@ -15,6 +15,9 @@ from isograd.lab.statistics import Comparison, Interval, compare, median, median
 from isograd.lab.study.sensitivity import Edge, best_rate, sensitivity
 
 RATE, WARMUP = "training.lr", "training.warmup"
+LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
+LAYERS, STEPS = "model.layers", "training.steps"
+SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,3 +373,62 @@ def in_line(arms: Sequence[StudyArm], design: Design) -> dict[str, ArmFiles]:
 def _files(arm: StudyArm) -> ArmFiles:
     wrong = ", ".join(f"{n} {how}" for how in COUNTED[1:] if (n := arm.count(how)))
     return ArmFiles(label=f"{arm.who} ({wrong})" if wrong else arm.who, runs=arm.runs, look=arm.look)
+
+
+# ------------------------------------------------------------------------------------------------- all that is shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFindings:
+    """All that the page shows."""
+
+    design: Design
+    arms: Sequence[StudyArm]
+    chosen: Sequence[Tuned]
+    compared: Sequence[ArmsCompared]
+    reference: str
+    measure: str
+    entropy: float | None
+    groups: Sequence[Group]
+
+    @property
+    def what(self) -> str:
+        return f"{LOSSES[self.measure]} (nats)"
+
+
+def found_in(study: StudyFiles, named: str | None = None) -> StudyFindings:
+    """Everything that is written and drawn.
+
+    Args:
+        named: what the others are compared with; None: pre-ln, or the first.
+
+    Raises:
+        ValueError: nothing is called so.
+    """
+    design = design_of(study)
+    reference = reference_among(design, named)
+    if reference is None:
+        raise ValueError(f"nothing called {named} is compared here; there are {'; '.join(design.who)}")
+    arms = study_arms(study, design)
+    chosen = tuned(arms, design)
+    groups = showcase(chosen, arms, design)
+    return StudyFindings(
+        design=design,
+        arms=arms,
+        chosen=chosen,
+        compared=comparisons(chosen, arms, design, reference),
+        reference=reference,
+        measure=measure_of(study),
+        entropy=_entropy(study),
+        groups=groups,
+    )
+
+
+def _entropy(study: StudyFiles) -> float | None:
+    """The one of all cells; None where they are of different texts."""
+    known = [value for cell in study.cells if (value := cell.number("unigram_entropy")) is not None]
+    return known[0] if known and max(known) - min(known) < SAME else None
+
+
+def at_rate(arm: StudyArm) -> str:
+    return f"{arm.who}, LR {shown_value(arm.values[RATE])}" if RATE in arm.values else arm.who

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -13,6 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_hex, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
+from matplotlib.transforms import offset_copy
 
 from isograd.lab.report.figures import over_seeds
 from isograd.lab.report.runs import ArmFiles, Row
@@ -55,8 +56,8 @@ def against(groups: Sequence[Panel], key: str, what: str, entropy: float | None 
         numbers = sorted({arm.values[key] for arm in arms})
         logarithmic = _is_wide(numbers)
         lines = _by_who(arms, key)
-        for shift, mine in zip(_shifts(numbers, len(lines), logarithmic), lines, strict=True):
-            _line(axes, [(shift(arm.values[key]), arm) for arm in mine])
+        for i, mine in enumerate(lines):
+            _line(axes, mine, key, 4.0 * (i - (len(lines) - 1) / 2))
         label(axes, axis_name(key), what if is_first(axes) else "")
         _ticks(axes, numbers, logarithmic)
         _above(axes, arms, broken, key)
@@ -80,32 +81,24 @@ def _limit(axes: Axes, arms: Sequence[StudyArm]) -> None:
     """As high as the medians and the intervals of arms of which every seed finished; others may reach out of sight."""
     whole = [arm.interval for arm in arms if arm.interval is not None and not arm.trouble]
     ends = [arm.median for arm in arms if arm.trains] + [end for one in whole for end in (one.low, one.high)]
-    ends = list(filter(math.isfinite, ends))  # a file may lack the loss of what finished
-    if ends and max(ends) > min(ends):
-        axes.set_ylim(min(ends) - 0.06 * (max(ends) - min(ends)), max(ends) + 0.06 * (max(ends) - min(ends)))
+    near(axes, list(filter(math.isfinite, ends)))  # a file may lack the loss of what finished
 
 
 def _is_wide(numbers: Sequence[float]) -> bool:
     return len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= 3
 
 
-def _shifts(numbers: Sequence[float], many: int, logarithmic: bool) -> list[Callable[[float], float]]:
-    """For each line a small step aside, so that intervals do not lie on each other."""
-    steps = [0.008 * (i - (many - 1) / 2) for i in range(many)]
-    if logarithmic:
-        width = math.log(numbers[-1] / numbers[0])
-        return [lambda x, step=step: x * math.exp(step * width) for step in steps]  # type: ignore[misc]
-    width = (numbers[-1] - numbers[0]) or 1.0
-    return [lambda x, step=step: x + step * width for step in steps]  # type: ignore[misc]
-
-
-def _line(axes: Axes, points: Sequence[tuple[float, StudyArm]]) -> None:
-    shown = [(x, arm.median if arm.trains else math.nan) for x, arm in points]
-    axes.plot(*zip(*shown, strict=True), label=points[0][1].who, marker="o", markersize=4, **points[0][1].look)
-    for x, arm in points:
+def _line(axes: Axes, arms: Sequence[StudyArm], key: str, aside: float) -> None:
+    """So many points aside, so that intervals of several lines do not lie on each other."""
+    there = offset_copy(axes.transData, axes.get_figure(root=True), x=aside, units="points")
+    medians = [arm.median if arm.trains else math.nan for arm in arms]
+    how: Look = {"label": arms[0].who, "marker": "o", "markersize": 4, "transform": there, **arms[0].look}
+    axes.plot([arm.values[key] for arm in arms], medians, **how)
+    for arm in arms:
         if arm.trains and arm.interval is not None:
-            high = min(arm.interval.high, _FAR)
-            axes.vlines(x, arm.interval.low, high, color=arm.look["color"], linewidth=1.1, alpha=0.75)
+            ends = (arm.interval.low, min(arm.interval.high, _FAR))
+            thin: Look = {"color": arm.look["color"], "linewidth": 1.1, "alpha": 0.75, "transform": there}
+            axes.plot([arm.values[key]] * 2, ends, **thin)
 
 
 def _ticks(axes: Axes, numbers: Sequence[float], logarithmic: bool) -> None:
@@ -114,17 +107,9 @@ def _ticks(axes: Axes, numbers: Sequence[float], logarithmic: bool) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
-    axes.set_xlim(*_ends(numbers, logarithmic))
-
-
-def _ends(numbers: Sequence[float], logarithmic: bool) -> tuple[float, float]:
-    """A little beyond the swept values, also those at which there is nothing but marks above the panel."""
-    low, high = numbers[0], numbers[-1]
-    if logarithmic:
-        beyond = (high / low) ** 0.08
-        return low / beyond, high * beyond
-    beyond = 0.08 * (high - low) or 1.0
-    return low - beyond, high + beyond
+    low, high = numbers[0], numbers[-1]  # and a little beyond, also where there is nothing but marks above the panel
+    beyond = (high / low) ** 0.08 if logarithmic else 0.08 * (high - low) or 1.0
+    axes.set_xlim(*((low / beyond, high * beyond) if logarithmic else (low - beyond, high + beyond)))
 
 
 def _above(axes: Axes, arms: Sequence[StudyArm], broken: Sequence[str], key: str) -> None:

@@ -1,6 +1,7 @@
 """What a report reads of a study's folder: plan, cells, the ledger where these are missing; names of axes."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,19 +216,15 @@ def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
     >>> [text.name for text in named_apart(["en/train.txt", "de/train.txt", ""]).values()]
     ['en/train.txt', 'de/train.txt', '“”']
     """
-    texts = list(dict.fromkeys(values))
-    parts = [text.rstrip("/").removesuffix("/model").split("/") if not whole else [text] for text in texts]
-    tails = (["/".join(of[-n:]) for of in parts] for n in range(1, 1 + max(map(len, parts), default=0)))
-    names = next((tail for tail in tails if len(set(map(_printable, tail))) == len(texts)), texts)
-    found = {text: Named(text) for text in texts}
-    for text, name in zip(texts, names, strict=True):
-        found[text].name = _printable(name) or "“”"
+    found = {text: Named(text) for text in values}
+    parts = [[text] if whole else text.rstrip("/").removesuffix("/model").split("/") for text in found]
+    for many in range(1, 1 + max(map(len, parts), default=0)):
+        for text, own in zip(found.values(), parts, strict=True):
+            # in one line, without what no font has
+            text.name = " ".join(re.sub(r"[^ -~\u00a1-\uffff]", " ", "/".join(own[-many:])).split()) or "“”"
+        if len({text.name for text in found.values()}) == len(found):
+            break
     return found
-
-
-def _printable(text: str) -> str:
-    """In one line, without what no font has."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def shown_value(value: Any) -> str:

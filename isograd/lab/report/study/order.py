@@ -64,8 +64,7 @@ def sections(chosen: Sequence[Tuned], design: Design, reference: str, what: str)
             name = f"order-{i + 1}" if i else "order"
             yield Section(name=name, title=f"Loss at the best rate{where}", sentence=_ORDER, figure=draw)
     costs = cost_table(chosen, order, design, reference)
-    if costs is not None:
-        yield Section(name="cost", title=f"Cost of a step over that of {reference}", sentence=_COST, table=costs)
+    yield Section(name="cost", title=f"Cost of a step over that of {reference}", sentence=_COST, table=costs)
 
 
 _STABLE = (
@@ -129,8 +128,8 @@ def _square(one: Tuned, rates: Sequence[float]) -> Square:
 # ---------------------------------------------------------------------------------------------------------------- cost
 
 
-def cost_table(chosen: Sequence[Tuned], order: Sequence[str], design: Design, reference: str) -> Table | None:
-    """A line per placement and condition; None where nobody has measured a step."""
+def cost_table(chosen: Sequence[Tuned], order: Sequence[str], design: Design, reference: str) -> Table:
+    """A line per placement and condition, of those where a step was measured."""
     lines = []
     for condition in design.conditions:
         here = {one.who: [cell for arm in one.arms for cell in arm.cells] for one in chosen
@@ -138,8 +137,7 @@ def cost_table(chosen: Sequence[Tuned], order: Sequence[str], design: Design, re
         theirs = _seconds(here.get(reference, []))
         if any(map(_seconds, here.values())):
             lines += [_cost(who, condition_said(condition), here[who], theirs) for who in order if who in here]
-    header = ["placement", "under", "seconds per step", "over", "parameters"]
-    return Table(header=header, lines=lines, left=2) if lines else None
+    return Table(header=["placement", "under", "seconds per step", "over", "parameters"], lines=lines, left=2)
 
 
 def _cost(who: str, where: str, mine: Sequence[CellFiles], theirs: Sequence[float]) -> list[str]:
