@@ -50,7 +50,7 @@ LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
     "core": (145, 27_990),
     "convert": (49, 8_520),
-    "lab": (121, 24_430),
+    "lab": (117, 23_900),
     "papers": (45, 9_295),
 }
 MOST = 15  # files on one level of a room
