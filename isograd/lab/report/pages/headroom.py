@@ -271,10 +271,11 @@ def chain_said(found: Row | None) -> str:
 
 
 def _base(content: Row) -> ArmFiles:
-    """The recipe of all runs, once with each seed."""
-    outcome = {"provenance": content["provenance"]}
-    runs = [RunFiles(run=content["base"] | {"seed": seed}, outcome=outcome) for seed in content["seeds"]]
-    return ArmFiles(label="", runs=runs)
+    """The recipe of all runs, once with each seed, at the rates that may be tried."""
+    search, outcome = content["search"], {"provenance": content["provenance"]}
+    training = content["base"]["training"] | {"lr": f"{search['low']:.3g} to {search['high']:.3g}"}
+    base = content["base"] | {"training": training}
+    return ArmFiles(label="", runs=[RunFiles(run=base | {"seed": seed}, outcome=outcome) for seed in content["seeds"]])
 
 
 def cost(content: Row) -> str:
