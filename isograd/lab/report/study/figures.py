@@ -13,7 +13,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_hex, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
-from matplotlib.transforms import offset_copy
 
 from isograd.lab.report.figures import over_seeds
 from isograd.lab.report.runs import ArmFiles, Row
@@ -57,7 +56,8 @@ def against(groups: Sequence[Panel], key: str, what: str, entropy: float | None 
         logarithmic = _is_wide(numbers)
         lines = _by_who(arms, key)
         for i, mine in enumerate(lines):
-            _line(axes, mine, key, 4.0 * (i - (len(lines) - 1) / 2))
+            step = 0.008 * (i - (len(lines) - 1) / 2)
+            _line(axes, [(_aside(numbers, arm.values[key], step), arm) for arm in mine])
         label(axes, axis_name(key), what if is_first(axes) else "")
         _ticks(axes, numbers, logarithmic)
         _above(axes, arms, broken, key)
@@ -88,17 +88,18 @@ def _is_wide(numbers: Sequence[float]) -> bool:
     return len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= 3
 
 
-def _line(axes: Axes, arms: Sequence[StudyArm], key: str, aside: float) -> None:
-    """So many points aside, so that intervals of several lines do not lie on each other."""
-    there = offset_copy(axes.transData, axes.get_figure(root=True), x=aside, units="points")
-    medians = [arm.median if arm.trains else math.nan for arm in arms]
-    how: Look = {"label": arms[0].who, "marker": "o", "markersize": 4, "transform": there, **arms[0].look}
-    axes.plot([arm.values[key] for arm in arms], medians, **how)
-    for arm in arms:
+def _aside(numbers: Sequence[float], x: float, step: float) -> float:
+    """A small step from x, so that intervals of several lines do not lie on each other."""
+    return x * (numbers[-1] / numbers[0]) ** step if _is_wide(numbers) else x + step * (numbers[-1] - numbers[0] or 1.0)
+
+
+def _line(axes: Axes, points: Sequence[tuple[float, StudyArm]]) -> None:
+    shown = [(x, arm.median if arm.trains else math.nan) for x, arm in points]
+    axes.plot(*zip(*shown, strict=True), label=points[0][1].who, marker="o", markersize=4, **points[0][1].look)
+    for x, arm in points:
         if arm.trains and arm.interval is not None:
-            ends = (arm.interval.low, min(arm.interval.high, _FAR))
-            thin: Look = {"color": arm.look["color"], "linewidth": 1.1, "alpha": 0.75, "transform": there}
-            axes.plot([arm.values[key]] * 2, ends, **thin)
+            high = min(arm.interval.high, _FAR)
+            axes.vlines(x, arm.interval.low, high, color=arm.look["color"], linewidth=1.1, alpha=0.75)
 
 
 def _ticks(axes: Axes, numbers: Sequence[float], logarithmic: bool) -> None:
