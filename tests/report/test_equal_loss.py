@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isograd.lab.report import equal_loss
-from isograd.lab.report.compared import verdicts
+from isograd.lab.report.compared import Compared, verdicts
 from isograd.lab.report.pages.runs import findings, write_report
 from isograd.lab.report.runs import ArmFiles, arms_of, find_runs, reference_of
 from tests.report.test_page import checked
@@ -58,18 +58,16 @@ def study(tmp_path: Path) -> Path:
 
 def test_by_hand(study: Path) -> None:
     post, norm = equal_loss.speeds(arms(study))
-    assert (norm.arm, norm.reference) == ("normformer, no warm-up", "pre-ln, no warm-up")
-    assert norm.targets == {0: 2.0, 1: 2.2, 2: 2.4}
-    assert norm.steps == {0: 0.75, 1: 0.75, 2: 0.75}
-    assert norm.seconds == pytest.approx(dict.fromkeys(range(3), 3.6 / 4))
-    assert equal_loss.compared([norm])[0].size == "0.75 (0.75 to 0.75)"
-    assert equal_loss.compared([norm])[0].more == ["0.90 (0.90 to 0.90)", "2.200"]
+    assert (norm.mine, norm.theirs) == ("normformer, no warm-up", "pre-ln, no warm-up")
+    assert steps(norm) == pytest.approx({0: 0.75, 1: 0.75, 2: 0.75})
+    assert norm.size == "0.75 (0.75 to 0.75)"
+    assert norm.more == ["0.90 (0.90 to 0.90)", "2.200"]
     assert said(norm) == (
         "Too few seeds to compare steps to equal loss with pre-ln, no warm-up: normformer, no warm-up (lower with"
         " 3 of 3 seeds)."
     )
-    assert set(post.steps.values()) == {math.inf}
-    assert equal_loss.compared([post])[0].size == "not reached"
+    assert set(steps(post).values()) == {math.inf}
+    assert post.size == "not reached"
     (*_, line, why) = findings(arms(study))
     assert line.startswith(
         "Too few seeds to compare steps to equal loss with pre-ln, no warm-up: post-ln, no warm-up (hi"
@@ -77,8 +75,13 @@ def test_by_hand(study: Path) -> None:
     assert why.startswith("p is corrected for 2 comparisons by Holm's method. An exact test of 3 seeds cannot give")
 
 
-def said(one: equal_loss.EqualLoss) -> str:
-    return next(verdicts(equal_loss.compared([one]), equal_loss.WORDS))
+def said(one: Compared) -> str:
+    return next(verdicts([one], equal_loss.WORDS))
+
+
+def steps(one: Compared) -> dict[int, float]:
+    """The ratio of each seed, whose logarithm is compared."""
+    return {seed: math.exp(difference) for seed, difference in one.found.differences.items()}
 
 
 def test_the_reference_by_the_same_rule(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_the_reference_by_the_same_rule(tmp_path: Path) -> None:
     written(tmp_path, "pre-ln", outcome={}, validation=curve(3.0, 2.0, 1.9, 2.0))
     written(tmp_path, "normformer", outcome={}, validation=curve(3.0, 2.5, 2.0, 1.9))
     (one,) = equal_loss.speeds(arms(tmp_path))
-    assert one.steps == {0: 1.5}
+    assert steps(one) == pytest.approx({0: 1.5})
 
 
 def test_a_ratio_of_means_is_not_the_median_of_ratios(tmp_path: Path) -> None:
@@ -95,16 +98,16 @@ def test_a_ratio_of_means_is_not_the_median_of_ratios(tmp_path: Path) -> None:
         written(tmp_path, "pre-ln", seed, outcome={}, validation=curve(4.0, 3.5, 3.0, last))
         written(tmp_path, "normformer", seed, outcome={}, validation=curve(4.0, 3.0, last, last))
     (one,) = equal_loss.speeds(arms(tmp_path))
-    assert one.steps == {0: 0.75, 1: 0.75}
+    assert steps(one) == pytest.approx({0: 0.75, 1: 0.75})
 
 
 def test_one_seed_of_three_does_not_reach(study: Path) -> None:
     written(study, "deepnorm", 0, outcome={}, validation=curve(3.0, 2.0, 1.5, 1.0))
     written(study, "deepnorm", 1, outcome={}, validation=curve(3.0, 2.9, 2.2, 2.1))
     written(study, "deepnorm", 2, outcome={"outcome": "diverged"}, validation=curve(3.0, None))
-    one = next(p for p in equal_loss.speeds(arms(study)) if p.arm.startswith("deepnorm"))
-    assert one.steps == {0: 0.5, 1: 0.75, 2: math.inf}
-    assert equal_loss.compared([one])[0].size == "0.75 (0.50 to not reached)"
+    one = next(p for p in equal_loss.speeds(arms(study)) if p.mine.startswith("deepnorm"))
+    assert steps(one) == pytest.approx({0: 0.5, 1: 0.75, 2: math.inf})
+    assert one.size == "0.75 (0.50 to not reached)"
     assert one.found.verdict == "too few seeds" and one.found.p == 1  # what has not been reached is beyond 1
 
 
@@ -113,7 +116,7 @@ def test_a_spread_around_one(tmp_path: Path) -> None:
         written(tmp_path, "pre-ln", seed, outcome={}, validation=curve(4.0, 3.0, 2.0, 1.0))
         written(tmp_path, "normformer", seed, outcome={}, validation=rows)
     (one,) = equal_loss.speeds(arms(tmp_path))
-    assert min(one.steps.values()) < 1 < max(one.steps.values())
+    assert min(steps(one).values()) < 1 < max(steps(one).values())
     assert one.found.verdict == "too few seeds"
 
 
@@ -134,12 +137,12 @@ def test_six_seeds_say_sooner(tmp_path: Path) -> None:
 def test_which_reference(study: Path) -> None:
     """Named by label or placement; what has not finished with every seed ends nowhere."""
     everything = arms(study)
-    assert equal_loss.speeds(everything, "normformer")[0].reference == "normformer, no warm-up"
+    assert equal_loss.speeds(everything, "normformer")[0].theirs == "normformer, no warm-up"
     assert equal_loss.speeds(everything, "normformer, no warm-up") == equal_loss.speeds(everything, "normformer")
     assert equal_loss.speeds(everything, "post-ln") == []  # it has collapsed
     assert reference_of(everything, "nothing") is None
     written(study, "pre-ln", 3, outcome=None, validation=curve(5.0, 4.0))
-    assert equal_loss.speeds(arms(study))[0].reference == "normformer, no warm-up"
+    assert equal_loss.speeds(arms(study))[0].theirs == "normformer, no warm-up"
 
 
 def test_in_time_a_line_ends_with_its_first_seed(tmp_path: Path) -> None:
@@ -157,7 +160,7 @@ def test_without_seconds_or_common_seeds(tmp_path: Path) -> None:
     written(tmp_path, "normformer", outcome={}, validation=rows)
     written(tmp_path, "deepnorm", 7, outcome={}, validation=rows)
     (one,) = equal_loss.speeds(arms(tmp_path))
-    assert one.seconds == {} and equal_loss.compared([one])[0].more[0] == "–"
+    assert one.more[0] == "–"
     drawn = equal_loss.speed_curves(arms(tmp_path))
     assert drawn is not None and [axes.get_xlabel() for axes in drawn.panels] == ["step"]
 

@@ -65,17 +65,21 @@ def test_two_tasks_are_corrected_for() -> None:
 def test_a_diverged_run_counts_below_all_others() -> None:
     assert said([None] * 6, LOW).startswith("Lower score than scratch: tuned")
     arm_ = arm("tuned", [0.7, None, 0.72])
-    assert (finetuning.median_score(arm_), finetuning.score_range(arm_), finetuning.mean_score(arm_)) == (
+    assert (
+        finetuning.median_score(arm_),
+        finetuning.CELLS["score_range"](arm_),
+        finetuning.CELLS["score_mean"](arm_),
+    ) == (
         "0.700",
         "0.700 to 0.720",
         "–",
     )
-    assert finetuning.failures(arm_) == "1 of 3"
+    assert finetuning.CELLS["score_failed"](arm_) == "1 of 3"
 
 
 def test_what_has_not_ended_is_not_counted() -> None:
     broken = ArmFiles(label="tuned", runs=[run(0.7), run(None, outcome="failed"), run(None, outcome="interrupted")])
-    assert finetuning.failures(broken) == "0 of 1" and finetuning.median_score(broken) == "0.700"
+    assert finetuning.CELLS["score_failed"](broken) == "0 of 1" and finetuning.median_score(broken) == "0.700"
 
 
 def test_the_best_arm_of_each_side_by_model() -> None:
@@ -101,10 +105,14 @@ def test_the_summary_counts_failed_runs() -> None:
 
 def test_cells_of_several_seeds() -> None:
     found = arm("tuned", HIGH)
-    assert (finetuning.score_range(found), finetuning.baseline(found), finetuning.test_score(found)) == (
+    assert (
+        finetuning.CELLS["score_range"](found),
+        finetuning.baseline(found),
+        finetuning.CELLS["score_test"](found),
+    ) == (
         "0.710 to 0.750",
         "0.680",
         "–",
     )
-    assert finetuning.mean_score(found) == "0.730 [0.715, 0.745]"  # 2.571 x 0.01414 / sqrt(6) on either side
+    assert finetuning.CELLS["score_mean"](found) == "0.730 [0.715, 0.745]"  # 2.571 x 0.01414 / sqrt(6) on either side
     assert finetuning.as_dict(found)["median"] == pytest.approx(0.73)

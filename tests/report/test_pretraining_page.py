@@ -64,7 +64,7 @@ def test_a_masked_page_shows_what_a_language_page_shows(masked: Path, compared: 
             args = ("gradient_mean_abs", "ffn") if name == "profile" else ()
             assert getattr(mine, name)(*args, at_end, "encoder") == getattr(theirs, name)(*args, at_end, "decoder")
     assert all(row["encoder_layers"] is None for row in read(masked / "results.json"))
-    drawn = figures.gradient_profiles(arms(masked))
+    drawn = figures.profiles(arms(masked), "gradient_mean_abs", "")
     assert [len(axes.lines[0].get_xdata()) for axes in drawn.panels] == [3, 3]  # type: ignore[arg-type]
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from isograd.lab.report.study.arms import design_of, study_arms
 from isograd.lab.report.study.files import StudyFiles, read_study
-from isograd.lab.report.study.page import write_study_report
-from isograd.lab.report.study.sentences import progress
+from isograd.lab.report.study.page import progress, write_study_report
 from tests.report.study_written import BASE, Row, write_study
 from tests.report.test_page import checked
 from tests.study.arms import refused
@@ -82,12 +81,11 @@ def strange_cell(folder: Path, cells: list[str]) -> None:
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        (cut_row, ["ledger.jsonl, line 3: not JSON", "line 5: no cell, values and seed", 'outcome is "splendid"']),
+        (cut_row, ["ledger.jsonl, line 3: not JSON", "line 5: no row of a cell", 'outcome is "splendid"']),
         (half_written, ["outcome.json: not JSON; its numbers are the ledger’s"]),
         (no_folder, ["not there; its numbers are the ledger’s"]),
         (no_cells, [" and 11 others: not there; their numbers are the ledger’s"]),
         (no_ledger, []),
-        (no_plan, ["study.json: not JSON; the cells are those of the ledger"]),
         (strange_rows, ["ledger.jsonl: x0 and 2 others are not in the plan"]),
         (strange_cell, ["of-another-plan is not in the plan"]),
     ],
@@ -166,8 +164,7 @@ def test_in_a_terminal(study: Path) -> None:
 def test_one_line_where_nothing_can_be_read(study: Path) -> None:
     assert "post-ln; pre-ln" in refused("report", str(study), "--reference", "deepnorm")
     no_plan(study, [])
-    no_ledger(study, [])
-    assert "no row of a ledger" in refused("report", str(study))
+    assert "not what isograd study writes" in refused("report", str(study))
 
 
 def _isograd(*arguments: str) -> subprocess.CompletedProcess[str]:

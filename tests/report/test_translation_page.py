@@ -184,7 +184,7 @@ def test_towers_are_not_mixed(compared: Path) -> None:
 
 
 def test_panels_of_stacks(compared: Path) -> None:
-    drawn = figures.gradient_profiles(arms(compared))
+    drawn = figures.profiles(arms(compared), "gradient_mean_abs", "")
     assert [axes.get_title().partition(",")[0] for axes in drawn.panels] == ["encoder"] * 2 + ["decoder"] * 2
     assert [len(axes.lines[0].get_xdata()) for axes in drawn.panels] == [3, 3, 2, 2]  # type: ignore[arg-type]
     assert [axes.get_title() for axes in figures.ratio_curves(arms(compared)).panels] == ["encoder", "decoder"]

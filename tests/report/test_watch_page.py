@@ -32,7 +32,7 @@ def test_a_watched_loop(watched: Path, capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "No weight has moved" in said.replace("Step 12: n", "N") and "-> optimizer.step() is not called" in said
     page = (watched / "report/report.html").read_text()
-    assert "No weight has moved in 11 readings" in page and (watched / "report/layers.svg").exists()
+    assert "no weight has moved in 11 readings" in page and (watched / "report/layers.svg").exists()
 
 
 def test_watched_loops_side_by_side(watched: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_without_warnings(watched: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_what_was_replayed(watched: Path) -> None:
     from isograd.lab.report.pages.watch import replayed
 
-    assert replayed(watched) is None
+    assert not replayed(watched)
     row = {"change": "lower rate", "from": 21, "steps": 40, "loss": 1.5, "verdict": "cures"}
     write_json(
         watched / "replayed.json", {"changes": [row, row | {"change": "as it was", "loss": None, "verdict": "fails"}]}

@@ -285,7 +285,7 @@ def _print(content: dict[str, Any], page: Path) -> None:
         print_lines(f"{i}. {one['cause']}", f"   because {one['evidence']}")
         print_lines(f"   {'tested' if one['tested'] else 'change'}: {one['remedy']}")
     table = explain_page.profile(content, explain_page.MOST)
-    if table is not None:
+    if table:
         print_lines("")
         wide = output().width < 150 and len(table.header) > 8
         shown = [i for i in range(len(table.header)) if not wide or i < 8]

@@ -77,11 +77,9 @@ def print_replay(content: dict[str, Any], page: Path) -> None:
 
     print_lines(replay_page.what_broke(content), "")
     colours = {"cures": "green", "does not cure": "red"}
-    lines = [
-        [*map(escape, cells), f"[{colours.get(said, 'yellow')}]{said}[/]"]
-        for *cells, said in replay_page.table(content).lines
-    ]
-    print_table(replay_page.HEADER, lines)
+    table = replay_page.table(content)
+    lines = [[*map(escape, cells), f"[{colours.get(said, 'yellow')}]{said}[/]"] for *cells, said in table.lines]
+    print_table(table.header, lines)
     print_lines("", replay_page.headline(content), *replay_page.warnings(content))
     print_path(f"\nreport: {page}")
 

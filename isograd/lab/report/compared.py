@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from isograd.lab.report.page import Table
-from isograd.lab.statistics import Comparison, Interval, caution
+from isograd.lab.report.page import Section, Table
+from isograd.lab.statistics import Comparison, Interval, caution, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class Compared:
     """One arm against another.
 
     Attributes:
-        size: how far apart they are, as a table says it; a sentence leaves out its range.
+        size: how far apart they are, as a table says it; a sentence leaves out its range. "": the median difference.
         unit: of the size, in a sentence.
         where: the condition under which; "" where there is none.
         more: further cells, under the headers that `table` is given.
@@ -22,10 +22,36 @@ class Compared:
     mine: str
     theirs: str
     found: Comparison
-    size: str
+    size: str = ""
     where: str = ""
     unit: str = ""
     more: Sequence[str] = ()
+
+    @property
+    def amount(self) -> str:
+        return self.size or difference(self.found)
+
+
+def corrected(compared: Sequence[Compared]) -> list[Compared]:
+    """The same comparisons, each corrected for all of them."""
+    found = side_by_side([one.found for one in compared])
+    return [replace(one, found=own) for one, own in zip(compared, found, strict=True)]
+
+
+def section(
+    name: str,
+    title: str,
+    compared: Sequence[Compared],
+    what: str,
+    words: Mapping[str, str],
+    sentence: str = "",
+    who: str = "arm",
+    more: Sequence[str] = (),
+) -> Section | None:
+    """The table and the verdicts of these; None where there is none. See `table` and `verdicts`."""
+    shown = table(compared, what, who, more)
+    said = list(verdicts(compared, words))
+    return Section(name=name, title=title, sentence=sentence, table=shown, verdicts=said) if shown else None
 
 
 def table(compared: Sequence[Compared], what: str, who: str = "arm", more: Sequence[str] = ()) -> Table | None:
@@ -45,7 +71,7 @@ def table(compared: Sequence[Compared], what: str, who: str = "arm", more: Seque
         tests = (f"{found.lower} of {found.n}", f"{found.p:.2g}", f"{found.corrected:.2g}", found.verdict)
         counts = tests if found.n else ("–", "–", "–", "no common seeds")
         under = [one.where or "all"] if where else []
-        lines.append((one.mine, *under, one.theirs, one.size, *one.more, *counts))
+        lines.append((one.mine, *under, one.theirs, one.amount, *one.more, *counts))
     return Table(header=header, lines=lines, verdict="verdict", left=3 if where else 2)
 
 
@@ -76,16 +102,14 @@ def _named(one: Compared) -> str:
     """Who, how far apart where that is a finding, and n; of too few seeds whether they agree."""
     found = one.found
     known = found.differs and found.median is not None and math.isfinite(found.median)
-    size = f" by {one.size.partition(' (')[0].lstrip('+-')}{one.unit}" if known else ""
+    size = f" by {one.amount.partition(' (')[0].lstrip('+-')}{one.unit}" if known else ""
     agree = found.verdict == "too few seeds" and found.n > 1 and found.n in (found.lower, found.higher)
     return f"{one.mine}{size} ({found.count_said() if agree else f'n = {found.n}'})"
 
 
 def difference(found: Comparison) -> str:
     """ "-0.026 (-0.031 to -0.020)": the median of the differences, and its interval."""
-    if found.median is None:
-        return "–"
-    return signed(found.median) + ends(found.interval)
+    return "–" if found.median is None else signed(found.median) + ends(found.interval)
 
 
 def ends(interval: Interval | None) -> str:

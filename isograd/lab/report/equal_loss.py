@@ -3,48 +3,30 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
-from isograd.lab.report.compared import Compared, table, verdicts
+from isograd.lab.report.compared import Compared, corrected, table, verdicts
 from isograd.lab.report.figures import Subject, over_seeds, without_peak
-from isograd.lab.report.page import Section, Table
+from isograd.lab.report.page import Section
 from isograd.lab.report.runs import ArmFiles, RunFiles, paired, reference_of
 from isograd.lab.report.style import INK, LEVEL_LINE, Drawing, drawing, label
-from isograd.lab.statistics import Comparison, compare_ratios, side_by_side
+from isograd.lab.statistics import compare_ratios
 from isograd.outcome import reached
 
 
-@dataclass(frozen=True, kw_only=True)
-class EqualLoss:
-    """One arm against the reference, seed by seed.
-
-    Attributes:
-        targets: the reference's last validation loss, for each seed that both arms have.
-        steps, seconds: for each seed what the arm took to reach it over what the reference took, infinite where the
-            arm did not reach it; {} where it is not known.
-        found: `steps` against 1, by the one rule.
-    """
-
-    arm: str
-    reference: str
-    targets: Mapping[int, float]
-    steps: Mapping[int, float]
-    seconds: Mapping[int, float]
-    found: Comparison
-
-
-def speeds(arms: Sequence[ArmFiles], named: str | None = None) -> list[EqualLoss]:
-    """Every other arm against the reference arm; [] where there is nothing to compare.
+def speeds(arms: Sequence[ArmFiles], named: str | None = None) -> list[Compared]:
+    """Every other arm against the reference arm, seed by seed: what it took to reach that one's last validation loss,
+    over what that one took, infinite where it did not reach it; against 1, by the one rule.
 
     Args:
         named: label or placement of the reference; None: see `reference_of`.
+
+    Returns:
+        [] where there is nothing to compare.
     """
     reference = reference_of([arm for arm in arms if _is_whole(arm)], named)
     found = [_speed(arm, reference) for arm in arms if arm is not reference] if reference else []
-    found = [speed for speed in found if speed.steps]
-    corrected = side_by_side([speed.found for speed in found])
-    return [replace(speed, found=one) for speed, one in zip(found, corrected, strict=True)]
+    return corrected([speed for speed in found if speed is not None])
 
 
 def _is_whole(arm: ArmFiles) -> bool:
@@ -58,16 +40,18 @@ def _points(run: RunFiles, x: str) -> list[tuple[float, float]]:
     return [(row[x], row["loss"]) for row in known]
 
 
-def _speed(arm: ArmFiles, reference: ArmFiles) -> EqualLoss:
+def _speed(arm: ArmFiles, reference: ArmFiles) -> Compared | None:
     pairs = paired(arm, reference)
-    steps = dict(_ratios(pairs, "step"))
-    return EqualLoss(
-        arm=arm.label,
-        reference=reference.label,
-        targets={seed: _points(theirs, "step")[-1][1] for seed, (_, theirs) in pairs.items()},
-        steps=steps,
-        seconds=dict(_ratios(pairs, "seconds")),
+    steps, seconds = (dict(_ratios(pairs, x)) for x in ("step", "seconds"))
+    if not steps:
+        return None
+    targets = [_points(theirs, "step")[-1][1] for _, theirs in pairs.values()]
+    return Compared(
+        mine=arm.label,
+        theirs=reference.label,
         found=compare_ratios(steps),
+        size=spread(steps),
+        more=[spread(seconds) if seconds else "–", f"{statistics.fmean(targets):.3f}"],
     )
 
 
@@ -87,25 +71,6 @@ WORDS = {
     "no difference seen": "no difference seen in steps to equal loss from",
     "too few seeds": "too few seeds to compare steps to equal loss with",
 }
-
-
-def compared(found: Sequence[EqualLoss], where: str = "") -> list[Compared]:
-    """For the table and the verdicts."""
-    return [
-        Compared(
-            mine=one.arm,
-            theirs=one.reference,
-            found=one.found,
-            size=spread(one.steps),
-            where=where,
-            more=[spread(one.seconds) if one.seconds else "–", f"{statistics.fmean(one.targets.values()):.3f}"],
-        )
-        for one in found
-    ]
-
-
-def speed_table(found: Sequence[EqualLoss]) -> Table | None:
-    return table(compared(found), "share of its steps", more=["share of its time", "loss (mean)"])
 
 
 def spread(ratios: Mapping[int, float]) -> str:
@@ -131,8 +96,8 @@ def section(about: Subject, name: str = "equal-loss", where: str = "") -> Sectio
         title=f"Steps to equal loss{f': {where}' if where else ''}",
         sentence=_TEXT,
         figure=partial(speed_curves, about.arms, about.reference),
-        table=speed_table(found),
-        verdicts=list(verdicts([one for one in compared(found) if one.found.n > 1], WORDS)),
+        table=table(found, "share of its steps", more=["share of its time", "loss (mean)"]),
+        verdicts=list(verdicts([one for one in found if one.found.n > 1], WORDS)),
     )
 
 
@@ -153,7 +118,7 @@ def speed_curves(arms: Sequence[ArmFiles], named: str | None = None) -> Drawing 
         return None
     unit, size = _unit(max(row.get("seconds") or 0 for arm in arms for run in arm.runs for row in run.validation))
     found = speeds(arms, named)
-    target = next((_last(arm) for arm in arms if found and arm.label == found[0].reference), None)
+    target = next((_last(arm) for arm in arms if found and arm.label == found[0].theirs), None)
     drawn = drawing(len(shown), height=3.9, sharey=True)
     for axes, x in zip(drawn.panels, shown, strict=True):
         for arm in arms:
@@ -165,7 +130,7 @@ def speed_curves(arms: Sequence[ArmFiles], named: str | None = None) -> Drawing 
                 look = {"color": arm.look["color"], "markeredgecolor": INK, "markersize": 7, "zorder": 4}
                 axes.plot([crossing], [target], "D", **look)
         if target is not None:
-            axes.axhline(target, **LEVEL_LINE, label=f"final loss of {found[0].reference}: {target:.3f}")
+            axes.axhline(target, **LEVEL_LINE, label=f"final loss of {found[0].theirs}: {target:.3f}")
         label(axes, x if x == "step" else f"training time ({unit})", "validation loss (nats)" if x == "step" else "")
         axes.set_xlim(left=0)
     without_peak(drawn.panels[0], [arm.validation("loss", "step")[1] for arm in arms])

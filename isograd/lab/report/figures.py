@@ -68,21 +68,6 @@ def validation_curves(arms: Sequence[ArmFiles], unigram_entropy: float | None) -
     return drawn
 
 
-def gradient_profiles(arms: Sequence[ArmFiles]) -> Drawing:
-    """mean |gradient| of W_2 by layer, at the first step and over the last fifty."""
-    return _profiles(arms, "gradient_mean_abs", "mean |gradient| of W₂")
-
-
-def residual_profiles(arms: Sequence[ArmFiles]) -> Drawing:
-    """Root mean square of the stream after each layer."""
-    return _profiles(arms, "residual_rms", "residual RMS after the layer")
-
-
-def dependency_profiles(arms: Sequence[ArmFiles]) -> Drawing:
-    """Var[branch] / Var[skip] of the feed-forward sublayer by layer."""
-    return _profiles(arms, "branch_skip_ratio", "Var[branch] / Var[skip], ffn")
-
-
 def ratio_curves(arms: Sequence[ArmFiles]) -> Drawing:
     """First over last layer's mean |gradient| of W_2, through training."""
     both = stacks(arms)
@@ -217,8 +202,11 @@ def over_seeds(axes: Axes, arm: ArmFiles, curve: SeedsCurve, named: str, **marke
         axes.fill_between(x, low, high, color=arm.look["color"], alpha=0.18, linewidth=0)
 
 
-def _profiles(arms: Sequence[ArmFiles], name: str, title: str) -> Drawing:
-    """A row of panels per stack: at the start, and at the end; in a narrow figure each with a scale of its own."""
+def profiles(arms: Sequence[ArmFiles], name: str, title: str) -> Drawing:
+    """A quantity of the feed-forward sublayers by layer.
+
+    A row of panels per stack: at the start, and at the end; in a narrow figure each with a scale of its own.
+    """
     both = stacks(arms)
     height = 3.6 if len(both) == 1 else 3.0
     drawn = drawing(2 * len(both), height=height, sharey=not is_narrow(), least=_LEAST)
@@ -308,7 +296,7 @@ _DEPTH: tuple[tuple[str, str, str, Callable[[Sequence[ArmFiles]], Drawing | None
         "gradients",
         "Gradients over depth",
         "Flat curves are better. In a collapsed stack gradients vanish towards the input by orders of magnitude.",
-        gradient_profiles,
+        partial(profiles, name="gradient_mean_abs", title="mean |gradient| of W₂"),
     ),
     (
         "histories",
@@ -327,13 +315,13 @@ _DEPTH: tuple[tuple[str, str, str, Callable[[Sequence[ArmFiles]], Drawing | None
         "residual",
         "Residual stream over depth",
         "Without a norm on the sum the stream grows with depth; with one its RMS stays 1.",
-        residual_profiles,
+        partial(profiles, name="residual_rms", title="residual RMS after the layer"),
     ),
     (
         "dependency",
         "Contribution of each layer",
         "Variance of the branch over variance of the skip: where it is small, a layer contributes little.",
-        dependency_profiles,
+        partial(profiles, name="branch_skip_ratio", title="Var[branch] / Var[skip], ffn"),
     ),
     (
         "coefficients",

@@ -11,11 +11,6 @@ from isograd.lab.train.run import Kept
 Outcome = Mapping[str, Any]
 
 
-def name_of(outcome: Outcome) -> str | None:
-    """ "last", "best" or "average"; None where outcome.json does not say."""
-    return outcome.get("kept_weights")
-
-
 def named(kind: str, steps: Sequence[int]) -> str:
     """
     >>> named("last", [900]), named("average", [600, 750, 900])
@@ -30,7 +25,7 @@ def better(outcome: Outcome) -> str | None:
     """The candidate of the lowest validation loss, where that is not what was kept."""
     losses = {kind: one["loss"] for kind, one in _candidates(outcome).items() if one.get("loss") is not None}
     lowest = min(losses, key=losses.__getitem__, default=None)
-    kept = name_of(outcome)
+    kept = outcome.get("kept_weights")
     if lowest is None or losses[lowest] >= losses.get(kept or "", float("inf")):
         return None
     return lowest
@@ -38,7 +33,7 @@ def better(outcome: Outcome) -> str | None:
 
 def lines(outcome: Outcome) -> Iterator[str]:
     """What the numbers of a run are of, and of a run that could have kept others their numbers."""
-    kept = name_of(outcome)
+    kept = outcome.get("kept_weights")
     if kept is None:
         return
     candidates = _candidates(outcome)
@@ -52,7 +47,7 @@ def lines(outcome: Outcome) -> Iterator[str]:
 
 def warnings(arms: Sequence[ArmFiles]) -> list[str]:
     """A sentence for each run that keeps weights which are not its best; one for all where there are more than two."""
-    runs = [(arm, run) for arm in arms for run in arm.runs if name_of(run.outcome)]
+    runs = [(arm, run) for arm in arms for run in arm.runs if run.outcome.get("kept_weights")]
     worse = [(arm, run, lowest) for arm, run in runs if (lowest := better(run.outcome)) is not None]
     if len(worse) <= 2:
         return [_warning(*one) for one in worse]
@@ -70,7 +65,7 @@ def point(arm: ArmFiles, name: str) -> tuple[float, float] | None:
     for run in arm.runs:
         end = (run.outcome.get("kept_steps") or [])[-1:]
         last = next((row for row in run.validation if [row["step"]] == end), {})
-        value = _candidates(run.outcome).get(name_of(run.outcome) or "", {}).get(name)
+        value = _candidates(run.outcome).get(run.outcome.get("kept_weights", ""), {}).get(name)
         if last.get(x) is not None and value is not None:
             found.append((last[x], value))
     return (fmean(at for at, _ in found), fmean(value for _, value in found)) if found else None
@@ -78,7 +73,7 @@ def point(arm: ArmFiles, name: str) -> tuple[float, float] | None:
 
 def cell(arm: ArmFiles) -> str:
     """Of a table: "last", or "average 2, last 1" over seeds that differ."""
-    counts = Counter(kept for run in arm.runs if (kept := name_of(run.outcome)))
+    counts = Counter(kept for run in arm.runs if (kept := run.outcome.get("kept_weights")))
     return next(iter(counts), "–") if len(counts) < 2 else ", ".join(f"{kind} {n}" for kind, n in counts.most_common())
 
 
@@ -86,12 +81,12 @@ def _warning(arm: ArmFiles, run: RunFiles, lowest: str) -> str:
     one = _candidates(run.outcome)[lowest]
     name = f"{arm.label}, seed {run.run['seed']}" if len(arm.runs) > 1 else arm.label
     better_one = f"{named(lowest, one.get('steps') or [])} is better, with {_numbers(one)}"
-    return f"{name}: kept is the {name_of(run.outcome)}, but {better_one}."
+    return f"{name}: kept is the {run.outcome.get('kept_weights')}, but {better_one}."
 
 
 def _gap(outcome: Outcome, lowest: str) -> float:
     """In nats, what the kept weights lie above the lowest."""
-    own, least = (_candidates(outcome).get(kind, {}).get("loss") for kind in (name_of(outcome) or "", lowest))
+    own, least = (_candidates(outcome).get(kind, {}).get("loss") for kind in (outcome.get("kept_weights", ""), lowest))
     return float("inf") if own is None or least is None else own - least
 
 

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,36 @@ class Table:
     def __iter__(self) -> Any:
         """The header, then the lines."""
         return iter([tuple(self.header), *map(tuple, self.lines)])
+
+    def __bool__(self) -> bool:
+        """Whether there is a line; a page shows no empty table."""
+        return bool(self.lines)
+
+    @classmethod
+    def of(cls, rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], str]], **more: Any) -> "Table":
+        """A line per row, a column per entry: its header, and its cell as a function of the row, or the row's key."""
+        cells = [cell if callable(cell) else partial(_cell, cell) for cell in columns.values()]
+        return cls(header=[*columns], lines=[tuple(cell(row) for cell in cells) for row in rows], **more)
+
+
+def _cell(key: str, row: Mapping[str, Any]) -> str:
+    value = row.get(key)
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def warnings_table(rows: Sequence[Mapping[str, Any]], *first: str) -> Table:
+    """A line per warning of runs, below the keys that any of them has.
+
+    Args:
+        first: further keys, of whose run it is.
+    """
+    keys = (*first, "step", "signal", "layer", "message", "cause", "remedy")
+    known = [key for key in keys if any(row.get(key) for row in rows)]
+    return Table.of(rows, {key: key for key in known}, left=len(known))
+
+
+def settings_table(lines: Iterable[Sequence[str]], header: Sequence[str] = ("setting", "value")) -> Table:
+    return Table(header=header, lines=[*lines], left=2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,13 +30,13 @@ _DRAWN = ("gradient_mean_abs", "residual_rms", "branch_skip_ratio")
 class RunFiles:
     """The files of one run."""
 
-    folder: Path
     run: Row
-    resolved: Row
-    outcome: Row
-    metrics: list[Row]
-    quantities: list[Row]
-    validation: list[Row]
+    folder: Path = Path()
+    resolved: Row = field(default_factory=dict)
+    outcome: Row = field(default_factory=dict)
+    metrics: list[Row] = field(default_factory=list)
+    quantities: list[Row] = field(default_factory=list)
+    validation: list[Row] = field(default_factory=list)
 
     @cached_property
     def by_place(self) -> dict[tuple[str | None, str | None], list[Row]]:

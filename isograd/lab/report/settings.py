@@ -1,5 +1,6 @@
 """What the page says in words: what was compared on what, and every setting."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
     """
     seeds = sorted({r.run["seed"] for a in arms for r in a.runs})
     run = arms[0].first.run
-    said = _translation(arms, text) if "pairs" in run else _tuned(arms) if "glue" in run else _language(arms)
+    said = _translation(arms, text) if "pairs" in run else _filled(_TUNED, arms) if "glue" in run else _language(arms)
     return (
         f"{said}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
         " The same data order and initialization seed for all arms."
@@ -40,58 +41,55 @@ def differing(arms: Sequence[ArmFiles]) -> list[str]:
     return differences([arm.first.run for arm in arms])
 
 
+_LANGUAGE = (
+    "{model.layers} layers, width {model.width}, {model.heads} heads; sequences of {data.length} ({level}), batch"
+    " {training.batch}, {training.optimizer} at LR {training.lr}, {training.steps} steps"
+)
+_TUNED = (
+    "{glue.task}, fine-tuned from {glue.model}; at most {glue.length} tokens, batch {training.batch},"
+    " {training.optimizer} at LR {training.lr}, {training.epochs} epochs"
+)
+_TRANSLATION = (
+    "{pairs} {pairs.source} → {pairs.target}, vocabulary {vocabulary}; {depth} layers (encoder + decoder), width"
+    " {model.width}, {model.heads} heads; batches of {training.tokens} tokens, {training.optimizer} at LR"
+    " {training.lr}, {steps} steps"
+)
+_MASKED = {
+    "data.mask": "masked {data.mask}",
+    "data.mask_random": "of these random {data.mask_random}",
+    "data.mask_kept": "kept {data.mask_kept}",
+    "data.packing": "packing {data.packing}",
+}
+
+
+def _filled(template: str, arms: Sequence[ArmFiles], **facts: str) -> str:
+    """With what each dotted key stands for, or a fact of this name."""
+    return re.sub(r"\{([\w.]+)\}", lambda key: facts.get(key[1]) or _each(arms, key[1]), template)
+
+
 def _language(arms: Sequence[ArmFiles]) -> str:
     """The shape and the data, with what is masked and how sequences are cut as far as the runs say it."""
-
-    def of(key: str) -> str:
-        return _each(arms, key)
-
-    said = [
-        f"{of('model.layers')} layers, width {of('model.width')}, {of('model.heads')} heads; sequences of"
-        f" {of('data.length')} ({_level(arms)}), batch {of('training.batch')}, {of('training.optimizer')}"
-        f" at LR {of('training.lr')}, {of('training.steps')} steps"
-    ]
-    names = {"data.mask": "masked {}", "data.mask_random": "of these random {}", "data.mask_kept": "kept {}"}
-    values = {key: _each(arms, key) for key in (*names, "data.packing") if _known(arms, key)}
-    masked = [names[key].format(values[key]) for key in names if key in values]
-    masked += [f"packing {values['data.packing']}"] if "data.packing" in values else []
-    return "; ".join([*said, *([", ".join(masked)] if masked else [])])
-
-
-def _level(arms: Sequence[ArmFiles]) -> str:
-    if _known(arms, "model.from"):
-        return f"tokenizer and weights of {_each(arms, 'model.from')}"
-    return f"{_each(arms, 'data.level')} level"
+    level = "tokenizer and weights of {model.from}" if _known(arms, "model.from") else "{data.level} level"
+    masked = [said for key, said in _MASKED.items() if _known(arms, key)]
+    template = _LANGUAGE.replace("{level}", level) + ("; " if masked else "") + ", ".join(masked)
+    return _filled(template, arms)
 
 
 def _known(arms: Sequence[ArmFiles], key: str) -> bool:
     return all(dict(flat(arm.first.run)).get(key) is not None for arm in arms)
 
 
-def _tuned(arms: Sequence[ArmFiles]) -> str:
-    def of(key: str) -> str:
-        return _each(arms, key)
-
-    epochs = "1 epoch" if of("training.epochs") == "1" else f"{of('training.epochs')} epochs"
-    return (
-        f"{of('glue.task')}, fine-tuned from {of('glue.model')}; at most {of('glue.length')} tokens, batch"
-        f" {of('training.batch')}, {of('training.optimizer')} at LR {of('training.lr')}, {epochs}"
-    )
-
-
 def _translation(arms: Sequence[ArmFiles], text: Row | None) -> str:
-    def of(key: str) -> str:
-        return _each(arms, key)
-
-    pairs = f"{text['pairs']['kept']:,} pairs" if text else "pairs"
     sizes = dict.fromkeys((text["source_vocab_size"], text["vocab_size"])) if text else {}
-    vocabulary = f"{' and '.join(f'{size:,}' for size in sizes)} ({of('pairs.vocabulary')})" if text else "unknown"
+    known = f"{' and '.join(f'{size:,}' for size in sizes)} ({_each(arms, 'pairs.vocabulary')})"
     steps = " / ".join(dict.fromkeys(f"{arm.first.resolved['steps']:,}" for arm in arms if arm.first.resolved))
-    return (
-        f"{pairs} {of('pairs.source')} → {of('pairs.target')}, vocabulary {vocabulary};"
-        f" {' / '.join(dict.fromkeys(map(_depth, arms)))} layers (encoder + decoder), width {of('model.width')},"
-        f" {of('model.heads')} heads; batches of {of('training.tokens')} tokens, {of('training.optimizer')}"
-        f" at LR {of('training.lr')}, {steps or of('training.steps')} steps"
+    return _filled(
+        _TRANSLATION,
+        arms,
+        pairs=f"{text['pairs']['kept']:,} pairs" if text else "pairs",
+        vocabulary=known if text else "unknown",
+        depth=" / ".join(dict.fromkeys(map(_depth, arms))),
+        steps=steps or _each(arms, "training.steps"),
     )
 
 

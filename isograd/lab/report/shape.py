@@ -90,8 +90,7 @@ def alone(drawn: Drawing, panel: str) -> Drawing:
     shown.set_subplotspec(GridSpec(1, 1, figure=drawn.figure)[0])
     width = drawn.figure.get_figwidth()
     drawn.figure.set_figheight(min(mpl.rcParams["figure.figsize"][1], 0.8 * width))
-    squares = {0: drawn.squares[found[0]]} if found[0] in drawn.squares else {}
-    return Drawing(figure=drawn.figure, panels=[shown], squares=squares)
+    return Drawing(figure=drawn.figure, panels=[shown])
 
 
 def _in_gray(drawn: Drawing) -> None:

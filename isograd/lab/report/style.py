@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -133,31 +133,17 @@ def looks(placements: Iterable[str]) -> list[Look]:
     any; another arm of a placement has its colour in another dash, where one is free.
     """
     names = [*placements]
-    mine = _apart({name: _index(name) for name in names})
-    wanted = [mine[name] for name in names]
-    taken = set(wanted)
-    found: list[Look] = []
-    used: set[int] = set()
-    for own in wanted:
-        same = [own + len(COLOURS) * step for step in range(len(DASHES))]
-        others = (i % MANY for i in (*same[1:], *range(own + 1, own + MANY)))
-        i = own if own not in used else next((i for i in others if i not in taken | used), own)
-        used.add(i)
-        found.append(look(i))
-    return found
-
-
-def _apart(wanted: dict[str, int]) -> dict[str, int]:
-    """With a free colour for each placement that is in no catalogue; the others keep theirs on every page."""
-    found = {name: index for name, index in wanted.items() if name in _ORDER}
-    for name in sorted(wanted.keys() - found.keys()):
-        used = {i % len(COLOURS) for i in found.values()}
-        every = range(wanted[name], wanted[name] + MANY)
-        free = [i for i in every if i % len(COLOURS) not in used] or [
-            i for i in every if i % MANY not in found.values()
-        ]
-        found[name] = (free[0] if free else wanted[name]) % MANY
-    return found
+    chosen: dict[int, int] = {}
+    own: dict[str, int] = {}
+    for i in sorted(range(len(names)), key=lambda i: (names[i] in names[:i], names[i] not in _ORDER, names[i])):
+        taken, first = set(chosen.values()), own.get(names[i], _index(names[i]))
+        same = {one for one in range(MANY) if one % len(COLOURS) == first % len(COLOURS)}
+        seen = {one for one in range(MANY) if any((one - other) % len(COLOURS) == 0 for other in taken)}
+        best = same if names[i] in own or names[i] in _ORDER else set(range(MANY)) - seen
+        every = sorted(((first + step) % MANY for step in range(MANY)), key=lambda one: one not in best)
+        chosen[i] = next((one for one in every if one not in taken), first)
+        own.setdefault(names[i], chosen[i])
+    return [look(chosen[i]) for i in range(len(names))]
 
 
 def _index(placement: str) -> int:
@@ -171,16 +157,10 @@ def shade(part: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure and the panels whose lines its legend names.
-
-    Attributes:
-        squares: of a panel that is a map, by its place among the panels: what the square at (x, y) says under the
-            pointer, a row per y. Squares are one unit wide, and the first stands at (0, 0).
-    """
+    """A figure and the panels whose lines its legend names."""
 
     figure: Figure
     panels: list[Axes]
-    squares: Mapping[int, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
 def drawing(
@@ -227,18 +207,14 @@ def is_first(axes: Axes) -> bool:
     return place is None or place.is_first_col()
 
 
-def heading(axes: Axes, title: str, over: Axes | None = None) -> None:
-    """A panel's title, in as many lines as it takes. A name is no formula.
-
-    Args:
-        over: what it stands above, where that is not the panel itself.
-    """
+def heading(axes: Axes, title: str, above: float = 0.0) -> None:
+    """A panel's title, in as many lines as it takes, so many points above the panel. A name is no formula."""
     place = axes.get_subplotspec()
     columns = place.get_gridspec().ncols if place else 1
     width = axes.get_figure(root=True).get_figwidth() / columns  # type: ignore[union-attr]
     width -= _SCALE if columns > 1 and is_narrow() else 0.0
     lines = textwrap.wrap(title, int(115 * width / mpl.rcParams["font.size"])) or [""]
-    (over or axes).set_title(plain("\n".join(lines)))
+    axes.set_title(plain("\n".join(lines)), pad=mpl.rcParams["axes.titlepad"] + above)
 
 
 def label(axes: Axes, x: str, y: str) -> None:
@@ -309,6 +285,50 @@ def near(axes: Axes, values: Sequence[float], peak: float = 1.0) -> None:
             axes.set_ylim(low - 0.06 * (high - low), high + 0.12 * (high - low))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """A row of a figure: a dot per value, a cross for those at the places of `failed`, a bar at `middle`.
+
+    Attributes:
+        beside: what is said at the right.
+    """
+
+    name: str
+    colour: str
+    values: Sequence[float]
+    middle: float | None
+    failed: Sequence[int] = ()
+    beside: str = ""
+
+
+def strips(axes: Axes, rows: Sequence[Strip]) -> None:
+    """Rows from above; dots of one row lie a little apart, so that none hides another."""
+    for y, row in enumerate(rows):
+        last = len(row.values) - 1
+        for place, value in enumerate(row.values):
+            at = y + _APART * (place - last / 2) * min(1.0, 4 / max(1, last))
+            mark = "X" if place in row.failed else "o"
+            axes.plot([value], [at], mark, color=row.colour, markeredgecolor=INK, markeredgewidth=0.6, markersize=5)
+        if row.middle is not None:
+            axes.vlines(row.middle, y - 0.36, y + 0.36, color=INK, linewidth=1.4, zorder=3)
+        beside: Look = {"transform": axes.get_yaxis_transform(), "va": "center", "color": INK}
+        axes.text(1.01, y, row.beside, fontsize="small", **beside)
+    letters = int(5 * mpl.rcParams["figure.figsize"][0])
+    axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(plain(row.name), letters)) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(False, axis="y")
+
+
+_APART = 0.15  # of a row, between two dots
+
+
+def known(axes: Axes, rows: Iterable[Mapping[str, Any]], x: str, y: str, **how: Any) -> None:
+    """A line through the rows that have a y."""
+    points = [(row[x], row[y]) for row in rows if row.get(y) is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), **how)
+
+
 def entropy_line(axes: Axes, entropy: float) -> None:
     """What a model reaches that knows only how often each token occurs."""
     axes.axhline(entropy, **LEVEL_LINE, label=f"unigram entropy {entropy:.3f}")
@@ -322,70 +342,67 @@ def svg(drawn: Drawing, salt: str) -> tuple[str, bytes]:
     """
     _legend(drawn)
     drawn.figure.patch.set(alpha=1, facecolor=GROUND)
-    chart = _Chart(drawn)
+    panels = [_lines(salt, i, axes) for i, axes in enumerate(drawn.panels)]
+    for i, (_, text, handle) in enumerate(_entries(drawn, _labels(panels))):
+        text.set_gid(f"entry-{i}")
+        handle.set_gid(f"entry-{i}-line")
     file = _saved(drawn.figure, "svg", salt)
     text = file.decode().replace(f'style="fill: {GROUND}"', 'style="fill: none"', 1)
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)  # 0.01 pt
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{salt}-", text)  # ids are one per page, not one per figure
-    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor") + chart.script(salt), file
+    return re.sub(r"\s*\n\s*", " ", text).replace(INK, "currentColor") + _script(drawn, panels, salt), file
 
 
-class _Chart:
-    """Lines and legend of a figure, named before it is saved, so that a script finds them; where they are, after it."""
+def _lines(salt: str, place: int, axes: Axes) -> list[dict[str, Any]]:
+    """The curves of a panel, named so that a script finds them, each with the bands of its colour.
 
-    def __init__(self, drawn: Drawing) -> None:
-        self.figure, self._squares = drawn.figure, drawn.squares
-        self._panels = [(axes, self._lines(i, axes)) for i, axes in enumerate(drawn.panels)]
-        self._entries = [entry for legend in drawn.figure.legends for entry in self._entries_of(legend)]
-
-    def _lines(self, place: int, axes: Axes) -> list[dict[str, Any]]:
-        """A level across the panel is no curve. A band belongs to the line of its colour."""
-        lines = [line for line in axes.lines if len(np.asarray(line.get_xdata())) > 2]
-        for i, one in enumerate([*lines, *axes.collections]):
-            one.set_gid(f"chart-{place}-{i}")
-        bands = {
-            one.get_gid(): to_hex(np.asarray(one.get_facecolor())[0])
-            for one in axes.collections
-            if len(np.asarray(one.get_facecolor()))
+    A level across the panel is no curve.
+    """
+    lines = [line for line in axes.lines if len(np.asarray(line.get_xdata())) > 2]
+    for i, one in enumerate([*lines, *axes.collections]):
+        one.set_gid(f"chart-{place}-{i}")
+    bands = [(one.get_gid(), np.asarray(one.get_facecolor())[:1]) for one in axes.collections]
+    return [
+        {
+            "id": f"{salt}-{line.get_gid()}",
+            "label": named(str(line.get_label())),
+            "also": [f"{salt}-{gid}" for gid, own in bands if [*map(to_hex, own)] == [to_hex(line.get_color())]],
         }
-        return [
-            {
-                "id": line.get_gid(),
-                "label": named(str(line.get_label())),
-                "also": [gid for gid, colour in bands.items() if colour == to_hex(line.get_color())],
-            }
-            for line in lines
-        ]
+        for line in lines
+    ]
 
-    def _entries_of(self, legend: Any) -> list[dict[str, Any]]:
-        found, known = [], {line["label"] for _, lines in self._panels for line in lines}
-        for i, (text, handle) in enumerate(zip(legend.get_texts(), legend.legend_handles, strict=True)):
-            name = text.get_text().replace(r"\$", "$")
-            if name in known:
-                text.set_gid(f"entry-{i}"), handle.set_gid(f"entry-{i}-line")
-                found.append({"label": name, "ids": [text.get_gid(), handle.get_gid()]})
-        return found
 
-    def script(self, salt: str) -> str:
-        """Data of the chart, "" where there is nothing to show; boxes in the units of the SVG, points from above."""
-        width, height = self.figure.get_size_inches() * 72
-        panels = []
-        for i, (axes, lines) in enumerate(self._panels):
-            place = axes.get_position()
-            box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
-            scale = {name: [*map(float, limits), kind == "log"] for name, limits, kind in _scales(axes)}
-            named = [
-                {**line, "id": f"{salt}-{line['id']}", "also": [f"{salt}-{one}" for one in line["also"]]}
-                for line in lines
-            ]
-            panel = {"box": [round(x, 2) for x in box], **scale, "xlabel": axes.get_xlabel(), "lines": named}
-            panels.append(panel | {"squares": self._squares.get(i, [])})
-        if not any(panel["lines"] or panel["squares"] for panel in panels):
-            return ""
-        legend = [{**one, "ids": [f"{salt}-{i}" for i in one["ids"]]} for one in self._entries]
-        content = json.dumps({"panels": panels, "legend": legend}).replace("<", "\\u003c")
-        return f'<script type="application/json" class="chart">{content}</script>'
+def _entries(drawn: Drawing, known: set[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, text and handle of the entries of the legend that are curves."""
+    for legend in drawn.figure.legends:
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
+            if (name := text.get_text().replace(r"\$", "$")) in known:
+                yield name, text, handle
+
+
+def _script(drawn: Drawing, panels: Sequence[Sequence[dict[str, Any]]], salt: str) -> str:
+    """Data of the chart, "" where there is nothing to show; boxes in the units of the SVG, points from above."""
+    if not any(panels):
+        return ""
+    width, height = drawn.figure.get_size_inches() * 72
+    found = []
+    for axes, lines in zip(drawn.panels, panels, strict=True):
+        place = axes.get_position()
+        box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
+        scales = {"x": [*map(float, axes.get_xlim()), axes.get_xscale() == "log"]}
+        scales["y"] = [*map(float, axes.get_ylim()), axes.get_yscale() == "log"]
+        found.append({"box": [round(x, 2) for x in box], **scales, "xlabel": axes.get_xlabel(), "lines": lines})
+    legend = [
+        {"label": name, "ids": [f"{salt}-{one.get_gid()}" for one in parts]}
+        for name, *parts in _entries(drawn, _labels(panels))
+    ]
+    content = json.dumps({"panels": found, "legend": legend}).replace("<", "\\u003c")
+    return f'<script type="application/json" class="chart">{content}</script>'
+
+
+def _labels(panels: Sequence[Sequence[dict[str, Any]]]) -> set[str]:
+    return {line["label"] for lines in panels for line in lines}
 
 
 UNLISTED = "_: "  # before the name of a line that the legend does not list; it is shown under the pointer
@@ -397,10 +414,6 @@ def named(given: str) -> str:
     ('pre-ln', '', 'layers.3')
     """
     return given.removeprefix(UNLISTED) if given.startswith(UNLISTED) or not given.startswith("_") else ""
-
-
-def _scales(axes: Axes) -> list[tuple[str, Any, str]]:
-    return [("x", axes.get_xlim(), axes.get_xscale()), ("y", axes.get_ylim(), axes.get_yscale())]
 
 
 def save(

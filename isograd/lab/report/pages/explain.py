@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isograd.files import finite, write_json
+from isograd.files import write_json
 from isograd.lab.report import figures
 from isograd.lab.report.figures import DEPTH_CHARTS, Subject
-from isograd.lab.report.page import Page, Section, Table, write_page
+from isograd.lab.report.page import Page, Section, Table, warnings_table, write_page
 from isograd.lab.report.pages.profile import COLUMNS, number
 from isograd.lab.report.runs import arms_of
 
@@ -19,28 +19,26 @@ MOST = 12  # lines of a profile in a terminal
 
 def write_explanation(content: Row, out: Path) -> Path:
     """explain.html and explain.json of what `explain_run` or `isograd explain MODEL` found."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "explain.json", finite(dict(content)))
     note = content.get("note", "")
     of_run = "outcome" in content
-    tables = [
+    sections = [
         Section(name="causes", title="Causes", sentence=_CAUSES if of_run else "", table=causes(content)),
         Section(name="next", title="Next", sentence=f"{note[:1].upper()}{note[1:]}", code=content["next"]),
         Section(name="profile", title="Over depth", sentence=profile_text(content), table=profile(content)),
         *_figures(content),
-        Section(name="warnings", title="Warnings during the run", table=warnings(content["warnings"])),
+        Section(name="warnings", title="Warnings during the run", table=warnings_table(content["warnings"])),
         Section(name="findings", title="Findings of isograd check", table=_findings(content), folded=True),
     ]
     page = Page(
         title=f"Why: {Path(content['of']).name or content['of']}",
         headline=content["verdict"],
-        sections=[
-            section for section in tables if section.table or section.figure or section.code or section.name == "next"
-        ],
+        sections=sections,
         made="Made by `isograd explain`. All of it is in `explain.json`."
         + (" Every quantity of every sublayer, with figures: `profile.html`." if "profile_page" in content else ""),
     )
-    return write_page(page, out / "explain.html")
+    written = write_page(page, out / "explain.html")
+    write_json(out / "explain.json", content)
+    return written
 
 
 _CAUSES = (
@@ -49,25 +47,19 @@ _CAUSES = (
 )
 
 
-def causes(content: Row) -> Table | None:
+def causes(content: Row) -> Table:
     """A line per cause, the likeliest first."""
-    lines = [
-        (f"{i}. {one['cause']}", one["evidence"], ("tested: " if one["tested"] else "") + one["remedy"])
-        for i, one in enumerate(content["causes"], 1)
-    ]
-    return Table(header=("cause", "evidence", "what to change"), lines=lines, left=3) if lines else None
+    columns: dict[str, Any] = {
+        "cause": lambda one: f"{one[0]}. {one[1]['cause']}",
+        "evidence": lambda one: one[1]["evidence"],
+        "what to change": lambda one: ("tested: " if one[1]["tested"] else "") + one[1]["remedy"],
+    }
+    return Table.of(enumerate(content["causes"], 1), columns, left=3)
 
 
-def warnings(rows: Sequence[Row]) -> Table | None:
-    """A line per warning of a run."""
-    lines = [(f"{row['step']:,}", row["signal"], row.get("layer") or "", row["message"]) for row in rows]
-    return Table(header=("step", "signal", "layer", "message"), lines=lines, left=4) if lines else None
-
-
-def _findings(content: Row) -> Table | None:
+def _findings(content: Row) -> Table:
     keys = ("severity", "code", "address", "message", "remedy")
-    lines = [tuple(str(one[key]) for key in keys) for one in content["findings"]]
-    return Table(header=keys, lines=lines, left=5) if lines else None
+    return Table.of(content["findings"], {key: key for key in keys}, left=5)
 
 
 def profile(content: Row, most: int | None = None) -> Table | None:
@@ -78,18 +70,16 @@ def profile(content: Row, most: int | None = None) -> Table | None:
     if "first" not in rows[0]:
         return _of_model(rows, most)
     first, last = rows[0]["steps"]
-    names = [f"gradient / last layer's, step {first:,}", f"step {last:,}", "reference", "stream RMS", f"step {last:,}"]
     several = len({row["stack"] for row in rows}) > 1
-    lines = [
-        (
-            f"{row['stack']} {row['layer']}" if several else f"{row['layer']}",
-            *(number(row[name]) for name in ("first", "last")),
-            "1",
-            *(number(row[name]) for name in ("stream_first", "stream_last")),
-        )
-        for row in _thinned(rows, most)
-    ]
-    return Table(header=("layer", *names), lines=lines)
+    columns: dict[str, Any] = {
+        "layer": lambda row: f"{row['stack']} {row['layer']}" if several else f"{row['layer']}",
+        f"gradient / last layer's, step {first:,}": lambda row: number(row["first"]),
+        f"at step {last:,}": lambda row: number(row["last"]),
+        "reference": lambda row: "1",
+        f"stream RMS, step {first:,}": lambda row: number(row["stream_first"]),
+        f"stream RMS, step {last:,}": lambda row: number(row["stream_last"]),
+    }
+    return Table.of(_thinned(rows, most), columns)
 
 
 _MEANINGS = {  # the head of a column -> what it is, in a line above the table

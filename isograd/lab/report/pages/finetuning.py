@@ -1,23 +1,18 @@
 """Fine-tuning on a task of GLUE: an arm's scores over its seeds, and whether pre-training was worth it."""
 
 import math
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from isograd.lab.evaluate.classification import Spread, ranked, spread
-from isograd.lab.report.compared import Compared, difference, table, verdicts
+from isograd.lab.report.compared import Compared, corrected, section, verdicts
 from isograd.lab.report.figures import Subject
 from isograd.lab.report.page import Section
 from isograd.lab.report.runs import ArmFiles, RunFiles
-from isograd.lab.report.style import INK, LEVEL_LINE, Drawing, heading, plain
-from isograd.lab.statistics import compare, median, side_by_side
+from isograd.lab.report.style import LEVEL_LINE, Drawing, Strip, drawing, heading, strips
+from isograd.lab.statistics import compare, median
 
 
 def spread_of(arm: ArmFiles) -> Spread | None:
@@ -51,23 +46,15 @@ def median_score(arm: ArmFiles) -> str:
     return _shown(of.median) if (of := spread_of(arm)) else "–"
 
 
-def score_range(arm: ArmFiles) -> str:
-    """ "0.671 to 0.702"."""
+def _score_range(arm: ArmFiles) -> str:
     of = spread_of(arm)
     return f"{_shown(of.lowest)} to {_shown(of.highest)}" if of and of.n > 1 and of.lowest is not None else "–"
 
 
-def mean_score(arm: ArmFiles) -> str:
-    """ "0.688 [0.675, 0.701]"."""
+def _mean_score(arm: ArmFiles) -> str:
     of = spread_of(arm)
     inside = f" [{of.interval[0]:.3f}, {of.interval[1]:.3f}]" if of and of.interval else ""
     return _shown(of.mean) + inside if of else "–"
-
-
-def failures(arm: ArmFiles) -> str:
-    """ "1 of 5"."""
-    ended = _ended(arm)
-    return f"{sum(map(failed, ended))} of {len(ended)}"
 
 
 def baseline(arm: ArmFiles, part: str = "dev") -> str:
@@ -75,16 +62,22 @@ def baseline(arm: ArmFiles, part: str = "dev") -> str:
     return _shown(next((_of_part(run, "majority_scores", part) for run in _scored(arm)), None))
 
 
-def baselines(arm: ArmFiles) -> str:
-    """Of the dev part, and of the test part where it is scored."""
-    of_test = baseline(arm, "test")
-    return baseline(arm) + ("" if of_test == "–" else f" (test {of_test})")
-
-
-def test_score(arm: ArmFiles) -> str:
+def _test_score(arm: ArmFiles) -> str:
     """The median of the score on the test part, where that has labels, of the runs that have not diverged."""
     found = [_of_part(run, "scores", "test") for run in _scored(arm)]
     return _shown(spread(found, [False] * len(found)).median) if found else "–"
+
+
+CELLS: Mapping[str, Callable[[ArmFiles], str]] = {  # what columns of the table name
+    "score_median": median_score,
+    "score_range": _score_range,
+    "score_mean": _mean_score,
+    "score_failed": lambda arm: f"{sum(map(failed, _ended(arm)))} of {len(_ended(arm))}",
+    "score_majority": lambda arm: (
+        baseline(arm) + (f" (test {baseline(arm, 'test')})" if baseline(arm, "test") != "–" else "")
+    ),
+    "score_test": _test_score,
+}
 
 
 def _of_part(run: RunFiles, name: str, part: str) -> float | None:
@@ -129,23 +122,25 @@ def compared(arms: Sequence[ArmFiles]) -> list[Compared]:
         sides = [[arm for arm in group if arm.first.run["glue"]["scratch"] is kind] for kind in (False, True)]
         if all(sides):
             pairs.append((_best(sides[0]), _best(sides[1])))
-    found = side_by_side([compare(_by_seed(tuned), _by_seed(scratch)) for tuned, scratch in pairs])
     many = len({arm.first.run["glue"]["task"] for arm in arms}) > 1
-    return [
+    found = [
         Compared(
             mine=tuned.label,
             theirs=scratch.label,
-            found=one,
-            size=difference(one),
+            found=compare(_by_seed(tuned), _by_seed(scratch)),
             where=title(tuned) if many else "",
             more=[f"{median_score(tuned)} / {median_score(scratch)}", _above_baseline(tuned, scratch)],
         )
-        for (tuned, scratch), one in zip(pairs, found, strict=True)
+        for tuned, scratch in pairs
     ]
+    return corrected(found)
 
 
 def findings(arms: Sequence[ArmFiles]) -> Iterator[str]:
-    yield from verdicts(compared(arms), {"lower": "lower score than", "higher": "higher score than"})
+    yield from verdicts(compared(arms), WORDS)
+
+
+WORDS = {"lower": "lower score than", "higher": "higher score than"}
 
 
 def _best(arms: Sequence[ArmFiles]) -> ArmFiles:
@@ -178,16 +173,15 @@ def scores(about: Subject) -> Section:
 
 def worth(about: Subject) -> Section | None:
     """Pre-trained against from scratch."""
-    found = compared(about.arms)
-    more = ["medians", "above the baseline"]
-    shown = table(found, "median difference of the score", who="fine-tuning", more=more)
-    said = list(findings(about.arms))
-    return (
-        Section(
-            name="pre-training", title="Pre-trained against from scratch", sentence=_WORTH, table=shown, verdicts=said
-        )
-        if shown
-        else None
+    return section(
+        "pre-training",
+        "Pre-trained against from scratch",
+        compared(about.arms),
+        "median difference of the score",
+        WORDS,
+        _WORTH,
+        who="fine-tuning",
+        more=["medians", "above the baseline"],
     )
 
 
@@ -196,7 +190,6 @@ _SCORES = (
     " all others. Dashed: the majority-class baseline, or of a regression the mean score."
 )
 _WORTH = "The best arm of each side by its median."
-_APART = 0.17  # of a row between the dots of two seeds
 _LEAST = 0.04  # of a score that a panel shows, so that a row or two of a dev set do not look like a finding
 
 
@@ -205,48 +198,34 @@ def score_strips(arms: Sequence[ArmFiles]) -> Drawing | None:
 
     None where no run has a score.
     """
-    scored = [arm for arm in arms if arm.values("score")]
-    titles = list(dict.fromkeys(map(title, scored)))
-    if not titles:
+    groups: dict[str, list[ArmFiles]] = {}
+    for arm in arms:
+        if arm.values("score"):
+            groups.setdefault(title(arm), []).append(arm)
+    if not groups:
         return None
-    groups = [[arm for arm in scored if title(arm) == name] for name in titles]
-    heights = [0.9 + 0.5 * len(group) for group in groups]
-    width = mpl.rcParams["figure.figsize"][0]
-    figure = Figure(figsize=(width, 0.5 + sum(heights)), layout="constrained")
-    panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights).flatten()
-    for axes, name, group in zip(panels, titles, groups, strict=True):
-        _strip(axes, name, group, int(4 * width))
-    for marker, meaning in (("o", "a seed"), ("X", "a failed run"), ("|", "median")):
-        look = {"color": "none", "markeredgecolor": INK, "markersize": 14 if marker == "|" else 7}
-        panels[0].plot([], [], marker, label=meaning, markeredgewidth=3 if marker == "|" else 1, **look)
-    return Drawing(figure=figure, panels=list(panels))
+    drawn = drawing(len(groups), height=0.9 + 0.5 * max(map(len, groups.values())), rows=True, beside=1)
+    for axes, (name, group) in zip(drawn.panels, groups.items(), strict=True):
+        for line in dict.fromkeys(line for arm in group for line in arm.values("majority")[:1]):
+            axes.axvline(line, **LEVEL_LINE, label="majority-class baseline")
+        strips(axes, [_strip(arm) for arm in group])
+        heading(axes, name)
+        low, high = axes.get_xlim()
+        more = max(0.0, _LEAST - (high - low)) / 2
+        axes.set_xlim(low - more, high + more)
+    return drawn
 
 
-def _strip(axes: Axes, name: str, group: Sequence[ArmFiles], letters: int) -> None:
-    for line in dict.fromkeys(line for arm in group for line in arm.values("majority")[:1]):
-        axes.axvline(line, **LEVEL_LINE, label="majority-class baseline")
-    for row, arm in enumerate(group):
-        _dots(axes, row, arm)
-    heading(axes, name)
-    names = ["\n".join(textwrap.wrap(plain(_named(arm)), letters)) for arm in group]
-    axes.set_yticks(range(len(group)), names)
-    axes.set_ylim(len(group) - 0.5, -0.5)
-    axes.grid(False, axis="y")
-    axes.margins(x=0.06)
-    low, high = axes.get_xlim()
-    if high - low < _LEAST:
-        axes.set_xlim((low + high - _LEAST) / 2, (low + high + _LEAST) / 2)
-
-
-def _dots(axes: Axes, row: int, arm: ArmFiles) -> None:
-    colour, scored = arm.look["color"], [run for run in arm.runs if run.outcome.get("score") is not None]
-    for place, run in enumerate(scored):
-        y = row + _APART * (place - (len(scored) - 1) / 2) * min(1.0, 5 / len(scored))
-        marker, edge = ("X", colour) if _is_low(run) else ("o", INK)
-        axes.plot([run.outcome["score"]], [y], marker, color=colour, markeredgecolor=edge, markersize=6, zorder=3)
+def _strip(arm: ArmFiles) -> Strip:
+    scored = [run for run in arm.runs if run.outcome.get("score") is not None]
     middle = median(ranked([run.outcome.get("score") for run in _ended(arm)]))
-    if math.isfinite(middle):
-        axes.vlines(middle, row - 0.36, row + 0.36, color=colour, linewidth=3, alpha=0.55, zorder=2)
+    return Strip(
+        name=_named(arm),
+        colour=arm.look["color"],
+        values=[run.outcome["score"] for run in scored],
+        failed=[place for place, run in enumerate(scored) if _is_low(run)],
+        middle=middle if math.isfinite(middle) else None,
+    )
 
 
 def _named(arm: ArmFiles) -> str:

@@ -5,7 +5,7 @@ See `isograd.lab.study.headroom` for what stands in that file.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -18,7 +18,9 @@ from isograd.errors import UserError
 from isograd.files import read_json, write_json, write_text
 from isograd.lab.report import compared
 from isograd.lab.report.compared import Compared
-from isograd.lab.report.page import Page, Section, Table, csv_of_rows, write_page
+from isograd.lab.report.page import Page, Section, Table, csv_of_rows, settings_table, write_page
+from isograd.lab.report.runs import ArmFiles, RunFiles
+from isograd.lab.report.settings import settings, subtitle
 from isograd.lab.report.style import (
     COLOURS,
     INK,
@@ -32,9 +34,9 @@ from isograd.lab.report.style import (
     log,
     look_of,
 )
-from isograd.lab.statistics import caution, compare, side_by_side
+from isograd.lab.statistics import compare
 from isograd.lab.study.boundary import Boundary, BoundaryInterval, RateSearch, RateVerdict, log_middle
-from isograd.lab.study.labels import flat, listed, shown
+from isograd.lab.study.labels import listed
 
 Row = Mapping[str, Any]
 HEADROOM = "headroom.json"
@@ -91,7 +93,9 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     path = folder / HEADROOM
     try:
         content: dict[str, Any] = read_json(path)
-        _check_verdicts(path, content)
+        words = {one["verdict"]: None for chain in content["chains"] for one in chain["tried"]}
+        if unknown := [word for word in words if word not in get_args(RateVerdict)]:
+            raise UserError(f"{path}: verdict {unknown[0]!r} is of an earlier version of isograd; search again")
         RateSearch(**content["search"])
         _page(content, None)
         list(_results(content))
@@ -100,13 +104,6 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
         raise ValueError(f"{path}: not what isograd headroom writes ({type(error).__name__}: {error})") from error
     return content
-
-
-def _check_verdicts(path: Path, content: Row) -> None:
-    """Earlier versions had other words, which would be drawn as nothing and counted as nothing."""
-    words = dict.fromkeys(one["verdict"] for chain in content["chains"] for one in chain["tried"])
-    if unknown := [word for word in words if word not in get_args(RateVerdict)]:
-        raise UserError(f"{path}: verdict {unknown[0]!r} is of an earlier version of isograd; search again")
 
 
 def write_headroom(
@@ -125,17 +122,15 @@ def write_headroom(
         ValueError: as `read_headroom`.
     """
     content = read_headroom(folder)
-    out = out or folder / "report"
-    out.mkdir(parents=True, exist_ok=True)
+    page = write_page(_page(content, title), (out or folder / "report") / "report.html", output)
     results = list(_results(content))
-    write_json(out / "results.json", results)
-    write_text(out / "results.csv", csv_of_rows(results))
-    return write_page(_page(content, title), out / "report.html", output)
+    write_json(page.with_name("results.json"), results)
+    write_text(page.with_name("results.csv"), csv_of_rows(results))
+    return page
 
 
 def _page(content: Row, title: str | None) -> Page:
-    found = comparisons(content)
-    search = content["search"]
+    search, arm = content["search"], _base(content)
     how = (
         f"{_SEARCH} between {search['low']:.3g} and {search['high']:.3g}, until its ends are at most"
         f" {search['precision']:g} times apart. {_VERDICTS}"
@@ -144,7 +139,7 @@ def _page(content: Row, title: str | None) -> Page:
         title=title or "Maximum stable learning rate",
         headline=headline(content),
         warnings=list(oddities(content)),
-        subtitle=_subtitle(content),
+        subtitle=f"{subtitle([arm], content['data'])} Cost: {cost(content)}.",
         sections=[
             Section(
                 name="headroom",
@@ -157,12 +152,16 @@ def _page(content: Row, title: str | None) -> Page:
             Section(
                 name="comparisons",
                 title="Placements and warm-ups, seed by seed",
-                table=compared.table(found, "ratio of the boundaries"),
+                table=compared.table(comparisons(content), "lower boundary by"),
                 verdicts=verdicts(content),
                 folded=True,
             ),
             Section(name="runs", title="Every run", sentence=how, table=_trials(content), folded=True),
-            Section(name="settings", title="Settings and provenance", table=_settings(content)),
+            Section(
+                name="settings",
+                title="Settings and provenance",
+                table=settings_table([("cost", cost(content)), *settings([arm], content["data"])]),
+            ),
         ],
         made="Made by `isograd headroom` from `headroom.json`. `results.csv` and `results.json`: a row per run.",
     )
@@ -182,48 +181,45 @@ _VERDICTS = (
 
 # -------------------------------------------------------------------------------------------------------------- tables
 
-HEADER = ("placement", "warm-up", "boundary (LR)", "interval", "seeds", "your LR", "runs")
-
 
 def boundaries(content: Row) -> Table:
     """A line per placement and warm-up."""
     _, rate, warmup = own(content)
-    lines = [
-        (
-            place.placement,
-            str(place.warmup),
-            "unknown" if place.level is None else _end(place.level.middle, content),
-            "" if place.level is None else f"{_end(place.level.low, content)} to {_end(place.level.high, content)}",
-            f"{place.level.n if place.level else 0} of {len(place.chains)}",
-            margin(place.level, rate) if place.warmup == warmup else "",
-            str(sum(len(chain["tried"]) for chain in place.chains)),
-        )
-        for place in places(content)
-    ]
-    return Table(header=HEADER, lines=lines, looks=[look_of(place.placement) for place in places(content)])
+    found = places(content)
+    columns: dict[str, Callable[[Place], str]] = {
+        "placement": lambda place: place.placement,
+        "warm-up": lambda place: str(place.warmup),
+        "boundary (LR)": lambda place: _end(place.level.middle, content) if place.level else "unknown",
+        "interval": lambda place: (
+            f"{_end(place.level.low, content)} to {_end(place.level.high, content)}" if place.level else ""
+        ),
+        "seeds": lambda place: f"{place.level.n if place.level else 0} of {len(place.chains)}",
+        "your LR": lambda place: margin(place.level, rate) if place.warmup == warmup else "",
+        "runs": lambda place: str(sum(len(chain["tried"]) for chain in place.chains)),
+    }
+    return Table.of(found, columns, looks=[look_of(place.placement) for place in found])
 
 
 def _trials(content: Row) -> Table:
     """Every run, chain by chain, and what each chain found."""
-    lines = []
-    for chain in content["chains"]:
-        who = (chain["placement"], str(chain["warmup"]), str(chain["seed"]), chain_said(chain["boundary"]))
-        for one in sorted(chain["tried"], key=lambda one: float(one["lr"])):
-            loss = "" if one.get("final_loss") is None else f"{one['final_loss']:.3f}"
-            broke = "" if one.get("broke_at") is None else str(one["broke_at"])
-            lines.append(
-                (
-                    *who,
-                    f"{one['lr']:.3g}",
-                    one["verdict"],
-                    str(one.get("steps") or ""),
-                    loss,
-                    broke,
-                    one.get("error") or "",
-                )
-            )
-    header = ("placement", "warm-up", "seed", "chain", "LR", "verdict", "steps", "final loss", "diverged at", "error")
-    return Table(header=header, lines=lines, verdict="verdict", left=4)
+    rows = [{**chain, **one} for chain in content["chains"] for one in sorted(chain["tried"], key=_rate_of)]
+    columns: dict[str, Any] = {
+        "placement": "placement",
+        "warm-up": lambda row: str(row["warmup"]),
+        "seed": lambda row: str(row["seed"]),
+        "chain": lambda row: chain_said(row["boundary"]),
+        "LR": lambda row: f"{row['lr']:.3g}",
+        "verdict": "verdict",
+        "steps": lambda row: str(row.get("steps") or ""),
+        "final loss": lambda row: "" if row.get("final_loss") is None else f"{row['final_loss']:.3f}",
+        "diverged at": "broke_at",
+        "error": "error",
+    }
+    return Table.of(rows, columns, verdict="verdict", left=4)
+
+
+def _rate_of(trial: Row) -> float:
+    return float(trial["lr"])
 
 
 def _end(rate: float, content: Row) -> str:
@@ -274,13 +270,12 @@ def chain_said(found: Row | None) -> str:
     return "stopped by a failed run" if found["kind"] == "stopped" else "none trained"
 
 
-def _subtitle(content: Row) -> str:
-    model, data, training = (content["base"][name] for name in ("model", "data", "training"))
-    return (
-        f"{model['layers']} layers, width {model['width']}, {model['heads']} heads; sequences of {data['length']}"
-        f" ({data['level']} level), batch {training['batch']}, {training['optimizer']}; each run at most"
-        f" {training['steps']} steps; seeds {', '.join(map(str, content['seeds']))}. Cost: {cost(content)}."
-    )
+def _base(content: Row) -> ArmFiles:
+    """The recipe of all runs, once with each seed, at the rates that may be tried."""
+    search, outcome = content["search"], {"provenance": content["provenance"]}
+    training = content["base"]["training"] | {"lr": f"{search['low']:.3g} to {search['high']:.3g}"}
+    base = content["base"] | {"training": training}
+    return ArmFiles(label="", runs=[RunFiles(run=base | {"seed": seed}, outcome=outcome) for seed in content["seeds"]])
 
 
 def cost(content: Row) -> str:
@@ -301,21 +296,6 @@ def _about_interval(content: Row) -> str:
         "from the brackets' lower ends to their upper ends, by the bootstrap of the median over seeds;"
         f" of {n} seeds such an interval covers the median at most {coverage:.0%} of the time."
     )
-
-
-def _settings(content: Row) -> Table:
-    facts, base = content["data"], content["base"]
-    lines = [("seeds", ", ".join(map(str, content["seeds"]))), ("cost", cost(content))]
-    lines.append(("text", f"{facts.get('source', 'unknown')}: {facts.get('tokens', 0):,} training tokens"))
-    if facts.get("unigram_entropy") is not None:
-        lines.append(("unigram entropy: loss of token frequencies alone", f"{facts['unigram_entropy']:.4f} nats"))
-    lines += [("sha256 of the data", facts["sha256"])] if "sha256" in facts else []
-    hidden = {"model.placement", "training.lr", "training.warmup"}
-    for section in ("model", "data", "training"):
-        values = [(key, value) for key, value in flat({section: base[section]}) if key not in hidden]
-        lines.append((section, ", ".join(f"{key.partition('.')[2]} {shown(value)}" for key, value in values)))
-    lines += [(name, str(value)) for name, value in content["provenance"].items()]
-    return Table(header=("setting", "value"), lines=lines, left=2)
 
 
 def _results(content: Row) -> Iterator[dict[str, Any]]:
@@ -352,48 +332,36 @@ def headline(content: Row) -> str:
 
 
 def comparisons(content: Row) -> list[Compared]:
-    """At each warm-up every two placements, of each placement every two warm-ups: the higher boundary first."""
+    """At each warm-up every two placements, of each placement every two warm-ups: against the higher boundary."""
     known = [place for place in places(content) if place.level is not None]
     groups = [
         *([p for p in known if p.warmup == warmup] for warmup in content["warmups"]),
         *([p for p in known if p.placement == name] for name in content["placements"]),
     ]
     pairs = [pair for group in groups for pair in combinations(sorted(group, key=_height), 2)]
-    found = side_by_side([compare(_by_seed(one), _by_seed(other)) for one, other in pairs])
-    return [
+    found = [
         Compared(
-            mine=one.placement if one.warmup == other.warmup else f"warm-up {one.warmup}",
-            theirs=other.placement if one.warmup == other.warmup else f"warm-up {other.warmup}",
-            where=f"warm-up {one.warmup}" if one.warmup == other.warmup else one.placement,
-            found=result,
-            size=_ratio(one, other),
+            mine=other.placement if best.warmup == other.warmup else f"warm-up {other.warmup}",
+            theirs=best.placement if best.warmup == other.warmup else f"warm-up {best.warmup}",
+            where=f"warm-up {best.warmup}" if best.warmup == other.warmup else best.placement,
+            found=compare(_by_seed(other), _by_seed(best)),
+            size=_ratio(best, other),
         )
-        for (one, other), result in zip(pairs, found, strict=True)
+        for best, other in pairs
     ]
+    return compared.corrected(found)
 
 
 def verdicts(content: Row) -> list[str]:
-    """Of what is highest under each condition against all others."""
+    """Of all others against what is highest under each condition."""
     found = comparisons(content)
-    first = {one.where: one.mine for one in reversed(found)}
-    groups: dict[str, dict[str, list[str]]] = {}
-    for one in found:
-        if one.mine == first[one.where]:
-            few = f", {one.found.count_said()}" if one.found.verdict == "too few seeds" else ""
-            here = groups.setdefault(f"{one.where}: highest {one.mine} (n = {one.found.n})", {})
-            here.setdefault(_WORDS[one.found.verdict], []).append(f"{one.theirs} ({one.size}{few})")
-    said = [
-        "; ".join([who, *(f"{name} {', '.join(whom)}" for name, whom in those.items())])
-        for who, those in groups.items()
-    ]
-    return [*(f"{line}." for line in said), *filter(None, [caution([one.found for one in found])])]
+    highest = {one.where: one.theirs for one in reversed(found)}
+    return list(compared.verdicts([one for one in found if one.theirs == highest[one.where]], _WORDS, found))
 
 
-_WORDS = {
-    "higher": "above",
-    "lower": "by its seeds below",  # its median is above: seeds that differ by little outweigh it
-    "no difference seen": "no difference seen from",
-    "too few seeds": "too few seeds to compare with",
+_WORDS = {  # higher: its median is below, but seeds that differ by little outweigh it
+    "lower": "lower boundary than",
+    "higher": "by its seeds a higher boundary than",
 }
 
 
@@ -448,15 +416,8 @@ def _odd(chain: Row) -> Iterator[str]:
         failed = next(one for one in chain["tried"] if one["verdict"] == "failed")
         yield f" stopped: the run at {failed['lr']:.3g} failed ({failed.get('error', 'unknown error')})."
     if found["kind"] == "none":
-        yield f": {_none(found)}"
-
-
-def _none(found: Row) -> str:
-    if found["high"] is None:
-        return f"too slow to tell at every rate up to {found['low']:.3g}; more steps are needed."
-    if found["low"] is None:
-        return f"none trained, and {found['high']:.3g} was the lowest rate; noise of 0.5 nat counts as a divergence."
-    return f"none trained; {found['low']:.3g} is too slow to tell, {found['high']:.3g} too large."
+        slow, large = (f"{found[end]:.3g}" if found[end] is not None else "none" for end in ("low", "high"))
+        yield f": none trained. Too slow to tell, so that more steps are needed: up to {slow}; too large: from {large}."
 
 
 def _rates(rates: Sequence[float]) -> str:
@@ -483,25 +444,21 @@ def headroom_map(content: Row) -> Drawing:
     drawn = drawing(len(by_name), height=3.4, sharey=True, beside=min(3, len(by_name)))
     rates = [one["lr"] for chain in content["chains"] for one in chain["tried"]] + [own(content)[1]]
     low, high = min(rates) / 1.7, max(rates) * 1.7
-    for axes, (name, mine) in zip(drawn.panels, by_name.items(), strict=True):
-        heading(axes, name)
-        _panel(axes, mine, content, low, high)
-    return drawn
-
-
-def _panel(axes: Axes, mine: Sequence[Place], content: Row, low: float, high: float) -> None:
     warmups = sorted(content["warmups"])
     reach = (warmups[-1] - warmups[0]) or max(warmups[-1], 10)
-    colour = look_of(mine[0].placement)["color"]
-    _region(axes, [(place, place.level) for place in mine if place.level is not None], colour, reach, low, high)
-    for place in mine:
-        _marks(axes, place, colour, reach / 60)
-    _star(axes, mine, content)
-    label(axes, "warm-up (steps)", "peak learning rate" if is_first(axes) else "")
-    log(axes)
-    axes.set_ylim(low, high)
-    axes.set_xlim(warmups[0] - 0.08 * reach, warmups[-1] + 0.08 * reach)
-    axes.set_xticks(warmups)
+    for axes, (name, mine) in zip(drawn.panels, by_name.items(), strict=True):
+        heading(axes, name)
+        colour = look_of(name)["color"]
+        _region(axes, [(place, place.level) for place in mine if place.level is not None], colour, reach, low, high)
+        for place in mine:
+            _marks(axes, place, colour, reach / 60)
+        _star(axes, mine, content)
+        label(axes, "warm-up (steps)", "peak learning rate" if is_first(axes) else "")
+        log(axes)
+        axes.set_ylim(low, high)
+        axes.set_xlim(warmups[0] - 0.08 * reach, warmups[-1] + 0.08 * reach)
+        axes.set_xticks(warmups)
+    return drawn
 
 
 def _region(

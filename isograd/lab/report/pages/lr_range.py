@@ -4,17 +4,17 @@ Shleifer et al. 2021, figure 5. The rate of such a run says nothing but this; it
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from isograd.lab.report.compared import Compared, table, verdicts
+from isograd.lab.report.compared import Compared, corrected, table, verdicts
 from isograd.lab.report.figures import Subject
 from isograd.lab.report.page import Section, Table
 from isograd.lab.report.runs import ArmFiles, RunFiles, paired, reference_of, smoothed
 from isograd.lab.report.style import INK, Drawing, drawing, entropy_line, label
-from isograd.lab.statistics import Comparison, compare_ratios, side_by_side
+from isograd.lab.statistics import compare_ratios
 from isograd.outcome import WINDOW
 
 
@@ -49,81 +49,44 @@ def _curve(run: RunFiles) -> list[tuple[int, float, float]]:
     return [(step, row["lr"], loss) for row, (step, loss) in zip(rows, losses, strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """The rate that an arm reached over the one that the reference reached, seed by seed.
+def ratios(arms: Sequence[ArmFiles], named: str | None = None) -> list[Compared]:
+    """The rate that every other arm reached over the one that the reference arm reached, seed by seed, against 1.
 
-    Attributes:
-        seeds: how many both arms have.
-        values: for each of them with which both arms trained, and not both were stable to the end.
-        at_least, at_most: seeds whose true ratio is higher (the arm was stable) or lower (the reference was).
-        why: what kept the other seeds out.
-        found: the values against 1, by the one rule; a bound counts as the value that it is.
+    Of the seeds with which both arms trained, and not both were stable to the end; a bound counts as the value that it
+    is. See `reference_of` for `named`.
     """
-
-    arm: str
-    reference: str
-    seeds: int
-    values: Mapping[int, float]
-    at_least: Sequence[int]
-    at_most: Sequence[int]
-    why: str
-    found: Comparison
-
-
-def ratios(arms: Sequence[ArmFiles], named: str | None = None) -> list[Ratio]:
-    """Every other arm over the reference arm; see `reference_of` for `named`."""
     reference = reference_of([arm for arm in arms if any(map(end_of, arm.runs))], named)
-    found = [_ratio(arm, reference) for arm in arms if arm is not reference] if reference else []
-    corrected = side_by_side([ratio.found for ratio in found])
-    return [replace(ratio, found=one) for ratio, one in zip(found, corrected, strict=True)]
+    return corrected([_ratio(arm, reference) for arm in arms if arm is not reference] if reference else [])
 
 
-def _ratio(arm: ArmFiles, reference: ArmFiles) -> Ratio:
+def _ratio(arm: ArmFiles, reference: ArmFiles) -> Compared:
     ends = {seed: (end_of(mine), end_of(theirs)) for seed, (mine, theirs) in paired(arm, reference).items()}
     both = {seed: (one, other) for seed, (one, other) in ends.items() if one and other}
     known = {seed: pair for seed, pair in both.items() if any(end.how != "stable" for end in pair)}
     values = {seed: one.rate / other.rate for seed, (one, other) in known.items()}
-    return Ratio(
-        arm=arm.label,
-        reference=reference.label,
-        seeds=len(ends),
-        values=values,
+    stable = {
+        "at least": [seed for seed, (one, _) in known.items() if one.how == "stable"],
+        "at most": [seed for seed, (_, other) in known.items() if other.how == "stable"],
+    }
+    bounds = [f"seed {', '.join(map(str, seeds))}: {words}" for words, seeds in stable.items() if seeds]
+    if values and len(values) < len(ends):
+        bounds.append(f"{len(ends) - len(values)} of {len(ends)} seeds without a ratio")
+    why = "both stable up to the highest rate" if both else "no seed with which both trained"
+    return Compared(
+        mine=arm.label,
+        theirs=reference.label,
         found=compare_ratios(values),
-        at_least=[seed for seed, (one, _) in known.items() if one.how == "stable"],
-        at_most=[seed for seed, (_, other) in known.items() if other.how == "stable"],
-        why="both stable up to the highest rate"
-        if both
-        else "no seed with which both trained"
-        if ends
-        else "no common seed",
+        size=_size([*values.values()]) if values else why if ends else "no common seed",
+        more=["; ".join(bounds) or "–"],
     )
 
 
-WORDS = {"lower": "stable up to a lower learning rate than", "higher": "stable up to a higher learning rate than"}
-
-
-def compared(found: Sequence[Ratio]) -> list[Compared]:
-    """For the table and the verdicts."""
-    return [
-        Compared(mine=one.arm, theirs=one.reference, found=one.found, size=_size(one), more=[_bounds(one)])
-        for one in found
-    ]
-
-
-def _size(one: Ratio) -> str:
-    values = [*one.values.values()]
-    if not values:
-        return one.why
+def _size(values: Sequence[float]) -> str:
     middle = f"× {statistics.median(values):.2f}"
     return f"{middle} ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else middle
 
 
-def _bounds(one: Ratio) -> str:
-    bounds = {"at least": one.at_least, "at most": one.at_most}
-    said = [f"seed {', '.join(map(str, which))}: {words}" for words, which in bounds.items() if which]
-    left = one.seeds - len(one.values)
-    return "; ".join([*said, *([f"{left} of {one.seeds} seeds without a ratio"] if left and one.values else [])]) or "–"
+WORDS = {"lower": "stable up to a lower learning rate than", "higher": "stable up to a higher learning rate than"}
 
 
 def rates_table(arms: Sequence[ArmFiles]) -> Table:
@@ -149,8 +112,8 @@ def curves(about: Subject) -> Section:
 
 def ratio_section(about: Subject) -> Section | None:
     found = ratios(about.arms, about.reference)
-    shown = table(compared(found), "ratio of the rates", more=["bounds"])
-    said = list(verdicts([one for one in compared(found) if one.found.n > 1], WORDS))
+    shown = table(found, "ratio of the rates", more=["bounds"])
+    said = list(verdicts([one for one in found if one.found.n > 1], WORDS))
     title = "Maximum stable learning rate, seed by seed"
     return Section(name="lr-ratios", title=title, table=shown, verdicts=said) if shown else None
 

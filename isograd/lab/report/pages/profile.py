@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from isograd.files import finite, write_text
 from isograd.lab.report.page import Page, Section, Table, write_page
-from isograd.lab.report.style import INK, Drawing, Look, drawing, heading, label, log, look_of, widen
+from isograd.lab.report.style import INK, Drawing, Look, drawing, heading, known, label, log, look_of, widen
 
 Row = Mapping[str, Any]
 Numbers = Sequence[float]
@@ -32,26 +33,29 @@ def write_profile(out: Path, profile: Row, facts: Mapping[str, str]) -> Path:
     Returns:
         the path of the page.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    known = plain(profile)
-    content = json.dumps({**finite(known), "facts": facts}, indent=1, ensure_ascii=False)
-    write_text(out / "profile.json", content + "\n")
-    inputs = ", ".join(f"{name or 'input'} {tuple(shape)}" for name, shape in known["inputs"].items())
+    read = plain(profile)
+    inputs = ", ".join(f"{name or 'input'} {tuple(shape)}" for name, shape in read["inputs"].items())
     page = Page(
-        title=f"Depth profile of {facts.get('model', known['model'])}",
-        headline=verdict(known),
-        subtitle=summary(known),
-        warnings=[f"Missing: {name}: {reason}" for name, reason in known["missing"].items()],
+        title=f"Depth profile of {facts.get('model', read['model'])}",
+        headline=verdict(read),
+        subtitle=summary(read),
+        warnings=[f"Missing: {name}: {reason}" for name, reason in read["missing"].items()],
         sections=[
-            Section(name="overview", title="Overview", sentence=_OVERVIEW, table=overview(known)),
-            *(_section(known, chart) for chart in CHARTS),
-            Section(name="expected", title="Dashed lines", sentence=_EXPECTED, table=_sources(known)),
-            Section(name="sublayers", title="Every sublayer", table=every_sublayer(known)),
+            Section(name="overview", title="Overview", sentence=_OVERVIEW, table=overview(read)),
+            *(
+                Section(name=one.name, title=one.title, sentence=one.text, figure=partial(draw, read, one.name))
+                for one in CHARTS
+            ),
+            Section(name="expected", title="Dashed lines", sentence=_EXPECTED, table=_sources(read)),
+            Section(name="sublayers", title="Every sublayer", table=every_sublayer(read)),
         ],
         made=f"Made by `isograd explain` from one batch ({inputs}):"
         f" {', '.join(f'{name} {value}' for name, value in facts.items())}. The numbers are in `profile.json`.",
     )
-    return write_page(page, out / "profile.html")
+    written = write_page(page, out / "profile.html")
+    content = json.dumps({**read, "facts": facts}, indent=1, ensure_ascii=False)
+    write_text(out / "profile.json", content + "\n")
+    return written
 
 
 def plain(profile: Row) -> dict[str, Any]:
@@ -84,11 +88,6 @@ COLUMNS = (
     Column(key="largest_logit", name="max logit"),
     Column(key="largest_over_median", name="max/median"),
 )
-HEADER = ("layer", "kind", "placement", *(column.name for column in COLUMNS))
-
-
-def _cell(row: Row, column: Column) -> str:
-    return "" if row[column.key] is None else number(row[column.key], column.form)
 
 
 def number(value: float | None, form: str = "{:.3g}") -> str:
@@ -100,12 +99,14 @@ def number(value: float | None, form: str = "{:.3g}") -> str:
 
 def every_sublayer(profile: Row) -> Table:
     """Every sublayer with its address, all columns."""
-    table = []
-    for row in profile["rows"]:
-        place = f"channel {row['largest_channel']}, position {row['largest_position']}"
-        cells = (_cell(row, column) for column in COLUMNS)
-        table.append((row["address"], row["kind"], row["placement"], *cells, place))
-    return Table(header=("sublayer", *HEADER[1:], "largest entry"), lines=table, left=3)
+    columns: dict[str, Any] = {"sublayer": "address", "kind": "kind", "placement": "placement"}
+    columns |= {column.name: partial(_number, column) for column in COLUMNS}
+    columns["largest entry"] = lambda row: f"channel {row['largest_channel']}, position {row['largest_position']}"
+    return Table.of(profile["rows"], columns, left=3)
+
+
+def _number(column: Column, row: Row) -> str:
+    return "" if row[column.key] is None else number(row[column.key], column.form)
 
 
 def summary(profile: Row) -> str:
@@ -238,11 +239,11 @@ def _or_less(value: float | None) -> float:
     return -1.0 if value is None or math.isnan(value) else value
 
 
-def _sources(profile: Row) -> Table | None:
+def _sources(profile: Row) -> Table:
     """Each dashed line of the page once: its name, of what, and where it comes from."""
-    seen = {(line["label"], line["quantity"]): line["source"] for line in profile["expected"]}
-    found = [(name, quantity.replace("_", " "), source) for (name, quantity), source in seen.items()]
-    return Table(header=("line", "quantity", "source"), lines=found, left=3) if found else None
+    seen = {(line["label"], line["quantity"]): line for line in profile["expected"]}
+    columns: dict[str, Any] = {"line": "label", "quantity": lambda line: line["quantity"].replace("_", " ")}
+    return Table.of(seen.values(), columns | {"source": "source"}, left=3)
 
 
 # ------------------------------------------------------------------------------------------------------------- charts
@@ -264,28 +265,22 @@ _DASHED: tuple[Look, ...] = tuple(
 def _by_kind(axes: Axes, stack: Row, name: str) -> None:
     """A line per kind of sublayer over the layers."""
     for kind, rows in stack["kinds"].items():
-        known = [row for row in rows if row[name] is not None]
-        if known:
-            x, y = [row["layer"] for row in known], [row[name] for row in known]
-            axes.plot(x, y, label=KINDS[kind], **stack["look"], **_marks(len(known), kind))
+        known(axes, rows, "layer", name, label=KINDS[kind], **stack["look"], **_marks(len(rows), kind))
 
 
 def _by_depth(axes: Axes, stack: Row, name: str) -> None:
     """One line through all sublayers: each stands at its part of its layer."""
-    known = [row for row in stack["rows"] if row[name] is not None]
-    x, y = [stack["at"][row["index"]] for row in known], [row[name] for row in known]
-    axes.plot(x, y, label="measured", **stack["look"], marker="o" if len(known) <= _MARKED else "", markersize=3)
+    rows = [row | {"at": stack["at"][row["index"]]} for row in stack["rows"]]
+    marker = "o" if len(rows) <= _MARKED else ""
+    known(axes, rows, "at", name, label="measured", **stack["look"], marker=marker, markersize=3)
 
 
 def _entropy(axes: Axes, stack: Row, name: str) -> None:
     """The mean over heads, and thin below it the lowest head."""
     _by_kind(axes, stack, name)
     for kind, rows in stack["kinds"].items():
-        known = [row for row in rows if row["attention_entropy_min"] is not None]
-        if known:
-            x, lowest = [row["layer"] for row in known], [row["attention_entropy_min"] for row in known]
-            thin = _marks(len(known), kind) | {"linewidth": 0.6, "alpha": 0.7}
-            axes.plot(x, lowest, label=f"{KINDS[kind]}, lowest head", **stack["look"], **thin)
+        thin = _marks(len(rows), kind) | {"linewidth": 0.6, "alpha": 0.7, "label": f"{KINDS[kind]}, lowest head"}
+        known(axes, rows, "layer", "attention_entropy_min", **stack["look"], **thin)
     axes.set_ylim(bottom=0)
 
 
@@ -383,17 +378,13 @@ _ALONG = {"dependency_sum", *(name for chart in CHARTS if chart.draw is _by_dept
 _SPAN = {"gradient_mean_abs": 5.0, "gradient_norm": 5.0, "largest": 10.0, "largest_over_median": 10.0}
 
 
-def _section(profile: Row, chart: Chart) -> Section:
-    return Section(name=chart.name, title=chart.title, sentence=chart.text, figure=lambda: draw(profile, chart.name))
-
-
 def draw(profile: Row, name: str) -> Drawing | None:
     """The chart of this name; None where nothing is known of any of its quantities."""
     chart = next(one for one in CHARTS if one.name == name)
     stacks = [stack["name"] for stack in profile["stacks"]]
     hidden = _redundant(profile)
-    known = {name for name in chart.panels if any(row[name] is not None for row in profile["rows"])} - {hidden}
-    shown = {name: said for name, said in chart.panels.items() if name in known}
+    measured = {name for name in chart.panels if any(row[name] is not None for row in profile["rows"])} - {hidden}
+    shown = {name: said for name, said in chart.panels.items() if name in measured}
     if not shown:
         return None
     beside = min(len(stacks), 2) if len(shown) == 1 else len(shown) if len(shown) < 4 else 2

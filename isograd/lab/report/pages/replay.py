@@ -1,6 +1,6 @@
 """The page of a replay: which changes cure a run that broke, and the curves of all of them beside its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from isograd.files import read_json
 from isograd.lab.report import figures
 from isograd.lab.report.figures import DEPTH_CHARTS, Subject
-from isograd.lab.report.page import Page, Section, Table, write_page
+from isograd.lab.report.page import Page, Section, Table, settings_table, write_page
 from isograd.lab.report.runs import ArmFiles, arms_of, read_run
 from isograd.lab.report.settings import settings
 from isograd.lab.report.style import Output, looks
@@ -18,7 +18,6 @@ from isograd.lab.study.replay import UNCHANGED
 
 Row = Mapping[str, Any]
 REPLAY = "replay.json"
-HEADER = ("change", "from step", "finished", "final loss", "verdict")
 
 
 def write_replay(
@@ -34,7 +33,6 @@ def write_replay(
     data = next((arm.first.resolved["data"] for arm in arms if arm.first.resolved.get("data")), None)
     about = Subject(arms=arms, entropy=(data or {}).get("unigram_entropy"))
     charts = (figures.loss, DEPTH_CHARTS["gradients"], DEPTH_CHARTS["ratio"])
-    lines = [(name, value) for name, value in settings(arms, data) if arms]
     page = Page(
         title=title or f"Replay of {Path(content['parent']).name}",
         headline=headline(content),
@@ -44,7 +42,7 @@ def write_replay(
             Section(name="changes", title="Changes", sentence=_CHANGES, table=table(content)),
             *filter(None, (chart(about) for chart in charts if arms)),
             Section(name="runs", title="Runs", table=_runs(content), folded=True),
-            Section(name="settings", title="Settings", table=Table(header=("setting", "value"), lines=lines, left=2)),
+            Section(name="settings", title="Settings", table=settings_table(settings(arms, data) if arms else ())),
         ],
         made=f"Made by isograd from `{REPLAY}` and the folders in `{CELLS}`.",
     )
@@ -123,31 +121,30 @@ def what_broke(content: Row) -> str:
 
 def table(content: Row) -> Table:
     """A line per change."""
-    lines = [
-        (
-            one["change"],
-            f"{one['begins']:,}",
-            f"{one['finished']} of {one['seeds']}",
-            _losses(one["runs"]),
-            one["verdict"],
-        )
-        for one in content["changes"]
-    ]
-    return Table(header=HEADER, lines=lines, verdict="verdict")
+    columns: dict[str, Any] = {
+        "change": "change",
+        "from step": "begins",
+        "finished": lambda one: f"{one['finished']} of {one['seeds']}",
+        "final loss": lambda one: ", ".join(map(_loss, one["runs"])),
+        "verdict": "verdict",
+    }
+    return Table.of(content["changes"], columns, verdict="verdict")
 
 
-def _losses(runs: Sequence[Row]) -> str:
-    return ", ".join("–" if run.get("final_loss") is None else f"{run['final_loss']:.3f}" for run in runs)
+def _loss(run: Row) -> str:
+    return "–" if run.get("final_loss") is None else f"{run['final_loss']:.3f}"
 
 
 def _runs(content: Row) -> Table:
-    header = ("change", "seed", "outcome", "reason", "folder")
-    lines = [
-        (one["change"], str(run["seed"]), run["outcome"], run.get("reason") or run.get("error") or "", run["cell"])
-        for one in content["changes"]
-        for run in one["runs"]
-    ]
-    return Table(header=header, lines=lines, verdict="outcome", left=4)
+    runs = [{"change": one["change"], **run} for one in content["changes"] for run in one["runs"]]
+    columns: dict[str, Any] = {
+        "change": "change",
+        "seed": lambda run: str(run["seed"]),
+        "outcome": "outcome",
+        "reason": lambda run: run.get("reason") or run.get("error") or "",
+        "folder": "cell",
+    }
+    return Table.of(runs, columns, verdict="outcome", left=4)
 
 
 def _arms(content: Row, folder: Path) -> list[ArmFiles]:

@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from matplotlib.axes import Axes
 from isograd.errors import DataError
 from isograd.files import read_json
 from isograd.lab.report.figures import DEPTH_CHARTS, Subject
-from isograd.lab.report.page import Page, Section, Table, prose, write_page
+from isograd.lab.report.page import Page, Section, Table, prose, settings_table, write_page
 from isograd.lab.report.pages.runs import CHARTS
 from isograd.lab.report.runs import arms_of, presented, read_run
-from isograd.lab.report.style import Drawing, Look, drawing, heading, label, log, look, look_of, looks
+from isograd.lab.report.style import Drawing, Look, Strip, drawing, heading, label, log, look, look_of, looks, strips
 from isograd.lab.study.labels import rate
 from isograd.lab.study.plan import CELLS
 
@@ -214,13 +214,19 @@ def _lines(chart: Row, rows: Rows) -> Drawing:
 
 def _rates_of(rows: Rows) -> dict[str, str]:
     """What the legend adds to arms: the rate of each, where they differ in it and their names do not say it."""
-    found: dict[str, set[float]] = {}
+    found = _rates(rows)
+    if any(len(rates) > 1 for rates in found.values()) or len({*map(tuple, found.values())}) < 2:
+        return {}
+    return {arm: f", lr {rates[0]}" for arm, rates in found.items() if " lr " not in arm}
+
+
+def _rates(rows: Rows) -> dict[str, list[str]]:
+    """Of each arm, as papers write them."""
+    found: dict[str, dict[str, None]] = {}
     for row in rows:
         if "outcome" in row and {"arm", "lr"} <= row.keys():
-            found.setdefault(str(row["arm"]), set()).add(row["lr"])
-    if any(len(rates) > 1 for rates in found.values()) or len({tuple(rates) for rates in found.values()}) < 2:
-        return {}
-    return {arm: f", lr {rate(min(rates))}" for arm, rates in found.items() if " lr " not in arm}
+            found.setdefault(str(row["arm"]), {})[rate(row["lr"])] = None
+    return {arm: [*rates] for arm, rates in found.items()}
 
 
 def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> None:
@@ -237,26 +243,25 @@ def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> Non
 
 
 def _bars(chart: Row, rows: Rows) -> Drawing:
-    """A point per value of a column: the median, and a line from the lowest to the highest."""
+    """A row per value of a column: a dot per row of it, and a bar at the median."""
     panels = _panels(chart, rows)
     most = max(len({str(row[chart["x"]]) for row in own}) for own in panels.values())
     drawn = drawing(len(panels), height=0.7 + 0.32 * most, rows=True, beside=1)
     for axes, (title, own) in zip(drawn.panels, panels.items(), strict=True):
         names = list(dict.fromkeys(str(row[chart["x"]]) for row in own))
-        placements = {str(row[chart["x"]]): str(row.get("placement", row[chart["x"]])) for row in own}
-        for place, name in enumerate(names):
-            values = [row[chart["y"]] for row in own if str(row[chart["x"]]) == name]
-            colour = look_of(placements[name])["color"]
-            axes.plot([min(values), max(values)], [place, place], color=colour, linewidth=2.4, alpha=0.5)
-            axes.plot([statistics.median(values)], [place], marker="o", color=colour, linestyle="")
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        shown = {name: [row for row in own if str(row[chart["x"]]) == name] for name in names}
+        strips(axes, [_strip(chart, name, of_name) for name, of_name in shown.items()])
         if title:
             heading(axes, title)
         if chart["log_y"]:
             axes.set_xscale("log")
         label(axes, chart["y_label"] or chart["y"], "")
     return drawn
+
+
+def _strip(chart: Row, name: str, rows: Rows) -> Strip:
+    colour, values = look_of(str(rows[-1].get("placement", name)))["color"], [row[chart["y"]] for row in rows]
+    return Strip(name=name, colour=colour, values=values, middle=statistics.median(values))
 
 
 def map_section(chart: Row, rows: Rows) -> Section:
@@ -289,8 +294,7 @@ def _map(chart: Row, rows: Rows) -> Drawing:
         label(axes, chart["x_label"] or chart["x"], chart["y_label"] or chart["y"])
     bar = drawn.figure.colorbar(image, ax=drawn.panels, shrink=0.8, aspect=30, pad=0.02)
     bar.set_label(_value_label(chart))
-    said = {i: grid.said(chart) for i, grid in enumerate(panels.values())}
-    return replace(drawn, squares=said)
+    return drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,15 +314,6 @@ class Grid:
             found.setdefault((row[chart["y"]], row[chart["x"]]), []).append(row[chart["value"]])
         means = {place: statistics.fmean(values) for place, values in found.items()}
         return cls(xs=xs, ys=ys, values=[[means.get((y, x)) for x in xs] for y in ys])
-
-    def said(self, chart: Row) -> list[list[str]]:
-        """Of each square its place and its value."""
-        x_name, y_name, name = (chart["x_label"] or chart["x"], chart["y_label"] or chart["y"], _value_label(chart))
-        return [
-            ["" if value is None else f"{y_name} {number(y)}, {x_name} {number(x)}\n{name}: {value:.4g}"
-             for x, value in zip(self.xs, row, strict=True)]
-            for y, row in zip(self.ys, self.values, strict=True)
-        ]  # fmt: skip
 
 
 def _value_label(chart: Row) -> str:
@@ -364,32 +359,28 @@ def _runs(rows: Rows) -> Iterator[Section]:
     own = [row for row in rows if "outcome" in row]
     if not own:
         return
-    columns = [name for name in RUN_COLUMNS if any(name in row for row in own)]
-    lines = [[number(row.get(name)) for name in columns] for row in own]
-    header = [name.replace("_", " ") for name in columns]
-    yield Section(name="runs", title="Runs", table=Table(header=header, lines=lines, verdict="outcome"), folded=True)
+    columns = {name.replace("_", " "): partial(_cell, name) for name in RUN_COLUMNS if any(name in row for row in own)}
+    yield Section(name="runs", title="Runs", table=Table.of(own, columns, verdict="outcome"), folded=True)
 
 
-def _rates(rows: Rows) -> str:
-    """Of each arm, where they differ: `isograd compare` takes one rate for all arms."""
-    found = {str(row["arm"]): rate(row["lr"]) for row in rows if "outcome" in row and {"arm", "lr"} <= row.keys()}
-    several = len(set(found.values())) > 1
-    return "; ".join(f"{arm}: {one}" for arm, one in found.items()) if several else next(iter(found.values()), "")
+def _cell(name: str, row: Row) -> str:
+    return number(row.get(name))
 
 
 def _settings(result: Row, rows: Rows) -> Section:
-    facts = result["provenance"]
+    facts, rates = result["provenance"], {arm: " / ".join(own) for arm, own in _rates(rows).items()}
+    alike = len(set(rates.values())) < 2  # `isograd compare` takes one rate for all arms
     lines = [
         ["rule, written before the runs", result["rule"]],
         ["size in the paper", result["size in the paper"]],
         ["size here", result["size here"]],
         ["what differs", result["differs"]],
         ["read", ", ".join(result["read"]) or "nothing: no corpus"],
-        ["learning rate", _rates(rows)],
+        ["learning rate", next(iter(rates.values()), "") if alike else "; ".join(map(": ".join, rates.items()))],
         ["command", f"`{result['command']}{' --data FOLDER' if result['with data'] else ''}`"],
         ["the same runs", f"`{result['compare']}`" if result.get("compare") else ""],
         ["time", f"{result['core minutes']:g} minutes of one core, shared runs included"],
         ["measured with", ", ".join(f"{name} {value}" for name, value in facts.items())],
     ]
-    table = Table(header=["", ""], lines=[line for line in lines if line[1]], left=2)
+    table = settings_table((line for line in lines if line[1]), ["", ""])
     return Section(name="settings", title="Setting", sentence=result["details"], table=table)

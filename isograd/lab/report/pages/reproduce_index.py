@@ -13,9 +13,10 @@ from typing import Any
 
 from isograd.errors import DataError, one_line
 from isograd.files import read_object, write_json, write_text
-from isograd.lab.report.markdown import markdown_table, write_markdown
-from isograd.lab.report.page import Section, Table
+from isograd.lab.report import style
+from isograd.lab.report.page import Page, Section, Table
 from isograd.lab.report.pages.reproduce import page_of, read_result
+from isograd.lab.report.style import Output
 
 Row = Mapping[str, Any]
 KEPT = ("verdict", "reason", "ours", "with data", "core minutes", "changed", "date", "commit", "setup")
@@ -150,3 +151,56 @@ def _line(item: Row, result: Row | None) -> list[str]:
         "embedded" if result and linked and not result["with data"] else item["data"],
         "" if item["missing"] else minutes,
     ]
+
+
+# ------------------------------------------------------------------------------------------------- a page as Markdown
+
+FIGURE = Output(formats=("svg",))
+
+
+def write_markdown(page: Page, path: Path) -> Path:
+    """Write the page to `path`, and each figure beside it as NAME-FIGURE.svg."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = [f"# {page.title}", f"**{page.headline}**", *(f"> {line}" for line in page.warnings), page.subtitle]
+    for section in page.sections:
+        parts += _section(section, path)
+    text = "\n\n".join([*filter(None, parts), page.made]) + "\n"
+    write_text(path, text.replace("&#39;", "'").replace("&#34;", '"'))  # HTML alone needs these
+    return path
+
+
+def _section(section: Section, path: Path) -> list[str]:
+    figure = _figure(section, path)
+    table = markdown_table(section.table) if section.table else ""
+    if not figure and not table and not section.verdicts:
+        return []
+    said = [section.sentence, figure, *(f"- {line}" for line in section.verdicts), table]
+    if section.folded and table:
+        said = [section.sentence, f"<details><summary>{len(section.table.lines)} lines</summary>", table, "</details>"]  # type: ignore[union-attr]
+    return [f"## {section.title}", *said]
+
+
+def _figure(section: Section, path: Path) -> str:
+    with style.settings(FIGURE):
+        drawn = section.figure() if section.figure else None
+        if drawn is None:
+            return ""
+        name = path.with_name(f"{path.stem}-{section.name}")
+        style.save(drawn, name, FIGURE.formats)
+    return f"![{section.title}]({name.name}.svg)"
+
+
+def markdown_table(table: Table) -> str:
+    """
+    >>> print(markdown_table(Table(header=["arm", "loss"], lines=[["a|b", "2.01"]])))
+    | arm | loss |
+    |---|---:|
+    | a\\|b | 2.01 |
+    """
+    ruler = "|" + "|".join("---" if i < table.left else "---:" for i in range(len(table.header))) + "|"
+    header, *lines = ["| " + " | ".join(_cell(cell) for cell in cells) + " |" for cells in table]
+    return "\n".join([header, ruler, *lines])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -12,9 +12,19 @@ from matplotlib.figure import Figure
 from isograd.errors import many
 from isograd.files import read_rows, write_json, write_text
 from isograd.lab.report import equal_loss, figures, kept_weights
-from isograd.lab.report.compared import Compared, difference, table, verdicts
+from isograd.lab.report.compared import Compared, corrected, section
 from isograd.lab.report.figures import DEPTH_CHARTS, Maker, Subject
-from isograd.lab.report.page import Page, Section, Table, csv_of, csv_of_rows, figure_of, write_page
+from isograd.lab.report.page import (
+    Page,
+    Section,
+    Table,
+    csv_of,
+    csv_of_rows,
+    figure_of,
+    settings_table,
+    warnings_table,
+    write_page,
+)
 from isograd.lab.report.pages import finetuning, lr_range
 from isograd.lab.report.references import bibtex
 from isograd.lab.report.runs import (
@@ -35,7 +45,7 @@ from isograd.lab.report.runs import (
 from isograd.lab.report.settings import differing, settings, subtitle
 from isograd.lab.report.shape import must_be_installed
 from isograd.lab.report.style import Output
-from isograd.lab.statistics import compare, mean_interval, side_by_side
+from isograd.lab.statistics import compare, mean_interval
 from isograd.lab.study.labels import flat
 from isograd.lab.train.tasks import TASKS, Column
 from isograd.lab.train.tasks.base import GRADIENT, LABEL, RATIO, SIZE, SPEED
@@ -171,30 +181,17 @@ def _page(
             *filter(None, (maker(about) for maker in makers(arms))),
             Section(name="warnings", title="Warnings during the runs", table=_warned(arms)),
             Section(name="formulas", title="Placements", sentence=_FORMULA, table=_formulas(arms)),
-            Section(name="settings", title="Settings and provenance", table=_settings(arms, text)),
+            Section(name="settings", title="Settings and provenance", table=settings_table(settings(arms, text))),
         ],
         made=made,
     )
 
 
-def _warned(arms: Sequence[ArmFiles]) -> Table | None:
+def _warned(arms: Sequence[ArmFiles]) -> Table:
     """What warnings.jsonl of each run says."""
-    rows = [
-        (arm.label, run.run["seed"], row)
-        for arm in arms
-        for run in arm.runs
-        for row in read_rows(run.folder / "warnings.jsonl")
-    ]
-    lines = [
-        (label, f"{seed}", *(str(row.get(key) or "") for key in ("step", "signal", "layer", "message", "remedy")))
-        for label, seed, row in rows
-    ]
-    header = ("placement", "seed", "step", "signal", "layer", "message", "remedy")
-    return Table(header=header, lines=lines, left=7) if lines else None
-
-
-def _settings(arms: Sequence[ArmFiles], text: Row | None) -> Table:
-    return Table(header=("setting", "value"), lines=list(settings(arms, text)), left=2)
+    runs = [(arm.label, str(run.run["seed"]), run.folder / "warnings.jsonl") for arm in arms for run in arm.runs]
+    rows = [{"placement": who, "seed": seed} | row for who, seed, path in runs for row in read_rows(path)]
+    return warnings_table(rows, "placement", "seed")
 
 
 def _entropy(arms: Sequence[ArmFiles]) -> float | None:
@@ -208,24 +205,19 @@ _FORMULA = (
 )
 
 
-def _formulas(arms: Sequence[ArmFiles]) -> Table | None:
-    lines, seen, shown = [], set(), []
+def _formulas(arms: Sequence[ArmFiles]) -> Table:
+    lines: list[tuple[str, ...]] = []
+    seen: set[str] = set()
     for arm in arms:
         built = arm.first.resolved
-        name = built.get("placement")
-        if name is None or name in seen or not built.get("formulas"):
+        name, said = built.get("placement"), [line for line in (built.get("formulas") or {}).values() if line]
+        if name is None or name in seen or not said:
             continue
         seen.add(name)
-        said = [line for line in built["formulas"].values() if line]
         said += [f"{built['final']}  after the last layer"] if built.get("final") else []
         about = " ".join(filter(None, [f"{built.get('about') or ''}.", built.get("note")]))
-        facts = [*(built.get("legend") or []), f"init: {built.get('init')}", built.get("paper")]
-        for i, line in enumerate(said):
-            last = (about, "; ".join(filter(None, facts))) if i == 0 else ("", "")
-            lines.append((name if i == 0 else "", line, *last))
-            shown.append(arm.look)
-    if not lines:
-        return None
+        facts = filter(None, [*(built.get("legend") or []), f"init: {built.get('init')}", built.get("paper")])
+        lines += [(name, said[0], about, "; ".join(facts)), *(("", line, "", "") for line in said[1:])]
     return Table(header=("placement", "formula", "about", "symbols, initialization, paper"), lines=lines, left=4)
 
 
@@ -255,11 +247,7 @@ def _result(arm: ArmFiles, run: Row, outcome: Row, more: Sequence[str]) -> Row:
 
 def _ratio_of(stack: str) -> Callable[[ArmFiles], str]:
     """At step 1, and over the last 50 steps."""
-    return lambda arm: f"{_geometric(arm.level(at_start, stack))} → {_geometric(arm.level(at_end, stack))}"
-
-
-def _ratio(arm: ArmFiles) -> str:
-    return f"{_geometric(arm.values('gradient_ratio_start'))} → {_geometric(arm.values('gradient_ratio_end'))}"
+    return lambda arm: " → ".join(_geometric(arm.level(when, stack)) for when in (at_start, at_end))
 
 
 def _geometric(values: Sequence[float]) -> str:
@@ -269,10 +257,6 @@ def _geometric(values: Sequence[float]) -> str:
 def _speed(arm: ArmFiles) -> str:
     found = arm.values("tokens_per_second")
     return f"{statistics.median(found):,.0f}" if found else "–"
-
-
-def _perplexity(arm: ArmFiles) -> str:
-    return spread([math.exp(min(loss, 700)) for loss in arm.values("validation_loss")], "{:.2f}")
 
 
 def _size(arm: ArmFiles) -> str:
@@ -302,18 +286,13 @@ def spread(values: Sequence[float], form: str) -> str:
 CELLS: Mapping[str, Callable[[ArmFiles], str]] = {  # what a task's column names and no outcome.json holds
     "label": lambda arm: arm.label,
     "outcome": lambda arm: arm.outcome,
-    "gradient_ratio": _ratio,
+    "gradient_ratio": lambda arm: " → ".join(_geometric(arm.values(f"gradient_ratio_{at}")) for at in ("start", "end")),
     "gradient_ratio_encoder": _ratio_of("encoder"),
     "tokens_per_second": _speed,
     "parameters": _size,
-    "exp_validation_loss": _perplexity,
+    "exp_validation_loss": lambda arm: spread([math.exp(min(x, 700)) for x in arm.values("validation_loss")], "{:.2f}"),
     "kept_weights": kept_weights.cell,
-    "score_median": finetuning.median_score,
-    "score_range": finetuning.score_range,
-    "score_mean": finetuning.mean_score,
-    "score_failed": finetuning.failures,
-    "score_majority": finetuning.baselines,
-    "score_test": finetuning.test_score,
+    **finetuning.CELLS,
     "range_outcome": _range_end,
     "range_rate": _rate,
 }
@@ -329,26 +308,21 @@ _RANGE_COLUMNS = (
 
 def compared(about: Subject) -> Section | None:
     """Every arm against the reference arm, seed by seed; None of a single seed."""
-    found, measure = comparisons(about.arms, about.reference), measure_of(about.arms)
-    shown = table(found, "median difference (nats)")
-    if shown is None:
+    theirs, measure = reference_of(about.arms, about.reference), measure_of(about.arms)
+    if theirs is None:
         return None
-    said = list(verdicts(found, loss_words(measure)))
-    return Section(name="comparison", title=f"Against {found[0].theirs}, seed by seed", table=shown, verdicts=said)
-
-
-def comparisons(arms: Sequence[ArmFiles], reference: str | None = None) -> list[Compared]:
-    theirs = reference_of(arms, reference)
-    mine = [arm for arm in arms if theirs is not None and arm is not theirs and len(arm.runs) > 1]
-    if theirs is None or not mine:
-        return []
-    measure = measure_of(arms)
-    found = side_by_side([compare(losses_of(arm, measure), losses_of(theirs, measure)) for arm in mine])
-    pairs = zip(mine, found, strict=True)
-    return [
-        Compared(mine=arm.label, theirs=theirs.label, found=one, size=difference(one), unit=" nats")
-        for arm, one in pairs
+    found = [
+        Compared(
+            mine=arm.label,
+            theirs=theirs.label,
+            found=compare(losses_of(arm, measure), losses_of(theirs, measure)),
+            unit=" nats",
+        )
+        for arm in about.arms
+        if arm is not theirs and len(arm.runs) > 1
     ]
+    title = f"Against {theirs.label}, seed by seed"
+    return section("comparison", title, corrected(found), "median difference (nats)", loss_words(measure))
 
 
 def loss_words(measure: str) -> dict[str, str]:
@@ -532,4 +506,4 @@ def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator
     """The verdicts of all sections, each once."""
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
     sections = filter(None, (maker(about) for maker in makers(arms)))
-    yield from dict.fromkeys(line for section in sections for line in section.verdicts)
+    yield from dict.fromkeys(line for one in sections for line in one.verdicts)

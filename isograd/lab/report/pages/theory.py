@@ -1,7 +1,8 @@
 """The page of the theory's verdicts: the table of all, and a figure per claim."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,6 @@ def write_theory(out: Path, claims: Rows, verdicts: Rows, controls: Rows, facts:
     Returns:
         the path of the page.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    content = {"verdicts": verdicts, "negative_controls": controls, "claims": claims, "facts": facts}
-    write_text(out / "theory.json", json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
     page = Page(
         title="Theory, measured",
         headline=summary(verdicts, controls),
@@ -48,7 +46,10 @@ def write_theory(out: Path, claims: Rows, verdicts: Rows, controls: Rows, facts:
         made=f"Made by `isograd theory`: {', '.join(f'{name} {value}' for name, value in facts.items())}."
         " The numbers are in `theory.json`.",
     )
-    return write_page(page, out / "theory.html")
+    written = write_page(page, out / "theory.html")
+    content = {"verdicts": verdicts, "negative_controls": controls, "claims": claims, "facts": facts}
+    write_text(out / "theory.json", json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
+    return written
 
 
 _VERDICTS = (
@@ -71,28 +72,30 @@ def summary(verdicts: Rows, controls: Rows) -> str:
 
 def verdict_table(verdicts: Rows, controls: Rows) -> Table:
     """A line per case, with what its negative control measures where these are known."""
-    beside = ["negative control"] if controls else []
-    return Table(
-        header=["claim", "placement", "predicted", "measured", "tolerance", *beside, "verdict"],
-        lines=[_cells(row, controls) for row in verdicts],
-        verdict="verdict",
-        left=2,
-    )
+    columns: dict[str, Any] = {
+        "claim": "claim",
+        "placement": lambda row: _named(row, "any"),
+        "predicted": _predicted,
+        "measured": _measured_number,
+        "tolerance": lambda row: interval(*row["tolerance"]),
+        **({"negative control": partial(_beside, controls)} if controls else {}),
+        "verdict": _verdict,
+    }
+    return Table.of(verdicts, columns, verdict="verdict", left=2)
 
 
-def _cells(row: Row, controls: Rows) -> list[str]:
+def _predicted(row: Row) -> str:
+    said = row["predicted"]
+    return " to ".join(map(number, said if isinstance(said, list | tuple) else [said]))
+
+
+def _measured_number(row: Row) -> str:
+    return number(row["measured"]) + (f" ({interval(*row['interval'])})" if row.get("interval") else "")
+
+
+def _beside(controls: Rows, row: Row) -> str:
     own = [one for one in controls if (one["claim"], one["case"]) == (row["claim"], row["case"])]
-    said = [f"{one['subject']}: {number(one['measured'])}{' (passes)' if one['holds'] else ''}" for one in own]
-    predicted = row["predicted"] if isinstance(row["predicted"], list | tuple) else [row["predicted"]]
-    return [
-        row["claim"],
-        _named(row, "any"),
-        " to ".join(map(number, predicted)),
-        number(row["measured"]) + (f" ({interval(*row['interval'])})" if row.get("interval") else ""),
-        interval(*row["tolerance"]),
-        *(["".join(said)] if controls else []),
-        _verdict(row),
-    ]
+    return "".join(f"{one['subject']}: {number(one['measured'])}{' (passes)' if one['holds'] else ''}" for one in own)
 
 
 def _named(row: Row, part: str) -> str:
@@ -127,11 +130,8 @@ def _claim(claim: Row, verdicts: Rows, controls: Rows) -> Section:
     said = " ".join([f"{claim['statement']} Measured: {claim['number']}. Setting: {claim['how']}.", *false])
     said += f" {claim['source']}."
     title = f"{claim['title'][0].upper()}{claim['title'][1:]}"
-    return Section(name=claim["name"], title=title, sentence=prose(said), figure=_drawer(claim, own, refused))
-
-
-def _drawer(claim: Row, own: Rows, refused: Rows) -> Callable[[], Drawing]:
-    return lambda: claim_figure(claim, own, refused)
+    draw = partial(claim_figure, claim, own, refused)
+    return Section(name=claim["name"], title=title, sentence=prose(said), figure=draw)
 
 
 def claim_figure(claim: Row, verdicts: Rows, controls: Rows = ()) -> Drawing:
@@ -140,7 +140,9 @@ def claim_figure(claim: Row, verdicts: Rows, controls: Rows = ()) -> Drawing:
     (axes,) = drawn.panels
     for row in verdicts:
         _measured(axes, row)
-    for row, marker in zip(_once(controls, {row["subject"] for row in verdicts}), cycle("x+1|"), strict=False):
+    own = {row["subject"] for row in verdicts}
+    once = {row["subject"]: row for row in reversed(controls) if row["subject"] not in own}
+    for row, marker in zip(reversed(once.values()), cycle("x+1|"), strict=False):
         curve = row["curve"]
         axes.plot(curve["x"], curve["y"], label=f"control: {row['subject']}", **_CONTROL, **_mark(curve, marker))
     for row in verdicts:
@@ -180,15 +182,6 @@ def _near(axes: Axes, verdicts: Rows) -> None:
         low, high = bottom if low is None else low, top if high is None else high
         axes.axhspan(low, high, color=INK, alpha=0.06, linewidth=0, label="tolerance of the mean")
     axes.set_ylim(bottom, top)
-
-
-def _once(controls: Rows, shown: set[str]) -> Iterator[Row]:
-    """Each negative control that has no line of its own yet."""
-    seen = set(shown)
-    for row in controls:
-        if row["subject"] not in seen:
-            seen.add(row["subject"])
-            yield row
 
 
 def _log_x(axes: Axes) -> None:

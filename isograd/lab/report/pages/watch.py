@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from isograd.errors import many
-from isograd.files import read_json, read_rows
-from isograd.lab.report.page import Page, Section, Table, write_page
+from isograd.files import read_object, read_rows
+from isograd.lab.report.page import Page, Section, Table, warnings_table, write_page
 from isograd.lab.report.style import (
     UNLISTED,
     Drawing,
@@ -16,6 +16,7 @@ from isograd.lab.report.style import (
     drawing,
     entropy_line,
     heading,
+    known,
     label,
     log,
     look,
@@ -24,7 +25,6 @@ from isograd.lab.report.style import (
 )
 
 Row = dict[str, Any]
-HEADER = ("step", "what", "cause", "remedy")
 
 
 def write_watch(folder: Path, out: Path | None = None, title: str | None = None, output: Output | None = None) -> Path:
@@ -35,13 +35,13 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
         title=title or f"Watched: {folder.name}",
         headline=headline(metrics, warned),
         sections=[
-            Section(name="warnings", title="Warnings", table=warnings_table(warned)),
+            Section(name="warnings", title="Warnings", table=warnings_table([_without_step(row) for row in warned])),
             Section(name="replayed", title="Replayed", sentence=_REPLAYED, table=replayed(folder)),
             Section(
                 name="loss",
                 title="Loss and gradient norm",
                 sentence=_ENTROPY if any(row.get("unigram_entropy") for row in warned) else "",
-                figure=lambda: _curves(metrics, warned),
+                figure=lambda: _curves({"": metrics}, [look(0)], warned),
             ),
             Section(
                 name="layers",
@@ -71,7 +71,7 @@ def write_side_by_side(
         headline=f"{reported} of {len(names)} have a warning." if reported else "Nothing was reported of any.",
         sections=[
             Section(name="loops", title="Loops", sentence=_LAST, table=table),
-            Section(name="loss", title="Loss", figure=lambda: _together(metrics, looks)),
+            Section(name="loss", title="Loss and gradient norm", figure=lambda: _curves(metrics, looks)),
         ],
         made="Made by isograd from the files of `isograd.watch` and of runs; each alone has a page that says more.",
     )
@@ -100,21 +100,12 @@ def _in_numbers(metrics: Sequence[Row]) -> tuple[str, str, str]:
 def _first_warning(warned: Sequence[Row]) -> str:
     if not warned:
         return "none"
-    said = str(warned[0]["message"]).removeprefix(f"step {warned[0]['step']}: ")
-    return f"step {warned[0]['step']:,}: {said}"
+    return f"step {warned[0]['step']:,}: {_without_step(warned[0])['message']}"
 
 
-def _together(metrics: Mapping[str, Sequence[Row]], looks: Sequence[Look]) -> Drawing | None:
-    if not any(metrics.values()):
-        return None
-    drawn = drawing(1, height=3.2)
-    for (name, rows), own in zip(metrics.items(), looks, strict=True):
-        known = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
-        xs, ys = [x for x, _ in known], [y for _, y in known]
-        drawn.panels[0].plot(xs, ys, **own, linewidth=1.0, label=name)
-    label(drawn.panels[0], "step", "loss")
-    steps(drawn.panels[0])
-    return drawn
+def _without_step(row: Row) -> Row:
+    """The message begins with its step, which has a column of its own."""
+    return row | {"message": str(row["message"]).removeprefix(f"step {row['step']}: ")}
 
 
 _ENTROPY = (
@@ -127,16 +118,16 @@ _REPLAYED = (
 )
 
 
-def replayed(folder: Path) -> Table | None:
+def replayed(folder: Path) -> Table:
     """What `Watch.replay` found, if it was asked."""
-    path = folder / "replayed.json"
-    if not path.exists():
-        return None
-    lines = []
-    for row in read_json(path)["changes"]:
-        loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
-        lines.append((row["change"], f"{row['from']:,}", f"{row['steps']:,}", loss, row["verdict"]))
-    return Table(header=("change", "from step", "steps", "loss", "verdict"), lines=lines)
+    columns: dict[str, Any] = {
+        "change": "change",
+        "from step": "from",
+        "steps": "steps",
+        "loss": lambda row: "not finite" if row["loss"] is None else f"{row['loss']:.3f}",
+        "verdict": "verdict",
+    }
+    return Table.of(read_object(folder / "replayed.json").get("changes", []), columns)
 
 
 def headline(metrics: Sequence[Row], warned: Sequence[Row]) -> str:
@@ -145,34 +136,17 @@ def headline(metrics: Sequence[Row], warned: Sequence[Row]) -> str:
     if not warned:
         return f"{many(steps, 'step')}, and nothing was reported."
     more = f" ({len(warned) - 1} more below)" if len(warned) > 1 else ""
-    return f"{_capital(str(warned[0]['message']))}{more}."
+    message = str(warned[0]["message"])
+    return f"{message[:1].upper()}{message[1:]}{more}."
 
 
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def warnings_table(warned: Sequence[Row]) -> Table | None:
-    """A line per warning."""
-    lines = [
-        (
-            f"{row['step']:,}",
-            _capital(str(row["message"]).removeprefix(f"step {row['step']}: ")),
-            str(row.get("cause") or ""),
-            str(row.get("remedy") or ""),
-        )
-        for row in warned
-    ]
-    return Table(header=HEADER, lines=lines, left=4) if lines else None
-
-
-def _curves(metrics: Sequence[Row], warned: Sequence[Row]) -> Drawing | None:
-    if not metrics:
+def _curves(metrics: Mapping[str, Sequence[Row]], looks: Sequence[Look], warned: Sequence[Row] = ()) -> Drawing | None:
+    if not any(metrics.values()):
         return None
     drawn = drawing(2, height=3.2)
     for axes, name in zip(drawn.panels, ("loss", "grad_norm"), strict=True):
-        known = [(row["step"], row[name]) for row in metrics if row.get(name) is not None]
-        axes.plot([x for x, _ in known], [y for _, y in known], linewidth=1.0)
+        for (loop, rows), own in zip(metrics.items(), looks, strict=True):
+            known(axes, rows, "step", name, label=loop, **(own | {"linewidth": 1.0}))
         for i, row in enumerate(warned):
             axes.axvline(row["step"], color="#D55E00", linewidth=0.8, label=None if i else "warning")
         label(axes, "step", "loss" if name == "loss" else "norm of all gradients")
@@ -184,18 +158,17 @@ def _curves(metrics: Sequence[Row], warned: Sequence[Row]) -> Drawing | None:
 
 
 def _layers(rows: Sequence[Row]) -> Drawing | None:
-    known = [row for row in rows if row.get("gradient_norm") is not None]
-    if not known:
+    measured = [row for row in rows if row.get("gradient_norm") is not None]
+    if not measured:
         return None
-    stacks = list(dict.fromkeys(row.get("stack") for row in known))
+    stacks = list(dict.fromkeys(row.get("stack") for row in measured))
     drawn = drawing(len(stacks), height=3.2)
     for axes, stack in zip(drawn.panels, stacks, strict=True):
-        own = [row for row in known if row.get("stack") == stack]
+        own = [row for row in measured if row.get("stack") == stack]
         addresses = list(dict.fromkeys(row["address"] for row in own))
         for i, address in enumerate(addresses):
-            line = [(row["step"], row["gradient_norm"]) for row in own if row["address"] == address]
-            colour = shade(i / max(1, len(addresses) - 1))
-            axes.plot([x for x, _ in line], [y for _, y in line], color=colour, linewidth=0.9, label=UNLISTED + address)
+            look = {"color": shade(i / max(1, len(addresses) - 1)), "linewidth": 0.9, "label": UNLISTED + address}
+            known(axes, [row for row in own if row["address"] == address], "step", "gradient_norm", **look)
         if len(stacks) > 1:
             heading(axes, str(stack))
         label(axes, "step", "gradient norm of the layer")

@@ -3,13 +3,11 @@
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from isograd.lab.report.equal_loss import EqualLoss, speeds
 from isograd.lab.report.runs import ArmFiles, Row, RunFiles
 from isograd.lab.report.study.files import COUNTED, CellFiles, StudyFiles, condition_said, shown_value, who_names
 from isograd.lab.report.style import Look, looks
@@ -17,6 +15,9 @@ from isograd.lab.statistics import Comparison, Interval, compare, median, median
 from isograd.lab.study.sensitivity import Edge, best_rate, sensitivity
 
 RATE, WARMUP = "training.lr", "training.warmup"
+LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
+LAYERS, STEPS = "model.layers", "training.steps"
+SAME = 0.01  # nats; seeds hold out other sequences, mask other tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,11 @@ class StudyArm:
         return statistics.geometric_mean(found) if found and min(found) > 0 else None
 
     @property
+    def runs(self) -> list[RunFiles]:
+        """Those whose files are here."""
+        return [cell.files for cell in self.cells if cell.files is not None]
+
+    @property
     def trains(self) -> bool:
         """Whether more than half of the seeds finished."""
         return 2 * self.count("finished") > self.n and math.isfinite(self.median)
@@ -102,6 +108,23 @@ class Tuned:
     arms: Sequence[StudyArm]
     best: StudyArm | None
     edge: Edge | None
+
+    @property
+    def tried(self) -> tuple[float, ...]:
+        """The rates of which a cell has ended, ascending."""
+        return tuple(arm.values[RATE] for arm in self.arms)
+
+    @property
+    def stable_rate(self) -> float | None:
+        """The highest rate at which every seed finished; None where there is none."""
+        return max((arm.values[RATE] for arm in self.arms if arm.count("finished") == arm.n), default=None)
+
+    def stable_said(self) -> str:
+        """ "0.008"; "≥ 0.032" at the end of the sweep; "none"; "undecided" where no seed collapsed or diverged."""
+        if self.stable_rate is None:
+            broke = any(arm.count("collapsed") + arm.count("diverged") for arm in self.arms)
+            return "none" if broke else "undecided"
+        return f"{'≥ ' if self.stable_rate == self.tried[-1] else ''}{shown_value(self.stable_rate)}"
 
     @property
     def shown(self) -> StudyArm:
@@ -279,17 +302,22 @@ def comparisons(
     ]
     if tunable(design):
         groups.append((None, overall(arms, design)))
-    pairs = [
+    return _compared(
         (condition, mine, theirs)
         for condition, best in groups
         for theirs in best
         for mine in best
         if theirs.who == reference and mine is not theirs
-    ]
-    found = side_by_side([compare(mine.losses, theirs.losses) for _, mine, theirs in pairs])
+    )
+
+
+def _compared(pairs: Iterable[tuple[Row | None, StudyArm, StudyArm]]) -> list[ArmsCompared]:
+    """Corrected for each other."""
+    known = [*pairs]
+    found = side_by_side([compare(mine.losses, theirs.losses) for _, mine, theirs in known])
     return [
         ArmsCompared(condition=condition, mine=mine, theirs=theirs, found=one)
-        for (condition, mine, theirs), one in zip(pairs, found, strict=True)
+        for (condition, mine, theirs), one in zip(known, found, strict=True)
     ]
 
 
@@ -302,12 +330,8 @@ def against_no_warmup(chosen: Sequence[Tuned], design: Design) -> list[ArmsCompa
     if 0 not in design.others.get(WARMUP, []):
         return []
     none = {_but_warmup(one): one.shown for one in chosen if one.condition[WARMUP] == 0}
-    pairs = [(one, none[_but_warmup(one)]) for one in chosen if one.condition[WARMUP] != 0 and _but_warmup(one) in none]
-    found = side_by_side([compare(one.shown.losses, theirs.losses) for one, theirs in pairs])
-    return [
-        ArmsCompared(condition=_without(one.condition), mine=one.shown, theirs=theirs, found=each)
-        for (one, theirs), each in zip(pairs, found, strict=True)
-    ]
+    mine = [one for one in chosen if one.condition[WARMUP] != 0 and _but_warmup(one) in none]
+    return _compared((_without(one.condition), one.shown, none[_but_warmup(one)]) for one in mine)
 
 
 def _without(condition: Row) -> Row:
@@ -340,50 +364,71 @@ def showcase(chosen: Sequence[Tuned], arms: Sequence[StudyArm], design: Design) 
     return [group for group in groups if group[1]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Race:
-    """Arms of one group with their files, and how soon each is where the reference ends."""
-
-    condition: Row | None
-    runs: list[ArmFiles]
-    speeds: list[EqualLoss]
-
-
-def races(groups: Sequence[Group], design: Design, reference: str) -> list[Race]:
-    """Of each group that can tell; of the first alone where it is that over all conditions."""
-    groups = groups[:1] if groups and groups[0][0] is None else groups
-    found = []
-    for condition, arms in groups:
-        runs = in_line(arms, design)
-        named = next((run.label for run, who in zip(runs, design.who, strict=True) if who == reference), None)
-        if any(run.validation for of in runs for run in of.runs) and (known := speeds(runs, named)):
-            found.append(Race(condition=condition, runs=runs, speeds=known))
-    return found
-
-
-def in_line(arms: Sequence[StudyArm], design: Design) -> list[ArmFiles]:
-    """The runs of these arms, one of each that is compared, so that each has its own colour in every figure.
-
-    Of what is not among them, or has no files here, an empty run.
-    """
+def in_line(arms: Sequence[StudyArm], design: Design) -> dict[str, ArmFiles]:
+    """The runs of these arms by who they are, with how their seeds ended; without those that have no files here."""
     own = {arm.who: arm for arm in reversed(arms)}
-    return [_files(who, own.get(who), look) for who, look in zip(design.who, design.looks, strict=True)]
+    return {who: _files(own[who]) for who in design.who if who in own and own[who].runs}
 
 
-def _files(who: str, arm: StudyArm | None, look: Look) -> ArmFiles:
-    runs = [] if arm is None else [cell.files for cell in arm.cells if cell.files is not None]
-    if arm is None or not runs:
-        return ArmFiles(label=f"{who} (no runs here)", runs=[_EMPTY], look=look)
+def _files(arm: StudyArm) -> ArmFiles:
     wrong = ", ".join(f"{n} {how}" for how in COUNTED[1:] if (n := arm.count(how)))
-    return ArmFiles(label=f"{who} ({wrong})" if wrong else who, runs=runs, look=look)
+    return ArmFiles(label=f"{arm.who} ({wrong})" if wrong else arm.who, runs=arm.runs, look=arm.look)
 
 
-_EMPTY = RunFiles(
-    folder=Path(),
-    run={"seed": -1, "model": {"placement": ""}},
-    resolved={},
-    outcome={"outcome": "interrupted"},
-    metrics=[],
-    quantities=[],
-    validation=[],
-)
+# ------------------------------------------------------------------------------------------------- all that is shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFindings:
+    """All that the page shows."""
+
+    design: Design
+    arms: Sequence[StudyArm]
+    chosen: Sequence[Tuned]
+    compared: Sequence[ArmsCompared]
+    reference: str
+    measure: str
+    entropy: float | None
+    groups: Sequence[Group]
+
+    @property
+    def what(self) -> str:
+        return f"{LOSSES[self.measure]} (nats)"
+
+
+def found_in(study: StudyFiles, named: str | None = None) -> StudyFindings:
+    """Everything that is written and drawn.
+
+    Args:
+        named: what the others are compared with; None: pre-ln, or the first.
+
+    Raises:
+        ValueError: nothing is called so.
+    """
+    design = design_of(study)
+    reference = reference_among(design, named)
+    if reference is None:
+        raise ValueError(f"nothing called {named} is compared here; there are {'; '.join(design.who)}")
+    arms = study_arms(study, design)
+    chosen = tuned(arms, design)
+    groups = showcase(chosen, arms, design)
+    return StudyFindings(
+        design=design,
+        arms=arms,
+        chosen=chosen,
+        compared=comparisons(chosen, arms, design, reference),
+        reference=reference,
+        measure=measure_of(study),
+        entropy=_entropy(study),
+        groups=groups,
+    )
+
+
+def _entropy(study: StudyFiles) -> float | None:
+    """The one of all cells; None where they are of different texts."""
+    known = [value for cell in study.cells if (value := cell.number("unigram_entropy")) is not None]
+    return known[0] if known and max(known) - min(known) < SAME else None
+
+
+def at_rate(arm: StudyArm) -> str:
+    return f"{arm.who}, LR {shown_value(arm.values[RATE])}" if RATE in arm.values else arm.who

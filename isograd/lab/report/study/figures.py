@@ -2,17 +2,17 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_hex, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
-from matplotlib.transforms import offset_copy
 
 from isograd.lab.report.figures import over_seeds
 from isograd.lab.report.runs import ArmFiles, Row
@@ -22,6 +22,8 @@ from isograd.lab.report.style import (
     INK,
     LEVEL_LINE,
     Drawing,
+    Look,
+    Strip,
     drawing,
     entropy_line,
     heading,
@@ -31,10 +33,12 @@ from isograd.lab.report.style import (
     log,
     near,
     plain,
+    strips,
 )
 
 Panel = tuple[str, list[StudyArm]]  # a panel's heading, and its arms
-_MARKS = {"collapsed": "o", "diverged": "x", "undecided": "s"}
+_MARKS = {"collapsed": "○", "diverged": "×", "undecided": "□"}
+ROW = 11.0  # points
 _FAR = 1e3  # stands for an infinite end of an interval, out of sight
 _THIN: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.6}
 
@@ -51,12 +55,13 @@ def against(groups: Sequence[Panel], key: str, what: str, entropy: float | None 
         numbers = sorted({arm.values[key] for arm in arms})
         logarithmic = _is_wide(numbers)
         lines = _by_who(arms, key)
-        for shift, mine in zip(_shifts(numbers, len(lines), logarithmic), lines, strict=True):
-            _line(axes, [(shift(arm.values[key]), arm) for arm in mine])
+        for i, mine in enumerate(lines):
+            step = 0.008 * (i - (len(lines) - 1) / 2)
+            _line(axes, [(_aside(numbers, arm.values[key], step), arm) for arm in mine])
         label(axes, axis_name(key), what if is_first(axes) else "")
         _ticks(axes, numbers, logarithmic)
-        strip = _strip(axes, arms, broken, key)
-        heading(axes, title, over=strip)
+        _above(axes, arms, broken, key)
+        heading(axes, title, above=ROW * len(broken))
     _limit(drawn.panels[0], [arm for _, arms in groups for arm in arms])
     for axes in drawn.panels:
         if entropy is not None and axes.get_ylim()[0] < entropy < axes.get_ylim()[1]:
@@ -76,23 +81,16 @@ def _limit(axes: Axes, arms: Sequence[StudyArm]) -> None:
     """As high as the medians and the intervals of arms of which every seed finished; others may reach out of sight."""
     whole = [arm.interval for arm in arms if arm.interval is not None and not arm.trouble]
     ends = [arm.median for arm in arms if arm.trains] + [end for one in whole for end in (one.low, one.high)]
-    ends = list(filter(math.isfinite, ends))  # a file may lack the loss of what finished
-    if ends and max(ends) > min(ends):
-        axes.set_ylim(min(ends) - 0.06 * (max(ends) - min(ends)), max(ends) + 0.06 * (max(ends) - min(ends)))
+    near(axes, list(filter(math.isfinite, ends)))  # a file may lack the loss of what finished
 
 
 def _is_wide(numbers: Sequence[float]) -> bool:
     return len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= 3
 
 
-def _shifts(numbers: Sequence[float], many: int, logarithmic: bool) -> list[Callable[[float], float]]:
-    """For each line a small step aside, so that intervals do not lie on each other."""
-    steps = [0.008 * (i - (many - 1) / 2) for i in range(many)]
-    if logarithmic:
-        width = math.log(numbers[-1] / numbers[0])
-        return [lambda x, step=step: x * math.exp(step * width) for step in steps]  # type: ignore[misc]
-    width = (numbers[-1] - numbers[0]) or 1.0
-    return [lambda x, step=step: x + step * width for step in steps]  # type: ignore[misc]
+def _aside(numbers: Sequence[float], x: float, step: float) -> float:
+    """A small step from x, so that intervals of several lines do not lie on each other."""
+    return x * (numbers[-1] / numbers[0]) ** step if _is_wide(numbers) else x + step * (numbers[-1] - numbers[0] or 1.0)
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, StudyArm]]) -> None:
@@ -110,44 +108,18 @@ def _ticks(axes: Axes, numbers: Sequence[float], logarithmic: bool) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
-    axes.set_xlim(*_ends(numbers, logarithmic))
+    low, high = numbers[0], numbers[-1]  # and a little beyond, also where there is nothing but marks above the panel
+    beyond = (high / low) ** 0.08 if logarithmic else 0.08 * (high - low) or 1.0
+    axes.set_xlim(*((low / beyond, high * beyond) if logarithmic else (low - beyond, high + beyond)))
 
 
-def _ends(numbers: Sequence[float], logarithmic: bool) -> tuple[float, float]:
-    """A little beyond the swept values, also those at which there is nothing but marks above the panel."""
-    low, high = numbers[0], numbers[-1]
-    if logarithmic:
-        beyond = (high / low) ** 0.08
-        return low / beyond, high * beyond
-    beyond = 0.08 * (high - low) or 1.0
-    return low - beyond, high + beyond
-
-
-def _strip(axes: Axes, arms: Sequence[StudyArm], broken: Sequence[str], key: str) -> Axes | None:
+def _above(axes: Axes, arms: Sequence[StudyArm], broken: Sequence[str], key: str) -> None:
     """Above the panel, a row for each of `broken` (who did not finish everywhere): marks and counts."""
-    if not broken:
-        return None
-    strip = axes.inset_axes((0, 1.02, 1, 0.085 * len(broken)), sharex=axes)
-    strip.grid(False)
     for arm in (one for one in arms if one.trouble):
-        found = [how for how in _MARKS if arm.count(how)]
-        for place, how in enumerate(found):
-            aside = 23 * (place - (len(found) - 1) / 2)  # points
-            _count(strip, (arm.values[key], -broken.index(arm.who)), aside, arm, how)
-    strip.set_ylim(-len(broken) + 0.4, 0.6)
-    strip.tick_params(left=False, labelleft=False, bottom=False, labelbottom=False, which="both")
-    for side, spine in strip.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set(color=INK, alpha=0.4, linewidth=0.6)
-    return strip
-
-
-def _count(strip: Axes, at: tuple[float, float], aside: float, arm: StudyArm, how: str) -> None:
-    there = offset_copy(strip.transData, strip.get_figure(root=True), x=aside - 4, units="points")
-    line: dict[str, Any] = {"color": arm.look["color"], "markersize": 5, "markeredgewidth": 1.5}
-    strip.plot(*([value] for value in at), _MARKS[how], markerfacecolor="none", transform=there, **line)
-    beside: dict[str, Any] = {"xytext": (aside + 1, 0), "textcoords": "offset points", "va": "center"}
-    strip.annotate(f"{arm.count(how)}/{arm.n}", at, fontsize="x-small", color=INK, **beside)
+        said = " ".join(f"{mark}{arm.count(how)}/{arm.n}" for how, mark in _MARKS.items() if arm.count(how))
+        place: Look = {"xytext": (0, 6 + ROW * broken[::-1].index(arm.who)), "textcoords": "offset points"}
+        above: Look = {"xycoords": axes.get_xaxis_transform(), "ha": "center", "annotation_clip": False}
+        axes.annotate(said, (arm.values[key], 1), fontsize="small", color=arm.look["color"], **place, **above)
 
 
 def gradient_ratios(groups: Sequence[Panel], key: str) -> Drawing | None:
@@ -169,48 +141,41 @@ def gradient_ratios(groups: Sequence[Panel], key: str) -> Drawing | None:
     return drawn if any(len(axes.lines) > 1 for axes in drawn.panels) else None
 
 
-def strips(arms: Sequence[StudyArm], what: str) -> Drawing:
+def seed_strips(arms: Sequence[StudyArm], what: str) -> Drawing:
     """A dot per seed that finished, a bar at the median; what did not is counted beside its arm."""
     drawn = drawing(1, height=0.9 + 0.24 * len(arms), rows=True)
     (axes,) = drawn.panels
-    for row, arm in enumerate(arms):
-        colour = arm.look["color"]
-        for cell in arm.cells:
-            if cell.how == "finished" and math.isfinite(arm.losses[cell.seed]):
-                axes.plot([arm.losses[cell.seed]], [-row], "o", color=colour, markersize=5, alpha=0.8)
-        if arm.trains:
-            axes.plot([arm.median] * 2, [-row - 0.3, -row + 0.3], color=INK, linewidth=1.4)
-        if arm.trouble:
-            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
-            axes.text(1.01, -row, ", ".join(arm.trouble), fontsize="small", color=INK, **beside)
+    strips(axes, [_strip(arm) for arm in arms])
     label(axes, what, "")
-    axes.set_yticks([-row for row in range(len(arms))], [plain(arm.label) for arm in arms])
-    axes.set_ylim(0.6 - len(arms), 0.6)
     return drawn
 
 
-def loss_panels(panels: Sequence[tuple[str, Sequence[ArmFiles]]], entropy: float | None) -> Drawing | None:
+def _strip(arm: StudyArm) -> Strip:
+    ended = [cell.seed for cell in arm.cells if cell.how == "finished" and math.isfinite(arm.losses[cell.seed])]
+    values, middle = [arm.losses[seed] for seed in ended], arm.median if arm.trains else None
+    beside = ", ".join(arm.trouble)
+    return Strip(name=arm.label, colour=arm.look["color"], values=values, middle=middle, beside=beside)
+
+
+def loss_panels(panels: Sequence[tuple[str, Mapping[str, ArmFiles]]], entropy: float | None) -> Drawing | None:
     """Training loss over steps, a running mean of ten: the mean over the seeds, and a band from lowest to highest.
 
     Args:
-        panels: a heading, and of each that is compared its arm there, which may be without files.
+        panels: a heading, and the arms there by who they are.
     """
-    known = [(title, arms) for title, arms in panels if any(_has_steps(arm) for arm in arms)]
+    found = [(title, {who: arm for who, arm in arms.items() if _has_steps(arm)}) for title, arms in panels]
+    known = [(title, arms) for title, arms in found if arms]
     if not known:
         return None
     drawn = drawing(len(known), height=3.6, sharey=True)
     for axes, (title, arms) in zip(drawn.panels, known, strict=True):
-        for arm in arms:
-            # how its seeds ended differs from panel to panel
-            named = arm.label if len(known) == 1 else arm.label.partition(" (")[0]
-            if _has_steps(arm):
-                _curves(axes, arm, named)
+        for who, arm in arms.items():
+            _curves(axes, arm, arm.label if len(known) == 1 else who)  # how seeds ended differs from panel to panel
         heading(axes, title)
         label(axes, "step", "training loss (nats)" if is_first(axes) else "")
         if entropy is not None:
             entropy_line(axes, entropy)
-    later = [y for _, arms in known for arm in arms if _has_steps(arm) for y in arm.curve()[1][5:]]
-    near(drawn.panels[0], later, peak=0.97)
+    near(drawn.panels[0], [y for _, arms in known for arm in arms.values() for y in arm.curve()[1][5:]], peak=0.97)
     return drawn
 
 
@@ -233,7 +198,37 @@ def _has_steps(arm: ArmFiles) -> bool:
 PANELS = 12  # of one figure at most; the tables have the rest
 # even to the eye, for colour-blind readers too: the darker, the higher the loss
 _EVEN = colormaps["viridis_r"].resampled(64)
+_EDGE = "#6c737a"
 _BROKEN = {"collapsed": ("#c3c7cc", "////"), "diverged": ("#8d939a", "xxxx"), "undecided": ("#eef0f2", "...")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    """What stands in a square of a map: lines of text on a colour, hatched where nothing trained."""
+
+    lines: Sequence[str]
+    face: str
+    hatch: str | None = None
+
+
+def squares(axes: Axes, xs: Sequence[str], ys: Sequence[str], cells: Mapping[tuple[int, int], Square]) -> None:
+    """A square for each x and y, by their places; one that is not among `cells` was not run."""
+    for x, y in product(range(len(xs)), range(len(ys))):
+        one = cells.get((x, y))
+        face: Look = {"facecolor": one.face, "hatch": one.hatch} if one else {"fill": False, "alpha": 0.3}
+        axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, edgecolor=_EDGE, linewidth=0, **face))
+        ink = ink_on(to_rgba(one.face)) if one else INK
+        box: Look = {"bbox": {"facecolor": one.face, "edgecolor": "none", "pad": 1.2}} if one and one.hatch else {}
+        text = "\n".join(one.lines) if one else "not run"
+        size = "x-small" if "\n" in text else "small"
+        axes.text(x, y, text, ha="center", va="center", fontsize=size, color=ink, zorder=3, **box)
+    axes.set_xticks(range(len(xs)), [plain(name) for name in xs])
+    axes.set_yticks(range(len(ys)), [plain(name) for name in ys])
+    axes.set_xlim(-0.55, len(xs) - 0.45)
+    axes.set_ylim(-0.55, len(ys) - 0.45)
+    axes.grid(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
 def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing | None:
@@ -246,38 +241,33 @@ def outcome_map(arms: Sequence[StudyArm], design: Design, what: str) -> Drawing 
     if not places:
         return None
     beside = 3 if len(design.rates) <= 4 else 2 if len(design.rates) <= 8 else 1
-    warmups = design.others[WARMUP]
+    rates, warmups = [f"{rate:g}" for rate in design.rates], design.others[WARMUP]
     drawn = drawing(len(places), height=0.8 + 0.5 * len(warmups), beside=beside, rows=True)
     scale = _scale([arm for *_, mine in places for arm in mine])
     for i, (axes, (who, condition, mine)) in enumerate(zip(drawn.panels, places, strict=True)):
         heading(axes, ", ".join([who, *([condition_said(condition)] if condition else [])]))
-        _squares(axes, mine, design.rates, warmups, scale)
+        at = {(design.rates.index(arm.values[RATE]), warmups.index(arm.values[WARMUP])): arm for arm in mine}
+        cells = {place: _square(arm, scale) for place, arm in at.items()}
+        squares(axes, rates, [shown_value(value) for value in warmups], cells)
+        trained = [place for place, arm in at.items() if arm.trains]
+        if trained:
+            x, y = min(trained, key=lambda place: at[place].median)
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=2.2, zorder=4))
         last = i + beside >= len(places)  # no panel below
         label(axes, "learning rate" if last else "", "warm-up (steps)" if i % beside == 0 else "")
-        axes.grid(False)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-    said = {i: _said(mine, design.rates, warmups, what) for i, (*_, mine) in enumerate(places)}
     if scale is not None:
         beyond = any(arm.trains and arm.median > (scale.vmax or 0.0) for *_, mine in places for arm in mine)
         _bar(drawn, scale, beyond, what)
-    return replace(drawn, squares=said)
+    return drawn
 
 
-def _said(arms: Sequence[StudyArm], rates: Sequence[float], warmups: Sequence[object], what: str) -> list[list[str]]:
-    """Of each square its setting, the median with its interval, and how its seeds ended."""
-    by_place = {(arm.values[WARMUP], arm.values[RATE]): arm for arm in arms}
-    return [[_arm_said(by_place.get((warmup, rate)), what) for rate in rates] for warmup in warmups]
-
-
-def _arm_said(arm: StudyArm | None, what: str) -> str:
-    if arm is None:
-        return ""
-    setting = f"learning rate {arm.values[RATE]:g}, warm-up {shown_value(arm.values[WARMUP])}"
-    ends = f" ({arm.interval.low:.3f} to {arm.interval.high:.3f})" if arm.interval else ""
-    loss = f"\nmedian {what}: {arm.median:.3f}{ends}" if arm.trains else ""
-    counts = ", ".join(f"{arm.count(how)} {how}" for how in ("finished", *_BROKEN) if arm.count(how))
-    return f"{setting}{loss}\n{counts} (n = {arm.n})"
+def _square(arm: StudyArm, scale: Normalize | None) -> Square:
+    """Coloured by its median where more than half of the seeds finished, else hatched under its commonest end."""
+    if arm.trains and scale is not None:
+        return Square(lines=[f"{arm.median:.3f}", *arm.trouble], face=to_hex(_EVEN(scale(arm.median))))
+    face, hatch = _BROKEN[max(_BROKEN, key=arm.count)]
+    lines = [arm.trouble[0].replace(" ", "\n")] if len(arm.trouble) == 1 else arm.trouble
+    return Square(lines=lines, face=face, hatch=hatch)
 
 
 MapPanel = tuple[str, Row, list[StudyArm]]
@@ -304,61 +294,6 @@ def _scale(arms: Sequence[StudyArm]) -> Normalize | None:
         return None
     low, middle = min(medians), statistics.median(medians)
     return Normalize(low, min(max(medians), low + 3 * (middle - low)) if middle > low else max(medians), clip=True)
-
-
-def _squares(
-    axes: Axes, arms: Sequence[StudyArm], rates: Sequence[float], warmups: Sequence[object], scale: Normalize | None
-) -> None:
-    for x, rate in enumerate(rates):
-        for y, warmup in enumerate(warmups):
-            here = [arm for arm in arms if arm.values[RATE] == rate and arm.values[WARMUP] == warmup]
-            _square(axes, x, y, here[0] if here else None, scale)
-    trained = [arm for arm in arms if arm.trains]
-    best = min(trained, key=lambda arm: arm.median, default=None)
-    if best is not None:
-        x, y = rates.index(best.values[RATE]), list(warmups).index(best.values[WARMUP])
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=2.2, zorder=4))
-    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-    axes.set_yticks(range(len(warmups)), [shown_value(value) for value in warmups])
-    axes.set_xlim(-0.55, len(rates) - 0.45)
-    axes.set_ylim(-0.55, len(warmups) - 0.45)
-
-
-def _square(axes: Axes, x: int, y: int, arm: StudyArm | None, scale: Normalize | None) -> None:
-    """Coloured by its median where more than half of the seeds finished, else hatched under its commonest end."""
-    corner = (x - 0.46, y - 0.46)
-    if arm is None:
-        axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=INK, alpha=0.3, linestyle=":"))
-        axes.text(x, y, "not run", ha="center", va="center", fontsize="x-small", color=INK)
-        return
-    if arm.trains and scale is not None:
-        colour = _EVEN(scale(arm.median))
-        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=colour, linewidth=0))
-        _write(axes, x, y, [f"{arm.median:.3f}", *arm.trouble], ink_on(colour))
-        return
-    commonest = max(_BROKEN, key=arm.count)
-    ground, hatch = _BROKEN[commonest]
-    axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=ground, edgecolor="#6c737a", hatch=hatch, linewidth=0))
-    _write(axes, x, y, arm.trouble, "#000000", ground)
-
-
-def _write(axes: Axes, x: int, y: int, lines: Sequence[str], ink: str, ground: str | None = None) -> None:
-    box = None if ground is None else {"facecolor": ground, "edgecolor": "none", "pad": 1.2}
-    for i, line in enumerate(lines):
-        number = line[0].isdigit() and "/" not in line
-        text = line if number else line.replace(" ", "\n", 1) if len(lines) == 1 else line
-        at = y + (0.5 * (len(lines) - 1) - i) * 0.34
-        axes.text(
-            x,
-            at,
-            text,
-            ha="center",
-            va="center",
-            color=ink,
-            fontsize="medium" if number else "x-small",
-            bbox=box,
-            zorder=3,
-        )
 
 
 def _bar(drawn: Drawing, scale: Normalize, beyond: bool, what: str) -> None:

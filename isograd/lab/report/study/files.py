@@ -1,12 +1,14 @@
 """What a report reads of a study's folder: plan, cells, the ledger where these are missing; names of axes."""
 
 import json
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
+from isograd.errors import one_line
 from isograd.lab.report.runs import Row, RunFiles, read_run
 from isograd.lab.study.faults import fault
 from isograd.lab.study.labels import WORDS, flat, shown
@@ -74,11 +76,11 @@ def read_study(folder: Path) -> StudyFiles:
     """The files of a study, as far as they can be read.
 
     Raises:
-        ValueError: neither the plan nor a row of the ledger can be read.
+        ValueError: the plan cannot be read.
     """
     left_out: list[str] = []
+    plan = _plan(folder / "study.json")
     rows = _ledger(folder / "ledger.jsonl", left_out)
-    plan = _plan(folder / "study.json", rows, left_out)
     missing: list[Path] = []
     cells = [_cell(folder, planned, rows.get(planned["cell"]), left_out, missing) for planned in plan["cells"]]
     if missing:
@@ -108,79 +110,35 @@ def read_study(folder: Path) -> StudyFiles:
     )
 
 
-def _plan(path: Path, rows: dict[str, Row], left_out: list[str]) -> Row:
-    """study.json; where it cannot be read, what the ledger says was planned."""
-    wrong = None
+def _plan(path: Path) -> Row:
+    """study.json, whose values can be compared and drawn."""
     try:
-        plan = json.loads(path.read_bytes())
-        wrong = _wrong_plan(plan)
-    except OSError as error:
-        wrong = error.strerror
-    except (ValueError, RecursionError):
-        wrong = "not JSON"
-    if wrong is None:
-        return plan
-    if not rows:
-        raise ValueError(f"{path}: {wrong}, and no row of a ledger beside it")
-    left_out.append(f"{path}: {wrong}; the cells are those of the ledger")
-    cells = [{name: row[name] for name in ("cell", "values", "seed")} for row in rows.values()]
-    keys = dict.fromkeys(key for cell in cells for key in cell["values"])
-    axes = {key: _distinct(cell["values"].get(key) for cell in cells) for key in keys}
-    if values := _wrong_values(axes, []):
-        raise ValueError(f"{path}: {wrong}, and in the ledger beside it {values}")
-    return {"axes": axes, "cells": cells}
-
-
-def _wrong_plan(plan: Any) -> str | None:
-    if not isinstance(plan, dict):
-        return "not a JSON object"
-    axes, cells, grids = plan.get("axes"), plan.get("cells"), plan.get("grids") or []
-    base, budget, seeds = plan.get("base") or {}, plan.get("budget") or {}, plan.get("seeds") or []
-    if not isinstance(axes, dict) or not all(isinstance(values, list) for values in axes.values()):
-        return "no axes"
-    if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
-        return "grids are no lists of axes"
-    if not isinstance(cells, list) or not cells or not all(map(_is_planned, cells)):
-        return "no cells"
-    if not isinstance(base, dict) or not isinstance(budget, dict):
-        return "base or budget is not a JSON object"
-    if not all(map(_is_number, budget.values())):
-        return "budget is no number"
-    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds):
-        return "seeds are no whole numbers"
-    return _wrong_values(axes, [(cell["cell"], cell["values"]) for cell in cells])
-
-
-def _wrong_values(axes: dict[str, list[Any]], cells: list[tuple[str, Row]]) -> str | None:
-    """What is wrong with values that are to be compared and drawn."""
-    for key, values in axes.items():
-        wrong = [v for v in values if not (_is_text(v) or isinstance(v, list | bool | None) or _is_number(v))]
-        wrong += [v for v in values if key == "training.lr" and not (_is_number(v) and v > 0)]
-        if wrong:
-            return f"axes: {json.dumps(wrong[0])[:40]} is no value of {key}"
-        strays = [name for name, at in cells if at.get(key) not in values]
-        if strays:
-            return f"cells: {strays[0]} has no value of {key} that the axes have"
-    return None
+        plan: Row = json.loads(path.read_bytes())
+        numbers = [
+            *(plan.get("seeds") or ()),
+            *(plan.get("budget") or {}).values(),
+            *plan["axes"].get("training.lr", ()),
+        ]
+        points = [cell["values"].get(key) in values for cell in plan["cells"] for key, values in plan["axes"].items()]
+        if all(points) and all(map(_is_number, numbers)) and all(map(_is_planned, plan["cells"])) and plan["cells"]:
+            return plan
+        wrong = "values that cells do not have, or numbers that are none"
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        wrong = f"{type(error).__name__}: {one_line(error)}"
+    raise ValueError(f"{path}: not what isograd study writes ({wrong}); run the study again, which writes it anew")
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str)
 
 
+def _is_planned(cell: Row) -> bool:
+    return isinstance(cell["cell"], str) and isinstance(cell["seed"], int)
+
+
 def _is_number(value: Any) -> TypeGuard[float]:
     """Neither infinite nor beyond what a float can say."""
     return isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
-
-
-def _is_planned(cell: Any) -> bool:
-    kinds = {"cell": str, "values": dict, "seed": int}
-    return isinstance(cell, dict) and all(isinstance(cell.get(name), kind) for name, kind in kinds.items())
-
-
-def _distinct(values: Iterator[Any]) -> list[Any]:
-    found = {json.dumps(value): value for value in values}
-    return sorted(found.values()) if all(isinstance(v, int | float) for v in found.values()) else [*found.values()]
 
 
 def _ledger(path: Path, left_out: list[str]) -> dict[str, Row]:
@@ -204,19 +162,12 @@ def _ledger(path: Path, left_out: list[str]) -> dict[str, Row]:
 
 
 _NO_PATHS = ("arm", "model.placement")
-NUMBERS = (  # of a row: None, or a number
-    *("final_loss", "validation_loss", "unigram_entropy", "gradient_ratio_start", "gradient_ratio_end"),
-    *("steps", "parameters", "broke_at", "bleu", "perplexity", "score"),
-)
 
 
 def _wrong_row(row: Any) -> str | None:
-    if not _is_planned(row):
-        return "no cell, values and seed"
-    if row.get("outcome") not in get_args(OutcomeName):
-        return f"outcome is {json.dumps(row.get('outcome'))[:40]}"
-    wrong = [name for name in NUMBERS if not isinstance(row.get(name), int | float | None)]
-    return f"{wrong[0]} is no number" if wrong else None
+    if not isinstance(row, dict) or not isinstance(row.get("cell"), str):
+        return "no row of a cell"
+    return None if row.get("outcome") in get_args(OutcomeName) else f"outcome is {json.dumps(row.get('outcome'))[:40]}"
 
 
 def _cell(folder: Path, planned: Row, row: Row | None, left_out: list[str], missing: list[Path]) -> CellFiles:
@@ -265,19 +216,15 @@ def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
     >>> [text.name for text in named_apart(["en/train.txt", "de/train.txt", ""]).values()]
     ['en/train.txt', 'de/train.txt', '“”']
     """
-    texts = list(dict.fromkeys(values))
-    parts = [text.rstrip("/").removesuffix("/model").split("/") if not whole else [text] for text in texts]
-    tails = (["/".join(of[-n:]) for of in parts] for n in range(1, 1 + max(map(len, parts), default=0)))
-    names = next((tail for tail in tails if len(set(map(_printable, tail))) == len(texts)), texts)
-    found = {text: Named(text) for text in texts}
-    for text, name in zip(texts, names, strict=True):
-        found[text].name = _printable(name) or "“”"
+    found = {text: Named(text) for text in values}
+    parts = [[text] if whole else text.rstrip("/").removesuffix("/model").split("/") for text in found]
+    for many in range(1, 1 + max(map(len, parts), default=0)):
+        for text, own in zip(found.values(), parts, strict=True):
+            # in one line, without what no font has
+            text.name = " ".join(re.sub(r"[^ -~\u00a1-\uffff]", " ", "/".join(own[-many:])).split()) or "“”"
+        if len({text.name for text in found.values()}) == len(found):
+            break
     return found
-
-
-def _printable(text: str) -> str:
-    """In one line, without what no font has."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def shown_value(value: Any) -> str:

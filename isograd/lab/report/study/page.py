@@ -1,37 +1,43 @@
 """The page of a study: what was swept decides the main figure; tables of arms, rates and comparisons. Files alone."""
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from isograd.files import write_json, write_text
 from isograd.lab.report import compared, equal_loss, figures
-from isograd.lab.report.compared import difference
-from isograd.lab.report.page import Page, Section, Table, csv_of, csv_of_rows, write_page
+from isograd.lab.report.page import Page, Section, Table, csv_of, csv_of_rows, settings_table, write_page
 from isograd.lab.report.pages.runs import loss_words
 from isograd.lab.report.references import bibtex
 from isograd.lab.report.runs import ArmFiles, Row, curves
-from isograd.lab.report.settings import subtitle
+from isograd.lab.report.settings import settings, subtitle
 from isograd.lab.report.study import figures as study_figures
 from isograd.lab.report.study import order as study_order
 from isograd.lab.report.study.arms import (
+    LAYERS,
+    LOSSES,
     RATE,
+    STEPS,
     WARMUP,
     Design,
-    Race,
     StudyArm,
+    StudyFindings,
     against_no_warmup,
+    at_rate,
+    found_in,
     in_line,
     is_number,
+    overall,
 )
 from isograd.lab.report.study.figures import PANELS, outcome_map
-from isograd.lab.report.study.files import StudyFiles, axis_name, condition_said, read_study
-from isograd.lab.report.study.findings import LAYERS, LOSSES, StudyFindings, at_rate, found_in
-from isograd.lab.report.study.provenance import provenance, recipe
-from isograd.lab.report.study.sentences import edges, failures, headline, undecided, unlearnt
-from isograd.lab.report.study.tables import arm_row, arms_table, cell_row, comparison_row, rates_table, who
+from isograd.lab.report.study.files import COUNTED, CellFiles, StudyFiles, axis_name, condition_said, read_study
+from isograd.lab.report.study.tables import arm_row, arms_table, cell_row, comparison_row, loss_said, rates_table, who
 from isograd.lab.report.style import Output
 from isograd.lab.study.labels import flat
 
@@ -91,9 +97,7 @@ def write_study_report(
     runs = [cell.files for cell in study.cells if cell.files is not None]
     write_json(out / "results.json", results)
     write_text(out / "results.csv", csv_of_rows([dict(flat(cell_row(cell))) for cell in study.cells]))
-    arms = [
-        ArmFiles(label=arm.label, runs=own) for arm in found.arms if (own := [c.files for c in arm.cells if c.files])
-    ]
+    arms = [ArmFiles(label=arm.label, runs=arm.runs) for arm in found.arms if arm.runs]
     write_text(out / "curves.csv", csv_of(curves(arms)))
     write_text(out / "references.bib", bibtex(run.resolved.get("paper") for run in runs))
     write_page(page, out / "report.html", output)
@@ -105,8 +109,7 @@ def write_study_report(
 
 
 def study_page(study: StudyFiles, found: StudyFindings, title: str | None = None) -> Page:
-    lines = list(provenance(study))
-    known = [ArmFiles(label="", runs=runs) for arm in found.arms if (runs := [c.files for c in arm.cells if c.files])]
+    known = [ArmFiles(label="", runs=arm.runs) for arm in found.arms if arm.runs]
     text = next((run.resolved["data"] for arm in known for run in arm.runs if run.resolved.get("data")), None)
     left_out = Table(header=("file, and what is wrong",), lines=[(line,) for line in study.left_out])
     return Page(
@@ -116,13 +119,9 @@ def study_page(study: StudyFiles, found: StudyFindings, title: str | None = None
         subtitle=subtitle(known, text) if known else "",
         sections=[
             *sections(found),
-            Section(name="provenance", title="Provenance", table=Table(header=("", "value"), lines=lines, left=2)),
+            Section(name="provenance", title="Provenance", table=settings_table(provenance(study), ("", "value"))),
             Section(name="recipe", title="Recipe", code=recipe(study)),
-            *(
-                [Section(name="left-out", title="Left out", sentence=_LEFT_OUT, table=left_out)]
-                if study.left_out
-                else []
-            ),
+            Section(name="left-out", title="Left out", sentence=_LEFT_OUT, table=left_out),
         ],
         made=f"Made by isograd from the files of {len(study.cells)} cells. `results.csv`: a row per cell;"
         " `curves.csv`: every curve; `references.bib`: the papers.",
@@ -150,8 +149,7 @@ def _sections(found: StudyFindings) -> Iterator[Section | None]:
         yield Section(name="rates", title="Best learning rates", sentence=_RATES, table=rates_table(found))
     yield comparison_section(found)
     yield warmup_section(found)
-    for i, race in enumerate(found.races[:SHOWN]):
-        yield _race(race, f"equal-loss-{i + 1}" if i else "equal-loss")
+    yield from _races(found)
     if design.rates and main.name != "learning-rates":
         yield _learning_rates(found)
     if main.name == "against":
@@ -178,7 +176,7 @@ def main_section(found: StudyFindings) -> Section:
         return Section(name="against", title=f"Loss against {axis_name(key)}", sentence=text, figure=against)
     if design.rates and not design.others:
         return _learning_rates(found)
-    strips = partial(study_figures.strips, found.arms, found.what)
+    strips = partial(study_figures.seed_strips, found.arms, found.what)
     return Section(name="seeds", title="Every seed", sentence=_STRIPS, figure=strips)
 
 
@@ -217,16 +215,11 @@ def _ratios(found: StudyFindings) -> Section:
 def comparison_section(found: StudyFindings) -> Section | None:
     """Each best arm against the reference's, under each condition."""
     header = f"median difference, {LOSSES[found.measure].partition(' (')[0]} (nats)"
-    table = compared.table(_compared(found), header, who=who(found.design))
-    if table is None:
-        return None
-    return Section(
-        name="comparisons",
-        title=f"Against {found.reference}, seed by seed",
-        sentence=_COMPARED + (_TUNED_SEEDS if found.design.rates else ""),
-        table=table,
-        verdicts=verdicts(found),
-    )
+    title = f"Against {found.reference}, seed by seed"
+    text = _COMPARED + (_TUNED_SEEDS if found.design.rates else "")
+    words = loss_words(found.measure)
+    made = compared.section("comparisons", title, _compared(found), header, words, text, who(found.design))
+    return replace(made, verdicts=verdicts(found)) if made else None
 
 
 def warmup_section(found: StudyFindings) -> Section | None:
@@ -236,22 +229,13 @@ def warmup_section(found: StudyFindings) -> Section | None:
             mine=f"{at_rate(one.mine)}, warm-up {one.mine.values[WARMUP]}",
             theirs=f"{at_rate(one.theirs)}, none",
             found=one.found,
-            size=difference(one.found),
             unit=" nats",
             where=condition_said(one.condition or {}),
         )
         for one in against_no_warmup(found.chosen, found.design)
     ]
-    table = compared.table(pairs, f"median difference, {found.what}", who=who(found.design))
-    if table is None:
-        return None
-    return Section(
-        name="warmup",
-        title="Each warm-up against none, seed by seed",
-        sentence=_WARMUP,
-        table=table,
-        verdicts=list(compared.verdicts(pairs, loss_words(found.measure))),
-    )
+    title, header = "Each warm-up against none, seed by seed", f"median difference, {found.what}"
+    return compared.section("warmup", title, pairs, header, loss_words(found.measure), _WARMUP, who(found.design))
 
 
 def _compared(found: StudyFindings) -> list[compared.Compared]:
@@ -260,7 +244,6 @@ def _compared(found: StudyFindings) -> list[compared.Compared]:
             mine=at_rate(one.mine),
             theirs=at_rate(one.theirs),
             found=one.found,
-            size=difference(one.found),
             unit=" nats",
             where=_heading(one.condition),
         )
@@ -275,9 +258,19 @@ def verdicts(found: StudyFindings) -> list[str]:
     return list(compared.verdicts(over_all or every, loss_words(found.measure), every))
 
 
-def _race(race: Race, name: str) -> Section:
-    about = figures.Subject(arms=race.runs, reference=race.speeds[0].reference)
-    return equal_loss.section(about, name, condition_said(race.condition) if race.condition else "")
+def _races(found: StudyFindings) -> Iterator[Section]:
+    """How soon each is where the reference ends, of each group that can tell; of that over all conditions alone."""
+    groups = found.groups[:1] if found.groups and found.groups[0][0] is None else found.groups
+    told = 0
+    for condition, arms in groups:
+        runs = in_line(arms, found.design)
+        reference = runs[found.reference].label if found.reference in runs else None
+        about = figures.Subject(arms=[*runs.values()], reference=reference)
+        if told < SHOWN and any(run.validation for arm in about.arms for run in arm.runs):
+            name, where = f"equal-loss-{told + 1}" if told else "equal-loss", condition_said(condition or {})
+            if (section := equal_loss.section(about, name, where)).table:
+                told += 1
+                yield section
 
 
 def _heading(condition: Row | None) -> str:
@@ -289,7 +282,7 @@ def _depths(found: StudyFindings) -> Iterator[Section | None]:
     over_all = bool(found.groups) and found.groups[0][0] is None
     for i in dict.fromkeys([0, 1 if over_all else len(found.groups) - 1] if found.groups else []):
         condition, arms = found.groups[i]
-        about = figures.Subject(arms=in_line(arms, found.design))
+        about = figures.Subject(arms=[*in_line(arms, found.design).values()])
         for name in ("gradients", "residual"):
             section = figures.DEPTH_CHARTS[name](about)
             if section:
@@ -340,3 +333,148 @@ _RATIO = (
     "Mean |gradient| of W_2 in the first layer over that in the last, geometric mean over the seeds: thin at step 1,"
     " bold over the last 50 steps. 1 where both get gradients of one size."
 )
+
+
+# ----------------------------------------------------------------------------------------------------------- sentences
+
+MANY = 12  # arms or errors at most that a sentence lists
+
+
+def headline(study: StudyFiles, found: StudyFindings) -> str:
+    """How far the study came, and who is lowest."""
+    best = min(
+        (arm for arm in overall(found.arms, found.design) if arm.trains), key=lambda arm: arm.median, default=None
+    )
+    if best is None or len(found.design.who) < 2:
+        return f"{progress(study)}."
+    loss = LOSSES[found.measure].partition(" (")[0]
+    if study_order.is_order(found.design):
+        return f"{progress(study)}; {study_order.headline(found.chosen, found.design, best, size(study), loss)}."
+    return f"{progress(study)}; lowest median {loss}: {best.label}, {loss_said(best.median)} nats (n = {best.n})."
+
+
+def progress(study: StudyFiles) -> str:
+    ended, planned = study.ended, len(study.cells)
+    counts = Counter(cell.how for cell in ended)
+    ends = ", ".join(f"{counts[how]} {how}" for how in (*COUNTED, "failed") if counts[how])
+    seeds = f"{len(study.seeds)} seeds" if len(study.seeds) > 1 else "one seed"
+    how_many = f"All {planned} cells" if len(ended) == planned > 1 else f"{len(ended)} of {planned} cells"
+    return f"{how_many} {'has' if planned == 1 else 'have'} ended ({seeds}){f': {ends}' if ends else ''}"
+
+
+def size(study: StudyFiles) -> str:
+    """ "12 layers, width 64, 300 updates"; without what an axis sweeps."""
+    words = {LAYERS: "{:,} layers", "model.width": "width {:,}", STEPS: "{:,} updates"}
+    known = {**dict(flat(study.base)), **({STEPS: steps} if (steps := (study.budget or {}).get("steps")) else {})}
+    known |= {key: values[0] for key, values in study.axes.items() if len(values) == 1}
+    fixed = {key: value for key, value in known.items() if len(study.axes.get(key, [0])) == 1 and is_number(value)}
+    return ", ".join(form.format(fixed[key]) for key, form in words.items() if key in fixed) or "this size"
+
+
+def failures(study: StudyFiles) -> Iterator[str]:
+    """Why cells failed, which are counted in nothing else."""
+    errors = Counter(str(cell.outcome.get("error", "unknown error")) for cell in study.cells if cell.how == "failed")
+    said = [f"{error}{f' ({many} cells)' if many > 1 else ''}" for error, many in errors.most_common()]
+    if said:
+        yield f"Failed, and counted in nothing else: {_some(said, 'errors')}."
+
+
+def undecided(arms: Sequence[StudyArm]) -> Iterator[str]:
+    """How many cells were too short to tell, and how many more steps they need at most."""
+    cells = [cell for arm in arms for cell in arm.cells if cell.how == "undecided"]
+    if cells:
+        needed = [(cell.outcome.get("judged") or {}).get("needed") for cell in cells]
+        known = [steps for steps in needed if steps is not None]
+        more = f"; up to {max(known):,} more steps would tell" if known else ""
+        yield f"Undecided, too short to tell: {len(cells)} of {sum(arm.n for arm in arms)} cells{more}."
+
+
+def unlearnt(found: StudyFindings) -> Iterator[str]:
+    """Which finished, and are no better on validation text than token frequencies."""
+    known = [(arm, [*filter(_is_unlearnt, arm.cells)]) for arm in found.arms]
+    known = [(arm, cells) for arm, cells in known if cells]
+    said = [f"{arm.label} ({len(cells)} of {arm.n} seed{'s' * (arm.n > 1)})" for arm, cells in known]
+    if said:
+        rough = any(_judged_excess(cell) is None for _, cells in known for cell in cells)
+        of = ", by those of the training text where a run does not record others" if rough else ""
+        yield (f"Finished, with a validation loss not below the unigram entropy{of}: {_some(said, 'arms')}.")
+
+
+def _is_unlearnt(cell: CellFiles) -> bool:
+    """By the unigram loss of the validation text; where the run does not record it, by that of the training text."""
+    loss, entropy, excess = cell.number("validation_loss"), cell.number("unigram_entropy"), _judged_excess(cell)
+    if cell.how != "finished" or loss is None:
+        return False
+    return excess >= 0 if excess is not None else entropy is not None and loss >= entropy
+
+
+def _judged_excess(cell: CellFiles) -> float | None:
+    """Nats of the validation loss above the unigram loss of the same text."""
+    excess: float | None = (cell.outcome.get("judged") or {}).get("held_out_excess")
+    return excess
+
+
+def edges(found: StudyFindings) -> Iterator[str]:
+    """Whose best rate stands at an end of the sweep."""
+    at_end = [one for one in found.chosen if one.edge is not None]
+    if at_end:
+        who = dict.fromkeys(one.who for one in at_end)
+        yield f"Best learning rate at an end of the sweep, beyond which a rate may be better: {_some([*who], 'arms')}."
+
+
+def _some(said: Sequence[str], what: str) -> str:
+    """The first of them, and how many more; a sentence is no table."""
+    left = len(said) - MANY
+    return "; ".join([*said[:MANY], f"and {left} other {what}"] if left > 1 else said)
+
+
+# ---------------------------------------------------------------------------------------------------------- provenance
+
+# the recipe says them
+_SECTIONS = ("model", "data", "pairs", "search", "glue", "training")
+
+
+def provenance(study: StudyFiles) -> Iterator[tuple[str, str]]:
+    """Names and values: the data, versions and hardware, of what differs between cells each value; what was spent."""
+    runs = [cell.files for cell in study.cells if cell.files is not None]
+    text = next((run.resolved["data"] for run in runs if run.resolved.get("data")), None)
+    known = settings([ArmFiles(label="", runs=runs)], text) if runs else ()
+    yield from ((name, value) for name, value in known if name not in _SECTIONS)
+    hashes = dict.fromkeys(str((run.resolved.get("data") or {}).get("sha256")) for run in runs)
+    if len(hashes) > 1:
+        yield "sha256 of every text", "; ".join(hashes)
+    yield "seeds", ", ".join(map(str, study.seeds))
+    budget = [f"{value:,g} {unit}" for unit, value in (study.budget or {}).items()]
+    yield "budget of a cell", ", ".join(budget) or "the recipe's"
+    seconds = [value for cell in study.ended if (value := cell.number("seconds"))]
+    if seconds:
+        spent, n = sum(seconds), len(seconds)
+        yield (
+            "training time",
+            f"{spent / 3600:.2f} hours of {n} cells: {3600 * n / spent:,.0f} cells per hour and worker",
+        )
+
+
+def recipe(study: StudyFiles) -> str:
+    """The study as a recipe that `isograd study` takes."""
+    base: Row = {}
+    for name, value in study.base.items():
+        if name not in ("name", "seed"):
+            base[name] = value
+    grids = [{key: values for key, values in axes.items() if key != "arm"} for axes in study.grids or [study.axes]]
+    also = [{key: values for key, values in grid.items() if values != grids[0].get(key)} for grid in grids[1:]]
+    content = {"name": study.name, **base, **_recipe_arms(study), "axes": grids[0], **({"also": also} if also else {})}
+    content |= {"seeds": study.seeds, "budget": study.budget}
+    content = json.loads(json.dumps(content))  # texts that have names are none of YAML's
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+
+
+def _recipe_arms(study: StudyFiles) -> Row:
+    """The arms of a recipe that has some: a placement, and other settings."""
+    found = {}
+    for cell in study.cells:
+        own = {key: value for key, value in cell.values.items() if key not in study.axes}
+        if "arm" in cell.values and own:
+            placement = own.pop("model.placement", study.setting("model.placement"))
+            found[cell.values["arm"]] = [placement, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
+    return {"arms": list(found.values())} if found else {}

@@ -1,14 +1,24 @@
 """Tables of a study, for people and for programs: arms, best rates, cells."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from isograd.lab.report.page import Table
 from isograd.lab.report.runs import Row
-from isograd.lab.report.study.arms import RATE, ArmsCompared, Design, StudyArm
+from isograd.lab.report.study.arms import (
+    LOSSES,
+    RATE,
+    STEPS,
+    ArmsCompared,
+    Design,
+    StudyArm,
+    StudyFindings,
+    Tuned,
+    at_rate,
+)
 from isograd.lab.report.study.files import COUNTED, CellFiles, axis_name, condition_said, shown_value
-from isograd.lab.report.study.findings import LOSSES, STEPS, StudyFindings, at_rate
 from isograd.lab.statistics import Interval
 
 
@@ -21,21 +31,25 @@ def arms_table(found: StudyFindings) -> Table:
     keys = [*design.others, *([RATE] if design.rates else [])]
     different = STEPS not in keys and len({steps for arm in arms for steps in _steps(arm)}) > 1
     ends = [how for how in COUNTED[1:] if how != "undecided" or any(arm.count(how) for arm in arms)]
-    updates = ["updates"] if different else []
-    header = (who(design), *map(axis_name, keys), *updates, f"median {found.what}", "seeds", *ends)
-    lines = [
-        (
-            arm.who,
-            *(shown_value(arm.values[key]) for key in keys),
-            *([" to ".join(f"{steps:,.0f}" for steps in _first_and_last(_steps(arm))) or "–"] if different else []),
-            _with_interval(arm),
-            str(arm.n),
-            *(_share(arm, how) for how in ends),
-            f"{_ratio(arm, 'gradient_ratio_start')} → {_ratio(arm, 'gradient_ratio_end')}",
-        )
-        for arm in arms
-    ]
-    return Table(header=(*header, "first/last gradient ratio"), lines=lines, looks=[arm.look for arm in arms])
+    columns: dict[str, Callable[[StudyArm], str]] = {
+        who(design): lambda arm: arm.who,
+        **{axis_name(key): partial(_value, key) for key in keys},
+        **({"updates": _updates} if different else {}),
+        f"median {found.what}": with_interval,
+        "seeds": lambda arm: str(arm.n),
+        **{how: partial(_share, how) for how in ends},
+        "first/last gradient ratio": lambda arm: f"{_ratio(arm, 'start')} → {_ratio(arm, 'end')}",
+    }
+    return Table.of(arms, columns, looks=[arm.look for arm in arms])
+
+
+def _value(key: str, arm: StudyArm) -> str:
+    return shown_value(arm.values[key])
+
+
+def _updates(arm: StudyArm) -> str:
+    found = sorted(_steps(arm))
+    return " to ".join(dict.fromkeys(f"{steps:,.0f}" for steps in [*found[:1], *found[-1:]])) or "–"
 
 
 def who(design: Design) -> str:
@@ -47,12 +61,7 @@ def _steps(arm: StudyArm) -> set[float]:
     return {steps for cell in arm.cells if cell.how != "diverged" and (steps := cell.number("steps")) is not None}
 
 
-def _first_and_last(numbers: Iterable[float]) -> list[float]:
-    found = sorted(numbers)
-    return list(dict.fromkeys([*found[:1], *found[-1:]]))
-
-
-def _with_interval(arm: StudyArm) -> str:
+def with_interval(arm: StudyArm) -> str:
     """ "2.013 (2.001 to 2.020)": the median, and its interval."""
     ends = arm.interval
     return loss_said(arm.median) + (f" ({loss_said(ends.low)} to {loss_said(ends.high)})" if ends else "")
@@ -62,41 +71,45 @@ def loss_said(value: float) -> str:
     return "diverged" if value == math.inf else f"{value:.3f}"
 
 
-def _share(arm: StudyArm, how: str) -> str:
+def _share(how: str, arm: StudyArm) -> str:
     """ "2/3 (21 to 94 %)": of how many seeds, and the Wilson interval of the rate."""
     interval = arm.rate(how)
     return f"{arm.count(how)}/{arm.n} ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
 
 
 def _ratio(arm: StudyArm, name: str) -> str:
-    found = arm.ratio(name)
+    found = arm.ratio(f"gradient_ratio_{name}")
     return "–" if found is None else f"{found:.2g}"
 
 
 def rates_table(found: StudyFindings) -> Table:
     """A line per condition and placement: its best rate, the loss there, what a wrong rate costs, how cells ended."""
-    design, lines = found.design, []
-    for one in found.chosen:
-        cells = [cell for arm in one.arms for cell in arm.cells]
-        entropies = [value for cell in cells if (value := cell.number("unigram_entropy")) is not None]
-        score = one.sensitivity(max(entropies, default=None))
-        rate = "none trained" if one.best is None else shown_value(one.best.values.get(RATE))
-        edge = "" if one.edge is None else f", the {one.edge} {'one' if one.edge == 'only' else 'of the sweep'}"
-        lines.append(
-            (
-                one.who,
-                *([condition_said(one.condition)] if design.others else []),
-                *([rate + edge] if design.rates else []),
-                "–" if one.best is None else _with_interval(one.best),
-                *(["–" if score is None else f"{score:.3f}"] if design.rates else []),
-                ", ".join(f"{n} {how}" for how in COUNTED if (n := sum(cell.how == how for cell in cells))),
-            )
-        )
-    rates = (["best learning rate"], ["LR sensitivity (nats)"]) if design.rates else ([], [])
-    under = ["under"] if design.others else []
-    header = (who(design), *under, *rates[0], f"median {LOSSES[found.measure]} (nats)", *rates[1], "cells")
-    looks = [one.shown.look for one in found.chosen]
-    return Table(header=header, lines=lines, looks=looks, left=1 + len(under))
+    design = found.design
+    columns: dict[str, Callable[[Tuned], str]] = {
+        who(design): lambda one: one.who,
+        **({"under": lambda one: condition_said(one.condition)} if design.others else {}),
+        **({"best learning rate": _best_rate} if design.rates else {}),
+        f"median {LOSSES[found.measure]} (nats)": lambda one: "–" if one.best is None else with_interval(one.best),
+        **({"LR sensitivity (nats)": _sensitivity} if design.rates else {}),
+        "cells": _ends,
+    }
+    return Table.of(found.chosen, columns, looks=[one.shown.look for one in found.chosen], left=1 + bool(design.others))
+
+
+def _best_rate(one: Tuned) -> str:
+    edge = "" if one.edge is None else f", the {one.edge} {'one' if one.edge == 'only' else 'of the sweep'}"
+    return "none trained" if one.best is None else shown_value(one.best.values.get(RATE)) + edge
+
+
+def _sensitivity(one: Tuned) -> str:
+    entropies = [value for arm in one.arms for cell in arm.cells if (value := cell.number("unigram_entropy"))]
+    score = one.sensitivity(max(entropies, default=None))
+    return "–" if score is None else f"{score:.3f}"
+
+
+def _ends(one: Tuned) -> str:
+    counts = {how: sum(arm.count(how) for arm in one.arms) for how in COUNTED}
+    return ", ".join(f"{n} {how}" for how, n in counts.items() if n)
 
 
 def arm_row(arm: StudyArm) -> Row:
