@@ -33,7 +33,7 @@ from isograd.convert.checkpoints.vocabulary import load_tokenizer
 from isograd.convert.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
 from isograd.convert.folding import FoldError, fold
 from isograd.convert.hf import FAMILIES
-from isograd.convert.hf.family import Family, has_coefficients, has_inner_norms, norms_at
+from isograd.convert.hf.family import Family, has_coefficients, norms_at
 from isograd.convert.hf.refused import reason
 from isograd.convert.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
 from isograd.convert.parity import ParityReport, Remembered, Side, hashes, is_large, measure
@@ -102,14 +102,13 @@ def fit(model: IsogradPreTrainedModel, to: str = "auto") -> Fit:
         raise InteropError(f"unknown class {to!r}: expected auto or one of {', '.join(FAMILIES)}")
     notes: list[str] = []
     plain = model
-    if has_coefficients(model.config) and not _says_coefficients(model.config, kind, to):
-        if has_inner_norms(model.config):  # what folding leaves has no home either
-            raise InteropError(_no_home(model.config, kind))
-        plain = _folded(_single(model), notes)
+    asked = FAMILIES.values() if to == "auto" else (FAMILIES[to],)  # one may have options for the coefficients
+    if has_coefficients(model.config) and all(family.reasons(model.config, kind) for family in asked):
+        plain = _folded(_single(model), kind, notes)
     family = _home(plain.config, kind) if to == "auto" else FAMILIES[to]
     if why := family.reasons(plain.config, kind):
         raise InteropError(f"{to} cannot hold this model: {'; '.join(why)}. {_other_homes(plain.config, kind)}")
-    exact = plain is model and not family.multiplied(plain.config)
+    exact = plain is model and family.table_factor(plain.config) == 1.0
     plain = plain if exact else _single(plain)
     if plain.dtype != model.dtype:
         dtype = str(model.dtype).removeprefix("torch.")
@@ -124,12 +123,6 @@ def homes(config: IsogradConfig, kind: ModelKind) -> list[str]:
     return sorted(
         found, key=lambda name: (FAMILIES[name].rank, FAMILIES[name].first_row(config) != config.position_offset)
     )
-
-
-def _says_coefficients(config: IsogradConfig, kind: ModelKind, to: str) -> bool:
-    """Whether a class holds the coefficients as options of its own (Granite's residual multiplier)."""
-    asked = FAMILIES.values() if to == "auto" else (FAMILIES[to],)
-    return any(family.says_coefficients and not family.reasons(config, kind) for family in asked)
 
 
 def built(fit: Fit, *, shared: bool = False, emptied: bool = False) -> PreTrainedModel:
@@ -272,11 +265,11 @@ def _other_homes(config: IsogradConfig, kind: ModelKind) -> str:
     return f"It fits into {', '.join(found)} (--to {found[0]})" if found else ELSEWHERE
 
 
-def _folded(model: IsogradPreTrainedModel, notes: list[str]) -> IsogradPreTrainedModel:
+def _folded(model: IsogradPreTrainedModel, kind: ModelKind, notes: list[str]) -> IsogradPreTrainedModel:
     try:
         plain = fold(model, untie=True)
     except FoldError as error:
-        raise InteropError(f"{error}. {ELSEWHERE}") from error
+        raise InteropError(f"{error}; {_no_home(model.config, kind)}") from error
     notes.append(f"The coefficients of {model.config.placement} are folded into weights of {plain.config.placement}.")
     return plain
 
@@ -460,6 +453,8 @@ class _Read:
 
 def _read(theirs: PreTrainedModel) -> _Read:
     family, kind = _counterpart(theirs)
+    if why := family.unread(theirs.config):
+        raise InteropError(why)
     options = family.from_options(theirs.config)
     state, rest = _renamed(theirs.state_dict(), family, kind, options)
     offset = rest.pop("final_logits_bias", None)
@@ -608,8 +603,9 @@ def _original(theirs: PreTrainedModel, family: Family) -> Side | Remembered:
 
 def _counterpart(theirs: PreTrainedModel) -> tuple[Family, ModelKind]:
     name, why = type(theirs).__name__, reason(theirs)
-    known = {family.classes[kind]: (family, kind) for family in FAMILIES.values() for kind in family.imports}
-    known |= {f.second_head: (f, MASKED) for f in FAMILIES.values() if f.second_head and MASKED in f.imports}
+    read = [(family, kind) for family in FAMILIES.values() for kind in family.classes if kind not in family.only_out]
+    known = {family.classes[kind]: (family, kind) for family, kind in read}
+    known |= {family.second_head: (family, kind) for family, kind in read if family.second_head and kind == MASKED}
     if why is not None:
         raise InteropError(f"{name}: no counterpart here: {why}")
     if name not in known:

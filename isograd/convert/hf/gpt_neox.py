@@ -1,42 +1,17 @@
 """GPT-NeoX, with branches side by side or one after the other: queries, keys and values by head."""
 
-from typing import Any
-
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.stated import ATTENTION, FEEDFORWARD, Part, Stated, biases, rope
+from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, rope
 from isograd.convert.kinds import CAUSAL
-from isograd.models import IsogradConfig
-from isograd.placement import CATALOGUE, Placement
 from isograd.placement.streams import Parallel
 
-
-def _placement(theirs: Any) -> Placement:
-    return CATALOGUE["parallel" if theirs.use_parallel_residual else "pre-ln"]
-
-
-def _parallel(config: IsogradConfig) -> dict[str, Any]:
-    return {"use_parallel_residual": isinstance(config.entry().stream, Parallel)}
-
-
 FAMILIES = (
-    Stated(
+    Family(
         name="gpt-neox",
         classes={CAUSAL: "GPTNeoXForCausalLM"},
-        imports=(CAUSAL,),
-        norms=("pre",),
         positions="rotary",
-        options={
-            "hidden_size": "hidden_size",
-            "num_hidden_layers": "num_hidden_layers",
-            "num_attention_heads": "num_attention_heads",
-            "intermediate_size": "intermediate_size",
-            "max_position_embeddings": "max_position_embeddings",
-            "hidden_act": "hidden_act",
-            "norm_eps": "layer_norm_eps",
-            "hidden_dropout": "hidden_dropout",
-            "attention_dropout": "attention_dropout",
-            "initializer_range": "initializer_range",
-        },
+        options=SIZES | {"norm_eps": "layer_norm_eps", "hidden_dropout": "hidden_dropout"},
         names=Names(
             stacks={"model": "gpt_neox"},
             stack={"embedding.tokens": "embed_in", "norm": "final_layer_norm"},
@@ -50,13 +25,15 @@ FAMILIES = (
             fused="attention.query_key_value",
             by_head=True,
         ),
-        placement=_placement,
+        placement=lambda theirs: "parallel" if theirs.use_parallel_residual else "pre-ln",
         parts=(
             rope(partial=True),
             biases(attention_bias=ATTENTION, fixed=FEEDFORWARD),
-            Part(read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout}, write=_parallel),
+            Part(
+                read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout},
+                write=lambda config: {"use_parallel_residual": isinstance(config.entry().stream, Parallel)},
+            ),
         ),
-        gated=False,
         always={"norm": "layernorm"},
     ),
 )
