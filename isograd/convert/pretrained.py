@@ -34,7 +34,6 @@ from isograd.convert.checkpoints.weights import depths, fill, from_theirs, refus
 from isograd.convert.folding import FoldError, fold
 from isograd.convert.hf import FAMILIES
 from isograd.convert.hf.family import Family, has_coefficients, norms_at
-from isograd.convert.hf.refused import reason
 from isograd.convert.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
 from isograd.convert.parity import ParityReport, Remembered, Side, hashes, is_large, measure
 from isograd.convert.sample import Sample, random_sample
@@ -602,7 +601,7 @@ def _original(theirs: PreTrainedModel, family: Family) -> Side | Remembered:
 
 
 def _counterpart(theirs: PreTrainedModel) -> tuple[Family, ModelKind]:
-    name, why = type(theirs).__name__, reason(theirs)
+    name, why = type(theirs).__name__, _reason(theirs)
     read = [(family, kind) for family in FAMILIES.values() for kind in family.classes if kind not in family.only_out]
     known = {family.classes[kind]: (family, kind) for family, kind in read}
     known |= {family.second_head: (family, kind) for family, kind in read if family.second_head and kind == MASKED}
@@ -611,6 +610,42 @@ def _counterpart(theirs: PreTrainedModel) -> tuple[Family, ModelKind]:
     if name not in known:
         raise InteropError(f"{name}: no counterpart here; expected one of {', '.join(known)}")
     return known[name]
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+_REASONS = {  # what a class's name begins with
+    "its attention scores get a trained bias by relative position, which isograd's attention has not": (
+        "T5",
+        "MT5",
+        "UMT5",
+        "LongT5",
+        "SwitchTransformers",
+        "MPNet",
+    ),
+    "its attention scores are sums of products with relative positions (disentangled attention)": (
+        "Deberta",
+        "DebertaV2",
+    ),
+    "its attention scores get a bias by distance (ALiBi)": ("Bloom", "Mpt"),
+    "its layers are recurrent or state spaces, not attention": ("Mamba", "Rwkv", "FalconMamba", "RecurrentGemma"),
+    "its attention compresses keys and values (multi-head latent attention)": ("Deepseek",),
+    "its token vectors are factorized and its layers share their weights": ("Albert",),
+}
+
+
+def _reason(theirs: Any) -> str | None:
+    """Why a class of transformers has no counterpart here; None where no more is known than that no family has it."""
+    name, config = type(theirs).__name__, theirs.config
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantised; load it in floating point (`model.dequantize()`) and save that"
+    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+        return "it reads more than text; name its text model"
+    for why, prefixes in _REASONS.items():
+        if any(name.startswith(f"{prefix}{rest}") for prefix in prefixes for rest in ("For", "V", "Model", "LM")):
+            return why
+    if any(getattr(config, option, None) for option in _EXPERTS):
+        return "its feed-forwards are mixtures of experts, and isograd's are one branch each"
+    return None
 
 
 def _config(

@@ -1,4 +1,4 @@
-"""Cohere, Phi and GPT-J: one LayerNorm for attention and feed-forward, which run side by side."""
+"""Attention and feed-forward side by side: GPT-NeoX; Cohere, Phi and GPT-J with one LayerNorm for both."""
 
 import copy
 from dataclasses import replace
@@ -12,11 +12,12 @@ from isograd.convert.checkpoints.weights import Names
 from isograd.convert.hf.family import Family, Part, first_residual
 from isograd.convert.hf.gpt2 import INNER, OPTIONS
 from isograd.convert.hf.llama import ATTENTION_NAMES, GATED_NAMES, QK_NORMS, decoder
-from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, biases, heads, rope
+from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, heads, rope
 from isograd.convert.kinds import CAUSAL
 from isograd.convert.parity import Promoted
 from isograd.models import IsogradConfig
 from isograd.placement import CATALOGUE, ByKind, Placement, ProjectionNorm, Residual
+from isograd.placement.streams import Parallel
 
 _SHARED = CATALOGUE["parallel-shared"]
 
@@ -72,6 +73,35 @@ _PHI = {
 _ALL = (*ATTENTION, *FEEDFORWARD)
 
 FAMILIES = (
+    Family(
+        name="gpt-neox",
+        classes={CAUSAL: "GPTNeoXForCausalLM"},
+        positions="rotary",
+        options=SIZES | {"norm_eps": "layer_norm_eps", "hidden_dropout": "hidden_dropout"},
+        names=Names(
+            stacks={"model": "gpt_neox"},
+            stack={"embedding.tokens": "embed_in", "norm": "final_layer_norm"},
+            layer={
+                "attn.pre": "input_layernorm",
+                "attn.branch.out": "attention.dense",
+                "ffn.pre": "post_attention_layernorm",
+                "ffn.branch.into": "mlp.dense_h_to_4h",
+                "ffn.branch.out": "mlp.dense_4h_to_h",
+            },
+            fused="attention.query_key_value",
+            by_head=True,
+        ),
+        placement=lambda theirs: "parallel" if theirs.use_parallel_residual else "pre-ln",
+        parts=(
+            rope(partial=True),
+            biases(attention_bias=ATTENTION, fixed=FEEDFORWARD),
+            Part(
+                read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout},
+                write=lambda config: {"use_parallel_residual": isinstance(config.entry().stream, Parallel)},
+            ),
+        ),
+        always={"norm": "layernorm"},
+    ),
     decoder(
         "cohere",
         "CohereForCausalLM",
