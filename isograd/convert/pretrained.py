@@ -31,7 +31,7 @@ from isograd.convert.checkpoints.folder import Source, Written, copy_companions,
 from isograd.convert.checkpoints.subwords import PairTokenizer
 from isograd.convert.checkpoints.vocabulary import load_tokenizer
 from isograd.convert.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
-from isograd.convert.folding import FoldError, fold
+from isograd.convert.folding import FoldError, fold, measure_fold
 from isograd.convert.hf import FAMILIES
 from isograd.convert.hf.family import Family, has_coefficients, norms_at
 from isograd.convert.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
@@ -45,6 +45,8 @@ from isograd.trace.load import load_model
 from isograd.transformer.positions import ADDED
 
 ELSEWHERE = "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model"
+_OURS = "import isograd.models  # registers the class\n"
+_INSTALL = "Its class is isograd's: install isograd to load it (`pip install isograd`)."
 _NOT_SETTINGS = ("_from_model_config", "transformers_version")
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 _COPIES = ("model.shared.weight", "cls.predictions.bias", "lm_head.bias")  # of what has another name as well
@@ -215,9 +217,19 @@ def write_isograd(source: Source, folder: Path) -> Written:
         files=hashes(folder),
         **source.facts,
     )
-    use = "import isograd.models  # registers the class\n" + lines_of_use(source, source.kind.auto)
-    note = "Its class is isograd's: install isograd to load it (`pip install isograd`)."
-    return Written(to="isograd", form=name, library="transformers", use=use, report=report, notes=(note,))
+    use = _OURS + lines_of_use(source, source.kind.auto)
+    return Written(to="isograd", form=name, library="transformers", use=use, report=report, notes=(_INSTALL,))
+
+
+def write_folded(source: Source, folder: Path, untie: bool = False) -> Written:
+    """isograd's own class without coefficients."""
+    model, folded = source.model, fold(source.model, untie=untie)
+    folded.save_pretrained(folder)
+    copy_companions(source.folder, folder)
+    loaded = from_pretrained(type(folded), folder)
+    report = measure_fold(model, loaded, source.sample, untie=untie, files=hashes(folder), **source.facts)
+    use, name = _OURS + lines_of_use(source, source.kind.auto), type(folded).__name__
+    return Written(to="folded", form=name, library="transformers", use=use, report=report, notes=(_INSTALL,))
 
 
 def _before(source: Source) -> Side:

@@ -49,7 +49,7 @@ STOREYS = {
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
     "core": (145, 27_990),
-    "convert": (45, 8_160),
+    "convert": (45, 8_130),
     "lab": (121, 24_430),
     "papers": (45, 9_295),
 }
