@@ -11,15 +11,16 @@ from isograd.convert.checkpoints.vocabulary import load_tokenizer
 from isograd.convert.hf import FAMILIES
 from isograd.convert.kinds import kind_of
 from isograd.convert.parity import hashes
-from isograd.convert.pretrained import write_isograd, write_native
+from isograd.convert.pretrained import write_folded, write_isograd, write_native
 from isograd.convert.sample import sample_of
 from isograd.errors import InteropError
 from isograd.files import new_folder
 from isograd.hub import model_folder
 
-FORMS: dict[str, Callable[[Source, Path], Written]] = {
+FORMS: dict[str, Callable[..., Written]] = {
     **{name: partial(write_native, to=name) for name in ("auto", *FAMILIES)},
     "isograd": write_isograd,
+    "folded": write_folded,
     "onnx": onnx.write,
     "ctranslate2": ctranslate2.write,
     "ctranslate2-int8": partial(ctranslate2.write, quantization="int8"),
@@ -32,6 +33,7 @@ def export_folder(
     out: str | Path,
     *,
     to: str = "auto",
+    untie: bool = False,
     lines: Sequence[str] | None = None,
     date: str | None = None,
     license: str | None = None,  # noqa: A002  (the hub's word)
@@ -41,7 +43,8 @@ def export_folder(
     Args:
         name: the folder of a run or of its model, or a name on the hub.
         to: a key of `FORMS`: a class of transformers, "auto" for the nearest one that can hold the model exactly, our
-            own, or the format of another runtime.
+            own, "folded" (our own without coefficients), or the format of another runtime.
+        untie: with "folded", as in `fold`.
         lines: real text for the parity report, read with the model's own tokenizer; None draws random ids.
         date: stands in the report if it is given.
         license: of the model, an identifier of the hub such as "apache-2.0"; stands in the card if it is given.
@@ -69,7 +72,7 @@ def export_folder(
         facts={"source": hashes(folder), "date": date},
     )
     with new_folder(out) as part:
-        written = FORMS[to](source, part)
+        written = FORMS[to](source, part, **({"untie": True} if untie else {}))
         written.report.write(part)
         model_card(source, written, license).save(part / "README.md")
     return written

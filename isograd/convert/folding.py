@@ -19,21 +19,16 @@ Liu et al. 2020, arXiv 2004.08249, promise it for ADMIN; the rest follows from t
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isograd.convert.checkpoints.folder import copy_companions, load_isograd
-from isograd.convert.checkpoints.vocabulary import load_tokenizer
-from isograd.convert.parity import ParityReport, hashes, measure
-from isograd.convert.sample import Sample, sample_of
+from isograd.convert.parity import ParityReport, measure
+from isograd.convert.sample import Sample
 from isograd.errors import FoldError
-from isograd.files import new_folder
-from isograd.hub import from_pretrained, model_folder
 from isograd.models import IsogradConfig, IsogradModel, IsogradPreTrainedModel
 from isograd.placement import CATALOGUE, Norm, Placement, Residual, Site, Stack, get, sites
 from isograd.placement.flags import flagged_name
@@ -67,40 +62,6 @@ def fold(model: IsogradPreTrainedModel, *, untie: bool = False) -> IsogradPreTra
         wanted = {stack.stack: _fold_stack(stack) for stack in work.modules() if isinstance(stack, IsogradModel)}
         _fold_embeddings(work, wanted, config, untie=untie)
     return _cast(work, model, config)
-
-
-def fold_folder(
-    name: str | Path,
-    out: str | Path,
-    *,
-    untie: bool = False,
-    lines: Sequence[str] | None = None,
-    date: str | None = None,
-) -> ParityReport:
-    """Fold the model in `name` into the new folder `out`: model, tokenizer, generation_config.json, parity.json.
-
-    Args:
-        name: the folder of a run or of its model, or a name on the hub.
-        untie: as in `fold`.
-        lines: real text for the parity report, read with the model's own tokenizer; None draws random ids.
-        date: stands in the report if it is given.
-
-    Raises:
-        DataError, ModelError: no model there, or none that can be loaded.
-        InteropError: one that cannot be folded, or `out` holds something.
-        ParityError: the folded model does not compute the same; nothing is written.
-    """
-    folder = model_folder(name)
-    model = load_isograd(folder)
-    sample = sample_of(model, None if lines is None else load_tokenizer(folder), lines)
-    folded = fold(model, untie=untie)
-    with new_folder(out) as part:
-        folded.save_pretrained(part)
-        copy_companions(folder, part)
-        written = from_pretrained(type(folded), part)
-        report = measure_fold(model, written, sample, untie=untie, files=hashes(part), source=hashes(folder), date=date)
-        report.write(part)
-    return report
 
 
 def measure_fold(

@@ -31,10 +31,9 @@ from isograd.convert.checkpoints.folder import Source, Written, copy_companions,
 from isograd.convert.checkpoints.subwords import PairTokenizer
 from isograd.convert.checkpoints.vocabulary import load_tokenizer
 from isograd.convert.checkpoints.weights import depths, fill, from_theirs, refuse, to_theirs
-from isograd.convert.folding import FoldError, fold
+from isograd.convert.folding import FoldError, fold, measure_fold
 from isograd.convert.hf import FAMILIES
-from isograd.convert.hf.family import Family, has_coefficients, has_inner_norms, norms_at
-from isograd.convert.hf.refused import reason
+from isograd.convert.hf.family import Family, has_coefficients, norms_at
 from isograd.convert.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind, kind_of
 from isograd.convert.parity import ParityReport, Remembered, Side, hashes, is_large, measure
 from isograd.convert.sample import Sample, random_sample
@@ -46,6 +45,8 @@ from isograd.trace.load import load_model
 from isograd.transformer.positions import ADDED
 
 ELSEWHERE = "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model"
+_OURS = "import isograd.models  # registers the class\n"
+_INSTALL = "Its class is isograd's: install isograd to load it (`pip install isograd`)."
 _NOT_SETTINGS = ("_from_model_config", "transformers_version")
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 _COPIES = ("model.shared.weight", "cls.predictions.bias", "lm_head.bias")  # of what has another name as well
@@ -102,14 +103,13 @@ def fit(model: IsogradPreTrainedModel, to: str = "auto") -> Fit:
         raise InteropError(f"unknown class {to!r}: expected auto or one of {', '.join(FAMILIES)}")
     notes: list[str] = []
     plain = model
-    if has_coefficients(model.config) and not _says_coefficients(model.config, kind, to):
-        if has_inner_norms(model.config):  # what folding leaves has no home either
-            raise InteropError(_no_home(model.config, kind))
-        plain = _folded(_single(model), notes)
+    asked = FAMILIES.values() if to == "auto" else (FAMILIES[to],)  # one may have options for the coefficients
+    if has_coefficients(model.config) and all(family.reasons(model.config, kind) for family in asked):
+        plain = _folded(_single(model), kind, notes)
     family = _home(plain.config, kind) if to == "auto" else FAMILIES[to]
     if why := family.reasons(plain.config, kind):
         raise InteropError(f"{to} cannot hold this model: {'; '.join(why)}. {_other_homes(plain.config, kind)}")
-    exact = plain is model and not family.multiplied(plain.config)
+    exact = plain is model and family.table_factor(plain.config) == 1.0
     plain = plain if exact else _single(plain)
     if plain.dtype != model.dtype:
         dtype = str(model.dtype).removeprefix("torch.")
@@ -124,12 +124,6 @@ def homes(config: IsogradConfig, kind: ModelKind) -> list[str]:
     return sorted(
         found, key=lambda name: (FAMILIES[name].rank, FAMILIES[name].first_row(config) != config.position_offset)
     )
-
-
-def _says_coefficients(config: IsogradConfig, kind: ModelKind, to: str) -> bool:
-    """Whether a class holds the coefficients as options of its own (Granite's residual multiplier)."""
-    asked = FAMILIES.values() if to == "auto" else (FAMILIES[to],)
-    return any(family.says_coefficients and not family.reasons(config, kind) for family in asked)
 
 
 def built(fit: Fit, *, shared: bool = False, emptied: bool = False) -> PreTrainedModel:
@@ -223,9 +217,19 @@ def write_isograd(source: Source, folder: Path) -> Written:
         files=hashes(folder),
         **source.facts,
     )
-    use = "import isograd.models  # registers the class\n" + lines_of_use(source, source.kind.auto)
-    note = "Its class is isograd's: install isograd to load it (`pip install isograd`)."
-    return Written(to="isograd", form=name, library="transformers", use=use, report=report, notes=(note,))
+    use = _OURS + lines_of_use(source, source.kind.auto)
+    return Written(to="isograd", form=name, library="transformers", use=use, report=report, notes=(_INSTALL,))
+
+
+def write_folded(source: Source, folder: Path, untie: bool = False) -> Written:
+    """isograd's own class without coefficients."""
+    model, folded = source.model, fold(source.model, untie=untie)
+    folded.save_pretrained(folder)
+    copy_companions(source.folder, folder)
+    loaded = from_pretrained(type(folded), folder)
+    report = measure_fold(model, loaded, source.sample, untie=untie, files=hashes(folder), **source.facts)
+    use, name = _OURS + lines_of_use(source, source.kind.auto), type(folded).__name__
+    return Written(to="folded", form=name, library="transformers", use=use, report=report, notes=(_INSTALL,))
 
 
 def _before(source: Source) -> Side:
@@ -272,11 +276,11 @@ def _other_homes(config: IsogradConfig, kind: ModelKind) -> str:
     return f"It fits into {', '.join(found)} (--to {found[0]})" if found else ELSEWHERE
 
 
-def _folded(model: IsogradPreTrainedModel, notes: list[str]) -> IsogradPreTrainedModel:
+def _folded(model: IsogradPreTrainedModel, kind: ModelKind, notes: list[str]) -> IsogradPreTrainedModel:
     try:
         plain = fold(model, untie=True)
     except FoldError as error:
-        raise InteropError(f"{error}. {ELSEWHERE}") from error
+        raise InteropError(f"{error}; {_no_home(model.config, kind)}") from error
     notes.append(f"The coefficients of {model.config.placement} are folded into weights of {plain.config.placement}.")
     return plain
 
@@ -460,6 +464,8 @@ class _Read:
 
 def _read(theirs: PreTrainedModel) -> _Read:
     family, kind = _counterpart(theirs)
+    if why := family.unread(theirs.config):
+        raise InteropError(why)
     options = family.from_options(theirs.config)
     state, rest = _renamed(theirs.state_dict(), family, kind, options)
     offset = rest.pop("final_logits_bias", None)
@@ -607,14 +613,51 @@ def _original(theirs: PreTrainedModel, family: Family) -> Side | Remembered:
 
 
 def _counterpart(theirs: PreTrainedModel) -> tuple[Family, ModelKind]:
-    name, why = type(theirs).__name__, reason(theirs)
-    known = {family.classes[kind]: (family, kind) for family in FAMILIES.values() for kind in family.imports}
-    known |= {f.second_head: (f, MASKED) for f in FAMILIES.values() if f.second_head and MASKED in f.imports}
+    name, why = type(theirs).__name__, _reason(theirs)
+    read = [(family, kind) for family in FAMILIES.values() for kind in family.classes if kind not in family.only_out]
+    known = {family.classes[kind]: (family, kind) for family, kind in read}
+    known |= {family.second_head: (family, kind) for family, kind in read if family.second_head and kind == MASKED}
     if why is not None:
         raise InteropError(f"{name}: no counterpart here: {why}")
     if name not in known:
         raise InteropError(f"{name}: no counterpart here; expected one of {', '.join(known)}")
     return known[name]
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+_REASONS = {  # what a class's name begins with
+    "its attention scores get a trained bias by relative position, which isograd's attention has not": (
+        "T5",
+        "MT5",
+        "UMT5",
+        "LongT5",
+        "SwitchTransformers",
+        "MPNet",
+    ),
+    "its attention scores are sums of products with relative positions (disentangled attention)": (
+        "Deberta",
+        "DebertaV2",
+    ),
+    "its attention scores get a bias by distance (ALiBi)": ("Bloom", "Mpt"),
+    "its layers are recurrent or state spaces, not attention": ("Mamba", "Rwkv", "FalconMamba", "RecurrentGemma"),
+    "its attention compresses keys and values (multi-head latent attention)": ("Deepseek",),
+    "its token vectors are factorized and its layers share their weights": ("Albert",),
+}
+
+
+def _reason(theirs: Any) -> str | None:
+    """Why a class of transformers has no counterpart here; None where no more is known than that no family has it."""
+    name, config = type(theirs).__name__, theirs.config
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantised; load it in floating point (`model.dequantize()`) and save that"
+    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+        return "it reads more than text; name its text model"
+    for why, prefixes in _REASONS.items():
+        if any(name.startswith(f"{prefix}{rest}") for prefix in prefixes for rest in ("For", "V", "Model", "LM")):
+            return why
+    if any(getattr(config, option, None) for option in _EXPERTS):
+        return "its feed-forwards are mixtures of experts, and isograd's are one branch each"
+    return None
 
 
 def _config(

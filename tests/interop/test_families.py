@@ -156,7 +156,7 @@ def test_a_folder_of_a_translator(native: Native, tmp_path: Path) -> None:
         ("BloomForCausalLM", {}, "ALiBi"),
         ("AlbertForMaskedLM", {}, "share their weights"),
         ("ElectraForMaskedLM", {"embedding_size": 8}, "normalizes token vectors before it projects"),
-        ("LlamaForCausalLM", {"hidden_act": "tanh"}, "activation 'tanh': expected one of silu"),
+        ("LlamaForCausalLM", {"hidden_act": "tanh"}, "activation 'tanh': expected one of swish, silu"),
         ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("ModernBertForMaskedLM", {"classifier_activation": "relu"}, "classifier_activation='relu'"),
         ("NllbMoeForConditionalGeneration", {"num_experts": 2}, "mixtures of experts"),

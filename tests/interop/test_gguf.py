@@ -207,8 +207,8 @@ def test_from_folder_to_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"placement": "post-ln", **GPT2}, "its norms stand before the branch, this model's on the sum"),
-        ({"placement": "admin", **GPT2}, "its norms stand before the branch"),
+        ({"placement": "post-ln", **GPT2}, "it has no norm on the sum"),
+        ({"placement": "admin", **GPT2}, "it has no norm on the sum"),
         ({"placement": "normformer", **GPT2}, "no norm"),
         ({"hidden_act": "relu"}, "gpt2 computes gelu_tanh, and this model relu"),
         (LLAMA | {"bias": True}, "has no biases"),

@@ -144,7 +144,7 @@ def test_the_negative_control(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("gpt2", {"activation_function": "silu"}, "activation 'silu': expected one of .*relu"),
+        ("gpt2", {"activation_function": "tanh"}, "activation 'tanh': expected one of .*relu"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("roberta", {"hidden_act": "relu"}, "RoBERTa's head has gelu"),
         ("bert", {"is_decoder": True}, "is_decoder=True"),

@@ -200,8 +200,8 @@ def test_compiles_without_a_graph_break(name: str) -> None:
 
 @pytest.mark.parametrize("name", few(LATER, ["layerscale", "ds-init", "sandwich", "mhc", "gated-attention"]))
 def test_only_a_model_of_plain_residuals_has_a_home(name: str) -> None:
-    """In transformers' classes; layerscale and the depth rules are refused later unless they are folded."""
-    fits = {"qk-clip", "depth-mup", "completep", "layerscale", "ds-init"}
+    """In transformers' classes; layerscale and depth-mup have one when their coefficients are folded."""
+    fits = {"qk-clip", "completep", "ds-init"}
     home = homes(config(placement=name), CAUSAL)
     assert bool(home) == (name in fits), f"{name} has the modules of {home or 'none'}: see `fits`"
 

@@ -25,7 +25,7 @@ from tokenizers import (
     trainers,
 )
 
-from isograd.convert.checkpoints.tokenizers import SPECIAL, for_transformers, reads_text
+from isograd.convert.checkpoints.tokenizers import SPECIAL, characters, for_transformers, reads_text
 from isograd.errors import DataError
 from isograd.files import read_json
 from isograd.text import file_text, must_be_a_file
@@ -217,13 +217,8 @@ def _blanks() -> Any:
 
 def _characters(lines: Iterable[str]) -> Tokenizer:
     normal = _blanks()
-    alphabet = sorted(set().union(*(normal.normalize_str(line) for line in lines)))
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *alphabet])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
+    tokenizer = characters(normal.normalize_str(line) for line in lines)
     tokenizer.normalizer = normal
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(list(SPECIAL.values()))
     return tokenizer
 
 

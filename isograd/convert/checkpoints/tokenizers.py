@@ -19,7 +19,7 @@ def train_tokenizer(texts: Iterable[str], level: Level, vocab_size: int = 8192, 
     Ids 0 to 3 are <pad>, <unk>, <s>, </s> in both; with `mask` the last one is <mask>, as in RoBERTa, so that the
     other ids are the same without it.
     """
-    tokenizer = _characters(texts) if level == "char" else _bpe(texts, vocab_size - mask)
+    tokenizer = characters(texts) if level == "char" else _bpe(texts, vocab_size - mask)
     if mask:
         tokenizer.add_special_tokens([MASK])
     return reads_text(tokenizer)
@@ -43,7 +43,8 @@ def for_transformers(tokenizer: Tokenizer) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **SPECIAL, **mask)
 
 
-def _characters(texts: Iterable[str]) -> Tokenizer:
+def characters(texts: Iterable[str]) -> Tokenizer:
+    """One token per character."""
     alphabet = sorted(set().union(*map(set, texts)))
     vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *alphabet])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))

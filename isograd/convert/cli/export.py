@@ -79,9 +79,7 @@ def export(
     """
     refuse_existing(out)  # before anything is loaded
     must_be_a_model(model, owned=True)
-    if to == "folded":
-        return _pushed(_folded(model, out, untie, text), out, push)
-    if untie:
+    if untie and to != "folded":
         raise UserError("--untie is for --to folded")
     with loading("exporting"):
         from isograd.convert.export import export_folder
@@ -89,21 +87,13 @@ def export(
 
         try:
             with refusing(ValueError, ImportError):  # of the data, of the model, of what cannot be exported
-                exported = export_folder(model, out, to=to, lines=_lines(text), license=license)
+                exported = export_folder(model, out, to=to, untie=untie, lines=_lines(text), license=license)
         except ParityError as error:
-            return differs(error.report, {"folder": None})
-    content = {"folder": str(out), "to": exported.to, "form": exported.form} | exported.report.as_dict()
-    lines = (exported.report, f"{exported.form} (--to {exported.to}): {out}")
+            return differs(error.report, {"model": str(out)} if to == "folded" else {"folder": None})
+    own = {"folder": str(out), "to": exported.to, "form": exported.form}
+    content = ({"model": str(out)} if to == "folded" else own) | exported.report.as_dict()
+    lines = (exported.report, f"model: {out}" if to == "folded" else f"{exported.form} (--to {exported.to}): {out}")
     return _pushed(Result(content, lambda: print(*lines, sep="\n")), out, push)
-
-
-def _folded(model: str, out: Path, untie: bool, text: str | None) -> Result:
-    def make() -> "ParityReport":
-        from isograd.convert.folding import fold_folder
-
-        return fold_folder(model, out, untie=untie, lines=_lines(text))
-
-    return written("folding", out, make)
 
 
 def written(doing: str, out: Path, make: Callable[[], "ParityReport"]) -> Result:

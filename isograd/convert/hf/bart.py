@@ -3,10 +3,11 @@
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family
-from isograd.convert.kinds import CAUSAL, PAIR, ModelKind
+from isograd.convert.hf.family import Family, Part
+from isograd.convert.kinds import CAUSAL, PAIR
 from isograd.errors import InteropError
 from isograd.models import IsogradConfig
+from isograd.transformer.stack import embedding_scale
 
 OPTIONS = {
     "hidden_size": "d_model",
@@ -41,31 +42,44 @@ LAYER = {  # of the classes that were carried over from fairseq
 }
 
 
-class Bart(Family):
-    """With a dropout less than ours, and an encoder that may have other heads and another inner width."""
+def _read(theirs: Any) -> dict[str, Any]:
+    encoder = {ours: getattr(theirs, name) for ours, name in _OF_THE_ENCODER.items()}
+    differing = {name: value for name, value in encoder.items() if value != getattr(theirs, OPTIONS[name])}
+    return {"embedding_dropout": theirs.dropout, "encoder_options": differing or None}
 
-    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
-        encoder = config.of("encoder")
-        return super().to_options(config, kind) | {
-            **{theirs: getattr(encoder, ours) for ours, theirs in _OF_THE_ENCODER.items()},
-            "encoder_layers": config.encoder_layers or config.num_hidden_layers,
-            "encoder_layerdrop": 0.0,
-            "decoder_layerdrop": 0.0,
-            "forced_eos_token_id": None,
-            "is_encoder_decoder": kind == PAIR,
-            "is_decoder": kind != PAIR,
-        }
 
-    def from_options(self, theirs: Any) -> dict[str, Any]:
-        if self.first == "pad" and theirs.decoder_start_token_id == theirs.pad_token_id:
-            raise InteropError(
-                f"decoder_start_token_id={theirs.decoder_start_token_id} is the pad token: the class gives it no"
-                " position, and isograd the first"
-            )
-        options = super().from_options(theirs) | {"embedding_dropout": theirs.dropout}
-        encoder = {ours: getattr(theirs, name) for ours, name in _OF_THE_ENCODER.items()}
-        differing = {name: value for name, value in encoder.items() if value != options[name]}
-        return options | {"encoder_options": differing or None}
+def _write(config: IsogradConfig) -> dict[str, Any]:
+    encoder, pair = config.of("encoder"), config.is_encoder_decoder
+    return {
+        **{theirs: getattr(encoder, ours) for ours, theirs in _OF_THE_ENCODER.items()},
+        "encoder_layers": config.encoder_layers or config.num_hidden_layers,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+        "forced_eos_token_id": None,
+        "is_encoder_decoder": pair,
+        "scale_embedding": config.scale_embedding is True,
+        **({} if pair else {"is_decoder": True}),
+    }
+
+
+BART = Part(read=_read, write=_write)  # a dropout less than ours, an encoder of other heads and another inner width
+
+
+def _read_start(theirs: Any) -> dict[str, Any]:
+    if theirs.decoder_start_token_id == theirs.pad_token_id:
+        raise InteropError(
+            f"decoder_start_token_id={theirs.decoder_start_token_id} is the pad token: the class gives it no"
+            " position, and isograd the first"
+        )
+    return {}
+
+
+COUNTS = Part(read=_read_start)  # of a class that counts positions over ids that are not pad
+
+
+def root_or_one(config: IsogradConfig) -> float:
+    """What a class multiplies token vectors by that knows sqrt(d), and nothing else."""
+    return embedding_scale(config) if isinstance(config.scale_embedding, bool) else 1.0
 
 
 def names(stack: dict[str, str], head: str = "lm_head") -> Names:
@@ -76,53 +90,49 @@ def names(stack: dict[str, str], head: str = "lm_head") -> Names:
 
 _NORM = {"embedding.norm": "layernorm_embedding"}
 FINAL = {"norm": "layer_norm"}
-_BART: dict[str, Any] = {
+ROW: dict[str, Any] = {
     "options": OPTIONS,
-    "imports": (PAIR,),
-    "eps": 1e-5,
-    "embedding_norm": True,
+    "parts": (BART,),
+    "always": {"norm_eps": 1e-5},
+    "scale": root_or_one,
+    "fills": True,
+}
+_BART: dict[str, Any] = {
+    **ROW,
+    "only_out": (CAUSAL,),
+    "always": {"norm_eps": 1e-5, "embedding_norm": True},
     "first": 2,
-    "scales": True,
-    "head_bias": True,
+    "head_bias": PAIR,
     "unused": "encoder_attn",
 }
 FAMILIES = (
-    Bart(
+    Family(
         name="bart",
         classes={PAIR: "BartForConditionalGeneration", CAUSAL: "BartForCausalLM"},
-        norms=("post",),
+        placement="post-ln",
         names=names(_NORM),
         **_BART,
     ),
-    Bart(
+    Family(
         name="mbart",
         classes={PAIR: "MBartForConditionalGeneration", CAUSAL: "MBartForCausalLM"},
-        norms=("pre",),
         names=names(_NORM | FINAL),
         **_BART,
     ),
-    Bart(
+    Family(
         name="m2m100",
         classes={PAIR: "M2M100ForConditionalGeneration"},
-        imports=(PAIR,),
-        options=OPTIONS,
-        norms=("pre",),
-        eps=1e-5,
         positions="fixed",
         computes="sinusoidal",
         first="pad",
-        scales=True,
         names=names(FINAL),
+        **ROW | {"parts": (BART, COUNTS)},
     ),
-    Bart(
+    Family(
         name="blenderbot",
         classes={PAIR: "BlenderbotForConditionalGeneration"},
-        imports=(PAIR,),
-        options=OPTIONS,
-        norms=("pre",),
-        eps=1e-5,
-        scales=True,
-        head_bias=True,
+        head_bias=PAIR,
         names=names(FINAL),
+        **ROW,
     ),
 )

@@ -4,41 +4,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family
-from isograd.convert.kinds import CLASSIFIER, MASKED, ModelKind
-from isograd.errors import InteropError
+from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.parts import SIZES
+from isograd.convert.kinds import CLASSIFIER, MASKED
 from isograd.models import IsogradConfig
 
-
-class _Bert(Family):
-    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
-        options = super().to_options(config, kind)
-        options["type_vocab_size"] = config.type_vocab_size or 2  # tokenizers send types, whether it knows them or not
-        return options
-
-    def from_options(self, theirs: Any) -> dict[str, Any]:
-        options = super().from_options(theirs)
-        if self.head_act and options["hidden_act"] != self.head_act:
-            raise InteropError(
-                f"hidden_act={theirs.hidden_act!r}: RoBERTa's head has gelu, and ours the layers' activation"
-            )
-        return options | {"embedding_dropout": theirs.hidden_dropout_prob}
-
-
-_OPTIONS = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
+_OPTIONS = SIZES | {
     "type_vocab_size": "type_vocab_size",
-    "hidden_act": "hidden_act",
     "norm_eps": "layer_norm_eps",
     "hidden_dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "classifier_dropout": "classifier_dropout",
-    "initializer_range": "initializer_range",
 }
+
+
+def _write(config: IsogradConfig) -> dict[str, Any]:
+    return {"type_vocab_size": config.type_vocab_size or 2}  # tokenizers send types, whether it knows them or not
+
+
+_BERT = Part(read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout_prob}, write=_write)
+
+
+def _unread(theirs: Any) -> str | None:
+    if theirs.hidden_act != "gelu":
+        return f"hidden_act={theirs.hidden_act!r}: RoBERTa's head has gelu, and ours the layers' activation"
+    if getattr(theirs, "embedding_size", theirs.hidden_size) != theirs.hidden_size:
+        return (
+            f"embedding_size={theirs.embedding_size}: ELECTRA normalizes token vectors before it projects them to"
+            f" hidden_size={theirs.hidden_size}, isograd after"
+        )
+    return None
+
+
 _STACK = {
     "embedding.tokens": "embeddings.word_embeddings",
     "embedding.positions": "embeddings.position_embeddings",
@@ -78,17 +75,18 @@ def _bert(
     ends: Mapping[str, Any],
     norms: Mapping[str, str] | None = None,
     final: Mapping[str, str] | None = None,
+    parts: tuple[Part, ...] = (),
     **holds: Any,
 ) -> Family:
     """A row: Pre-LN where the norms of its layers stand elsewhere, and one after the last."""
-    made = _Electra if cls == "Electra" else _Bert
     classifier = {CLASSIFIER: f"{cls}ForSequenceClassification"} if "classifier" in ends else {}
-    return made(
+    return Family(
         name=name,
         classes={MASKED: f"{cls}ForMaskedLM"} | classifier,
-        norms=("pre",) if norms else ("post",),
-        token_types=True,
+        placement="pre-ln" if norms else "post-ln",
+        fills=True,
         options=_OPTIONS,
+        parts=(_BERT, *parts),
         demands={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
         names=Names(
             stacks={"model": prefix},
@@ -101,28 +99,14 @@ def _bert(
     )
 
 
-class _Electra(_Bert):
-    """Its generator; discriminators and classifiers have other heads."""
-
-    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
-        return super().to_options(config, kind) | {"embedding_size": config.hidden_size}
-
-    def from_options(self, theirs: Any) -> dict[str, Any]:
-        if theirs.embedding_size != theirs.hidden_size:
-            raise InteropError(
-                f"embedding_size={theirs.embedding_size}: ELECTRA normalizes token vectors before it projects them to"
-                f" hidden_size={theirs.hidden_size}, isograd after"
-            )
-        return super().from_options(theirs)
-
-
-_READ: dict[str, Any] = {"imports": (MASKED, CLASSIFIER), "embedding_norm": True}
-_ROBERTA: dict[str, Any] = {**_READ, "first": "pad", "head_act": "gelu"}
+_NORMED: dict[str, Any] = {"always": {"embedding_norm": True}}
+_GELU: dict[str, Any] = {**_NORMED, "head_act": "gelu", "unread": _unread}
+_ROBERTA: dict[str, Any] = {**_GELU, "first": "pad"}
 FAMILIES = (
-    _bert("bert", "Bert", "bert", _POOLED, second_head="BertForPreTraining", **_READ),
+    _bert("bert", "Bert", "bert", _POOLED, second_head="BertForPreTraining", **_NORMED),
     _bert("roberta", "Roberta", "roberta", _UNPOOLED, **_ROBERTA),
     _bert("xlm-roberta", "XLMRoberta", "roberta", _UNPOOLED, rank=1, **_ROBERTA),
-    _bert(
+    _bert(  # its generator; discriminators and classifiers have other heads
         "electra",
         "Electra",
         "electra",
@@ -133,10 +117,9 @@ FAMILIES = (
                 "head.decoder": "generator_lm_head",
             }
         },
+        parts=(Part(write=lambda config: {"embedding_size": config.hidden_size}),),
         rank=1,
-        head_act="gelu",
-        imports=(MASKED,),
-        embedding_norm=True,
+        **_GELU,
     ),
     _bert(
         "roberta-prelayernorm",
@@ -155,5 +138,6 @@ FAMILIES = (
         {"attn.norm": "attention.ln", "ffn.norm": "ln"},
         {"norm": "encoder.ln"},
         second_head="MegatronBertForPreTraining",
+        only_out=(MASKED, CLASSIFIER),
     ),
 )

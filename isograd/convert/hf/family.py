@@ -1,10 +1,17 @@
-"""What a family of transformers' classes is: its options, its weights, and what it can hold exactly."""
+"""What a family of transformers' classes is: its options, its weights, and what it can hold exactly.
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+A family is a row, read in both directions. What its class can hold is found by asking it: our configuration is written
+as its own, read back, and every fact of the network in which the two differ is a reason why it cannot.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -12,25 +19,43 @@ from isograd.convert.checkpoints.weights import Names, Norms
 from isograd.convert.kinds import CAUSAL, CLASSIFIER, MASKED, PAIR, ModelKind
 from isograd.errors import InteropError
 from isograd.models import IsogradConfig, IsogradPreTrainedModel
-from isograd.placement import Norm, Residual, sites
-from isograd.placement.formula import SLOTS, Learned
+from isograd.placement import CATALOGUE, Norm, Placement, Residual, Stack, sites
+from isograd.placement.formula import SLOTS, Learned, Role
+from isograd.placement.stored import stored
+from isograd.placement.streams import Parallel
 from isograd.transformer.parameters import Embedding
 from isograd.transformer.positions import ADDED
 from isograd.transformer.stack import InputEmbedding, embedding_scale
 
 LEAST = 1024  # positions of a table that is written out
+ROLES: tuple[Role, ...] = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
 _TABLE = "embedding.positions.weight"
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _PERMUTED = ("sinusoidal_interleaved", "sinusoidal_sines_first")  # the same numbers in another order
-_SLOTS = {"out": "on what the branch wrote", "mid": "inside the branch"}
-_THEIR_ACTS = {  # the same functions under further names
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu2": "relu_squared",
-    "relu": "relu",
-    "gelu": "gelu",
+_NAMED = ("pre-ln", "qk-norm", "olmo2", "parallel", "parallel-shared", "sandwich")
+_ACTS = {  # theirs -> ours, ungated and gated; of several names that they have for one function the last is written
+    "swish": ("silu", "swiglu"),
+    "silu": ("silu", "swiglu"),
+    "relu": ("relu", None),
+    "relu2": ("relu_squared", None),
+    "gelu": ("gelu", "geglu"),
+    "gelu_fast": ("gelu_tanh", "geglu_tanh"),
+    "gelu_new": ("gelu_tanh", "geglu_tanh"),
+    "gelu_pytorch_tanh": ("gelu_tanh", "geglu_tanh"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Options of a family that belong together.
+
+    Args:
+        read: its configuration -> our options.
+        write: our configuration -> its options.
+    """
+
+    read: Callable[[Any], dict[str, Any]] = lambda theirs: {}
+    write: Callable[[IsogradConfig], dict[str, Any]] = lambda config: {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,80 +67,108 @@ class Family:
         classes: kind of model -> class.
         names: where its weights are.
         options: our options -> its own, the same value in both.
-        norms: where the norms of its layers may stand.
-        rms: its norms are RMSNorm, else LayerNorm.
-        eps: of its norms; None where its configuration sets it.
-        embedding_norm: whether it has a norm on the embedding.
+        placement: of its layers: a name in the catalogue, or a function of its configuration to such a name or to a
+            placement.
+        parts: what it says beside `options`.
+        always: options of ours that are the same in all its models.
+        gated: its feed-forwards are gated.
+        fills: what it has and a model has not, biases, token types, heads beside, is filled with zeros.
         positions: "table" holds any position that is added, "fixed" keeps no table and computes it, "permuted" has one
             of the original's sinusoids with all sines first, which it may compute anew, "rotary".
         computes: the kind of positions whose rows are the class's own computation, in a table or without one.
         first: the row of the first position; "pad" is the one after the pad token's id, and positions are then
             counted over the ids that are not pad.
-        scales: it can multiply token vectors by sqrt(d).
-        acts: our activations -> its names of them.
+        scale: what it multiplies token vectors by, where that is to hold a model of ours.
         head_act: the activation of its masked head, where that is not the layers'.
-        token_types: it has them.
+        head_bias: the kind whose head adds an offset to each logit.
         two_tables: the vocabularies of encoder and decoder may differ.
         own_tables: a tied head leaves the encoder's table alone.
-        head_bias: as an encoder-decoder it adds an offset to each logit.
         second_head: the class that says whether a second segment follows the first.
         unused: modules that it has, and that such a model never runs: they are filled with zeros.
         rank: families of rank 0 are taken by `--to auto` before those of rank 1.
-        says_coefficients: options of its own hold the placement's constants: nothing has to be folded.
-        imports: kinds of models that are read, too; demands: options that these must have, or leave out.
+        only_out: kinds of models that are written and not read.
+        demands: options that a model which is read must have, or leave out.
+        unread: its configuration -> why a model is not read, None where it is.
     """
 
     name: str
     classes: Mapping[ModelKind, str]
     names: Names
     options: Mapping[str, str]
-    norms: tuple[Norms, ...]
-    rms: bool = False
-    eps: float | None = None
-    embedding_norm: bool = False
+    placement: str | Callable[[Any], str | Placement] = "pre-ln"
+    parts: tuple[Part, ...] = ()
+    always: Mapping[str, Any] = field(default_factory=dict)
+    gated: bool = False
+    fills: bool = False
     positions: Literal["table", "fixed", "permuted", "rotary"] = "table"
     computes: str | None = None
     first: int | Literal["pad"] = 0
-    scales: bool = False
-    acts: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "relu": "relu",
-            "gelu": "gelu",
-            "gelu_tanh": "gelu_pytorch_tanh",
-            "relu_squared": "relu2",
-        }
-    )
+    scale: Callable[[IsogradConfig], float] = lambda config: 1.0
     head_act: str | None = None
-    token_types: bool = False
+    head_bias: ModelKind | None = None
     two_tables: bool = False
     own_tables: bool = False
-    head_bias: bool = False
     second_head: str | None = None
     unused: str | None = None
     rank: int = 0
-    says_coefficients: bool = False
-    imports: tuple[ModelKind, ...] = ()
+    only_out: tuple[ModelKind, ...] = ()
     demands: Mapping[str, Any] = field(default_factory=dict)
+    unread: Callable[[Any], str | None] = lambda theirs: None
 
     def reasons(self, config: IsogradConfig, kind: ModelKind) -> list[str]:
         """Why it cannot hold a model of this configuration exactly; empty where it can."""
         if kind not in self.classes:
             return [f"it has no class for {kind.about}"]
-        if kind == CLASSIFIER and config.is_decoder:
-            return ["its classifier reads the first token, and this model's the last"]
-        return [
-            *_norms(self, config),
-            *_embedding(self, config),
-            *_positions(self, config, kind),
-            *_branches(self, config, kind),
-            *_tables(self, config, kind),
-            *self.widths(config),
-        ]
+        said, acts = [*self._refused(config, kind)], self._acts()
+        if config.hidden_act not in acts:
+            said.append(f"its activation is one of {', '.join(acts)}, this model's is {config.hidden_act}")
+            config = copy.deepcopy(config)
+            config.hidden_act = next(iter(acts))
+        try:
+            held = self._held(config, kind)
+        except (ValueError, TypeError, KeyError, StrictDataclassError, InteropError) as error:
+            return [*said, f"its configuration cannot say it ({' '.join(str(error).split())[:200]})"]
+        return [*said, *dict.fromkeys(_differences(held, config, kind, fills=self.fills))]
 
-    def widths(self, config: IsogradConfig) -> Iterator[str]:
-        """What is in the way of token vectors of this width."""
-        if {config.token_width, config.output_width} != {config.hidden_size}:
-            yield f"its token vectors have the width of the stream, this model's have {config.token_width}"
+    def _refused(self, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
+        """What its configuration does not say."""
+        if kind == CLASSIFIER and config.is_decoder:
+            yield "its classifier reads the first token, and this model's the last"
+        if kind == MASKED and self.head_act not in (None, config.hidden_act):
+            yield f"the activation of its head is {self.head_act}, this model's is {config.hidden_act}"
+        if self.first == "pad" and config.pad_token_id is None:
+            yield "it counts positions by the pad token, and this model's config has no pad_token_id"
+        kinds = {config.of(stack).position_embedding_type for stack in config.stacks()}
+        first, offset = self.first_row(config), config.position_offset
+        if self.positions == "fixed" and (kinds != {"sinusoidal"} or offset != first):
+            yield (
+                f"its positions are fairseq's sinusoids and begin at {first}, after the pad id, this model's are"
+                f" {' and '.join(sorted(kinds))} and begin at {offset}"
+            )
+        if self.positions == "permuted" and (len(kinds) > 1 or not kinds <= set(_PERMUTED) or offset):
+            yield (
+                f"it keeps no table, its sinusoids are {' or '.join(_PERMUTED)} from 0 on, this model's positions"
+                f" {' and '.join(sorted(kinds))} from {offset} on"
+            )
+        rows = config.encoder_vocab_size or config.vocab_size
+        if kind == PAIR and rows > config.vocab_size and not self.two_tables:
+            yield f"it has one vocabulary, and this model's encoder has {rows} tokens, its decoder {config.vocab_size}"
+        if len({config.of(stack).max_position_embeddings for stack in config.stacks()}) > 1:
+            yield "its stacks have one max_position_embeddings, and this model's have two"
+
+    def _held(self, config: IsogradConfig, kind: ModelKind) -> IsogradConfig:
+        """What its class makes of a configuration, in our words again."""
+        theirs = getattr(transformers, self.classes[kind]).config_class(**self.to_options(config, kind))
+        tables = {"vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_word_embeddings}
+        own: dict[str, Any] = {"head_bias": self.head_bias == kind, "next_sentence": self.second_head is not None}
+        own |= {"is_decoder": kind == CAUSAL} | {name: getattr(config, name) for name in _IDS}
+        if kind != PAIR:  # of a decoder alone the class names an encoder nevertheless
+            own |= {"encoder_layers": None, "encoder_options": None}
+        return IsogradConfig(**self.from_options(theirs) | tables | own)
+
+    def _acts(self) -> dict[str, str]:
+        """Our activations -> what it calls them."""
+        return {own: theirs for theirs, ours in _ACTS.items() if (own := ours[self.gated])}
 
     def first_row(self, config: IsogradConfig) -> int:
         """The row of its position table that the first token reads."""
@@ -127,25 +180,21 @@ class Family:
         own = kind == self.computes and config.position_offset == self.first_row(config)
         return longest if own or kind == "learned" else max(longest, LEAST)
 
-    def multiplied(self, config: IsogradConfig) -> bool:
-        """Whether the factor on token vectors goes into the token table."""
-        return self.table_factor(config) != 1.0
-
     def table_factor(self, config: IsogradConfig) -> float:
         """What the token table is multiplied by."""
-        return 1.0 if self.scales else embedding_scale(config)
+        return embedding_scale(config) / self.scale(config)
 
     def unties(self, config: IsogradConfig) -> bool:
         """Whether tables that a model shares are stored apart: with one the class would not compute the same."""
         apart = config.is_encoder_decoder and not config.share_encoder_embeddings and not self.own_tables
-        return self.multiplied(config) or apart
+        return self.table_factor(config) != 1.0 or apart
 
     def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
         """Our configuration as the options of its own."""
         names = self.options
         options = {theirs: getattr(config, ours) for ours, theirs in names.items()}
-        options |= {name: getattr(config, name) for name in _IDS} | self.vocabularies(config)
-        options[names["hidden_act"]] = self.acts[config.hidden_act]
+        options |= {name: getattr(config, name) for name in (*_IDS, "vocab_size")}
+        options[names["hidden_act"]] = self._acts()[config.hidden_act]
         options["tie_word_embeddings"] = config.tie_word_embeddings and not self.unties(config)
         options["use_cache"] = True
         if self.positions != "rotary":
@@ -156,10 +205,9 @@ class Family:
             dropout = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
             options |= {"classifier_dropout": dropout, "problem_type": config.problem_type}
             options |= {"id2label": config.id2label, "label2id": config.label2id}
+        for part in self.parts:
+            options |= part.write(config)
         return options
-
-    def vocabularies(self, config: IsogradConfig) -> dict[str, int]:
-        return {"vocab_size": config.vocab_size}
 
     def from_options(self, theirs: Any) -> dict[str, Any]:
         """Options of ours that its configuration says.
@@ -167,28 +215,39 @@ class Family:
         Raises:
             InteropError: an option of another network, by its name.
         """
-        self.check_demands(theirs)
-        options = {ours: getattr(theirs, name) for ours, name in self.options.items()}
-        if options["hidden_act"] not in _THEIR_ACTS:
-            raise InteropError(f"activation {options['hidden_act']!r}: expected one of {', '.join(_THEIR_ACTS)}")
-        options["hidden_act"] = _THEIR_ACTS[options["hidden_act"]]
-        options["embedding_norm"] = self.embedding_norm
-        options["placement"] = "pre-ln" if self.norms == ("pre",) else "post-ln"
-        options["position_offset"] = self.first
-        if self.first == "pad":
-            options["position_offset"] = theirs.pad_token_id + 1
-            options["max_position_embeddings"] -= self._counted(options["position_offset"])
-        return options
+        found = {name: getattr(theirs, name, value) for name, value in self.demands.items()}
+        if wrong := [f"{k}={v!r}" for k, v in sorted(found.items()) if v is not None and v != self.demands[k]]:
+            raise InteropError(f"options of a network that isograd does not have: {', '.join(wrong)}")
+        options: dict[str, Any] = {"embedding_norm": False, "scale_embedding": False} | dict(self.always)
+        options |= {ours: getattr(theirs, name) for ours, name in self.options.items()}
+        known = {name: ours[self.gated] for name, ours in _ACTS.items() if ours[self.gated]}
+        if options["hidden_act"] not in known:
+            raise InteropError(f"activation {options['hidden_act']!r}: expected one of {', '.join(known)}")
+        options["hidden_act"] = known[options["hidden_act"]]
+        if self.positions == "rotary":
+            options["position_embedding_type"] = "rotary"
+        else:
+            first = theirs.pad_token_id + 1 if self.first == "pad" else self.first
+            options["position_offset"] = first
+            options["max_position_embeddings"] -= self._counted(first)
+        for part in self.parts:
+            options |= part.read(theirs)
+        return options | self._placed(theirs, options["num_hidden_layers"])
+
+    def _placed(self, theirs: Any, layers: int) -> dict[str, Any]:
+        """The placement's name in the catalogue, or the formula itself."""
+        placement = self.placement if isinstance(self.placement, str) else self.placement(theirs)
+        if isinstance(placement, Placement):
+            name = next((name for name in _NAMED if CATALOGUE[name] == placement), self.name)
+            if name != self.name:
+                return {"placement": name}
+            stack: Stack = "decoder" if CAUSAL in self.classes else "encoder"
+            return {"placement": name, "formula": {stack: stored(name, placement, layers, stack, 0)}}
+        return {"placement": placement}
 
     def _counted(self, first: int) -> int:
         """Rows in front that its longest sequence counts, too: RoBERTa's does."""
         return first if self.first == "pad" and PAIR not in self.classes else 0
-
-    def check_demands(self, theirs: Any) -> None:
-        """Raise InteropError where an option says another network."""
-        found = {name: getattr(theirs, name, value) for name, value in self.demands.items()}
-        if wrong := [f"{k}={v!r}" for k, v in sorted(found.items()) if v is not None and v != self.demands[k]]:
-            raise InteropError(f"options of a network that isograd does not have: {', '.join(wrong)}")
 
     def notes(self, kind: ModelKind) -> Iterator[str]:
         """How it counts positions, where that asks something of its user."""
@@ -246,13 +305,17 @@ def _holds(table: Tensor, kind: str, first: int) -> bool:
     return not table.is_meta and torch.equal(ADDED[kind](position, table.shape[1]).to(table.dtype), table[first:])
 
 
+# What is asked of a model, whatever its family.
+
+
 def residuals(config: IsogradConfig) -> list[Residual]:
     """The residual of every sublayer, in the order of the stacks."""
-    out = []
-    for stack in config.stacks():
-        own, (layers, other) = config.of(stack), config.depths(stack)
-        out += [own.entry().at(site) for site in sites(layers, stack, other)]
-    return out
+    return [residual for stack in config.stacks() for residual in _of(config.of(stack), stack)]
+
+
+def first_residual(config: IsogradConfig) -> Residual:
+    """That of the first self-attention of a model of one stack."""
+    return residuals(config)[0]
 
 
 def norms_at(config: IsogradConfig) -> Norms | None:
@@ -270,12 +333,7 @@ def has_coefficients(config: IsogradConfig) -> bool:
     )
 
 
-def has_inner_norms(config: IsogradConfig) -> bool:
-    """Whether a norm stands on what a branch wrote, or inside one, as in NormFormer."""
-    return any(getattr(residual, slot) for residual in residuals(config) for slot in _SLOTS)
-
-
-_LATER: dict[str, Any] = {  # options that only families have whose configuration says them, with what others compute
+_LATER: dict[str, Any] = {  # options that few libraries can say, with what the others compute
     "attention_multiplier": None,
     "bias_roles": None,
     "norm_bias": True,
@@ -288,7 +346,7 @@ _LATER: dict[str, Any] = {  # options that only families have whose configuratio
 
 
 def later(config: IsogradConfig) -> dict[str, Any]:
-    """Options of this model that only families have whose configuration says them."""
+    """Options of this model that few libraries can say."""
     found = {name: getattr(config, name) for name, usual in _LATER.items() if getattr(config, name) != usual}
     found |= {name: getattr(config, name) for name in ("head_dim", "rope_parameters") if hasattr(config, name)}
     if config.key_value_heads != config.num_attention_heads:
@@ -299,126 +357,196 @@ def later(config: IsogradConfig) -> dict[str, Any]:
 
 
 def beyond(config: IsogradConfig, said: Collection[str] = ()) -> Iterator[str]:
-    """What no family of another library has, of those that isograd writes: a line each.
+    """What a library that knows nothing but plain residuals lacks for this model: a line each.
 
     Args:
-        said: options of `later` that this library can say.
+        said: options of `later` that it can say.
     """
     for name, value in later(config).items():
-        if name in said:
-            continue
-        yield f"it has no {name}, and this model has {value}"
+        if name not in said:
+            yield f"it has no {name}, and this model has {value}"
     entries, every = [config.of(stack).entry() for stack in config.stacks()], residuals(config)
     for kind in {type(entry.stream) for entry in entries if not entry.stream.plain}:
         yield f"its stream is one tensor that sublayers add to, and this placement's is {kind.__name__}"
     if any(entry.first for entry in entries):
         yield "it has no norm of its own before the first layer (first), and this placement has"
-    if any(residual.gate for residual in every):
-        yield "it has no gate before W_O, and this placement has"
-    if any(residual.cap for residual in every):
-        yield "it has no cap on attention scores, and this placement has"
-    norms = [getattr(residual, slot) for residual in every for slot in SLOTS] + [entry.final for entry in entries]
-    norms += [residual.projections.norm for residual in every if residual.projections]
-    for norm in dict.fromkeys(norms):
-        if norm is not None and norm != Norm(kind=norm.kind, init=norm.init):
-            yield "its norms have a weight and nothing more; of this placement's some have none, or a factor beside it"
-            break
+    for name in ("gate", "cap"):
+        if any(getattr(residual, name) for residual in every):
+            yield f"it has no {_THINGS[name]}, and this placement has"
+    norms = [norm for stack in config.stacks() for norm in _norms(config.of(stack), stack)]
+    if any(norm != Norm(kind=norm.kind, init=norm.init) for norm in norms):
+        yield "its norms have a weight and nothing more; of this placement's some have none, or a factor beside it"
 
 
-def _norms(family: Family, config: IsogradConfig) -> Iterator[str]:
-    every = residuals(config)
-    yield from beyond(config)
-    for slot, place in _SLOTS.items():
-        if any(getattr(residual, slot) for residual in every):
-            yield f"it has no norm {place} ({slot}), and this placement has"
-    if any(residual.head_scale for residual in every):
-        yield "it has no HeadScale"
-    found = norms_at(config)
-    if found is None:
-        yield "the norms of this placement stand neither all before the branch nor all on the sum"
-    elif found not in family.norms:
-        where = {"pre": "before the branch", "post": "on the sum"}
-        yield f"its norms stand {where[family.norms[0]]}, this model's {where[found]}"
-    finals = {config.of(stack).entry().final is not None for stack in config.stacks()}
-    if found == "pre" and False in finals:
-        yield "it has a norm after the last layer, and this placement has none"
-    elif found == "post" and True in finals:
-        yield "it has no norm after the last layer, and this placement has one"
-    wanted = "rmsnorm" if family.rms else "layernorm"
-    if kinds := _kinds(config, every) - {wanted}:
-        yield f"its norms are {wanted}, this model's {' and '.join(sorted(kinds))}"
-    if family.eps is not None and config.norm_eps != family.eps:
-        yield f"the eps of its norms is {family.eps:g} and cannot be set, this model's is {config.norm_eps:g}"
+# The facts of a network.
+
+_SAME = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "norm_eps",
+    "embedding_norm",
+    "type_vocab_size",
+    "token_width",
+    "output_width",
+    "logits_scale",
+    "logits_cap",
+    "head_bias",
+    "next_sentence",
+)
+_FILLED = ("biases", "type_vocab_size", "head_bias", "next_sentence")  # with zeros, where a model has none
+_PLACES = {
+    "pre": "before the branch",
+    "mid": "inside the branch",
+    "out": "on what the branch wrote",
+    "post": "on the sum",
+}
+_THINGS = {
+    "head_scale": "HeadScale",
+    "projections": "such norms on queries, keys or values",
+    "gate": "gate before W_O",
+    "cap": "cap on attention scores",
+}
 
 
-def _kinds(config: IsogradConfig, every: list[Residual]) -> set[str]:
-    norms = [config.of(stack).entry().final for stack in config.stacks()]
-    norms += [norm for residual in every for norm in (residual.pre, residual.post)]
-    norms += [Norm() if config.embedding_norm else None]
-    norms += [r.projections.norm for r in every if r.projections]
-    return {config.norm if norm.kind == "model" else norm.kind for norm in norms if norm is not None}
+def _differences(its: IsogradConfig, own: IsogradConfig, kind: ModelKind, *, fills: bool) -> Iterator[str]:
+    """Where a class computes another function than the model, a line each."""
+    for stack in own.stacks():
+        one, other = its.of(stack), own.of(stack)
+        first, second = _facts(one, stack, kind), _facts(other, stack, kind)
+        for what in (what for what in second if what in first):
+            if first[what] != second[what] and not (fills and what in _FILLED and not second[what]):
+                yield _difference(what, first[what], second[what])
+        yield from _placed_otherwise(one, other, stack)
 
 
-def _embedding(family: Family, config: IsogradConfig) -> Iterator[str]:
-    if family.embedding_norm and not config.embedding_norm:
-        yield "it has a norm on the embedding, and this model has none (embedding_norm=False)"
-    elif config.embedding_norm and not family.embedding_norm:
-        yield "it has no norm on the embedding, and this model has one (embedding_norm=True)"
-    if config.type_vocab_size and not family.token_types:
-        yield f"it has no token types, and this model has {config.type_vocab_size}"
+def _facts(config: IsogradConfig, stack: Stack, kind: ModelKind) -> dict[str, Any]:
+    """Whatever decides which function the weights compute, in words; equal functions have equal facts."""
+    rotary = config.position_embedding_type == "rotary"
+    scaling = config.head_size**-0.5 if config.attention_multiplier is None else config.attention_multiplier
+    types, slides = config.attention_types(), "sliding_attention" in config.attention_types()
+    norms = sorted({config.norm if norm.kind == "model" else norm.kind for norm in _norms(config, stack)})
+    return {
+        **{name: getattr(config, name) for name in _SAME},
+        "positions": "rotary" if rotary else "added",
+        "num_key_value_heads": config.key_value_heads,
+        "head_dim": config.head_size,
+        "attention_multiplier": scaling,
+        "biases": [role for role in ROLES if config.has_bias(role)],
+        "biases of the masked head": [r for r in ("dense", "head") if config.head_has_bias(r)]
+        if kind == MASKED
+        else None,
+        "layer_types": types if slides else "full_attention",
+        "sliding_window": config.sliding_window if slides else None,
+        **(_rotations(config) if rotary else {}),
+        "norms": norms,
+        "norm_bias": config.norm_bias if "layernorm" in norms else None,
+    }
 
 
-def _positions(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
-    kinds = {config.of(stack).position_embedding_type for stack in config.stacks()}
-    for ours in sorted(kinds):
-        yield from _position_kind(family, ours, config)
-    if family.positions == "permuted" and len(kinds) > 1:
-        yield f"its stacks have one kind of positions, this model's have {' and '.join(sorted(kinds))}"
-    if family.first == "pad" and config.pad_token_id is None:
-        yield "it counts positions by the pad token, and this model's config has no pad_token_id"
-    elif family.first == "pad" and kind == PAIR and config.decoder_start_token_id == config.pad_token_id:
-        yield "it counts positions over tokens that are not pad, and this model's decoder starts with pad"
+def _rotations(config: IsogradConfig) -> dict[str, Any]:
+    """The rules of each layer that rotates, and in which order features turn."""
+    rules = {kind: _rules(found, config) for kind, found in config.rope_rules().items()}
+    each = [
+        rules[kind] if turns else None for kind, turns in zip(config.attention_types(), config.rotated(), strict=True)
+    ]
+    own = {"position_offset": config.position_offset, "rope_interleaved": config.rope_interleaved}
+    return own | {"the rotary positions of each layer": each}
 
 
-def _position_kind(family: Family, ours: str, config: IsogradConfig) -> Iterator[str]:
-    first, offset = family.first_row(config), config.position_offset
-    if (ours == "rotary") != (family.positions == "rotary"):
-        yield f"its positions are {'rotary' if family.positions == 'rotary' else 'added'}, this model's are {ours}"
-    elif ours == "rotary" and offset:
-        yield (
-            f"its rotary positions begin at 0, this model's at {offset}: the same but for rounding, so set"
-            " position_offset to 0 in its config.json"
+def _rules(rules: Mapping[str, Any], config: IsogradConfig) -> dict[str, Any]:
+    found = {name: value for name, value in rules.items() if value is not None and name != "type"}
+    if found.get("partial_rotary_factor") == 1.0:
+        del found["partial_rotary_factor"]
+    if found["rope_type"] == "dynamic":
+        found["max_position_embeddings"] = config.max_position_embeddings
+    return found
+
+
+def _placed_otherwise(its: IsogradConfig, own: IsogradConfig, stack: Stack) -> Iterator[str]:
+    """Where a class's placement is another than the model's, a line for each field of the formula."""
+    ends = (its.entry(), own.entry())
+    if ends[0].stream != ends[1].stream:
+        names = [type(entry.stream).__name__ for entry in ends]
+        yield f"its stream is {names[0]}, this placement's is {names[1]}" + (
+            " of another form" * (names[0] == names[1])
         )
-    elif family.positions == "fixed" and ours != "sinusoidal":
-        yield f"its positions are fairseq's sinusoids, this model's are {ours}"
-    elif family.positions == "fixed" and offset != first:
-        yield f"its sinusoids begin at {first}, after the pad id, this model's at {offset}"
-    elif family.positions == "permuted" and (ours not in _PERMUTED or offset):
-        yield (
-            f"it keeps no table, its sinusoids are {' or '.join(_PERMUTED)} from 0 on, this model's positions"
-            f" {ours} from {offset} on"
+    for name, where in (("first", "before the first layer"), ("final", "after the last layer")):
+        one, other = (_kinded(getattr(entry, name), config) for entry, config in zip(ends, (its, own), strict=True))
+        yield from _norm_otherwise(one, other, f"{where} ({name})")
+    for field_name in (f.name for f in fields(Residual)):
+        for first, second in zip(_compared(its, stack), _compared(own, stack), strict=True):
+            if found := list(_field_otherwise(field_name, getattr(first, field_name), getattr(second, field_name))):
+                yield from found
+                break
+
+
+def _field_otherwise(name: str, its: Any, own: Any) -> Iterator[str]:
+    if its == own:
+        return
+    if name in SLOTS:
+        yield from _norm_otherwise(its, own, f"{_PLACES[name]} ({name})")
+    elif name in _THINGS and not (its and own):
+        thing = _THINGS[name]
+        yield f"it has {thing}, and this placement has not" if its else f"it has no {thing}, and this placement has"
+    else:
+        yield f"{name}: it has {its}, this placement {own}"
+
+
+def _norm_otherwise(its: Norm | None, own: Norm | None, where: str) -> Iterator[str]:
+    if (its is None) != (own is None):
+        yield f"it has {'no' if its is None else 'a'} norm {where}, and this placement has {'one' if own else 'none'}"
+    elif its != own:
+        yield f"its norm {where} is {its}, this placement's {own}"
+
+
+def _compared(config: IsogradConfig, stack: Stack) -> list[Residual]:
+    """Of every sublayer, norms without their kind (a fact of its own) and where weights begin."""
+    out = []
+    for residual in _of(config, stack):
+        norms = {slot: _kinded(getattr(residual, slot), config) for slot in SLOTS}
+        inside = residual.projections
+        of = inside and replace(inside, of=tuple(sorted(inside.of)), norm=_kinded(inside.norm, config))
+        out.append(replace(residual, **norms, projections=of))
+    return out
+
+
+def _of(config: IsogradConfig, stack: Stack) -> list[Residual]:
+    """The residuals of one stack, of its own configuration."""
+    layers, other = config.depths(stack)
+    return [config.entry().at(site) for site in sites(layers, stack, other)]
+
+
+def _kinded(norm: Norm | None, config: IsogradConfig) -> Any:
+    return norm and replace(norm, kind="model" if norm.kind in ("model", config.norm) else norm.kind, init=1.0)
+
+
+def _norms(config: IsogradConfig, stack: Stack) -> list[Norm]:
+    """All norms of a stack."""
+    entry = config.entry()
+    found = [entry.first, entry.final, Norm() if config.embedding_norm else None]
+    for residual in _of(config, stack):
+        found += [getattr(residual, slot) for slot in SLOTS]
+        found.append(residual.projections.norm if residual.projections else None)
+    if isinstance(entry.stream, Parallel) and entry.stream.shared_norm:
+        found.append(Norm())
+    return [norm for norm in found if norm]
+
+
+def _difference(what: str, its: Any, own: Any) -> str:
+    if what == "position_offset":
+        return (
+            f"its rotary positions begin at {its}, this model's at {own}: the same but for rounding, so set"
+            f" position_offset to {its} in its config.json"
         )
+    if what == "embedding_norm":
+        return f"it has {'a' if its else 'no'} norm on the embedding, and this model has {'one' if own else 'none'}"
+    if what == "norms":
+        return f"its norms are {' and '.join(its)}, this model's {' and '.join(own)}"
+    return f"{what}: it has {_short(its)}, this model {_short(own)}"
 
 
-def _branches(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
-    if config.hidden_act not in family.acts:
-        yield f"its activation is one of {', '.join(family.acts)}, this model's is {config.hidden_act}"
-    if kind == MASKED and family.head_act not in (None, config.hidden_act):
-        yield f"the activation of its head is {family.head_act}, this model's is {config.hidden_act}"
-    if any(residual.projections for residual in residuals(config)):
-        yield "it has no such norms on queries, keys or values, and this placement has"
-
-
-def _tables(family: Family, config: IsogradConfig, kind: ModelKind) -> Iterator[str]:
-    rows = config.encoder_vocab_size or config.vocab_size
-    if kind == PAIR and rows > config.vocab_size and not family.two_tables:
-        yield f"it has one vocabulary, and this model's encoder has {rows} tokens, its decoder {config.vocab_size}"
-    if config.head_bias and not (kind == PAIR and family.head_bias):
-        yield "its head has no offset, and this model's has (head_bias=True)"
-    if config.next_sentence and family.second_head is None:
-        yield "it has no second head, and this model has one (next_sentence=True)"
-    if kind == PAIR:
-        for name in ("hidden_size", "max_position_embeddings"):
-            encoder, decoder = (getattr(config.of(stack), name) for stack in config.stacks())
-            if encoder != decoder:
-                yield f"its stacks have one {name}, and this model's have {encoder} and {decoder}"
+def _short(value: Any) -> str:
+    return str(value) if len(str(value)) < 80 else f"{str(value)[:77]}..."

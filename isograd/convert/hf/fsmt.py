@@ -7,28 +7,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from isograd.convert.hf.bart import OPTIONS, Bart, names
-from isograd.convert.kinds import PAIR, ModelKind
+from isograd.convert.hf.bart import BART, COUNTS, ROW, names
+from isograd.convert.hf.family import Family, Part
+from isograd.convert.kinds import PAIR
 from isograd.models import IsogradConfig
 
 
-class _Fsmt(Bart):
-    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
-        options = super().to_options(config, kind)
-        del options["is_decoder"]
-        return options | {
-            "langs": ["source", "target"],
-            "num_beams": 1,
-            "max_length": config.max_position_embeddings,
-            "use_cache": False,  # with it FSMT reads one token; generate asks for it
-        }
+def _write(config: IsogradConfig) -> dict[str, Any]:
+    return {
+        "src_vocab_size": config.encoder_vocab_size or config.vocab_size,
+        "tgt_vocab_size": config.vocab_size,
+        "langs": ["source", "target"],
+        "num_beams": 1,
+        "max_length": config.max_position_embeddings,
+        "use_cache": False,  # with it FSMT reads one token; generate asks for it
+    }
 
-    def vocabularies(self, config: IsogradConfig) -> dict[str, int]:
-        return {
-            "src_vocab_size": config.encoder_vocab_size or config.vocab_size,
-            "tgt_vocab_size": config.vocab_size,
-        }
 
+class _Fsmt(Family):
     def head(self, theirs: Any) -> Any:
         """Not its `get_output_embeddings`, which is the decoder's table, tied or not."""
         return theirs.model.decoder.output_projection
@@ -84,14 +80,11 @@ FAMILIES = (
     _Fsmt(
         name="fsmt",
         classes={PAIR: "FSMTForConditionalGeneration"},
-        imports=(PAIR,),
+        placement="post-ln",
         computes="sinusoidal",
-        options=OPTIONS,
-        norms=("post",),
-        eps=1e-5,
         first="pad",
-        scales=True,
         two_tables=True,
         names=names({}, "model.decoder.output_projection"),
+        **ROW | {"parts": (BART, COUNTS, Part(write=_write))},
     ),
 )

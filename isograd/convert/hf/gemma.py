@@ -7,20 +7,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from isograd.convert.hf.family import Family, Part
 from isograd.convert.hf.llama import ATTENTION_NAMES, GATED_NAMES, QK_NORMS, decoder
-from isograd.convert.hf.stated import (
-    ATTENTION,
-    Part,
-    Stated,
-    attention_cap,
-    biases,
-    heads,
-    renamed,
-    rope,
-    rope_by_type,
-    scores_over,
-    windows,
-)
+from isograd.convert.hf.parts import ATTENTION, attention_cap, biases, heads, rope, rope_by_type, scores_over, windows
 from isograd.placement import ByKind, Norm, Placement, ProjectionNorm, Residual
 
 _N = Norm(centered=True)
@@ -30,11 +19,7 @@ _SANDWICH = {
     "ffn.pre": "pre_feedforward_layernorm",
     "ffn.out": "post_feedforward_layernorm",
 }
-_CAPS = (
-    scores_over("query_pre_attn_scalar"),
-    attention_cap("attn_logit_softcapping"),
-    renamed(logits_cap="final_logit_softcapping"),
-)
+_CAPS = (scores_over("query_pre_attn_scalar"), attention_cap("attn_logit_softcapping"))
 
 
 def _first(theirs: Any) -> Placement:
@@ -56,7 +41,7 @@ def _third(theirs: Any) -> Placement:
     return Placement(each=ByKind(attn=attention, ffn=Residual(pre=_N, out=_N)), final=_N)
 
 
-class _Gemma(Stated):
+class _Gemma(Family):
     def in_fp64(self, native: PreTrainedModel) -> nn.Module:
         """It keeps sqrt(d) as a float32 tensor, which is exact for few widths."""
         made: Any = copy.deepcopy(native)
@@ -80,7 +65,7 @@ def _gemma(name: str, cls: str, parts: tuple[Part, ...], **more: Any) -> Any:
     )
 
 
-_ACT = {"hidden_act": "hidden_activation"}
+_LATER = {"hidden_act": "hidden_activation", "logits_cap": "final_logit_softcapping"}
 FAMILIES = (
     _gemma("gemma", "GemmaForCausalLM", (rope(),), placement=_first),
     _gemma(
@@ -89,7 +74,7 @@ FAMILIES = (
         (rope(), windows(), *_CAPS),
         placement=_second,
         layer=ATTENTION_NAMES | GATED_NAMES | _SANDWICH,
-        options=_ACT,
+        options=_LATER,
     ),
     _gemma(
         "gemma3",
@@ -97,6 +82,6 @@ FAMILIES = (
         (rope_by_type(), windows(), *_CAPS),
         placement=_third,
         layer=ATTENTION_NAMES | GATED_NAMES | QK_NORMS | _SANDWICH,
-        options=_ACT,
+        options=_LATER,
     ),
 )

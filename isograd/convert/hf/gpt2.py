@@ -1,39 +1,32 @@
 """GPT-2."""
 
-from typing import Any
-
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family
+from isograd.convert.hf.family import Family, Part
 from isograd.convert.kinds import CAUSAL
 
-
-class _Gpt2(Family):
-    def from_options(self, theirs: Any) -> dict[str, Any]:
-        return super().from_options(theirs) | {
-            "placement": "gpt2",
-            "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
-        }
-
+OPTIONS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "norm_eps": "layer_norm_epsilon",
+    "hidden_dropout": "resid_pdrop",
+    "embedding_dropout": "embd_pdrop",
+    "attention_dropout": "attn_pdrop",
+    "initializer_range": "initializer_range",
+}
+INNER = Part(read=lambda theirs: {"intermediate_size": theirs.n_inner or 4 * theirs.n_embd})
 
 FAMILIES = (
-    _Gpt2(
+    Family(
         name="gpt2",
         classes={CAUSAL: "GPT2LMHeadModel"},
-        imports=(CAUSAL,),
-        norms=("pre",),
-        options={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-            "hidden_act": "activation_function",
-            "norm_eps": "layer_norm_epsilon",
-            "hidden_dropout": "resid_pdrop",
-            "embedding_dropout": "embd_pdrop",
-            "attention_dropout": "attn_pdrop",
-            "initializer_range": "initializer_range",
-        },
+        placement="gpt2",
+        options=OPTIONS,
+        parts=(INNER,),
+        fills=True,
         demands={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,

@@ -1,40 +1,18 @@
 """LLaMA and the decoders that are built as it is: sublayers one after the other, rotary positions, key-value heads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.stated import (
-    ATTENTION,
-    FEEDFORWARD,
-    Part,
-    Stated,
-    biases,
-    heads,
-    renamed,
-    rope,
-    rope_by_type,
-    window,
-    windows,
-)
+from isograd.convert.hf.family import Family, Part, first_residual
+from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, heads, rope, rope_by_type, window, windows
 from isograd.convert.kinds import CAUSAL
 from isograd.models import IsogradConfig
-from isograd.placement import CATALOGUE, Norm, Placement, Residual, sites
+from isograd.placement import CATALOGUE, Norm, Placement, Residual
 from isograd.placement.formula import Role
 from isograd.transformer.stack import embedding_scale
 
-OPTIONS = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "hidden_act": "hidden_act",
-    "norm_eps": "rms_norm_eps",
-    "attention_dropout": "attention_dropout",
-    "initializer_range": "initializer_range",
-}
 STACK = {"embedding.tokens": "embed_tokens", "norm": "norm"}
 ATTENTION_NAMES = {
     "attn.branch.query": "self_attn.q_proj",
@@ -49,7 +27,6 @@ GATED_NAMES = {
 }
 NORMS = {"attn.pre": "input_layernorm", "ffn.pre": "post_attention_layernorm"}
 QK_NORMS = {"attn.branch.query_norm": "self_attn.q_norm", "attn.branch.key_norm": "self_attn.k_norm"}
-RMS = {"norm": "rmsnorm"}
 
 
 def decoder(
@@ -57,32 +34,21 @@ def decoder(
     cls: str,
     parts: tuple[Part, ...],
     *,
-    placement: Callable[[Any], Placement] | str = "pre-ln",
     layer: Mapping[str, str] = ATTENTION_NAMES | GATED_NAMES | NORMS,
-    always: Mapping[str, Any] = RMS,
     options: Mapping[str, str] | None = None,
-    made: type[Stated] = Stated,
+    made: type[Family] = Family,
     **more: Any,
-) -> Stated:
+) -> Family:
     """A row: a family whose modules have LLaMA's names, but for those of its layers."""
+    usual = {"names": Names(stacks={"model": "model"}, stack=STACK, layer=layer), "always": {"norm": "rmsnorm"}}
     return made(
         name=name,
         classes={CAUSAL: cls},
-        imports=(CAUSAL,),
-        norms=("pre",),
         positions="rotary",
-        options=OPTIONS | dict(options or {}),
-        names=Names(stacks={"model": "model"}, stack=STACK, layer=layer),
-        placement=placement if callable(placement) else named(placement),
+        options=SIZES | {"norm_eps": "rms_norm_eps"} | dict(options or {}),
         parts=parts,
-        always=always,
-        **more,
+        **{"gated": True, **usual, **more},
     )
-
-
-def named(placement: str) -> Callable[[Any], Placement]:
-    """The catalogue's entry, whatever the configuration says."""
-    return lambda theirs: CATALOGUE[placement]
 
 
 _BOTH = biases(attention_bias=ATTENTION, mlp_bias=FEEDFORWARD)
@@ -101,14 +67,12 @@ _NOPE = Part(
 
 
 def _granite(theirs: Any) -> Placement:
-    scale = float(theirs.residual_multiplier)
-    pre = CATALOGUE["pre-ln"]
-    return pre if scale == 1.0 else replace(pre, each=Residual(pre=Norm(), scale=scale))
+    return replace(CATALOGUE["pre-ln"], each=Residual(pre=Norm(), scale=float(theirs.residual_multiplier)))
 
 
 def _multipliers(config: IsogradConfig) -> dict[str, Any]:
     scaling = config.head_size**-0.5 if config.attention_multiplier is None else config.attention_multiplier
-    first = config.entry().at(sites(config.num_hidden_layers, "decoder", 0)[0])
+    first = first_residual(config)
     return {
         "attention_multiplier": scaling,
         "embedding_multiplier": embedding_scale(config),
@@ -186,9 +150,12 @@ FAMILIES = (
             rope(),
             window(),
             biases(use_bias=(*ATTENTION, *FEEDFORWARD)),
-            renamed(hidden_dropout="residual_dropout", embedding_dropout="embedding_dropout"),
         ),
-        options={"norm_eps": "norm_epsilon"},
+        options={
+            "norm_eps": "norm_epsilon",
+            "hidden_dropout": "residual_dropout",
+            "embedding_dropout": "embedding_dropout",
+        },
         layer=ATTENTION_NAMES | _PLAIN_NAMES | NORMS,
         always={"norm": "layernorm"},
         gated=False,

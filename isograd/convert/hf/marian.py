@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from isograd.convert.hf.bart import FINAL, OPTIONS, Bart, names
-from isograd.convert.kinds import PAIR, ModelKind
+from isograd.convert.hf.bart import BART, FINAL, ROW, names
+from isograd.convert.hf.family import Family, Part
+from isograd.convert.kinds import PAIR
 from isograd.models import IsogradConfig
 
 _READS = ("query", "key", "value", "into", "gate")  # projections whose columns are the stream, of an attention's own
 
 
-class _SinesFirst(Bart):
+class _SinesFirst(Family):
     def arranged(self, state: dict[str, Tensor], config: IsogradConfig) -> dict[str, Tensor]:
         """The same function with those features first that begin with a sine."""
         if config.position_embedding_type != "sinusoidal_interleaved":
@@ -26,14 +27,15 @@ class _SinesFirst(Bart):
         return {name: _reordered(name, value, order) for name, value in state.items()}
 
 
+def _write(config: IsogradConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.encoder_vocab_size or config.vocab_size,
+        "decoder_vocab_size": config.vocab_size,
+        "share_encoder_decoder_embeddings": config.share_encoder_embeddings,
+    }
+
+
 class _Marian(_SinesFirst):
-    def to_options(self, config: IsogradConfig, kind: ModelKind) -> dict[str, Any]:
-        own = {"share_encoder_decoder_embeddings": config.share_encoder_embeddings}
-        return super().to_options(config, kind) | own
-
-    def vocabularies(self, config: IsogradConfig) -> dict[str, int]:
-        return {"vocab_size": config.encoder_vocab_size or config.vocab_size, "decoder_vocab_size": config.vocab_size}
-
     def complete(self, native: PreTrainedModel) -> None:
         """It would leave out the table when it is saved, and compute another one, in other steps."""
         native._keys_to_ignore_on_save = None
@@ -49,28 +51,24 @@ def _reordered(name: str, value: Tensor, order: Tensor) -> Tensor:
 
 
 _BOTH: dict[str, Any] = {
-    "imports": (PAIR,),
-    "options": OPTIONS,
-    "eps": 1e-5,
+    **ROW,
     "positions": "permuted",
     "computes": "sinusoidal_sines_first",
-    "scales": True,
-    "head_bias": True,
+    "head_bias": PAIR,
 }
 FAMILIES = (
     _Marian(
         name="marian",
         classes={PAIR: "MarianMTModel"},
-        norms=("post",),
+        placement="post-ln",
         two_tables=True,
         own_tables=True,
         names=names({}),
-        **_BOTH,
+        **_BOTH | {"parts": (BART, Part(write=_write))},
     ),
     _SinesFirst(
         name="pegasus",
         classes={PAIR: "PegasusForConditionalGeneration"},
-        norms=("pre",),
         names=names(FINAL),
         **_BOTH,
     ),

@@ -3,7 +3,8 @@
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.stated import ATTENTION, FEEDFORWARD, Part, Stated, biases, renamed, rope_by_type
+from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, rope_by_type, same
 from isograd.convert.kinds import MASKED
 from isograd.errors import InteropError
 from isograd.models import IsogradConfig
@@ -31,25 +32,13 @@ def _write(config: IsogradConfig) -> dict[str, Any]:
 
 
 FAMILIES = (
-    Stated(
+    Family(
         name="modernbert",
         classes={MASKED: "ModernBertForMaskedLM"},
-        imports=(MASKED,),
-        norms=("pre",),
         positions="rotary",
-        options={
-            "hidden_size": "hidden_size",
-            "num_hidden_layers": "num_hidden_layers",
-            "num_attention_heads": "num_attention_heads",
-            "intermediate_size": "intermediate_size",
-            "max_position_embeddings": "max_position_embeddings",
-            "hidden_act": "hidden_activation",
-            "norm_eps": "norm_eps",
-            "embedding_dropout": "embedding_dropout",
-            "attention_dropout": "attention_dropout",
-            "activation_dropout": "mlp_dropout",
-            "initializer_range": "initializer_range",
-        },
+        options=SIZES
+        | same("norm_eps", "embedding_dropout", "norm_bias")
+        | {"hidden_act": "hidden_activation", "activation_dropout": "mlp_dropout"},
         names=Names(
             stacks={"model": "model"},
             stack={
@@ -72,8 +61,8 @@ FAMILIES = (
             Part(read=_read, write=_write),
             rope_by_type(),
             biases(attention_bias=ATTENTION, mlp_bias=FEEDFORWARD, classifier_bias=("dense",), decoder_bias=("head",)),
-            renamed(norm_bias="norm_bias"),
         ),
         always={"norm": "layernorm", "embedding_norm": True},
+        gated=True,
     ),
 )

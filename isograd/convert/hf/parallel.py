@@ -1,4 +1,4 @@
-"""Cohere, Phi and GPT-J: one LayerNorm for attention and feed-forward, which run side by side."""
+"""Attention and feed-forward side by side: GPT-NeoX; Cohere, Phi and GPT-J with one LayerNorm for both."""
 
 import copy
 from dataclasses import replace
@@ -9,12 +9,15 @@ from transformers import PreTrainedModel
 from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
 from isograd.convert.checkpoints.weights import Names
+from isograd.convert.hf.family import Family, Part, first_residual
+from isograd.convert.hf.gpt2 import INNER, OPTIONS
 from isograd.convert.hf.llama import ATTENTION_NAMES, GATED_NAMES, QK_NORMS, decoder
-from isograd.convert.hf.stated import ATTENTION, FEEDFORWARD, Part, Stated, biases, heads, renamed, rope
+from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, heads, rope
 from isograd.convert.kinds import CAUSAL
 from isograd.convert.parity import Promoted
 from isograd.models import IsogradConfig
-from isograd.placement import CATALOGUE, ByKind, Placement, ProjectionNorm, Residual, sites
+from isograd.placement import CATALOGUE, ByKind, Placement, ProjectionNorm, Residual
+from isograd.placement.streams import Parallel
 
 _SHARED = CATALOGUE["parallel-shared"]
 
@@ -26,12 +29,7 @@ def _normed(over: Any) -> Placement:
 
 def _has_norms(option: str) -> Part:
     """Read by the family's placement."""
-
-    def write(config: IsogradConfig) -> dict[str, Any]:
-        first = config.entry().at(sites(config.num_hidden_layers, "decoder", 0)[0])
-        return {option: first.projections is not None}
-
-    return Part(read=lambda theirs: {}, write=write)
+    return Part(write=lambda config: {option: first_residual(config).projections is not None})
 
 
 # GPT-J's rotary positions have no rules, but a number of features.
@@ -41,7 +39,7 @@ def _rotary_dim(theirs: Any) -> dict[str, Any]:
     share = theirs.rotary_dim / (theirs.n_embd // theirs.n_head)
     rules = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
     own: dict[str, Any] = {"rope_theta": 10000.0} if share == 1.0 else {"rope_parameters": rules}
-    return own | {"rope_interleaved": True, "intermediate_size": theirs.n_inner or 4 * theirs.n_embd}
+    return own | {"rope_interleaved": True}
 
 
 def _rotated(config: IsogradConfig) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def _rotated(config: IsogradConfig) -> dict[str, Any]:
     return {"rotary_dim": int(config.head_size * share)}
 
 
-class _GptJ(Stated):
+class _GptJ(Family):
     def in_fp64(self, native: PreTrainedModel) -> nn.Module:
         """It looks sines and cosines up in a float32 table, which is made anew."""
         made: Any = copy.deepcopy(native)
@@ -75,6 +73,35 @@ _PHI = {
 _ALL = (*ATTENTION, *FEEDFORWARD)
 
 FAMILIES = (
+    Family(
+        name="gpt-neox",
+        classes={CAUSAL: "GPTNeoXForCausalLM"},
+        positions="rotary",
+        options=SIZES | {"norm_eps": "layer_norm_eps", "hidden_dropout": "hidden_dropout"},
+        names=Names(
+            stacks={"model": "gpt_neox"},
+            stack={"embedding.tokens": "embed_in", "norm": "final_layer_norm"},
+            layer={
+                "attn.pre": "input_layernorm",
+                "attn.branch.out": "attention.dense",
+                "ffn.pre": "post_attention_layernorm",
+                "ffn.branch.into": "mlp.dense_h_to_4h",
+                "ffn.branch.out": "mlp.dense_4h_to_h",
+            },
+            fused="attention.query_key_value",
+            by_head=True,
+        ),
+        placement=lambda theirs: "parallel" if theirs.use_parallel_residual else "pre-ln",
+        parts=(
+            rope(partial=True),
+            biases(attention_bias=ATTENTION, fixed=FEEDFORWARD),
+            Part(
+                read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout},
+                write=lambda config: {"use_parallel_residual": isinstance(config.entry().stream, Parallel)},
+            ),
+        ),
+        always={"norm": "layernorm"},
+    ),
     decoder(
         "cohere",
         "CohereForCausalLM",
@@ -82,33 +109,24 @@ FAMILIES = (
             heads(),
             rope(interleaved=True),
             biases(attention_bias=ATTENTION),
-            renamed(logits_scale="logit_scale"),
             _has_norms("use_qk_norm"),
         ),
         placement=lambda theirs: _normed("heads") if theirs.use_qk_norm else _SHARED,
         layer=ATTENTION_NAMES | GATED_NAMES | QK_NORMS | _LAYER,
-        options={"norm_eps": "layer_norm_eps"},
+        options={"norm_eps": "layer_norm_eps", "logits_scale": "logit_scale"},
         always={"norm": "layernorm", "norm_bias": False},
         rank=1,
     ),
-    replace(
-        decoder(
-            "phi",
-            "PhiForCausalLM",
-            (
-                heads(),
-                rope(partial=True),
-                biases(fixed=_ALL),
-                renamed(hidden_dropout="resid_pdrop", embedding_dropout="embd_pdrop"),
-                _has_norms("qk_layernorm"),
-            ),
-            placement=lambda theirs: _normed("head") if theirs.qk_layernorm else _SHARED,
-            options={"norm_eps": "layer_norm_eps"},
-            always={"norm": "layernorm"},
-            gated=False,
-            head_offset=True,
-            rank=1,
-        ),
+    decoder(
+        "phi",
+        "PhiForCausalLM",
+        (heads(), rope(partial=True), biases(fixed=_ALL), _has_norms("qk_layernorm")),
+        placement=lambda theirs: _normed("head") if theirs.qk_layernorm else _SHARED,
+        options={"norm_eps": "layer_norm_eps", "hidden_dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},
+        always={"norm": "layernorm"},
+        gated=False,
+        head_bias=CAUSAL,
+        rank=1,
         names=Names(
             stacks={"model": "model"},
             stack={"embedding.tokens": "embed_tokens", "norm": "final_layernorm"},
@@ -118,22 +136,8 @@ FAMILIES = (
     _GptJ(
         name="gpt-j",
         classes={CAUSAL: "GPTJForCausalLM"},
-        imports=(CAUSAL,),
-        norms=("pre",),
         positions="rotary",
-        options={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-            "hidden_act": "activation_function",
-            "norm_eps": "layer_norm_epsilon",
-            "hidden_dropout": "resid_pdrop",
-            "embedding_dropout": "embd_pdrop",
-            "attention_dropout": "attn_pdrop",
-            "initializer_range": "initializer_range",
-        },
+        options=OPTIONS,
         names=Names(
             stacks={"model": "transformer"},
             stack={"embedding.tokens": "wte", "norm": "ln_f"},
@@ -148,10 +152,9 @@ FAMILIES = (
                 "ffn.branch.out": "mlp.fc_out",
             },
         ),
-        placement=lambda theirs: _SHARED,
-        parts=(Part(read=_rotary_dim, write=_rotated), biases(fixed=FEEDFORWARD)),
-        gated=False,
-        head_offset=True,
+        placement="parallel-shared",
+        parts=(INNER, Part(read=_rotary_dim, write=_rotated), biases(fixed=FEEDFORWARD)),
+        head_bias=CAUSAL,
         rank=1,
         always={"norm": "layernorm"},
     ),

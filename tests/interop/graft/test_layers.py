@@ -7,8 +7,7 @@ import pytest
 import torch
 import transformers
 
-from isograd.convert.graft import graft, graft_folder
-from isograd.convert.graft.proof import proven
+from isograd.convert.graft import graft, graft_folder, proven
 from isograd.errors import GraftError
 from tests.build import in_turn
 from tests.interop.graft.families import FAMILIES, IDS, POST_LN, family, logits, of

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from isograd.convert.cli.surgery import graft as verb
-from isograd.convert.graft import CHANGES, graft
-from isograd.convert.graft.proof import proven
+from isograd.convert.graft import CHANGES, graft, proven
 from isograd.convert.parity import Promoted
 from isograd.errors import GraftError
 from tests.build import few, in_turn
