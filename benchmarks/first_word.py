@@ -11,6 +11,7 @@ line on stderr, too. tests/cli/test_first_word.py takes the same commands, and a
 """
 
 import argparse
+import csv
 import os
 import re
 import statistics
@@ -25,6 +26,7 @@ from pathlib import Path
 from isograd.cli import verbs
 
 PAGE = Path(__file__).parents[1] / "docs/performance.md"
+ROWS = PAGE.parent / "results/first-word.csv"
 MARKS = ("<!-- first word -->", "<!-- /first word -->")
 FILES = {
     "damaged.yaml": "name: x\nmodel: {layers: [\n",
@@ -177,17 +179,25 @@ def measured(chosen: list[Command], rounds: int) -> dict[Command, list[tuple[flo
     return found
 
 
-def table(found: dict[Command, list[tuple[float, float]]], first: dict[str, list[float]]) -> str:
-    """A row per verb and kind of refusal: of several commands the slowest."""
+def table(found: dict[Command, list[tuple[float, float]]]) -> list[list[str]]:
+    """A row per verb, a cell per kind of answer and refusal: of several commands the slowest."""
     rows: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}
     for command, times in found.items():
         kind = command.wrong or ("help" if command.words == ("--help",) else "answer")
         rows.setdefault((command.verb, kind), []).append(times)
     kinds = ("help", "answer", RECIPE, NAME, FILE, HUB)
-    lines = [f"| verb | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
-    for verb in dict.fromkeys(verb for verb, _ in rows):
-        cells = [_cell(rows.get((verb, kind), [])) for kind in kinds]
-        lines.append(f"| {verb} | {' | '.join(cells)} |")
+    named = dict.fromkeys(verb for verb, _ in rows)
+    return [["verb", *kinds], *([verb, *(_cell(rows.get((verb, kind), [])) for kind in kinds)] for verb in named)]
+
+
+def summary(rows: list[list[str]], first: dict[str, list[float]]) -> str:
+    """CPU seconds of the fastest and of the slowest verb, a cell per kind."""
+    (_, *kinds), *verbs = rows
+    cells = []
+    for k in range(1, len(kinds) + 1):
+        found = sorted((float(row[k].partition(";")[0]), row[0]) for row in verbs if row[k])
+        cells.append(" to ".join(f"{seconds:.2f} ({verb})" for seconds, verb in (found[:1] + found[-1:])))
+    lines = [f"| {' | '.join(kinds)} |", f"|{'---|' * len(kinds)}", f"| {' | '.join(cells)} |"]
     if first:
         said = (f"`{one}` {statistics.median(t):.1f} ({min(t):.1f}..{max(t):.1f})" for one, t in first.items())
         lines += [
@@ -209,19 +219,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=5, help="rounds (default 5)")
     parser.add_argument("--only", nargs="+", metavar="VERB")
-    parser.add_argument("--write", action="store_true", help="the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="into docs/performance.md and docs/results/first-word.csv")
     options = parser.parse_args()
     chosen = [command for command in commands() if not options.only or command.verb in options.only]
     found = measured(chosen, options.n)
     first = {
         " ".join(words): first_lines(words, options.n) for words in TRAINING if words[0] in (options.only or verbs())
     }
-    text = f"n = {options.n} rounds, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.\n\n{table(found, first)}"
-    print(text)
+    rows = table(found)
+    about = f"n = {options.n} rounds, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    text = f"{about}\n\n{summary(rows, first)}"
+    print(*("; ".join(row) for row in rows), text, sep="\n")
     if options.write:
         page = PAGE.read_text(encoding="utf-8")
         made = re.sub(f"({MARKS[0]}\n).*?({MARKS[1]})", lambda m: f"{m[1]}{text}\n{m[2]}", page, flags=re.DOTALL)
         PAGE.write_text(made, encoding="utf-8")
+        with ROWS.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 if __name__ == "__main__":

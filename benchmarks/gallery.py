@@ -8,6 +8,7 @@ numbers are those that `expected_placements.csv` has from the source.
 
 import argparse
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -183,6 +184,8 @@ sources, `benchmarks/{EXPECTED.name}`.
 
 ## Not built
 
+Messages are in [families.csv](results/families.csv).
+
 {unbuilt(rows)}
 """
 
@@ -240,13 +243,17 @@ def _right(rows: list[Row]) -> str:
 
 
 def unbuilt(rows: list[Row]) -> str:
-    """A line for each model type that no small configuration builds, with the error of the first that was tried."""
-    lines = ["| model type | class | why |", "|---|---|---|"]
+    """The model types that no small configuration builds, by the error of the first that was tried."""
+    types: dict[str, list[str]] = {}
     for row in rows:
         if row["status"] == "not built":
-            why = row["detail"].partition(" | ")[0].partition(" library but")[0].replace("|", "/")[:110]
-            lines.append(f"| {row['model_type']} | {row['class']} | {why} |")
-    return "\n".join(lines)
+            why = row["detail"].partition(" | ")[0]
+            needs = re.search(r"requires the (\w+) library", why)
+            reason = f"needs {needs[1]}" if needs else why.partition(":")[0]
+            reason = "more than 60M parameters" if why.endswith(" parameters") else reason
+            types.setdefault(reason, []).append(row["model_type"])
+    ordered = sorted(types.items(), key=lambda item: (-len(item[1]), item[0]))
+    return "\n".join(["| why | model types |", "|---|---|", *(f"| {why} | {', '.join(who)} |" for why, who in ordered)])
 
 
 def main() -> None:

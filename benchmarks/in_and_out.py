@@ -1,6 +1,7 @@
-"""Every family in and out: the largest differences and the seconds, as a table.
+"""Every family in and out: the differences and the seconds as CSV, the largest of them on a page.
 
-    python -m benchmarks.in_and_out docs/results/in-and-out.md
+    python -m benchmarks.in_and_out docs/results          in-and-out.csv and in-and-out.md
+    python -m benchmarks.in_and_out docs/results --page   the page alone, from the rows that are there
 
 For each class of tests/interop/families.py, and those of tests/interop/test_import_hf.py: tiny models with random
 weights, norms' and learned coefficients' too. In: logits of isograd's model beside the class's, over the largest, in
@@ -9,6 +10,7 @@ weights that came back bit for bit.
 """
 
 import argparse
+import csv
 import tempfile
 import time
 from pathlib import Path
@@ -23,25 +25,57 @@ from tests.interop.families import FAMILIES, gradients, logits, padded
 
 HEAD = """# Families in and out
 
-Written by `python -m benchmarks.in_and_out docs/results/in-and-out.md`: models of 2 or 3 layers and width 16 or 32 with
-random weights, norms and learned coefficients away from their init; one row per class and set of options, n = 1 each.
+Written by `python -m benchmarks.in_and_out docs/results`: models of 2 or 3 layers and width 16 or 32 with random
+weights, norms and learned coefficients away from their init; {rows} sets of options of {classes} classes, n = 1 each
+([in-and-out.csv](in-and-out.csv) has all, with seconds: in, saved, loaded and out again, on one core of a shared
+machine).
 Differences are of logits, over the largest: fp64 with transformers' casts to float32 promoted, fp32 as it is; 0 is the
 same operations in the same order. The gradient is of every parameter, in float64 with the casts promoted, each over
 its own largest, by the importer's own table of names; where it is zero in theory (of a key's bias) it is measured over
 a millionth of the largest of all. Of a BART whose tables are apart `model.shared` is one that nothing reads: it goes
 out as a copy of the encoder's.
-Seconds: in, saved, loaded and out again, on one core of a shared machine.
 
-| class | options | fp64 | fp32 | gradient | weights back | s |
-| --- | --- | --- | --- | --- | --- | --- |
+| | largest | of | 0 in |
+|---|---|---|---|
+{largest}
+
+Weights come back bit-equal in {equal} of {rows}{rest}. Classes: {names}.
 """
+COLUMNS = ("class", "options", "fp64", "fp32", "gradient", "back", "seconds")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    rows = [row(native.cls, native.options, native.build()) for native in FAMILIES] + list(map(other, elsewhere()))
-    parser.parse_args().out.write_text(HEAD + "".join(rows), encoding="utf-8")
+    parser.add_argument("--page", action="store_true")
+    args = parser.parse_args()
+    file = args.out / "in-and-out.csv"
+    if not args.page:
+        rows = [row(native.cls, native.options, native.build()) for native in FAMILIES] + list(map(other, elsewhere()))
+        with file.open("w", newline="", encoding="utf-8") as out:
+            csv.writer(out, lineterminator="\n").writerows([COLUMNS, *rows])
+    with file.open(encoding="utf-8") as kept:
+        (args.out / "in-and-out.md").write_text(page(list(csv.DictReader(kept))), encoding="utf-8")
+
+
+def page(rows: list[dict[str, str]]) -> str:
+    largest = []
+    for name in ("fp64", "fp32", "gradient"):
+        worst = max(rows, key=lambda found: float(found[name]))
+        none = sum(float(found[name]) == 0 for found in rows)
+        largest.append(f"| {name} | {worst[name]} | {worst['class']} | {none} of {len(rows)} |")
+    changed = [
+        f"{found['class']} ({found['options']}): {found['back']}" for found in rows if found["back"] != "bit-equal"
+    ]
+    names = ", ".join(dict.fromkeys(found["class"] for found in rows))
+    return HEAD.format(
+        rows=len(rows),
+        classes=len({found["class"] for found in rows}),
+        largest="\n".join(largest),
+        equal=len(rows) - len(changed),
+        rest=f"; {'; '.join(changed)}" if changed else "",
+        names=names,
+    )
 
 
 def elsewhere() -> list[str]:
@@ -51,7 +85,7 @@ def elsewhere() -> list[str]:
     return [name for name, (cls, _) in MODELS.items() if cls not in here]
 
 
-def other(name: str) -> str:
+def other(name: str) -> tuple[str, ...]:
     from tests.interop import test_import_hf as those
 
     native = those.theirs(name)
@@ -60,7 +94,7 @@ def other(name: str) -> str:
     return row(kind, shown, native)
 
 
-def row(cls: str, options: Any, native: Any, read: Any = logits) -> str:
+def row(cls: str, options: Any, native: Any, read: Any = logits) -> tuple[str, ...]:
     given, mask = padded()
     begin = time.perf_counter()
     ours = from_transformers(native)
@@ -77,7 +111,7 @@ def row(cls: str, options: Any, native: Any, read: Any = logits) -> str:
     fp32 = difference(*(read(network, given, mask, exact=False) for network in (ours.float(), whole)))
     shown = ", ".join(f"{k}={v}" for k, v in options.items())
     shown = shown if len(shown) < 110 else f"{shown[:107]}..."
-    return f"| {cls} | {shown} | {fp64:.1e} | {fp32:.1e} | {gradient:.1e} | {back} | {seconds:.2f} |\n"
+    return cls, shown, f"{fp64:.1e}", f"{fp32:.1e}", f"{gradient:.1e}", back, f"{seconds:.2f}"
 
 
 def returned(native: Any, ours: Any) -> str:

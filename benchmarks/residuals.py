@@ -31,6 +31,7 @@ SHAPE = Shape(width=256, layers=6, heads=8, vocabulary=512, time=128, batch=4)
 WIDE = Shape(width=1024, layers=2, heads=16, vocabulary=512, time=128, batch=4)
 WIDE_ENTRIES = ("hyper-connections-static", "hyper-connections", "mhc", "attention-residuals", "siamesenorm")
 PUBLISHED = {"mhc": "6.7 % at n = 4, 27B, kernels of their own (arXiv 2512.24880)"}
+DEAR = 1.1  # times a step of Pre-LN: from here on an entry has a line of the page
 PAGE = Path(__file__).parents[1] / "docs/results/residual-cost.md"
 
 
@@ -150,7 +151,7 @@ Machine: {machine}.
 Its load was {load} before and {load_after} after (one-minute average). CPU time does not count waiting, but processes
 share caches; the row of Pre-LN beside itself says how much that is.
 
-`python benchmarks/residuals.py` writes this page.
+`python benchmarks/residuals.py` writes this page and [residual-cost.csv](residual-cost.csv), which has every entry.
 """
 TABLE = """
 ## {title}
@@ -172,14 +173,28 @@ def page(tables: Sequence[Part], load: float) -> str:
     for title, shape, found in tables:
         seconds = statistics.median(cost.seconds for cost in found)
         rounds = len(found[0].ratios)
-        parts.append(TABLE.format(title=title, shape=shape, rounds=rounds, seconds=seconds) + "".join(map(row, found)))
+        dear = [cost for cost in found if cost.quartiles()[1] >= DEAR]
+        parts.append(TABLE.format(title=title, shape=shape, rounds=rounds, seconds=seconds) + "".join(map(row, dear)))
+        if cheap := [cost.name for cost in found if cost not in dear]:
+            parts.append(f"\nLess than a tenth more: {', '.join(cheap)}.\n")
     return "".join(parts)
+
+
+def write_rows(tables: Sequence[Part], file: Path) -> None:
+    """Every entry, as CSV."""
+    lines = ["table,entry,step,low,high,kept,memory,parameters"]
+    for title, _, found in tables:
+        for cost in found:
+            low, middle, high = (f"{ratio:.3f}" for ratio in cost.quartiles())
+            more = f"{cost.parameters:+}" if cost.parameters else "0"
+            lines.append(f"{title},{cost.name},{middle},{low},{high},{cost.kept:.2f},{cost.memory:.2f},{more}")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def headline(tables: Sequence[Part]) -> str:
     """What most entries cost, and the dearest one."""
     every = [cost for _, _, found in tables[:1] for cost in found if cost.name != BASE]
-    cheap = sum(cost.quartiles()[1] < 1.1 for cost in every)
+    cheap = sum(cost.quartiles()[1] < DEAR for cost in every)
     dearest = max(every, key=lambda cost: cost.quartiles()[1])
     return (
         f"{cheap} of {len(every)} entries take less than a tenth more time a step than Pre-LN; the dearest is"
@@ -208,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tables.append(("Streams at a larger width", wide, few, options.wide_rounds))
     found = [(title, shape, costs(shape, which, rounds)) for title, shape, which, rounds in tables]
     options.page.write_text(page(found, load), encoding="utf-8")
+    write_rows(found, options.page.with_suffix(".csv"))
     print(options.page)
 
 

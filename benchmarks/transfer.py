@@ -84,7 +84,7 @@ def page(found: list[Drift], rows: list[dict[str, Any]], study: dict[str, Any]) 
     said = [one.cells() for one in found if one.seeds > 2]
     answer = [f"- {arm} over {axis}: {verdict} ({x}x, {interval})." for arm, axis, _, x, interval, _, verdict in said]
     head = head.replace("ANSWER", "\n".join(answer))
-    return "\n".join([head, *drifts, "", *_notes(found, study), check, *map(_line, rows), "", LOGITS])
+    return "\n".join([head, *drifts, "", *_notes(found, study), check, *_lines(rows), "", LOGITS])
 
 
 HEAD = """\
@@ -115,8 +115,8 @@ A coordinate check: the power p of size with which a quantity grows, after {upda
 mean and 95 % interval (Student) over {seeds} seeds. Flat: the interval lies within +-{flat}; not flat: outside. Depths
 {depths}, widths {widths}.
 
-| placement | over | rule | quantity | p | 95 % | verdict |
-|---|---|---|---|---|---|---|"""
+| placement | over | rule | logits | last stream | middle stream |
+|---|---|---|---|---|---|"""
 LOGITS = """\
 The logits are a poor witness over depth: within a few updates they learn how frequent each character is, at any depth.
 """
@@ -134,15 +134,19 @@ def _notes(found: list[Drift], study: dict[str, Any]) -> list[str]:
         "The recipe of the package is larger (300 updates, also depth 32 and width 256); what was run is this table."
     ]
     if few:
-        lines += ["Without three seeds:", *(f"{arm}," for arm in few[:-1]), f"{few[-1]}."]
+        lines.append(f"Without three seeds: {', '.join(few)}.")
     return [*lines, ""]
 
 
-def _line(row: dict[str, Any]) -> str:
-    interval = "–" if row["interval"] is None else f"{row['interval'][0]:+.2f} to {row['interval'][1]:+.2f}"
-    rule = _rule(row["placement"], row["axis"]) if row["ruled"] else "none"
-    cells = [row["placement"], row["axis"], rule, row["quantity"], f"{row['power']:+.2f}", interval, row["verdict"]]
-    return f"| {' | '.join(cells)} |"
+def _lines(rows: list[dict[str, Any]]) -> list[str]:
+    """A row per placement, axis and rule; a cell per quantity."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        interval = "–" if row["interval"] is None else f"{row['interval'][0]:+.2f} to {row['interval'][1]:+.2f}"
+        rule = _rule(row["placement"], row["axis"]) if row["ruled"] else "none"
+        cells = found.setdefault((row["placement"], row["axis"], rule), [])
+        cells.append(f"{row['power']:+.2f} ({interval}) {row['verdict']}")
+    return [f"| {' | '.join([*key, *cells])} |" for key, cells in found.items()]
 
 
 def _rule(placement: str, axis: str) -> str:

@@ -80,7 +80,7 @@ def test_every_verb_has_a_guide(extension: ModuleType) -> None:
     assert set(extension.GUIDES) == set(verbs())
     for verb, guides in extension.GUIDES.items():
         assert all((DOCS / f"{guide}.md").exists() for guide in guides.split())
-        assert f"`{verb}`" in how_to, verb
+        assert f"`isograd {verb}" in how_to, verb
 
 
 @pytest.mark.parametrize("module", ["site_pages", "docstrings", "tables"])
@@ -101,7 +101,7 @@ def test_documented_python_compiles() -> None:
     for one in blocks.python_blocks():
         compile(one.code, f"{one.page}:{one.line}", "exec")
     alone = {one.page for one in blocks.python_blocks() if not blocks.missing(one.code)}
-    assert alone >= {"docs/watch.md", "docs/placements.md"} and "docs/integrations.md" not in alone
+    assert alone >= {"docs/start.md", "docs/placements.md"} and "docs/integrations.md" not in alone
 
 
 def test_examples_of_the_blocks() -> None:

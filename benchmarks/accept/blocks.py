@@ -64,16 +64,18 @@ def python_blocks() -> Iterator[Block]:
 
 
 def commands() -> Iterator[Block]:
-    """Each `isograd ...` that stands on a line of its own, without the remark after it."""
+    """Each `isograd ...` on a line of its own, without the remark after it, and in a cell of a table."""
     for page, text in _texts():
         lines = text.replace("\\\n", "").splitlines()
         fenced = False
         for number, line in enumerate(lines, 1):
             fenced ^= line.startswith("```")
             found = _COMMAND.match(line.strip()) if fenced or line.startswith("    ") else None
-            code = re.split(r"\s{2,}|\s#\s", found[1])[0].strip() if found else ""
-            if code and not _META.search(code):
-                yield Block(page=page, line=number, code=code)
+            codes = [re.split(r"\s{2,}|\s#\s", found[1])[0].strip()] if found else []
+            codes += re.findall(r"`(isograd \w+ [^`]+)`", line) if line.startswith("|") else []
+            for code in codes:
+                if not _META.search(code):
+                    yield Block(page=page, line=number, code=code)
 
 
 def _texts() -> Iterator[tuple[str, str]]:

@@ -47,7 +47,8 @@ _GRADIENTS = {
         "the ratios are between 0.45 and 0.75",
     ),
     "gradients-1e-3": (
-        "At 1e-3 it is 1.16, 1.41 and 1.12 times Pre-LN's: there, and at the start, the norms do nothing of the kind.",
+        "At 1e-3 it is 1.16, 1.41 and 1.12 times Pre-LN's: there, and at initialization, the norms do nothing of the"
+        " kind.",
         {1e-3: (1.0, 1.6)},
         "the ratios are between 1.0 and 1.6",
     ),
@@ -92,7 +93,7 @@ DOCS = [
     *(
         Row(
             name=name,
-            page="docs/results/normformer2021-gradients-small.md",
+            page="docs/results/small.md",
             sentence=sentence,
             rule=rule,
             n=SEEDS,

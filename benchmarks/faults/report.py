@@ -1,6 +1,7 @@
 """docs/results/faults.md, from the rows."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -139,14 +140,20 @@ def check(rows: dict[str, list[Row]]) -> str:
 
 
 def causes(rows: dict[str, list[Row]]) -> str:
-    """Each cause, and the codes that are accepted for it."""
+    """The causes that are not named in every model; of the others the titles."""
     out = ["## By cause", "", "| cause | codes that name it | held-out | development |", "|---|---|---|---|"]
+    always = []
     for cause in CAUSES.values():
         found = [[row for row in rows[part] if row.cause == cause.name] for part in PARTS]
+        if all(row.right for part in found for row in part):
+            if any(found):
+                always.append(f"{cause.title} ({sum(map(len, found))})")
+            continue
         cells = [f"{sum(row.right for row in part)} of {len(part)}" if part else "" for part in found]
         codes = ", ".join(f"`{code}`" for code in accepts(cause.name)) or "none"
         out.append(f"| {cause.title} | {codes} | {cells[0]} | {cells[1]} |")
-    return "\n".join(out) + "\n"
+    named = f"Named in every model (how many): {'; '.join(always)}. Their codes: `benchmarks/faults/codes.py`."
+    return "\n".join([*out, "", *textwrap.wrap(named, 120)]) + "\n"
 
 
 def clean(rows: dict[str, list[Row]]) -> str:
@@ -215,12 +222,19 @@ def watch(loops: dict[str, list[Watched]]) -> str:
     alarms = [x for part in PARTS for x in loops[part] if x.detected and not x.cause]
     where = ", ".join(f"{x} ({sum(y.base == x for y in alarms)})" for x in sorted({y.base for y in alarms}))
     out += ["", f"Alarms in healthy loops are on: {where or 'none'}."]
-    out += ["", "| loop | signals that name it | held-out | development |", "|---|---|---|---|"]
-    for kind in (*MISTAKES, *HEALTHY):
-        named = ", ".join(f"`{one}`" for one in signals(kind.cause)) or ("none" if kind.cause else "healthy")
-        cells = ["; ".join(reported(x) for x in loops[part] if x.loop == kind.name()) for part in PARTS]
-        out.append(f"| {kind.name()} | {named} | {cells[0]} | {cells[1]} |")
-    return "\n".join(out) + "\n"
+    missed = ["", "| loop that was missed | signals that name it | held-out | development |", "|---|---|---|---|"]
+    named = []
+    for kind in MISTAKES:
+        found = [[x for x in loops[part] if x.loop == kind.name()] for part in PARTS]
+        if all(x.right for part in found for x in part):
+            named.append(kind.name())
+            continue
+        signs = ", ".join(f"`{one}`" for one in signals(kind.cause)) or "none"
+        cells = ["; ".join(map(reported, part)) for part in found]
+        missed.append(f"| {kind.name()} | {signs} | {cells[0]} | {cells[1]} |")
+    said = f"Named on every base (signals and steps are in the CSV files): {', '.join(named)}. "
+    said += f"Healthy: {', '.join(kind.name() for kind in HEALTHY)}."
+    return "\n".join([*out, *missed, "", *textwrap.wrap(said, 120, break_on_hyphens=False)]) + "\n"
 
 
 def loop_harm(rows: Sequence[Watched]) -> str:

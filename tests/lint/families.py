@@ -277,13 +277,19 @@ FAMILIES: dict[str, Family] = {
 
 
 def gallery() -> str:
-    """The table of docs/check.md."""
-    rows = ["| family | placement | findings |", "|---|---|---|"]
+    """The tables of docs/check.md: families by placement, and the findings of those that have any."""
+    of: dict[str, list[str]] = {}
     for name, family in FAMILIES.items():
-        of_kinds = list(dict.fromkeys(family.placements.values()))
-        found = "; ".join(f"[{code}](check/{code}.md): {why}" for code, why in family.findings.items())
-        rows.append(f"| {name} | {', '.join(of_kinds)} | {found} |")
-    return "\n".join(rows)
+        of.setdefault(", ".join(dict.fromkeys(family.placements.values())), []).append(name)
+    why: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        for code, reason in family.findings.items():
+            why.setdefault(f"[{code}](check/{code}.md): {reason}", []).append(name)
+    placed = [f"| {placement} | {', '.join(names)} |" for placement, names in of.items()]
+    found = [f"| {', '.join(names)} | {reason} |" for reason, names in why.items()]
+    return "\n".join(
+        ["| placement | families |", "|---|---|", *placed, "", "| family | finding |", "|---|---|", *found]
+    )
 
 
 def main() -> None:
