@@ -225,7 +225,7 @@ def menu(pages: dict[str, str], caption: str = "") -> str:
 
 
 def under(pattern: str) -> dict[str, str]:
-    """The pages of a folder. A title "name: what it says" is its name in a menu."""
+    """The pages of a folder. A paper's page has its authors and year as its name in a menu."""
     files = sorted((ROOT / "docs").glob(f"{pattern}.md"))
     pages = {str(file.relative_to(ROOT / "docs").with_suffix("")): file for file in files if file.stem != "README"}
     return {page: _short(file.read_text(encoding="utf-8")) for page, file in pages.items()}
@@ -233,7 +233,8 @@ def under(pattern: str) -> dict[str, str]:
 
 def _short(text: str) -> str:
     title = next(line[2:] for line in text.splitlines() if line.startswith("# "))
-    return title.partition(": ")[0] if "/" in title.partition(": ")[0] else ""
+    cited = re.match(r"(.* \d{4}), ", title)
+    return cited[1] if cited else ""
 
 
 def codes() -> str:

@@ -1,5 +1,7 @@
 """Tables that can be read at any width: a column of sentences is given room; on a phone rows stand below each other.
 
+Figures beside each other have the same width, and on a phone stand below each other too.
+
 A class says which columns hold sentences and which hold words that stay on one line. In a table too wide for a phone
 each cell has its column's name, which only phones show (`_static/isograd.css`).
 """
@@ -31,8 +33,13 @@ def prepare(table: nodes.table) -> None:
     names, rows = [cell.astext() for cell in rows_of(head)[-1]], rows_of(body)
     if any(len(row) != len(names) for row in rows):
         return
+    if any(next(cell.findall(nodes.image), None) for row in rows for cell in row):
+        table["classes"].append("figures")
+        return
     columns = [[len(row[i].astext()) for row in rows] for i in range(len(names))]
-    stacked = len(names) > 2 and sum(min(max(each, default=0), 24) for each in columns) > PHONE
+    widths = [max(each, default=0) for each in columns]
+    wide = sum(min(width, 24) for width in widths) > PHONE if len(names) > 2 else min(widths) > 2 * PHONE
+    stacked = len(names) > 1 and wide
     table["classes"] += ["stacked"] if stacked else []
     for row in rows:
         for i, cell in enumerate(row):

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from isograd.lab.recipes import path_of
 from isograd.lab.report.pages.reproduce import read_rows
+from isograd.lab.report.pages.reproduce_index import write_index
 from isograd.lab.study.compare import plan_arms
 from isograd.lab.train.recipe import load_run
 from isograd.papers.reproduce import judge
@@ -21,7 +23,7 @@ from isograd.papers.reproduce.context import Context
 from isograd.papers.reproduce.data import found
 from isograd.papers.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
 from isograd.papers.reproduce.plan import Asked, plan_item
-from isograd.papers.reproduce.registry import ITEMS, chosen, corpus
+from isograd.papers.reproduce.registry import ITEMS, by_paper, chosen, corpus
 from tests.cli.test_compare import gone, started, wait_until_held
 from tests.study.arms import called, refused
 from tests.study.tiny_study import recipe
@@ -194,25 +196,34 @@ def test_from_runs_to_page(item: Item, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in out.glob("cells/*/outcome.json")} == before
 
 
-def test_the_index_names_every_item_and_links_those_that_were_run(item: Item, tmp_path: Path) -> None:
-    """Every link of the index is there, with its figures; another run of the command changes nothing."""
+def test_the_index_names_every_item_and_links_its_section(item: Item, tmp_path: Path) -> None:
+    """Every link leads to a section or a file that is there; another run of the command changes nothing, also where the
+    runs are not any more."""
     out, index = tmp_path / "out", tmp_path / "index"
     assert called("reproduce", item.id, "--out", str(out), "--jobs", "1")[0] == 0
     assert called("reproduce", "--index", str(index), "--out", str(out))[0] == 0
-    files = {path.name: path.read_bytes() for path in index.iterdir()}
-    text = files["README.md"].decode()
-    assert all(name in text for name in ITEMS) and "1 *same direction*" in text
-    assert re.findall(r"\]\(([^)]+)\)", text) == ["xiong2020-tiny.md"]
-    page = files["xiong2020-tiny.md"].decode()
-    assert item.claim in page and "| ours |" in page and "| paper | loss | 1 | paper |" in page
-    assert set(re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)) == {"xiong2020-tiny-loss.svg"}
-    assert (
-        files["xiong2020-tiny-loss.svg"] and json.loads(files["results.json"])[item.id]["verdict"] == "same direction"
-    )
+    files = {path: path.read_bytes() for path in index.rglob("*") if path.is_file()}
+    pages = {path.name: content.decode() for path, content in files.items() if path.suffix == ".md"}
+    assert pages.keys() == {"README.md", *(f"{paper}.md" for paper in PAPERS)}
+    for name, text in pages.items():
+        for file, _, place in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", text)):
+            assert (index / file).is_file() or not file, (name, file)
+            assert not place or f"\n## {place}\n" in pages[file or name], (name, file, place)
+    assert all(f"| [{one}](" in pages["README.md"] for one in ITEMS) and "1 *same direction*" in pages["README.md"]
+    page = pages["xiong2020.md"]
+    section = page[page.index("## tiny\n") :]
+    assert item.claim in section and item.rule in section and "| in the paper (paper) | here |" in section
+    assert "| loss: **1** | " in section and "(xiong2020-tiny-loss.svg)" in section
+    assert "[Runs, 4 lines](rows/xiong2020-tiny.csv)" in section
     result = json.loads((out / "items" / item.id / "result.json").read_text())
-    assert str(tmp_path) not in page + text and f"- {result['reason']}" in page
-    assert called("reproduce", "--index", str(index), "--out", str(out))[0] == 0
-    assert {path.name: path.read_bytes() for path in index.iterdir()} == files
+    stored = json.loads((index / "results.json").read_text())[item.id]
+    assert (stored["verdict"], stored["runs"]) == ("same direction", 4)
+    assert str(tmp_path) not in "".join(pages.values()) and result["reason"] in section
+    runs = read_rows(index / "rows/xiong2020-tiny.csv")
+    assert [(run["arm"], run["seed"]) for run in runs] == [("fast", 1), ("slow", 1), ("fast", 2), ("slow", 2)]
+    for place in (out, tmp_path / "elsewhere"):
+        assert called("reproduce", "--index", str(index), "--out", str(place))[0] == 0
+        assert {path: path.read_bytes() for path in index.rglob("*") if path.is_file()} == files
     _with_damaged_files(out / "items" / item.id, ["reproduce", "--index", str(index), "--out", str(out)])
 
 
@@ -232,9 +243,9 @@ def test_the_index_keeps_what_is_elsewhere_and_earlier_verdicts(item: Item, tmp_
     content = json.loads(stored.read_text())
     assert [one["verdict"] for one in content[item.id]["earlier"]] == ["opposite"]
     assert content[elsewhere]["verdict"] == "opposite"
-    text, page = (index / "README.md").read_text(), (index / "xiong2020-tiny.md").read_text()
+    text, page = ((index / name).read_text() for name in ("README.md", "xiong2020.md"))
     assert "opposite (its setup has changed since)" in text and "1 *same direction*" in text
-    assert "2026-01-02 |" in page and "It was found before." in page
+    assert "- **Earlier**, 2026-01-02, commit" in page and "*opposite*: It was found before." in page
     stored.write_text("{")
     assert "results.json is damaged" in refused(*command[:1], "--index", str(index), "--out", str(out))
 
@@ -265,11 +276,11 @@ def _with_damaged_files(folder: Path, command: list[str]) -> None:
     changed = json.loads(whole["result.json"]) | {"changed": ["training.steps=3"]}
     (folder / "result.json").write_text(json.dumps(changed))
     assert called(*command)[0] == 0
-    index, page = (Path(command[2]) / name for name in ("README.md", "xiong2020-tiny.md"))
+    index, page = (Path(command[2]) / name for name in ("README.md", "xiong2020.md"))
     assert (
         "1 of them at other settings" in index.read_text() and "same direction (other settings: " in index.read_text()
     )
-    assert "Here: tiny; changed: training.steps=3." in page.read_text()
+    assert "**Same direction (other settings: training.steps=3).**" in page.read_text()
 
 
 def test_full_is_forecast_and_refused(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,8 +441,11 @@ def test_killed_and_continued(tmp_path: Path, text: Path) -> None:
     assert rows == undisturbed and rows.count(b"\n") > 3
 
 
-def test_the_index_in_docs_is_of_this_table() -> None:
-    """Where it is not: isograd reproduce --index docs/results/reproduce --out FOLDER."""
-    text = (Path(__file__).parents[2] / "docs/results/reproduce/README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[?([\w-]+/[\w.-]+)", text, re.MULTILINE)
-    assert listed == sorted(ITEMS, key=[*ITEMS].index) and f"{len(ITEMS)} items: " in text
+def test_the_pages_in_docs_are_of_this_table(tmp_path: Path) -> None:
+    """Where they are not: isograd reproduce --index docs/results/reproduce --out FOLDER."""
+    stored = Path(__file__).parents[2] / "docs/results/reproduce"
+    shutil.copy(stored / "results.json", tmp_path)
+    write_index([one.about() for one in by_paper()], tmp_path / "none", tmp_path)
+    for page in tmp_path.glob("*.md"):
+        assert (stored / page.name).read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), page.name
+    assert {page.name for page in stored.glob("*.md")} == {page.name for page in tmp_path.glob("*.md")}

@@ -88,9 +88,7 @@ def reproduce(
         content = {item.id: {**item.about(), "state": states[item.id]} for item in found}
         return Result(content, lambda: _list(found, out, states))
     if index is not None and not found:
-        from isograd.lab.report.pages.reproduce_index import write_index
-
-        page = write_index([item.about() for item in ITEMS.values()], out, index)
+        page = _write_index(out, index)
         return Result({"index": str(page)}, lambda: print_path(f"index: {page}"))
     if not found:
         raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
@@ -167,9 +165,7 @@ def _list(items: "Sequence[Item]", out: Path, states: dict[str, str]) -> None:
 
 def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool, index: Path | None) -> Result:
     """Each item in turn; one that fails does not end the others."""
-    from isograd.lab.report.pages.reproduce_index import write_index
     from isograd.papers.reproduce.plan import plan_item
-    from isograd.papers.reproduce.registry import ITEMS
 
     planned = [plan_item(item, asked) for item in items]
     results, failed = [], []
@@ -186,9 +182,16 @@ def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool,
         if not json:
             _print(results[-1], several=len(planned) > 1)
         if index is not None:
-            write_index([item.about() for item in ITEMS.values()], asked.out, index)
+            _write_index(asked.out, index)
     failed += [f"{one['item']}: {why}" for one in results for why in one.get("failed", ())]
     return Result({"items": results}, faults=failed, code=1 if failed else 0)
+
+
+def _write_index(out: Path, folder: Path) -> Path:
+    from isograd.lab.report.pages.reproduce_index import write_index
+    from isograd.papers.reproduce.registry import by_paper
+
+    return write_index([item.about() for item in by_paper()], out, folder)
 
 
 def _one(planned: "Planned", asked: "Asked", retry: bool) -> dict[str, Any]:

@@ -106,10 +106,8 @@ def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, second
         "verdict": verdict.verdict,
         "reason": verdict.reason,
         "rule": item.rule,
-        "published": [asdict(one) for one in item.published],
         "ours": finite([asdict(one) for one in verdict.ours]),
         "differs": item.differs,
-        "details": item.details,
         "read": planned.reading,
         "with data": asked.data is not None and bool(item.corpora),
         "changed": [

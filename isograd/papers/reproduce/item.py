@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from isograd.lab.recipes import path_of
@@ -220,6 +220,8 @@ class Item:
             "data": self.data,
             "command": f"isograd reproduce {self.id}",
             "missing": self.missing or None,
+            "published": [asdict(one) for one in self.published],
+            "details": self.details,
             "revised": [*self.revised],
             "setup": self.setup(),
         }

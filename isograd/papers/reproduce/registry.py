@@ -87,6 +87,11 @@ def queue() -> list[Item]:
     return sorted(ITEMS.values(), key=lambda item: FIRST.index(item.id) if item.id in FIRST else len(FIRST))
 
 
+def by_paper() -> list[Item]:
+    """Every item, paper after paper, each paper's by importance."""
+    return sorted(queue(), key=lambda item: [*PAPERS.values()].index(item.paper))
+
+
 def chosen(names: Sequence[str]) -> list[Item]:
     """The items of these ids; a paper's name, such as xiong2020, means all of its items.
 

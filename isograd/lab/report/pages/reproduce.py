@@ -266,11 +266,11 @@ def _strip(chart: Row, name: str, rows: Rows) -> Strip:
 
 def map_section(chart: Row, rows: Rows) -> Section:
     """A figure with a square per pair of places, and its numbers: for print, and for who does not see colours."""
-    below = f"Below it the numbers, a column per {chart['x_label'] or chart['x']}."
+    columns = f"The table has a column per {chart['x_label'] or chart['x']}."
     return Section(
         name=chart["name"],
         title=prose(chart["title"]),
-        sentence=prose(f"{chart['sentence']} {below}".strip()),
+        sentence=prose(f"{chart['sentence']} {columns}".strip()),
         figure=partial(_map, chart, rows),
         table=_map_table(chart, rows),
         folded=True,
