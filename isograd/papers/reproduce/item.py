@@ -2,8 +2,9 @@
 
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from isograd.lab.recipes import path_of
@@ -202,10 +203,12 @@ class Item:
         return {corpus.name: corpus for corpus in named if corpus}
 
     def setup(self) -> str:
-        """A hash of what a verdict rests on: the runs, their recipes, the rule in words and as code, the measure."""
-        code = [inspect.getsource(one) if inspect.isfunction(one) else repr(one) for one in (self.judge, self.measure)]
+        """A hash of what a verdict rests on: the runs, their recipes, the rule in words and by name, the measure's code."""
+        judge = asdict(self.judge) if is_dataclass(self.judge) else _source(self.judge)
         recipes = [path_of(runs.recipe).read_text(encoding="utf-8") for runs in self.runs]
-        return hashlib.sha256(repr((self.runs, self.corpus, self.rule, code, recipes)).encode()).hexdigest()[:12]
+        what = [asdict(runs) for runs in self.runs], self.corpora, self.rule, judge, _source(self.measure), recipes
+        said = json.dumps(what, sort_keys=True, default=lambda corpus: asdict(corpus))
+        return hashlib.sha256(said.encode()).hexdigest()[:12]
 
     def about(self) -> dict[str, Any]:
         """As `--list --json` says it."""
@@ -225,3 +228,7 @@ class Item:
             "revised": [*self.revised],
             "setup": self.setup(),
         }
+
+
+def _source(function: Callable[..., Any] | None) -> str:
+    return inspect.getsource(function) if function is not None else ""

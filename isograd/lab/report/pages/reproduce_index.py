@@ -42,7 +42,8 @@ def write_index(items: Sequence[Row], out: Path, folder: Path) -> Path:
             results[name] = {key: found.get(key) for key in KEPT} | {"earlier": _earlier(kept, found)}
             if found["verdict"] != "not run":
                 page = page_of(out / "items" / name, out)
-                results[name] |= _shown(page, name, folder) | {"runs": len(found["cells"])}
+                shown = _shown(page, name, folder) | {"runs": len(found["cells"])}
+                results[name] = {**results[name], **shown}
         elif kept:
             results[name] = kept
     write_json(folder / RESULTS, results)
@@ -83,13 +84,15 @@ def _result(out: Path, name: str) -> Row | None:
 def _shown(page: Page, name: str, folder: Path) -> dict[str, Any]:
     """What the paper's page takes from the item's: its setting; figures and tables as files."""
     stem = name.replace("/", "-")
-    figures, tables, setting = [], [], {}
+    figures: list[Row] = []
+    tables: list[Row] = []
+    setting: dict[str, str] = {}
     for section in page.sections:
         if file := write_figure(section, folder / f"{stem}-{section.name}"):
             caption = " ".join([section.sentence, *section.verdicts]).strip()
             figures.append({"title": section.title, "caption": caption, "file": file})
         if section.table and section.name == "settings":
-            setting = dict(section.table.lines)
+            setting = {name: said for name, said in section.table.lines}
         elif section.table and section.name != "numbers":
             file = f"{ROWS}/{stem}.csv" if section.name == "runs" else f"{ROWS}/{stem}-{section.name}.csv"
             (folder / ROWS).mkdir(exist_ok=True)
