@@ -203,8 +203,9 @@ class Item:
         return {corpus.name: corpus for corpus in named if corpus}
 
     def setup(self) -> str:
-        """A hash of what a verdict rests on: the runs, their recipes, the rule in words and by name, the measure's code."""
-        judge = asdict(self.judge) if is_dataclass(self.judge) else _source(self.judge)
+        """A hash of what a verdict rests on: runs, recipes, the rule in words and by name, the measure's code."""
+        rule: Any = self.judge
+        judge = asdict(rule) if is_dataclass(rule) else _source(rule)
         recipes = [path_of(runs.recipe).read_text(encoding="utf-8") for runs in self.runs]
         what = [asdict(runs) for runs in self.runs], self.corpora, self.rule, judge, _source(self.measure), recipes
         said = json.dumps(what, sort_keys=True, default=lambda corpus: asdict(corpus))

@@ -92,7 +92,7 @@ def _shown(page: Page, name: str, folder: Path) -> dict[str, Any]:
             caption = " ".join([section.sentence, *section.verdicts]).strip()
             figures.append({"title": section.title, "caption": caption, "file": file})
         if section.table and section.name == "settings":
-            setting = {name: said for name, said in section.table.lines}
+            setting = {line[0]: line[1] for line in section.table.lines}
         elif section.table and section.name != "numbers":
             file = f"{ROWS}/{stem}.csv" if section.name == "runs" else f"{ROWS}/{stem}-{section.name}.csv"
             (folder / ROWS).mkdir(exist_ok=True)
