@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from isograd.lab.recipes import path_of
@@ -205,7 +205,7 @@ class Item:
     def setup(self) -> str:
         """A hash of what a verdict rests on: runs, recipes, the rule in words and by name, the measure's code."""
         rule: Any = self.judge
-        judge = asdict(rule) if is_dataclass(rule) else _source(rule)
+        judge = _source(rule) if rule is None or inspect.isfunction(rule) else asdict(rule)
         recipes = [path_of(runs.recipe).read_text(encoding="utf-8") for runs in self.runs]
         what = [asdict(runs) for runs in self.runs], self.corpora, self.rule, judge, _source(self.measure), recipes
         said = json.dumps(what, sort_keys=True, default=lambda corpus: asdict(corpus))
