@@ -48,10 +48,10 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (132, 27_105),
-    "convert": (49, 8_520),
-    "lab": (121, 24_430),
-    "papers": (42, 6_550),
+    "core": (132, 27_130),
+    "convert": (45, 8_130),
+    "lab": (111, 23_240),
+    "papers": (42, 6_530),
 }
 MOST = 15  # files on one level of a room
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
