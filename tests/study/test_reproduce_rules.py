@@ -228,7 +228,7 @@ def test_the_papers_size_takes_its_overrides(full: Full) -> None:
 
 
 def test_each_arm_at_its_best_rate() -> None:
-    """Two seeds choose; the others judge, and an arm that is better at one equal rate alone is not better."""
+    """One seed chooses, the others judge, and an arm that is better at one equal rate alone is not better."""
 
     def found(mine: dict[str, float], theirs: dict[str, float]) -> str:
         own = {f"NormFormer with ResScale, lr {lr}": [0.0, loss, loss, loss, loss] for lr, loss in mine.items()}
