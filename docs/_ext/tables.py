@@ -35,17 +35,21 @@ def prepare(table: nodes.table) -> None:
         return
     if any(next(cell.findall(nodes.image), None) for row in rows for cell in row):
         table["classes"].append("figures")
+        for row in rows:
+            for cell, name in zip(row, names, strict=True):
+                _name(cell, name)
         return
     columns = [[len(row[i].astext()) for row in rows] for i in range(len(names))]
     widths = [max(each, default=0) for each in columns]
     wide = sum(min(width, 24) for width in widths) > PHONE if len(names) > 2 else min(widths) > 2 * PHONE
+    lists = len(names) == 2
     stacked = len(names) > 1 and wide
-    table["classes"] += ["stacked"] if stacked else []
+    table["classes"] += ["stacked", *(["lists"] if lists else [])] if stacked else []
     for row in rows:
         for i, cell in enumerate(row):
             cell["classes"].append(kind(columns[i]))
             if stacked:
-                _name(cell, names[i] if i else "")
+                _name(cell, names[i] if i or lists else "")
 
 
 def _name(cell: nodes.entry, name: str) -> None:

@@ -212,7 +212,7 @@ def test_the_index_names_every_item_and_links_its_section(item: Item, tmp_path: 
     assert all(f"| [{one}](" in pages["README.md"] for one in ITEMS) and "1 *same direction*" in pages["README.md"]
     page = pages["xiong2020.md"]
     section = page[page.index("## tiny\n") :]
-    assert item.claim in section and item.rule in section and "| in the paper (paper) | here |" in section
+    assert item.claim in section and item.rule in section and "| in the paper | here |" in section
     assert "| loss: **1** | " in section and "(xiong2020-tiny-loss.svg)" in section
     assert "[Runs, 4 lines](rows/xiong2020-tiny.csv)" in section
     result = json.loads((out / "items" / item.id / "result.json").read_text())

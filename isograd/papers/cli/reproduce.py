@@ -75,7 +75,7 @@ def reproduce(
         full: print what the paper's size needs (devices, hours, memory, data), and train nothing
         run: with --full: start it under torchrun, run after run; refused where it does not fit or data is missing
         world_size: devices of --full (default: the item's)
-        index: write the index of all items into this folder, with a page of each that --out has a result of, whenever
+        index: write a page per paper and a summary into this folder, of its results.json and what --out has, whenever
             an item ends; without items run nothing
         cores: run on these alone, one run at a time on each, such as --cores 0
     """

@@ -39,11 +39,12 @@ def write_index(items: Sequence[Row], out: Path, folder: Path) -> Path:
         name = item["item"]
         kept, found = before.get(name), _result(out, name)
         if found and not (found["verdict"] == "not run" and kept):
-            results[name] = {key: found.get(key) for key in KEPT} | {"earlier": _earlier(kept, found)}
-            if found["verdict"] != "not run":
-                page = page_of(out / "items" / name, out)
-                shown = _shown(page, name, folder) | {"runs": len(found["cells"])}
-                results[name] = {**results[name], **shown}
+            results[name] = {
+                **{key: found.get(key) for key in KEPT},
+                "earlier": _earlier(kept, found),
+                **({} if found["verdict"] == "not run" else _shown(page_of(out / "items" / name, out), name, folder)),
+                "runs": len(found["cells"]),
+            }
         elif kept:
             results[name] = kept
     write_json(folder / RESULTS, results)
@@ -163,10 +164,13 @@ _SAID = {
 
 
 def _what_holds(items: Sequence[Row], results: Mapping[str, Row], file: str = "") -> str:
-    """The items by verdict, a sentence each."""
+    """The items by verdict, a sentence each; a title is cut at its colon where that leaves one name."""
+    names = {item["item"]: item["shows"].partition(":")[0] for item in items}
+    of_name = Counter(names.values())
     links: dict[str, list[str]] = {said: [] for said in _SAID.values()}
     for item in items:
-        link = f"[{_text(item['shows'].partition(':')[0])}]({file}{_place(item['item'])})"
+        name = names[item["item"]] if of_name[names[item["item"]]] == 1 else item["shows"]
+        link = f"[{_text(name)}]({file}{_place(item['item'])})"
         links[_SAID[verdict_of(item, results.get(item["item"]))]].append(link)
     return "\n".join(f"- {said} ({len(own)} of {len(items)}): {'; '.join(own)}." for said, own in links.items() if own)
 
@@ -209,7 +213,8 @@ def _paper(items: Sequence[Row], results: Mapping[str, Row]) -> Iterator[str]:
     yield _what_holds(items, results)
     yield (
         "The paper's main tables and figures come first. Ours: the median over seeds with its interval; of counts the"
-        " runs, and the interval of their rate. A verdict is of one text and one small size: on another it may be"
+        " runs, and the interval of their rate. The paper's: in brackets where a number is known from, if not from the"
+        " paper. A verdict is of one text and one small size: on another it may be"
         " another. Compare directions, never levels."
     )
     lines = [_first_numbers(item, results.get(item["item"])) for item in items]
@@ -226,9 +231,10 @@ def _first_numbers(item: Row, result: Row | None) -> list[str]:
 
 
 def _paper_numbers(published: Sequence[Row], tags: bool = False) -> str:
+    """A number per line; with `tags` also where it is known from, if not from the paper."""
     values = [f"{number(one['value'])} {one['unit']}".strip() for one in published]
     return "<br>".join(
-        f"{greek(one['label'])}: {_bold(value)}" + (f" ({one['tag']})" if tags else "")
+        f"{greek(one['label'])}: {_bold(value)}" + (f" ({one['tag']})" if tags and one["tag"] != "paper" else "")
         for one, value in zip(published, values, strict=True)
     )
 
@@ -270,9 +276,9 @@ def _why(item: Row, result: Row | None) -> str:
 def _numbers(item: Row, result: Row | None) -> str:
     """Two lists beside each other: what stands at one height is no pair."""
     tags = {one["tag"] for one in item["published"]}
-    header = f"in the paper ({tags.pop()})" if len(tags) == 1 else "in the paper"
-    lines = [_paper_numbers(item["published"], tags=len(tags) > 1), _own_numbers(result["ours"]) if result else ""]
-    return markdown_table(Table(header=(header, "here"), lines=[lines], left=2))
+    known = f" ({tag})" if len(tags) == 1 and (tag := next(iter(tags))) != "paper" else ""
+    lines = [_paper_numbers(item["published"], tags=not known), _own_numbers(result["ours"]) if result else ""]
+    return markdown_table(Table(header=(f"in the paper{known}", "here"), lines=[lines], left=2))
 
 
 def _figures(figures: Sequence[Row]) -> Iterator[str]:
