@@ -64,7 +64,7 @@ def test_what_is_refused(runs: Path, tmp_path: Path) -> None:
     said = refused("export", str(runs / "normformer"), "--out", out)
     assert "it has no norm on what the branch wrote (out), and this placement has" in said
     assert "isograd's own class (--to isograd) and ONNX (--to onnx) hold every model" in said
-    assert "stand before the branch, this model's on the sum" in refused("export", run, "--out", out, "--to", "gpt2")
+    assert "it has no norm on the sum (post)" in refused("export", run, "--out", out, "--to", "gpt2")
     said = refused("export", run, "--out", out, "--to", "gpt9")
     assert "unknown class 'gpt9'" in said and "onnx" in said
     assert "no such folder" in refused("export", str(tmp_path / "none"), "--out", out)
