@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from isograd.lab.study.engine import server
 from isograd.lab.study.engine.jobs import Engine, in_this_process
 from isograd.lab.study.engine.workers import in_processes
 from isograd.lab.study.plan import Cell, load_study
@@ -71,6 +72,7 @@ def runner(cells: list[Cell], folder: Path, orders: Path, engine: Engine) -> int
 
 def _run(cells: list[Cell], folder: Path, orders: Path, engine: Engine) -> None:
     os.setsid()
+    server._owner = 0  # no server: the parent of a worker is the runner
     mortal(orders, "runner")
     ran(cells, folder, engine=engine)
 
