@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from isograd.convert.graft import graft
-from isograd.convert.graft.found import Subject
+from isograd.convert.graft.found import GraftSubject
 from isograd.convert.graft.layers import arranged, places
 from isograd.files import read_rows, write_text
 from isograd.text import read
@@ -94,7 +94,7 @@ def begun(arm: str, base: Path, seed: int) -> Any:
         return graft(model, f"layers={DEEP}", new=arm).model
     if arm.startswith("stack"):
         order = places(SHORT, DEEP - SHORT, "top" if arm == "stack-top" else "even")
-        return arranged(Subject(model), order, lambda name, source, rest, value: value.clone())
+        return arranged(GraftSubject(model), order, lambda name, source, rest, value: value.clone())
     return model
 
 

@@ -52,7 +52,7 @@ class Common(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class PartShape:
     """What the modules of a residual ask of a configuration."""
 
     hidden_size: int
@@ -64,7 +64,7 @@ class Shape:
 class Part(nn.Module):
     """One sublayer: read gives pre(x); write is x <- post(skip * x + scale * out(u)), or the stream's own."""
 
-    def __init__(self, placement: Placement, site: Site, shape: Shape) -> None:
+    def __init__(self, placement: Placement, site: Site, shape: PartShape) -> None:
         super().__init__()
         residual, width = placement.at(site), shape.hidden_size
         if inside := [name for name in INSIDE if getattr(residual, name) is not None]:
@@ -168,7 +168,7 @@ class Residuals(nn.Module):
             raise ValueError(f"norm={norm!r}: expected 'layernorm' or 'rmsnorm'")
         self.placement = get(placement) if isinstance(placement, str) else placement
         self.sites = sites(layers, "decoder", layers if cross else 0)
-        shape = Shape(hidden_size=width, norm=norm, norm_eps=eps)
+        shape = PartShape(hidden_size=width, norm=norm, norm_eps=eps)
         self.first = make_norm(self.placement.first, width, shape)
         self.width = width
         self.parts = nn.ModuleList(Part(self.placement, site, shape) for site in self.sites)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from isograd.lint import Findings
-    from isograd.lint.formats import Place
+    from isograd.lint.formats import SourcePlace
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -98,7 +98,7 @@ def _print_commands(findings: "Findings", network: "nn.Module", asked: "_Asked")
     print(_summary(findings))
 
 
-def _places(findings: "Findings", network: "nn.Module", asked: "_Asked") -> "dict[str, Place]":
+def _places(findings: "Findings", network: "nn.Module", asked: "_Asked") -> "dict[str, SourcePlace]":
     from isograd.lint.formats import places
     from isograd.trace.load import maker_of
 

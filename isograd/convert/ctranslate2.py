@@ -34,7 +34,7 @@ from isograd.convert.checkpoints.folder import Source, Written
 from isograd.convert.checkpoints.vocabulary import pieces, save_tokenizer, sides, special
 from isograd.convert.folding import fold
 from isograd.convert.hf.family import beyond
-from isograd.convert.parity import ParityReport, Part, Runner, hashes, measure
+from isograd.convert.parity import ParityPart, ParityReport, Runner, hashes, measure
 from isograd.convert.pretrained import ELSEWHERE
 from isograd.convert.sample import Batch, Sample, random_sample
 from isograd.errors import InteropError, needed
@@ -125,7 +125,7 @@ def measure_ctranslate2(
     options["compute_type"] = "default" if quantization else "float32"
     pair = isinstance(model, IsogradForSeq2SeqLM)
     if isinstance(model, IsogradForSeq2SeqLM):
-        ours: Part = _ours(copy.deepcopy(model).float())
+        ours: ParityPart = _ours(copy.deepcopy(model).float())
         theirs = _translator(model, tokenizer, library.Translator(str(folder), **options))
     else:
         ours = model

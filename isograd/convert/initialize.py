@@ -25,7 +25,7 @@ from isograd.placement import Site, sites
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import find_anatomy
 from isograd.trace.inputs import as_inputs, guess_inputs
-from isograd.trace.parts import Part, parts
+from isograd.trace.parts import WeightPart, parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class _Drawer:
         kept = tuple(name for name in self.parameters if name not in self.done)
         return Initialized(scheme=self.name, drawn=tuple(rows), kept=kept)
 
-    def _part(self, part: Part) -> None:
+    def _part(self, part: WeightPart) -> None:
         std = self.scheme.std(part.role, part.site, self._shape(part.fan_in, part.fan_out))
         weight = self.parameters[part.name]
         drawn = self._draws(part.of(weight).shape, std, weight)

@@ -54,8 +54,8 @@ class Runner:
     generate: Callable[[Batch, int, int], list[list[int]]] | None = None
 
 
-Part = nn.Module | Runner | Callable[[Batch], Tensor]
-Side = Part | Mapping[Precision, Part]
+ParityPart = nn.Module | Runner | Callable[[Batch], Tensor]
+Side = ParityPart | Mapping[Precision, ParityPart]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +372,7 @@ class Remembered:
         return cls(sample=sample, runner=known)
 
     @property
-    def side(self) -> Mapping[Precision, Part]:
+    def side(self) -> Mapping[Precision, ParityPart]:
         """As `measure` takes it."""
         return {"fp32": self.runner}
 

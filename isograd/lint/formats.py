@@ -18,14 +18,16 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SourcePlace:
     """A line of a file, relative to the root of the sources."""
 
     file: str
     line: int
 
 
-def places(model: nn.Module, findings: Findings, made_by: Any = None, root: Path | None = None) -> dict[str, Place]:
+def places(
+    model: nn.Module, findings: Findings, made_by: Any = None, root: Path | None = None
+) -> dict[str, SourcePlace]:
     """Where the module of each finding is written, by its address.
 
     It is the class of the module, or of the nearest one around it, whose file lies below `root`; else the function that
@@ -55,7 +57,7 @@ def _around(model: nn.Module, address: str) -> list[nn.Module]:
     return modules
 
 
-def _place(thing: Any, root: Path) -> Place | None:
+def _place(thing: Any, root: Path) -> SourcePlace | None:
     try:
         file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
     except (TypeError, OSError):  # made while the program runs
@@ -63,20 +65,20 @@ def _place(thing: Any, root: Path) -> Place | None:
     path = Path(file or "").resolve()
     if not path.is_relative_to(root) or "site-packages" in path.parts:
         return None
-    return Place(file=path.relative_to(root).as_posix(), line=line)
+    return SourcePlace(file=path.relative_to(root).as_posix(), line=line)
 
 
-def github(findings: Findings, where: Mapping[str, Place]) -> str:
+def github(findings: Findings, where: Mapping[str, SourcePlace]) -> str:
     """A workflow command per finding, which GitHub shows beside the line in a pull request."""
     lines = [_command(finding, where.get(finding.address)) for finding in findings]
     lines += [f"::notice title=isograd::{_data(f'could not look at {line}')}" for line in findings.missed]
     return "\n".join(lines)
 
 
-def _command(finding: Finding, place: Place | None) -> str:
+def _command(finding: Finding, place: SourcePlace | None) -> str:
     """
     >>> one = Finding(code="norm-eps", severity="warning", address="h.0", measured=1, message="50% off", remedy="fix")
-    >>> _command(one, Place(file="a.py", line=3))
+    >>> _command(one, SourcePlace(file="a.py", line=3))
     '::warning file=a.py,line=3,title=isograd%3A norm-eps::h.0: 50%25 off; fix'
     """
     where = {"file": place.file, "line": str(place.line)} if place else {}
@@ -97,7 +99,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def sarif(findings: Findings, where: Mapping[str, Place], version: str) -> dict[str, Any]:
+def sarif(findings: Findings, where: Mapping[str, SourcePlace], version: str) -> dict[str, Any]:
     """A log of the Static Analysis Results Interchange Format 2.1.0, for code scanning and editors."""
     codes = list(dict.fromkeys(finding.code for finding in findings))
     rules = [{"id": code, "help": {"text": f"docs/check/{code}.md of isograd"}} for code in codes]
@@ -111,7 +113,7 @@ def sarif(findings: Findings, where: Mapping[str, Place], version: str) -> dict[
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _result(finding: Finding, rule: int, place: Place | None, model: str) -> dict[str, Any]:
+def _result(finding: Finding, rule: int, place: SourcePlace | None, model: str) -> dict[str, Any]:
     logical = [{"fullyQualifiedName": f"{model}:{finding.address}", "kind": "member"}]
     location: dict[str, Any] = {"logicalLocations": logical}
     if place is not None:

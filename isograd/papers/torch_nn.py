@@ -128,7 +128,7 @@ def import_torch(path: str | Path, out: str | Path, layout: Layout, *, date: str
         written: Any = from_pretrained(type(model), part)
         bare = isinstance(model, IsogradModel)
         report = measure(
-            Original(model.config, state, layout),
+            TorchOriginal(model.config, state, layout),
             _Layers(written) if bare else written,
             _vectors(model.config.hidden_size) if bare else None,
             about=f"{Path(path).name} imported as {model.config.placement}",
@@ -326,7 +326,7 @@ def _vectors(width: int) -> Sample:
     return Sample(kind="random vectors", batches=[{"inputs_embeds": vectors, "attention_mask": mask}])
 
 
-class Original(nn.Module):
+class TorchOriginal(nn.Module):
     """The original model.
 
     Args:

@@ -14,7 +14,7 @@ from isograd.trace.sublayers import TracedSublayer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class WeightPart:
     """A matrix of a sublayer, or the part of a fused one.
 
     Attributes:
@@ -38,12 +38,12 @@ class Part:
         return weight if self.rows is None else weight.index_select(self.axis, self.rows)
 
 
-def parts(anatomy: Anatomy) -> list[Part]:
+def parts(anatomy: Anatomy) -> list[WeightPart]:
     """Of all stacks, in the order of running; convolutions and what is no matrix are left out."""
     return [part for stack in anatomy.stacks for part in _of_stack(anatomy, stack)]
 
 
-def _of_stack(anatomy: Anatomy, stack: TracedStack) -> Iterator[Part]:
+def _of_stack(anatomy: Anatomy, stack: TracedStack) -> Iterator[WeightPart]:
     sizes = {s.name.rstrip("0123456789 "): s.layers for s in reversed(anatomy.stacks)}
     which: Stack = "decoder" if stack.name.startswith("decoder") else "encoder"
     crossed = any(s.cross for s in anatomy.stacks)
@@ -66,7 +66,9 @@ def _of_stack(anatomy: Anatomy, stack: TracedStack) -> Iterator[Part]:
         yield from _of_sublayer(anatomy.dataflow, sublayer, site, {n: w for n, w in shapes.items() if w.ndim == 2})
 
 
-def _of_sublayer(dataflow: Dataflow, sublayer: TracedSublayer, site: Site, of: dict[str, Tensor]) -> Iterator[Part]:
+def _of_sublayer(
+    dataflow: Dataflow, sublayer: TracedSublayer, site: Site, of: dict[str, Tensor]
+) -> Iterator[WeightPart]:
     width = dataflow.trace[sublayer.read].shape[-1]
     inner = next((max(w.shape) if min(w.shape) != max(w.shape) else width for n, w in of.items()
                   if sublayer.roles[n] == "ffn_out"), width)  # fmt: skip
@@ -79,7 +81,7 @@ def _of_sublayer(dataflow: Dataflow, sublayer: TracedSublayer, site: Site, of: d
             continue
         role: Role = roles[0]  # type: ignore[assignment]
         own = min(fan_out, inner) if role == "ffn_in" else fan_out
-        yield Part(name=name, role=role, site=site, rows=None, axis=axis, fan_in=fan_in, fan_out=own, width=width)
+        yield WeightPart(name=name, role=role, site=site, rows=None, axis=axis, fan_in=fan_in, fan_out=own, width=width)
 
 
 def outputs_axis(dataflow: Dataflow, name: str, weight: Tensor) -> int:
@@ -91,7 +93,7 @@ def outputs_axis(dataflow: Dataflow, name: str, weight: Tensor) -> int:
 
 def _split(
     dataflow: Dataflow, sublayer: TracedSublayer, site: Site, name: str, weight: Tensor, roles: list[str], axis: int
-) -> Iterator[Part]:
+) -> Iterator[WeightPart]:
     """Values apart from the others: no scheme tells queries from keys."""
     every = weight.shape[axis]
     rows = value_rows(dataflow, sublayer) if "value" in roles else torch.arange(0)
@@ -101,7 +103,7 @@ def _split(
     for role, own, count in ((others[0], rest, len(others)), ("value", rows, 1)):
         if len(own):
             named: Role = role  # type: ignore[assignment]
-            yield Part(
+            yield WeightPart(
                 name=name,
                 role=named,
                 site=site,

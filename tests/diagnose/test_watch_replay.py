@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import isograd
-from isograd.diagnose.watch.loops.replay import Kept, Replays
+from isograd.diagnose.watch.loops.replay import KeptStep, Replays
 from isograd.files import read_json
 from isograd.outcome import Course
 from tests.build import few, in_turn
@@ -236,7 +236,7 @@ def test_a_state_larger_than_the_memory_keeps_two() -> None:
     kept = Replays(loop=loop, model=nn.Linear(2, 2))
     for n in range(1, 101):
         kept.before_step(n)
-    assert [one.step for one in kept.kept] == [1, 81] and isinstance(kept.kept[0], Kept)
+    assert [one.step for one in kept.kept] == [1, 81] and isinstance(kept.kept[0], KeptStep)
 
 
 def test_a_course_knows_its_scale() -> None:

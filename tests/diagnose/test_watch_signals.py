@@ -19,7 +19,7 @@ from isograd.diagnose.watch.batches import leaks
 from isograd.diagnose.watch.batches import moved as moved_by
 from isograd.diagnose.watch.losses import RESTS, STAYS, Losses
 from isograd.diagnose.watch.overflow import culprit
-from isograd.diagnose.watch.steps import Moved, Steps, settings_of
+from isograd.diagnose.watch.steps import Steps, WeightsMoved, settings_of
 
 TIME, VOCABULARY = 12, 31
 LEVEL = Baseline(kind="tokens", value=3.0)
@@ -205,8 +205,8 @@ def test_a_stack_that_is_detached_from_the_head() -> None:
     assert signals(change) == [(12, "gradient")]
 
 
-def moved(by: float, size: float = 1.0) -> Moved:
-    return Moved(by=by, size=size, rate=1e-3, gradient=1.0)
+def moved(by: float, size: float = 1.0) -> WeightsMoved:
+    return WeightsMoved(by=by, size=size, rate=1e-3, gradient=1.0)
 
 
 def cause_of(

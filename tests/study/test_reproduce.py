@@ -21,7 +21,7 @@ from isograd.lab.train.recipe import load_run
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.context import Context
 from isograd.papers.reproduce.data import found
-from isograd.papers.reproduce.item import PAPERS, Corpus, Full, Item, Published, Rows, Runs
+from isograd.papers.reproduce.item import PAPERS, Full, Item, ItemText, Published, Rows, Runs
 from isograd.papers.reproduce.plan import Asked, plan_item
 from isograd.papers.reproduce.registry import ITEMS, by_paper, chosen, corpus
 from tests.cli.test_compare import gone, started, wait_until_held
@@ -110,7 +110,7 @@ def test_beyond_and_both() -> None:
 
 
 def test_a_corpus_is_found_or_says_what_is_missing(tmp_path: Path) -> None:
-    corpus = Corpus(name="text", folder="some", files=("a.txt",), settings={"data.source": ["{folder}/a.txt"]})
+    corpus = ItemText(name="text", folder="some", files=("a.txt",), settings={"data.source": ["{folder}/a.txt"]})
     assert found(corpus, None) == (None, "no data: --data FOLDER with some/ (text)")
     assert found(corpus, tmp_path) == (None, "no data: some/a.txt is not there below --data")
     (tmp_path / "some").mkdir()
@@ -360,7 +360,7 @@ def test_the_list_says_what_has_run(item: Item, tmp_path: Path) -> None:
 
 def test_several_items_go_on_after_one_that_fails(item: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measure that raises, one that has no data, and one that works: exit code 1, and the last has its page."""
-    needs = Corpus(name="none", folder="none", files=("x",), settings={})
+    needs = ItemText(name="none", folder="none", files=("x",), settings={})
     other = {
         "xiong2020/bad": replace(item, id="xiong2020/bad", measure=_bad),
         "xiong2020/lacks": replace(item, id="xiong2020/lacks", corpus=needs),

@@ -14,7 +14,7 @@ from isograd.lab.train.train import initial_model, train
 from isograd.models import IsogradForSeq2SeqLM
 from isograd.papers.reproduce import rules
 from isograd.papers.reproduce.context import Context, Trained
-from isograd.papers.reproduce.item import Row, Rows, Verdict
+from isograd.papers.reproduce.item import Judgement, Row, Rows
 from isograd.papers.reproduce.measures import stacks, translations
 from isograd.papers.reproduce.measures.dependency import dependency_map
 from isograd.papers.reproduce.registry import ITEMS
@@ -124,7 +124,7 @@ def test_back_translation_of_a_part(trained: Trained, tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
 
 
-def judged(item: str, rows: Rows) -> Verdict:
+def judged(item: str, rows: Rows) -> Judgement:
     judge = ITEMS[item].judge
     assert judge is not None
     return judge(rows)

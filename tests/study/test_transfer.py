@@ -12,7 +12,7 @@ import torch
 from isograd import IsogradConfig, IsogradForCausalLM
 from isograd.errors import IsogradError, RecipeError, UnknownPlacement
 from isograd.lab.study.transfer.coordinates import coordinate_check
-from isograd.lab.study.transfer.drift import Verdict, drifts
+from isograd.lab.study.transfer.drift import DriftVerdict, drifts
 from isograd.lab.study.transfer.plan import KEPT, MEASURED, parse_size, plan
 from isograd.lab.train.recipe import load_run
 from isograd.lab.train.run import Run
@@ -313,7 +313,9 @@ def test_the_verb_reads_a_study(tmp_path: Path) -> None:
 def test_what_was_measured_is_what_the_page_says() -> None:
     page = (Path(__file__).parents[2] / "docs/results/transfer.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
-    found = {(r[0], r[1]): (r[3], r[6]) for r in rows if len(r) == 7 and (r[6] in get_args(Verdict)) and r[5] == "3"}
+    found = {
+        (r[0], r[1]): (r[3], r[6]) for r in rows if len(r) == 7 and (r[6] in get_args(DriftVerdict)) and r[5] == "3"
+    }
     assert found == MEASURED
     said = " ".join(plan(run(), depth=8).cautions)
     drift, verdict = MEASURED["pre-ln@completep", "depth"]

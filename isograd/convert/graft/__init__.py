@@ -22,7 +22,7 @@ from isograd.convert.checkpoints.folder import copy_companions, must_have_weight
 from isograd.convert.checkpoints.vocabulary import load_tokenizer
 from isograd.convert.graft.fitted import placement, qk_norm
 from isograd.convert.graft.folding import norm_weights
-from isograd.convert.graft.found import Subject
+from isograd.convert.graft.found import GraftSubject
 from isograd.convert.graft.heads import kv_heads, vocabulary
 from isograd.convert.graft.layers import layers
 from isograd.convert.graft.moves import How, Moved
@@ -59,7 +59,7 @@ class Change:
     """
 
     value: str
-    move: Callable[[Subject, str, How], Moved]
+    move: Callable[[GraftSubject, str, How], Moved]
 
     @property
     def about(self) -> str:
@@ -243,10 +243,10 @@ def _grafted(
     wide = _doubled(model)
     for change, row, value in rows:
         progress(change)
-        moved = row.move(Subject(model), value, how)
+        moved = row.move(GraftSubject(model), value, how)
         wider = None
         if moved.exact:
-            wider = None if wide is None else row.move(Subject(wide), value, how).model
+            wider = None if wide is None else row.move(GraftSubject(wide), value, how).model
             report = proven(model, moved.model, wide=(wide, wider), about=change)
             if not report.passed:
                 raise ParityError(report)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.convert.graft.found import Subject
+from isograd.convert.graft.found import GraftSubject
 from isograd.convert.graft.moves import How, Moved, one_of
 from isograd.convert.graft.ours import ours, placed, residuals_of, state_of
 from isograd.convert.graft.text import Text
@@ -21,7 +21,7 @@ _MOST = 2048  # tokens that are fitted on
 _SLOPES = torch.logspace(-2, 1, 61, dtype=torch.float64)  # of tanh, times the input's root mean square
 
 
-def placement(subject: Subject, value: str, how: How) -> Moved:
+def placement(subject: GraftSubject, value: str, how: How) -> Moved:
     """norms on what branches write; pre-ln: from Post-LN (measured, ours)
 
     A new norm's weight and bias are the least squares of u against n(u), channel by channel. From Post-LN to Pre-LN
@@ -34,7 +34,7 @@ def placement(subject: Subject, value: str, how: How) -> Moved:
     return _to_pre(model, text) if value == "pre-ln" else _with_out_norms(model, text, value)
 
 
-def qk_norm(subject: Subject, value: str, how: How) -> Moved:
+def qk_norm(subject: GraftSubject, value: str, how: How) -> Moved:
     """norms on queries and keys become constants in W_Q, W_K (measured, ours)"""
     one_of(value, "qk-norm", "removed")
     model = ours(subject.model)
@@ -68,7 +68,7 @@ def qk_norm(subject: Subject, value: str, how: How) -> Moved:
     return Moved(model=made, said=f"{len(sides)} norms on queries and keys folded as constants", exact=False)
 
 
-def to_dyt(subject: Subject, how: How) -> Moved:
+def to_dyt(subject: GraftSubject, how: How) -> Moved:
     """Every norm of the stream to weight * tanh(slope x) + bias, fitted to what the norm gave."""
     model = ours(subject.model)
     text = how.needed("norm=dyt")

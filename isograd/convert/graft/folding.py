@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from isograd.convert.graft.found import Subject, rebuilt
+from isograd.convert.graft.found import GraftSubject, rebuilt
 from isograd.convert.graft.moves import How, Moved, one_of
 from isograd.errors import GraftError
 from isograd.trace.dataflow import LAYOUT, SCALING, TracedNorm, bare
@@ -12,7 +12,7 @@ from isograd.trace.record import Operation
 NEAR_ZERO = 1e-4  # of the largest entry of a norm weight: what a bias is divided by
 
 
-def norm_weights(subject: Subject, value: str, how: How) -> Moved:
+def norm_weights(subject: GraftSubject, value: str, how: How) -> Moved:
     """weights and biases of norms into the projections after them (exact)
 
     W (g n + b) + c = (W diag(g)) n + (W b + c). Where a projection has no bias, g (n + b / g) keeps b / g in the norm.
@@ -32,14 +32,14 @@ def norm_weights(subject: Subject, value: str, how: How) -> Moved:
     return Moved(model=rebuilt(subject.model, state, {}), said=f"{folded} norm weights folded{rest}")
 
 
-def _norms(subject: Subject) -> list[TracedNorm]:
+def _norms(subject: GraftSubject) -> list[TracedNorm]:
     """Those of the stream that have a weight, each once."""
     stack = subject.stack
     found = [n for s in stack.sublayers for slot in ("pre", "post") for n in s.norms.get(slot, [])]
     return list({norm.weight: norm for norm in [*found, *stack.final] if norm.weight}.values())
 
 
-def _folded(subject: Subject, norm: TracedNorm, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _folded(subject: GraftSubject, norm: TracedNorm, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The new values of a norm's weight and bias, and of the matrices and biases that read it."""
     assert norm.weight is not None
     products = _products(subject, norm)
@@ -65,7 +65,7 @@ def _folded(subject: Subject, norm: TracedNorm, state: dict[str, Tensor]) -> dic
     return out
 
 
-def _products(subject: Subject, norm: TracedNorm) -> list[tuple[Operation, int, str]]:
+def _products(subject: GraftSubject, norm: TracedNorm) -> list[tuple[Operation, int, str]]:
     """Every product that reads a norm: the operation, what it reads, the name of its matrix."""
     dataflow, trace = subject.dataflow, subject.dataflow.trace
     own, todo = {norm.weight, norm.bias}, [norm.result]
@@ -92,7 +92,7 @@ def _products(subject: Subject, norm: TracedNorm) -> list[tuple[Operation, int, 
     return list(found.values())
 
 
-def _readers(subject: Subject, matrix: str) -> list[Operation]:
+def _readers(subject: GraftSubject, matrix: str) -> list[Operation]:
     """What reads a matrix, through layout."""
     trace, todo, found = subject.dataflow.trace, [subject.value(matrix)], list[Operation]()
     while todo:
@@ -104,7 +104,7 @@ def _readers(subject: Subject, matrix: str) -> list[Operation]:
     return found
 
 
-def _effective(subject: Subject, norm: TracedNorm, read: int) -> tuple[float, Tensor]:
+def _effective(subject: GraftSubject, norm: TracedNorm, read: int) -> tuple[float, Tensor]:
     """What stands for a weight of 1 in the parameter, 1 or 0, and the weight itself, in float64."""
     assert norm.weight is not None
     trace = subject.dataflow.trace
@@ -114,13 +114,13 @@ def _effective(subject: Subject, norm: TracedNorm, read: int) -> tuple[float, Te
     return (1.0, weight) if silent else (0.0, 1 + weight)
 
 
-def _bias_of(subject: Subject, operation: Operation) -> str | None:
+def _bias_of(subject: GraftSubject, operation: Operation) -> str | None:
     trace = subject.dataflow.trace
     return next((n for n in subject.dataflow.weights(operation) if trace[subject.value(n)].ndim == 1), None)
 
 
 @torch.no_grad()
-def _input_axis(subject: Subject, operation: Operation, read: int, matrix: str) -> int:
+def _input_axis(subject: GraftSubject, operation: Operation, read: int, matrix: str) -> int:
     """The axis of a matrix along which it reads, by trying both."""
     trace = subject.dataflow.trace
     weight, x, y = (t.double() for t in (trace[subject.value(matrix)], trace[read], trace[operation.makes[0]]))

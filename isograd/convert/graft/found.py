@@ -24,7 +24,7 @@ from isograd.trace.sublayers import TracedSublayer
 State = dict[str, Tensor]
 
 
-class Subject:
+class GraftSubject:
     """A model of one stack, and what was found in it.
 
     Raises:
@@ -175,7 +175,7 @@ def _keep_buffers(model: PreTrainedModel, made: PreTrainedModel) -> None:
             value.copy_(before[name])
 
 
-def _layers(subject: Subject) -> Layers:
+def _layers(subject: GraftSubject) -> Layers:
     for address, module in subject.model.named_modules():
         if isinstance(module, nn.ModuleList) and (places := _places(address, len(module), subject.stack.sublayers)):
             lists = tuple(name for name, value in options(subject.config, list) if len(value) == len(module))

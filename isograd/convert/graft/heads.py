@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from isograd.convert.graft.found import Subject, changed, options, rebuilt, shapes
+from isograd.convert.graft.found import GraftSubject, changed, options, rebuilt, shapes
 from isograd.convert.graft.moves import How, Moved, whole
 from isograd.errors import GraftError
 from isograd.models import IsogradConfig
 
 
-def kv_heads(subject: Subject, value: str, how: How) -> Moved:
+def kv_heads(subject: GraftSubject, value: str, how: How) -> Moved:
     """more, by repeating them (exact); or fewer, the means of neighbours (measured)
 
     A query's key and value stay the same where each head is repeated for its own part of the queries. The mean over a
@@ -41,7 +41,7 @@ def kv_heads(subject: Subject, value: str, how: How) -> Moved:
     return Moved(model=made, said=f"{now} to {wanted} key/value heads, {said}", exact=repeated)
 
 
-def vocabulary(subject: Subject, value: str, how: How) -> Moved:
+def vocabulary(subject: GraftSubject, value: str, how: How) -> Moved:
     """more rows, the mean of the old ones: no old logit moves (exact)
 
     The logit of a mean row is the mean of logits, and never the largest.
@@ -66,7 +66,7 @@ def vocabulary(subject: Subject, value: str, how: How) -> Moved:
     raise GraftError(f"{type(subject.model).__name__}: no option of its configuration makes the vocabulary larger")
 
 
-def _matrices(subject: Subject) -> tuple[list[str], list[str]]:
+def _matrices(subject: GraftSubject) -> tuple[list[str], list[str]]:
     """Names of the matrices of keys and values, and of queries."""
     roles = {name: role for s in subject.stack.sublayers if s.kind == "attn" for name, role in s.roles.items()}
     fused = [name for name, role in roles.items() if "+" in role]
@@ -78,7 +78,7 @@ def _matrices(subject: Subject) -> tuple[list[str], list[str]]:
     return keys, [name for name, role in roles.items() if role == "query"]
 
 
-def _option(subject: Subject, keys: list[str], queries: list[str]) -> tuple[str, int]:
+def _option(subject: GraftSubject, keys: list[str], queries: list[str]) -> tuple[str, int]:
     """The option that counts key/value heads, and its value: all keys and values follow it, and no query."""
     rows = subject.state[keys[0]].shape[0]
     found, config = list(options(subject.config, int)), subject.config
@@ -97,7 +97,7 @@ def _option(subject: Subject, keys: list[str], queries: list[str]) -> tuple[str,
     )
 
 
-def _grown(subject: Subject, option: str, wanted: int) -> dict[str, int]:
+def _grown(subject: GraftSubject, option: str, wanted: int) -> dict[str, int]:
     """The first sizes of the parameters whose shapes follow an option; none where another size moves, too."""
     made = shapes(subject.model, changed(subject.config, {option: wanted}))
     if made is None:
@@ -109,7 +109,7 @@ def _grown(subject: Subject, option: str, wanted: int) -> dict[str, int]:
     return {n: shape[0] for n, shape in moved.items()}
 
 
-def _reshaped(subject: Subject, option: str, wanted: int, change: Callable[[Tensor], Tensor]) -> PreTrainedModel:
+def _reshaped(subject: GraftSubject, option: str, wanted: int, change: Callable[[Tensor], Tensor]) -> PreTrainedModel:
     sizes = _grown(subject, option, wanted)
     state = {name: change(value) if name in sizes else value for name, value in subject.state.items()}
     return rebuilt(subject.model, state, {option: wanted})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from isograd.convert.graft.found import State, Subject, rebuilt
+from isograd.convert.graft.found import GraftSubject, State, rebuilt
 from isograd.convert.graft.moves import How, Moved, New, whole
 from isograd.convert.graft.ours import ours, placed
 from isograd.convert.graft.text import Text, loss_on
@@ -30,7 +30,7 @@ _NEW: dict[New, str] = {
 }
 
 
-def layers(subject: Subject, value: str, how: How) -> Moved:
+def layers(subject: GraftSubject, value: str, how: How) -> Moved:
     """more, which write 0 at first (exact); or fewer, by their use (measured)"""
     count, now = whole(value, "layers"), subject.layers.count
     if count == now:
@@ -40,14 +40,14 @@ def layers(subject: Subject, value: str, how: How) -> Moved:
     return insert(subject, count, how)
 
 
-def insert(subject: Subject, count: int, how: How) -> Moved:
+def insert(subject: GraftSubject, count: int, how: How) -> Moved:
     """New layers among the old ones, `count` in all, which write 0.
 
     Raises:
         GraftError: a layer that writes nothing is no identity here, with the reason.
     """
     if how.new == "gate":
-        return _gated(Subject(ours(subject.model)), count, how)
+        return _gated(GraftSubject(ours(subject.model)), count, how)
     layers = subject.layers
     order = places(layers.count, count - layers.count, how.insert)
     sources = {source for source, is_new in order if is_new}
@@ -63,7 +63,7 @@ def insert(subject: Subject, count: int, how: How) -> Moved:
     return Moved(model=made, said=_said(order, layers.count, _NEW[how.new]))
 
 
-def arranged(subject: Subject, order: Order, new: Callable[[str, int, str, Tensor], Tensor]) -> PreTrainedModel:
+def arranged(subject: GraftSubject, order: Order, new: Callable[[str, int, str, Tensor], Tensor]) -> PreTrainedModel:
     """The model with its layers in another order, some of them new: `new` gives a parameter of such a layer, of its
     old name, its old layer, its name in the layer and its old value.
     """
@@ -75,7 +75,7 @@ def arranged(subject: Subject, order: Order, new: Callable[[str, int, str, Tenso
     return rebuilt(subject.model, state, subject.layers.changes(subject.config, own))
 
 
-def rearranged(subject: Subject, order: Order, new: Callable[[str, int, str, Tensor], Tensor]) -> State:
+def rearranged(subject: GraftSubject, order: Order, new: Callable[[str, int, str, Tensor], Tensor]) -> State:
     """The weights of `arranged`."""
     layers, state = subject.layers, State()
     for name, value in subject.state.items():
@@ -89,7 +89,7 @@ def rearranged(subject: Subject, order: Order, new: Callable[[str, int, str, Ten
     return state
 
 
-def _gated(subject: Subject, count: int, how: How) -> Moved:
+def _gated(subject: GraftSubject, count: int, how: How) -> Moved:
     """Copies whose branches are multiplied by a trained number, 0 at first."""
     layers, model = subject.layers, subject.model
     assert isinstance(model, IsogradPreTrainedModel)
@@ -136,7 +136,7 @@ def places(count: int, more: int, insert: str) -> Order:
     return [one for i in range(count) for one in [(i, False), *[(i, True)] * after[i]]]
 
 
-def silenced(subject: Subject, sublayer: TracedSublayer) -> list[tuple[str, float]]:
+def silenced(subject: GraftSubject, sublayer: TracedSublayer) -> list[tuple[str, float]]:
     """The parameters that make a branch write 0, and the number that each of them takes: a trained scale, else the norm
     after the last projection, else that projection itself.
 
@@ -168,7 +168,7 @@ def _not_identity(sublayer: TracedSublayer) -> str | None:
     return None
 
 
-def _zero(subject: Subject, sublayer: TracedSublayer, names: list[str]) -> list[tuple[str, float]]:
+def _zero(subject: GraftSubject, sublayer: TracedSublayer, names: list[str]) -> list[tuple[str, float]]:
     """The number that stands for 0 in these parameters, tried: 0, or -1 where a weight is stored around 1."""
     trace, biases = subject.dataflow.trace, {norm.bias for norm in subject.dataflow.norms.values()}
     values = {name: subject.value(name) for name in names}
@@ -182,7 +182,7 @@ def _zero(subject: Subject, sublayer: TracedSublayer, names: list[str]) -> list[
     raise GraftError(f"{sublayer.address}: what it writes does not become 0 with {', '.join(names)}")
 
 
-def _initialized(subject: Subject, index: int) -> State:
+def _initialized(subject: GraftSubject, index: int) -> State:
     """The weights of a layer as the class draws them."""
     model: Any = subject.model
     layer = copy.deepcopy(model.get_submodule(subject.layers.at(index).rstrip(".")))
@@ -197,7 +197,7 @@ def _initialized(subject: Subject, index: int) -> State:
 # Fewer.
 
 
-def drop(subject: Subject, count: int, how: How) -> Moved:
+def drop(subject: GraftSubject, count: int, how: How) -> Moved:
     """`count` layers are left: by "loss" those go without which the loss is lowest, each tried alone; by "angle" the
     neighbours over which the stream turns least (Gromov et al. 2024, arXiv 2403.17887); "merge" adds what these differ
     by from the layer before them to that layer (LaCo, Yang et al. 2024, arXiv 2402.11187).
@@ -236,7 +236,7 @@ def _never(name: str, source: int, rest: str, value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _streams(subject: Subject, text: Text) -> list[Tensor]:
+def _streams(subject: GraftSubject, text: Text) -> list[Tensor]:
     """What each layer reads, and what the last one writes: (tokens, width)."""
     layers: Any = subject.model.get_submodule(subject.layers.address)
     found: list[list[Tensor]] = [[] for _ in range(len(layers) + 1)]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.convert.graft.found import State, Subject
+from isograd.convert.graft.found import GraftSubject, State
 from isograd.convert.graft.moves import How, Moved, one_of, whole
 from isograd.convert.graft.ours import ours, placed, residuals_of, state_of
 from isograd.errors import GraftError
@@ -15,7 +15,7 @@ from isograd.placement import Learned, Norm, Residual, Site
 from isograd.placement.streams import Hyper
 
 
-def scale(subject: Subject, value: str, how: How) -> Moved:
+def scale(subject: GraftSubject, value: str, how: How) -> Moved:
     """a trained vector on every branch, at what the constant was (exact, ours)"""
     one_of(value, "scale", "layerscale")
     model = ours(subject.model)
@@ -29,7 +29,7 @@ def scale(subject: Subject, value: str, how: How) -> Moved:
     return Moved(model=made, said="a trained vector on every branch, at what the constant was")
 
 
-def streams(subject: Subject, value: str, how: How) -> Moved:
+def streams(subject: GraftSubject, value: str, how: How) -> Moved:
     """Pre-LN to hyper-connections with N copies of the stream (exact, ours)
 
     At the paper's init the copies stay equal, and their sum, n times the stream, would meet the final norm's eps at
@@ -57,7 +57,7 @@ def streams(subject: Subject, value: str, how: How) -> Moved:
     return Moved(model=made, said=f"{copies} copies of the stream, equal at first; dynamic maps from 0")
 
 
-def norm(subject: Subject, value: str, how: How) -> Moved:
+def norm(subject: GraftSubject, value: str, how: How) -> Moved:
     """LayerNorm to RMSNorm by centring (exact, ours); any norm to DyT (measured, ours)
 
     The mean of a stream of which each writer has mean 0 over the width is 0, and LayerNorm then is RMSNorm. Biases of

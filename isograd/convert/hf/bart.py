@@ -3,7 +3,7 @@
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.kinds import CAUSAL, PAIR
 from isograd.errors import InteropError
 from isograd.models import IsogradConfig
@@ -62,7 +62,8 @@ def _write(config: IsogradConfig) -> dict[str, Any]:
     }
 
 
-BART = Part(read=_read, write=_write)  # a dropout less than ours, an encoder of other heads and another inner width
+# a dropout less than ours, an encoder of other heads and another inner width
+BART = FamilyPart(read=_read, write=_write)
 
 
 def _read_start(theirs: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def _read_start(theirs: Any) -> dict[str, Any]:
     return {}
 
 
-COUNTS = Part(read=_read_start)  # of a class that counts positions over ids that are not pad
+COUNTS = FamilyPart(read=_read_start)  # of a class that counts positions over ids that are not pad
 
 
 def root_or_one(config: IsogradConfig) -> float:

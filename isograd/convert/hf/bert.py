@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.hf.parts import SIZES
 from isograd.convert.kinds import CLASSIFIER, MASKED
 from isograd.models import IsogradConfig
@@ -22,7 +22,7 @@ def _write(config: IsogradConfig) -> dict[str, Any]:
     return {"type_vocab_size": config.type_vocab_size or 2}  # tokenizers send types, whether it knows them or not
 
 
-_BERT = Part(read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout_prob}, write=_write)
+_BERT = FamilyPart(read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout_prob}, write=_write)
 
 
 def _unread(theirs: Any) -> str | None:
@@ -75,7 +75,7 @@ def _bert(
     ends: Mapping[str, Any],
     norms: Mapping[str, str] | None = None,
     final: Mapping[str, str] | None = None,
-    parts: tuple[Part, ...] = (),
+    parts: tuple[FamilyPart, ...] = (),
     **holds: Any,
 ) -> Family:
     """A row: Pre-LN where the norms of its layers stand elsewhere, and one after the last."""
@@ -117,7 +117,7 @@ FAMILIES = (
                 "head.decoder": "generator_lm_head",
             }
         },
-        parts=(Part(write=lambda config: {"embedding_size": config.hidden_size}),),
+        parts=(FamilyPart(write=lambda config: {"embedding_size": config.hidden_size}),),
         rank=1,
         **_GELU,
     ),

@@ -46,7 +46,7 @@ _ACTS = {  # theirs -> ours, ungated and gated; of several names that they have 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FamilyPart:
     """Options of a family that belong together.
 
     Args:
@@ -96,7 +96,7 @@ class Family:
     names: Names
     options: Mapping[str, str]
     placement: str | Callable[[Any], str | Placement] = "pre-ln"
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FamilyPart, ...] = ()
     always: Mapping[str, Any] = field(default_factory=dict)
     gated: bool = False
     fills: bool = False

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from isograd.convert.hf.bart import BART, COUNTS, ROW, names
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.kinds import PAIR
 from isograd.models import IsogradConfig
 
@@ -85,6 +85,6 @@ FAMILIES = (
         first="pad",
         two_tables=True,
         names=names({}, "model.decoder.output_projection"),
-        **ROW | {"parts": (BART, COUNTS, Part(write=_write))},
+        **ROW | {"parts": (BART, COUNTS, FamilyPart(write=_write))},
     ),
 )

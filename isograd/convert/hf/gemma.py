@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.hf.llama import ATTENTION_NAMES, GATED_NAMES, QK_NORMS, decoder
 from isograd.convert.hf.parts import ATTENTION, attention_cap, biases, heads, rope, rope_by_type, scores_over, windows
 from isograd.placement import ByKind, Norm, Placement, ProjectionNorm, Residual
@@ -51,7 +51,7 @@ class _Gemma(Family):
         return made
 
 
-def _gemma(name: str, cls: str, parts: tuple[Part, ...], **more: Any) -> Any:
+def _gemma(name: str, cls: str, parts: tuple[FamilyPart, ...], **more: Any) -> Any:
     return decoder(
         name,
         cls,

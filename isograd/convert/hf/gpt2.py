@@ -1,7 +1,7 @@
 """GPT-2."""
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.kinds import CAUSAL
 
 OPTIONS = {
@@ -17,7 +17,7 @@ OPTIONS = {
     "attention_dropout": "attn_pdrop",
     "initializer_range": "initializer_range",
 }
-INNER = Part(read=lambda theirs: {"intermediate_size": theirs.n_inner or 4 * theirs.n_embd})
+INNER = FamilyPart(read=lambda theirs: {"intermediate_size": theirs.n_inner or 4 * theirs.n_embd})
 
 FAMILIES = (
     Family(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family, Part, first_residual
+from isograd.convert.hf.family import Family, FamilyPart, first_residual
 from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, heads, rope, rope_by_type, window, windows
 from isograd.convert.kinds import CAUSAL
 from isograd.models import IsogradConfig
@@ -32,7 +32,7 @@ QK_NORMS = {"attn.branch.query_norm": "self_attn.q_norm", "attn.branch.key_norm"
 def decoder(
     name: str,
     cls: str,
-    parts: tuple[Part, ...],
+    parts: tuple[FamilyPart, ...],
     *,
     layer: Mapping[str, str] = ATTENTION_NAMES | GATED_NAMES | NORMS,
     options: Mapping[str, str] | None = None,
@@ -57,7 +57,7 @@ _QKV: tuple[Role, ...] = ("query", "key", "value")
 
 # SmolLM3 leaves some layers without positions.
 
-_NOPE = Part(
+_NOPE = FamilyPart(
     read=lambda theirs: {"rotary_layers": None if all(theirs.no_rope_layers) else [*map(bool, theirs.no_rope_layers)]},
     write=lambda config: {"no_rope_layers": [*map(int, config.rotated())]},
 )
@@ -87,7 +87,7 @@ def inverse(factor: float) -> float:
     return found[0] if found else 1 / factor
 
 
-_MULTIPLIERS = Part(
+_MULTIPLIERS = FamilyPart(
     read=lambda theirs: {
         "attention_multiplier": float(theirs.attention_multiplier),
         "scale_embedding": float(theirs.embedding_multiplier),

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from isograd.convert.hf.bart import BART, FINAL, ROW, names
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.kinds import PAIR
 from isograd.models import IsogradConfig
 
@@ -64,7 +64,7 @@ FAMILIES = (
         two_tables=True,
         own_tables=True,
         names=names({}),
-        **_BOTH | {"parts": (BART, Part(write=_write))},
+        **_BOTH | {"parts": (BART, FamilyPart(write=_write))},
     ),
     _SinesFirst(
         name="pegasus",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, rope_by_type, same
 from isograd.convert.kinds import MASKED
 from isograd.errors import InteropError
@@ -58,7 +58,7 @@ FAMILIES = (
         ),
         placement=lambda theirs: Placement(each=_each, final=Norm()),
         parts=(
-            Part(read=_read, write=_write),
+            FamilyPart(read=_read, write=_write),
             rope_by_type(),
             biases(attention_bias=ATTENTION, mlp_bias=FEEDFORWARD, classifier_bias=("dense",), decoder_bias=("head",)),
         ),

@@ -5,7 +5,7 @@ from typing import Any
 
 from isograd.convert.checkpoints.weights import Names
 from isograd.convert.hf.bart import LAYER, STACK
-from isograd.convert.hf.family import Family, Part
+from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.hf.parts import SIZES
 from isograd.convert.kinds import CAUSAL, ModelKind
 from isograd.models import IsogradConfig
@@ -45,7 +45,7 @@ FAMILIES = (
             "hidden_dropout": "dropout",
             "initializer_range": "init_std",
         },
-        parts=(Part(read=_read, write=_write),),
+        parts=(FamilyPart(read=_read, write=_write),),
         unread=_unread,
         fills=True,
         demands={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
 from isograd.convert.checkpoints.weights import Names
-from isograd.convert.hf.family import Family, Part, first_residual
+from isograd.convert.hf.family import Family, FamilyPart, first_residual
 from isograd.convert.hf.gpt2 import INNER, OPTIONS
 from isograd.convert.hf.llama import ATTENTION_NAMES, GATED_NAMES, QK_NORMS, decoder
 from isograd.convert.hf.parts import ATTENTION, FEEDFORWARD, SIZES, biases, heads, rope
@@ -27,9 +27,9 @@ def _normed(over: Any) -> Placement:
     return replace(_SHARED, each=ByKind(attn=Residual(projections=norms), ffn=Residual()))
 
 
-def _has_norms(option: str) -> Part:
+def _has_norms(option: str) -> FamilyPart:
     """Read by the family's placement."""
-    return Part(write=lambda config: {option: first_residual(config).projections is not None})
+    return FamilyPart(write=lambda config: {option: first_residual(config).projections is not None})
 
 
 # GPT-J's rotary positions have no rules, but a number of features.
@@ -95,7 +95,7 @@ FAMILIES = (
         parts=(
             rope(partial=True),
             biases(attention_bias=ATTENTION, fixed=FEEDFORWARD),
-            Part(
+            FamilyPart(
                 read=lambda theirs: {"embedding_dropout": theirs.hidden_dropout},
                 write=lambda config: {"use_parallel_residual": isinstance(config.entry().stream, Parallel)},
             ),
@@ -153,7 +153,7 @@ FAMILIES = (
             },
         ),
         placement="parallel-shared",
-        parts=(INNER, Part(read=_rotary_dim, write=_rotated), biases(fixed=FEEDFORWARD)),
+        parts=(INNER, FamilyPart(read=_rotary_dim, write=_rotated), biases(fixed=FEEDFORWARD)),
         head_bias=CAUSAL,
         rank=1,
         always={"norm": "layernorm"},

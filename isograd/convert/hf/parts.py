@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isograd.convert.hf.family import ROLES, Part, first_residual
+from isograd.convert.hf.family import ROLES, FamilyPart, first_residual
 from isograd.errors import InteropError
 from isograd.models import IsogradConfig
 from isograd.placement.formula import Role
@@ -28,7 +28,7 @@ SIZES = same(
 )
 
 
-def heads(*, own_size: bool = False) -> Part:
+def heads(*, own_size: bool = False) -> FamilyPart:
     """Key-value heads and their width; `own_size`: the width of a head is an option of the class."""
 
     def read(theirs: Any) -> dict[str, Any]:
@@ -46,10 +46,10 @@ def heads(*, own_size: bool = False) -> Part:
         size = {"head_dim": config.head_size} if own_size or not usual else {}
         return {"num_key_value_heads": config.key_value_heads} | size
 
-    return Part(read=read, write=write)
+    return FamilyPart(read=read, write=write)
 
 
-def rope(*, partial: bool = False, interleaved: bool = False) -> Part:
+def rope(*, partial: bool = False, interleaved: bool = False) -> FamilyPart:
     """One set of rotary rules; `partial`: the class rotates a part of the features of a head where they say so."""
 
     def read(theirs: Any) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def rope(*, partial: bool = False, interleaved: bool = False) -> Part:
             rules.setdefault("partial_rotary_factor", 1.0)
         return {"rope_parameters": rules}
 
-    return Part(read=read, write=write)
+    return FamilyPart(read=read, write=write)
 
 
-def rope_by_type() -> Part:
+def rope_by_type() -> FamilyPart:
     """Rotary rules for each type of layer."""
 
     def read(theirs: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def rope_by_type() -> Part:
             "rope_parameters": {kind: dict(rules.get(kind, some)) for kind in ("full_attention", "sliding_attention")}
         }
 
-    return Part(read=read, write=write)
+    return FamilyPart(read=read, write=write)
 
 
 def _plainly(rules: dict[str, Any]) -> dict[str, Any]:
@@ -99,16 +99,16 @@ def _known_rules(rules: Mapping[str, Any], *, partial: bool) -> dict[str, Any]:
     return found
 
 
-def window() -> Part:
+def window() -> FamilyPart:
     """One window for all layers, or none."""
 
     def write(config: IsogradConfig) -> dict[str, Any]:
         return {"sliding_window": config.sliding_window if "sliding_attention" in config.attention_types() else None}
 
-    return Part(read=lambda theirs: {"sliding_window": theirs.sliding_window}, write=write)
+    return FamilyPart(read=lambda theirs: {"sliding_window": theirs.sliding_window}, write=write)
 
 
-def windows(*, switch: bool = False) -> Part:
+def windows(*, switch: bool = False) -> FamilyPart:
     """A window for the layers whose type says so; `switch`: behind `use_sliding_window`."""
 
     def read(theirs: Any) -> dict[str, Any]:
@@ -125,10 +125,10 @@ def windows(*, switch: bool = False) -> Part:
             options["sliding_window"] = config.sliding_window if slides else None
         return options | ({"use_sliding_window": slides} if switch else {})
 
-    return Part(read=read, write=write)
+    return FamilyPart(read=read, write=write)
 
 
-def biases(*, fixed: tuple[Role, ...] = (), **options: tuple[Role, ...]) -> Part:
+def biases(*, fixed: tuple[Role, ...] = (), **options: tuple[Role, ...]) -> FamilyPart:
     """Its options -> the roles whose projections have a bias; `fixed` are those that always have one."""
     known = (*ROLES, *_OF_THE_HEAD) if "head" in {role for roles in options.values() for role in roles} else ROLES
 
@@ -144,14 +144,14 @@ def biases(*, fixed: tuple[Role, ...] = (), **options: tuple[Role, ...]) -> Part
             for name, roles in options.items()
         }
 
-    return Part(read=read, write=write)
+    return FamilyPart(read=read, write=write)
 
 
 ATTENTION: tuple[Role, ...] = ("query", "key", "value", "attn_out")
 FEEDFORWARD: tuple[Role, ...] = ("ffn_in", "ffn_out")
 
 
-def scores_over(name: str) -> Part:
+def scores_over(name: str) -> FamilyPart:
     """The option whose square root attention scores are divided by (Gemma 2)."""
 
     def read(theirs: Any) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def scores_over(name: str) -> Part:
         multiplier = config.attention_multiplier
         return {name: config.head_size if multiplier is None else round(multiplier**-2)}
 
-    return Part(read=read, write=write)
+    return FamilyPart(read=read, write=write)
 
 
-def attention_cap(name: str) -> Part:
+def attention_cap(name: str) -> FamilyPart:
     """The cap on attention scores is a placement's: read by its `placement`."""
-    return Part(write=lambda config: {name: first_residual(config).cap})
+    return FamilyPart(write=lambda config: {name: first_residual(config).cap})

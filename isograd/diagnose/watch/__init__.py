@@ -30,11 +30,11 @@ from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
 from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
-from isograd.diagnose.watch.layers import Layer, by_layer, find_layers
+from isograd.diagnose.watch.layers import WatchedLayer, by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
 from isograd.diagnose.watch.losses import Losses
 from isograd.diagnose.watch.overflow import IN_FLOAT32, origin, out_of_range
-from isograd.diagnose.watch.steps import Moved, Steps, TrainedBy
+from isograd.diagnose.watch.steps import Steps, TrainedBy, WeightsMoved
 from isograd.diagnose.watch.trained import FirstBatch
 from isograd.diagnose.watch.updates import Updates
 from isograd.diagnose.watch.writers import (
@@ -242,7 +242,9 @@ class Watch:
     def read(self) -> None:
         """Read the steps that wait (on an accelerator: up to ten); with sharded gradients for all processes at once."""
         readings = self._gradients.read() if self._gradients else []
-        moves: list[Moved | None] = (self._try("steps of weights", self._steps.read) if self._steps else None) or []
+        moves: list[WeightsMoved | None] = (
+            self._try("steps of weights", self._steps.read) if self._steps else None
+        ) or []
         moves = moves if len(moves) == len(readings) else [None] * len(readings)
         for reading, moved, (step, batch, rate) in zip(readings, moves, self._waiting, strict=True):
             self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
@@ -393,7 +395,7 @@ def _wired(model: nn.Module, lr: float | None) -> tuple[str, str] | None:
         return None
 
 
-def row_of(step: int, reading: Reading, layers: Sequence[Layer]) -> Row:
+def row_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> Row:
     """A step: loss, norm of all gradients, and for each kind of matrix how far apart its layers lie.
 
     "max_min" is largest over smallest gradient norm, "first_last" mean |gradient| in the first layer over the last.
@@ -412,7 +414,7 @@ def row_of(step: int, reading: Reading, layers: Sequence[Layer]) -> Row:
     return row
 
 
-def layers_of(step: int, reading: Reading, layers: Sequence[Layer]) -> list[Row]:
+def layers_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> list[Row]:
     """The layers of a step: gradient norm of all its parameters, mean |gradient| and movement of its matrix."""
     numbers = (reading.layers, reading.mean_abs, reading.update_ratio)
     names = ("gradient_norm", "gradient_mean_abs", "update_ratio")

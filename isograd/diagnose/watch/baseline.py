@@ -97,7 +97,7 @@ class Targets:
         self._kind: str | None = None
         self._tries = 0
         self._counts = TokenCounts()
-        self._numbers = Numbers()
+        self._numbers = StepNumbers()
 
     def recognize(self, model: nn.Module, batch: Any, loss: Tensor | float) -> None:
         """Which loss it is, of classes and of numbers; `model` as it was when it gave this loss for this batch.
@@ -244,7 +244,7 @@ def _of_numbers(x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield kind, mean.sqrt() if kind == "rmse" else mean
 
 
-class Numbers:
+class StepNumbers:
     """Some of the targets of a regression, a row per sample."""
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ class Numbers:
     def best(self, kind: str) -> float | None:
         """min over c of mean loss(c, target), of each column its own c, times n / (n - 1) of n rows.
 
-        >>> numbers = Numbers()
+        >>> numbers = StepNumbers()
         >>> numbers.add(torch.arange(101.0)), round(numbers.best("mse"))
         (None, 858)
         """

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from isograd.diagnose.watch.steps import Moved, Settings
+from isograd.diagnose.watch.steps import OptimizerSettings, WeightsMoved
 from isograd.outcome import one_digit
 
 Cause = tuple[str, str]  # the cause, the remedy
-Ask = Callable[[], Settings | None]
+Ask = Callable[[], OptimizerSettings | None]
 
 ABOUT = 13  # readings in which a rise begins, up to where it is seen
 LEAP = 5.0  # times the usual step
@@ -29,12 +29,12 @@ EFFECTIVE = 0.1  # of plain descent: how far weights go over rate times gradient
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SeenStep:
     """A reading: its step, the norm of all gradients, how far the weights went to it, the rate of the step to come."""
 
     step: int
     norm: float
-    moved: Moved | None
+    moved: WeightsMoved | None
     rate: float | None = None
 
 
@@ -42,12 +42,12 @@ class History:
     """The last readings."""
 
     def __init__(self, most: int = 200) -> None:
-        self._seen: deque[Seen] = deque(maxlen=most)
+        self._seen: deque[SeenStep] = deque(maxlen=most)
 
-    def add(self, step: int, norm: float, moved: Moved | None, rate: float | None = None) -> None:
-        self._seen.append(Seen(step=step, norm=norm, moved=moved, rate=rate))
+    def add(self, step: int, norm: float, moved: WeightsMoved | None, rate: float | None = None) -> None:
+        self._seen.append(SeenStep(step=step, norm=norm, moved=moved, rate=rate))
 
-    def latest(self) -> Moved | None:
+    def latest(self) -> WeightsMoved | None:
         return self._seen[-1].moved if self._seen else None
 
     def by(self, start: int | None = None, end: int | None = None) -> float | None:
@@ -104,7 +104,7 @@ class History:
         return one_digit(min(GENTLE / max(ratios), max(rates) / 3) if ratios else max(rates) / 30)
 
 
-def _leapt(leaps: Sequence[Seen], usual: float, *, known: bool) -> Cause:
+def _leapt(leaps: Sequence[SeenStep], usual: float, *, known: bool) -> Cause:
     """`known`: the rates are, and did not rise."""
     step, times = leaps[0].step, max(one.moved.by for one in leaps if one.moved is not None) / usual
     if len(leaps) == 1:
@@ -162,7 +162,7 @@ STEADY: Cause = (
 )
 
 
-def never_fell(by: float | None, climbs: bool, settings: Settings | None) -> Cause:
+def never_fell(by: float | None, climbs: bool, settings: OptimizerSettings | None) -> Cause:
     """Of a loss that has risen from the first steps on; `climbs`: and goes on rising, as what is maximized does."""
     lower = "lower the learning rate tenfold, and warm it up"
     minimize = "minimize the loss itself: loss.backward() of the loss, not of its negative, and maximize=False"
@@ -181,7 +181,7 @@ def never_fell(by: float | None, climbs: bool, settings: Settings | None) -> Cau
     return f"the loss is maximized (a sign is turned): it rises with ordinary steps ({by:.1%} of the weights)", minimize
 
 
-def hardly_move(moved: Moved, settings: Settings | None) -> Cause:
+def hardly_move(moved: WeightsMoved, settings: OptimizerSettings | None) -> Cause:
     """Of a loss that stands still, or nearly, because the weights do."""
     cause = f"the weights hardly move ({moved.by:.1g} of their size in a step)"
     if settings is None:
@@ -208,7 +208,7 @@ def hardly_move(moved: Moved, settings: Settings | None) -> Cause:
     )
 
 
-def grown(moved: Moved, early: float | None, settings: Settings | None) -> Cause:
+def grown(moved: WeightsMoved, early: float | None, settings: OptimizerSettings | None) -> Cause:
     """Of a loss that never came below the unigram entropy, while the matrices blew up."""
     how = "" if early is None else f", by {early:.0%} of their size in each of the first steps"
     return (
@@ -217,7 +217,7 @@ def grown(moved: Moved, early: float | None, settings: Settings | None) -> Cause
     )
 
 
-def shrunk(moved: Moved, settings: Settings | None) -> Cause:
+def shrunk(moved: WeightsMoved, settings: OptimizerSettings | None) -> Cause:
     """Of weights that decay faster than they learn."""
     numbers = "the weight decay"
     if settings is not None:
@@ -231,7 +231,7 @@ def shrunk(moved: Moved, settings: Settings | None) -> Cause:
     )
 
 
-def no_updates(settings: Settings | None) -> Cause:
+def no_updates(settings: OptimizerSettings | None) -> Cause:
     """Of weights of which none moves."""
     if settings is None:
         return (
@@ -258,5 +258,5 @@ def no_updates(settings: Settings | None) -> Cause:
     )
 
 
-def _rate(settings: Settings | None) -> str:
+def _rate(settings: OptimizerSettings | None) -> str:
     return "" if settings is None else f", at LR {settings.rate:g}"

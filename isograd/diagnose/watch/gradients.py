@@ -16,7 +16,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from isograd.diagnose.watch.layers import Layer
+from isograd.diagnose.watch.layers import WatchedLayer
 from isograd.diagnose.watch.probe import whole
 
 LayerNumbers = list[float | None]
@@ -54,7 +54,7 @@ class Gradients:
         together: steps after which to read: on a CPU there is nothing to wait for.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], updates: bool = False) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[WatchedLayer], updates: bool = False) -> None:
         """`updates`: also measure how far each layer's matrix moves, for a copy of it."""
         self._parameters = list(model.parameters())
         place = {id(p): i for i, p in enumerate(self._parameters)}

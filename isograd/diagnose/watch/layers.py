@@ -16,7 +16,7 @@ WHOLE = "model"  # the address of a model that is watched as a whole
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layer:
+class WatchedLayer:
     """A layer, or a sublayer of an isograd model.
 
     Attributes:
@@ -37,7 +37,7 @@ class Layer:
         return str(self.facts["address"])
 
 
-def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> list[Layer]:
+def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> list[WatchedLayer]:
     """The layers of a model, in the order of their depth, stack by stack.
 
     An isograd model knows which sublayers it has. Of any other, a stack is a `ModuleList` or a `Sequential` of alike
@@ -60,7 +60,7 @@ def find_layers(model: nn.Module, addresses: Sequence[str] | None = None) -> lis
     return found or [_layer(WHOLE, model, [], {}, 1)]
 
 
-def _alone(model: nn.Module) -> list[Layer]:
+def _alone(model: nn.Module) -> list[WatchedLayer]:
     """The one layer of a list, which is run again and again (ALBERT, Universal Transformer)."""
     for address, module in model.named_modules():
         alone = isinstance(module, nn.ModuleList) and len({id(one) for one in module}) == 1
@@ -69,7 +69,7 @@ def _alone(model: nn.Module) -> list[Layer]:
     return []
 
 
-def sublayers_of(model: nn.Module) -> list[Layer]:
+def sublayers_of(model: nn.Module) -> list[WatchedLayer]:
     """The sublayers of an isograd model."""
     return [_of_sublayer(plain(name), m) for name, m in model.named_modules() if isinstance(m, Sublayer)]
 
@@ -107,7 +107,7 @@ class ByLayer:
         return [math.hypot(*some) if some else None for some in found]
 
 
-def by_layer(layers: Sequence[Layer]) -> ByLayer:
+def by_layer(layers: Sequence[WatchedLayer]) -> ByLayer:
     """The layers that sublayers make up, in their order."""
     parts: dict[str, list[int]] = {}
     for place, layer in enumerate(layers):
@@ -128,10 +128,10 @@ def plain(address: str) -> str:
     return address
 
 
-def _of_sublayer(address: str, sublayer: Sublayer) -> Layer:
+def _of_sublayer(address: str, sublayer: Sublayer) -> WatchedLayer:
     site = sublayer.site
     branch: Any = sublayer.branch
-    return Layer(
+    return WatchedLayer(
         module=sublayer,
         facts={"address": address, "stack": site.stack, "layer": site.layer, "kind": site.kind},
         group=f"{site.stack} {site.kind}",
@@ -140,7 +140,7 @@ def _of_sublayer(address: str, sublayer: Sublayer) -> Layer:
     )
 
 
-def _stacks(model: nn.Module) -> list[list[Layer]]:
+def _stacks(model: nn.Module) -> list[list[WatchedLayer]]:
     """Stacks whose layers hold one matrix only are heads or plain networks: they count where there is nothing else."""
     lists = list(_outermost(model, ""))
     deep = [found for found in lists if len(found[2]) > 1] or lists
@@ -179,13 +179,13 @@ def _common(members: Sequence[nn.Module]) -> list[Matrix]:
     return [kind for kind, count in counts.items() if count >= 2 and 2 * count >= len(members)]
 
 
-def _layer(address: str, module: nn.Module, alike: list[Matrix], facts: Mapping[str, Any], depth: int) -> Layer:
+def _layer(address: str, module: nn.Module, alike: list[Matrix], facts: Mapping[str, Any], depth: int) -> WatchedLayer:
     parameters = {plain(name): p for name, p in module.named_parameters()}
     matrices = [name for name, p in parameters.items() if p.ndim >= 2]
     common = [name for name in matrices if (name, tuple(parameters[name].shape)) in alike]
     name = (common or matrices or [""])[-1]
     stack = facts.get("stack", "")
-    return Layer(
+    return WatchedLayer(
         module=module,
         facts={"address": address, **facts, "layer": depth},
         group=f"{stack} {name}".strip() if common else address,  # no other is like it

@@ -10,7 +10,7 @@ from isograd.diagnose.watch import causes
 from isograd.diagnose.watch.baseline import Baseline
 from isograd.diagnose.watch.causes import GROWN, Cause, History
 from isograd.diagnose.watch.collapse import LEARNS
-from isograd.diagnose.watch.steps import Moved
+from isograd.diagnose.watch.steps import WeightsMoved
 from isograd.diagnose.watch.trained import Undone
 from isograd.diagnose.watch.writers import Row, alarm
 from isograd.outcome import BREAK, LAST, NEAR
@@ -65,7 +65,7 @@ class Losses:
         loss: float,
         norm: float,
         level: Baseline | None,
-        moved: Moved | None = None,
+        moved: WeightsMoved | None = None,
         rate: float | None = None,
         undone: Undone | None = None,
     ) -> list[Row]:

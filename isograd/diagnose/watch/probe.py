@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.diagnose.quantities import mean_abs, norm, rms, terms, variance
-from isograd.diagnose.watch.layers import Layer, modules_at, sublayers_of
+from isograd.diagnose.watch.layers import WatchedLayer, modules_at, sublayers_of
 from isograd.transformer.parameters import Coefficient
 from isograd.transformer.sublayer import Sublayer
 
@@ -155,10 +155,10 @@ def _coefficients(module: nn.Module) -> Mapping[str, nn.Parameter]:
     return norms | own | {f"stream.{name}": p for name, p in carried if p.numel() <= FEW}
 
 
-def _of_module(address: str, module: nn.Module) -> Layer:
+def _of_module(address: str, module: nn.Module) -> WatchedLayer:
     parameters = list(module.parameters())
     matrix = next((p for p in reversed(parameters) if p.ndim >= 2), None)
-    return Layer(module=module, facts={"address": address}, group=address, parameters=parameters, matrix=matrix)
+    return WatchedLayer(module=module, facts={"address": address}, group=address, parameters=parameters, matrix=matrix)
 
 
 def whole(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ MATRICES, ENTRIES = 8, 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class WeightsMoved:
     """Of the step before a reading, medians over the matrices.
 
     Attributes:
@@ -55,7 +55,7 @@ class Steps:
             values = [x.take(at) for p, at in self._places for x in (p, p.grad if p.grad is not None else p * 0)]
             self._taken.append(torch.cat(values))
 
-    def read(self) -> list[Moved | None]:
+    def read(self) -> list[WeightsMoved | None]:
         """Of each reading since; None of the first, and where there are no such weights."""
         if not self._taken:
             return []
@@ -68,14 +68,14 @@ class Steps:
         self._last = rows[-1]
         return [self._moved(old, new) for old, new in pairwise(before)]
 
-    def _moved(self, old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor] | None) -> Moved | None:
+    def _moved(self, old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor] | None) -> WeightsMoved | None:
         if old is None or new is None or self._first is None:
             return None
         far, size = (new[0] - old[0]).norm(dim=1), old[0].norm(dim=1)
         gradient = old[1].norm(dim=1)
         ratios = (far / size, new[0].norm(dim=1) / self._first, far / gradient, gradient / math.sqrt(ENTRIES))
         by, grown, rate, slope = (median(x.nan_to_num(0.0).tolist()) for x in ratios)
-        return Moved(by=by / self._every, size=grown, rate=rate / self._every, gradient=slope)
+        return WeightsMoved(by=by / self._every, size=grown, rate=rate / self._every, gradient=slope)
 
     def _chosen(self) -> list[tuple[nn.Parameter, Tensor]]:
         some = [
@@ -89,7 +89,7 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class OptimizerSettings:
     """What an optimizer is set to, and what it holds.
 
     Attributes:
@@ -124,11 +124,11 @@ class TrainedBy:
             return None
         return max((float(group.get("lr") or 0.0) for group in self.optimizer.param_groups), default=None)
 
-    def __call__(self) -> Settings | None:
+    def __call__(self) -> OptimizerSettings | None:
         return None if self.optimizer is None else settings_of(self.optimizer, list(self._model.parameters()))
 
 
-def settings_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Settings:
+def settings_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> OptimizerSettings:
     """As it stands now."""
     groups = optimizer.param_groups
 
@@ -136,7 +136,7 @@ def settings_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Set
         return max((float(group.get(name) or 0.0) for group in groups), default=0.0)
 
     held = {id(p) for group in groups for p in group["params"]}
-    return Settings(
+    return OptimizerSettings(
         rate=most("lr"),
         decay=most("weight_decay"),
         eps=most("eps"),

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from isograd.diagnose.watch import causes
 from isograd.diagnose.watch.layers import plain
-from isograd.diagnose.watch.steps import Settings
+from isograd.diagnose.watch.steps import OptimizerSettings
 from isograd.diagnose.watch.writers import Row, alarm
 
 FIRST = 12  # readings after which what has not moved will not
@@ -221,7 +221,7 @@ def _not_zeroed(step: int) -> Row:
     )  # fmt: skip
 
 
-def _no_updates(step: int, readings: int, settings: Settings | None) -> Row:
+def _no_updates(step: int, readings: int, settings: OptimizerSettings | None) -> Row:
     symptom = f"no weight has moved in {readings} readings, and gradients are there"
     return alarm(step, "updates", None, symptom, *causes.no_updates(settings))
 

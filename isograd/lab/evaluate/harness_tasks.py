@@ -133,7 +133,7 @@ def _group(manager: TaskManager, name: str, tasks: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Reader:
+class RowReader:
     """The fields of one row; what is missing or of another type is a `DataError` that says where."""
 
     row: Row
@@ -160,10 +160,10 @@ class Reader:
         return value
 
 
-Forms = Mapping[str, Callable[[Reader], Row] | None]  # fields, and what makes the hub's row of them; None: it is one
+Forms = Mapping[str, Callable[[RowReader], Row] | None]  # fields, and what makes the hub's row of them; None: it is one
 
 
-def _converted(forms: Forms, reader: Reader) -> Row:
+def _converted(forms: Forms, reader: RowReader) -> Row:
     """The hub's row of a row in any of the forms."""
     for fields, convert in forms.items():
         if all(name in reader.row for name in fields.split()):
@@ -172,7 +172,7 @@ def _converted(forms: Forms, reader: Reader) -> Row:
     raise DataError(f"{reader.where}: a key is missing; expected {expected}; found {', '.join(map(str, reader.row))}")
 
 
-def hellaswag(row: Reader) -> Row:
+def hellaswag(row: RowReader) -> Row:
     """The harness capitalises `ctx_b`, the sentence that was begun; here it is what follows the last one that ended."""
     activity, _, context = row.text("ctx").partition(": ")
     if not context.strip():
@@ -188,12 +188,12 @@ def hellaswag(row: Reader) -> Row:
     }
 
 
-def piqa(row: Reader) -> Row:
+def piqa(row: RowReader) -> Row:
     texts = {name: row.text(name) for name in ("goal", "sol1", "sol2")}
     return {**texts, "label": row.index("label", 2)}
 
 
-def winogrande(row: Reader) -> Row:
+def winogrande(row: RowReader) -> Row:
     """The options are where the two contexts differ, from the word on that does."""
     contexts, continuation = row.texts("context_options"), row.text("continuation")
     if len(contexts) != 2 or contexts[0] == contexts[1] or "_" in contexts[0] + contexts[1]:
@@ -210,22 +210,22 @@ def winogrande(row: Reader) -> Row:
     }
 
 
-def openbookqa(row: Reader) -> Row:
+def openbookqa(row: RowReader) -> Row:
     return {"question_stem": row.text("question_stem"), **_lettered(row, "label")}
 
 
-def arc(row: Reader) -> Row:
+def arc(row: RowReader) -> Row:
     """The words "Question: " are the prompt's, and the harness writes them."""
     return {"question": row.text("query").removeprefix("Question: "), **_lettered(row, "gold")}
 
 
-def _lettered(row: Reader, answer: str) -> Row:
+def _lettered(row: RowReader, answer: str) -> Row:
     texts = row.texts("choices")
     letters = [chr(ord("A") + i) for i in range(len(texts))]
     return {"choices": {"text": texts, "label": letters}, "answerKey": letters[row.index(answer, len(texts))]}
 
 
-def lambada(row: Reader) -> Row:
+def lambada(row: RowReader) -> Row:
     """The harness takes what follows the last space for the word to be found."""
     word = row.text("continuation").removeprefix(" ")
     if " " in word:
@@ -233,11 +233,11 @@ def lambada(row: Reader) -> Row:
     return {"text": f"{row.text('context').rstrip(' ')} {word}"}
 
 
-def blimp(row: Reader) -> Row:
+def blimp(row: RowReader) -> Row:
     return {name: row.text(name) for name in BLIMP.split()}
 
 
-def storycloze(row: Reader) -> Row:
+def storycloze(row: RowReader) -> Row:
     """As the authors' files have it."""
     answer = str(row.row["AnswerRightEnding"]).strip()
     if answer not in ("1", "2"):
@@ -319,7 +319,7 @@ def read_task(name: str, path: Path) -> dict[str, list[Row]]:
     task = LOCAL[name]
     found: dict[str, list[Row]] = {}
     for where, row in _rows(path):
-        converted = _converted(task.forms, Reader(row, where))
+        converted = _converted(task.forms, RowReader(row, where))
         member = f"{name}_{converted[task.member]}" if task.member else name
         found.setdefault(member, []).append(converted)
     if not found:

@@ -45,7 +45,7 @@ GOES_ON = (  # what may differ from a checkpoint on; everything else begins at s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ReplayChange:
     """One thing that is tried.
 
     Attributes:
@@ -81,10 +81,10 @@ class Replay:
     broke_from: int | None
     checkpoint: Path | None
     stop_at: int
-    changes: tuple[Change, ...]
+    changes: tuple[ReplayChange, ...]
 
     @property
-    def cells(self) -> list[tuple[Change, Cell]]:
+    def cells(self) -> list[tuple[ReplayChange, Cell]]:
         return [(change, cell) for change in self.changes for cell in change.cells]
 
 
@@ -239,7 +239,7 @@ def _judged(plan: Replay, rows: Sequence[dict[str, Any]], folder: Path) -> Itera
         yield {**row, "outcome": "undecided", "reason": reason} if reason else row
 
 
-def _described(change: Change, ended: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _described(change: ReplayChange, ended: dict[str, dict[str, Any]]) -> dict[str, Any]:
     keep = ("outcome", "reason", "final_loss", "validation_loss", "steps", "error")
     runs: list[dict[str, Any]] = []
     for cell in change.cells:
@@ -302,7 +302,7 @@ def _end(run: Run, wanted: Sequence[Sequence[str]], broke: int, begins: int, ste
     return min(run.training.steps, last)
 
 
-def _change(run: Run, settings: Sequence[str], begins: int, seeds: int, end: int) -> Change:
+def _change(run: Run, settings: Sequence[str], begins: int, seeds: int, end: int) -> ReplayChange:
     """The runs of a change, each with a seed of its own and the schedule of the run that broke."""
     keys = [word.partition("=")[0] for word in settings]
     goes_on = all(key.rpartition(".")[2] in GOES_ON for key in keys)
@@ -316,7 +316,7 @@ def _change(run: Run, settings: Sequence[str], begins: int, seeds: int, end: int
     label = UNCHANGED if not keys else CONTROL if keys == ["seed"] else _label(run, settings)
     step = begins if goes_on else 0
     cells = [Cell(run=one, name=f"{one.folder_name()}-from{step}", values={"change": label}) for one in runs]
-    return Change(label=label, settings=tuple(settings), step=step, cells=tuple(cells))
+    return ReplayChange(label=label, settings=tuple(settings), step=step, cells=tuple(cells))
 
 
 def _changed(run: Run, settings: Sequence[str], more: int) -> Run:

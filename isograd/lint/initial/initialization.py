@@ -14,7 +14,7 @@ from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
 from isograd.trace.dataflow import bare, numbered
-from isograd.trace.parts import Part, outputs_axis, parts, value_rows
+from isograd.trace.parts import WeightPart, outputs_axis, parts, value_rows
 from isograd.trace.sublayers import TracedSublayer
 
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
@@ -38,7 +38,7 @@ def scheme_of(checked: CheckedModel) -> str:
     return " or ".join(name for name, one in SCHEMES.items() if _follows(own, one, float(named or RANGE)))
 
 
-def _follows(found: Sequence[tuple[Part, float]], scheme: Scheme, std: float) -> bool:
+def _follows(found: Sequence[tuple[WeightPart, float]], scheme: Scheme, std: float) -> bool:
     """Whether the median over sites of each role is within 12 % of what the scheme gives."""
     ratios: dict[str, list[float]] = {}
     for part, own in found:

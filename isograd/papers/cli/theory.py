@@ -14,7 +14,7 @@ from isograd.cli.parser import Count, Folder
 from isograd.errors import IsogradError, UserError, one_line
 
 if TYPE_CHECKING:
-    from isograd.papers.theory import Claim, Verdict
+    from isograd.papers.theory import CaseResult, Claim
 
 _COLOURS = {"holds": "green", "false": "yellow"}
 _THREADS = 1  # two wait for each other in products this small: 6.5 CPU minutes for 1.8, on busy cores
@@ -156,7 +156,7 @@ def _asked(claim: "Claim", placement: str, seeds: int | None) -> dict[str, Any]:
     }
 
 
-def _each(found: "Iterable[Verdict]", bar: Bar, prefix: str = "") -> "list[Verdict]":
+def _each(found: "Iterable[CaseResult]", bar: Bar, prefix: str = "") -> "list[CaseResult]":
     """Measure them, a line for each."""
     kept = []
     for one in found:
@@ -166,7 +166,7 @@ def _each(found: "Iterable[Verdict]", bar: Bar, prefix: str = "") -> "list[Verdi
     return kept
 
 
-def whole(verdict: "Verdict") -> dict[str, Any]:
+def whole(verdict: "CaseResult") -> dict[str, Any]:
     """A verdict with its curve, as plain data."""
     return verdict.row() | {"curve": vars(verdict.curve), "lines": [vars(line) for line in verdict.lines]}
 

@@ -15,7 +15,7 @@ from isograd.files import finite, locked, write_json, write_text
 from isograd.lab.study.plan import ARM, CELLS
 from isograd.machine import commit
 from isograd.papers.reproduce.context import Context, Trained
-from isograd.papers.reproduce.item import Item, Row, Rows, Verdict
+from isograd.papers.reproduce.item import Item, Judgement, Row, Rows
 from isograd.papers.reproduce.plan import Asked, Planned, folder_of
 
 RESULT, ROWS = "result.json", "rows.csv"
@@ -33,7 +33,7 @@ def conclude(planned: Planned, asked: Asked, note: Callable[[str], None]) -> Row
         began, spent = time.process_time(), _NOTHING
         if planned.lacking:
             rows: Rows = []
-            verdict = Verdict(verdict="not run", reason=planned.lacking)
+            verdict = Judgement(verdict="not run", reason=planned.lacking)
         else:
             context = _context(planned, asked, folder, note)
             rows = item.measure(context) if item.measure else context.rows()
@@ -97,7 +97,7 @@ def _trained(planned: Planned, asked: Asked, folder: Path) -> float:
     return sum(outcome.get("cpu_seconds") or outcome.get("seconds") or 0.0 for outcome in outcomes)
 
 
-def _result(planned: Planned, asked: Asked, verdict: Verdict, rows: Rows, seconds: float) -> Row:
+def _result(planned: Planned, asked: Asked, verdict: Judgement, rows: Rows, seconds: float) -> Row:
     from isograd.lab.train.provenance import provenance
 
     item = planned.item

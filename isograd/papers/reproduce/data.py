@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from isograd.papers.reproduce.item import Corpus
+from isograd.papers.reproduce.item import ItemText
 
 
-def found(corpus: Corpus, data: Path | None) -> tuple[dict[str, Any] | None, str]:
+def found(corpus: ItemText, data: Path | None) -> tuple[dict[str, Any] | None, str]:
     """The settings that this corpus makes, and its name; None with the reason where it is not there."""
     if data is not None and data.is_file():
         return _own_text(corpus, data)
@@ -21,7 +21,7 @@ def found(corpus: Corpus, data: Path | None) -> tuple[dict[str, Any] | None, str
     return {key: _filled(value, str(folder)) for key, value in corpus.settings.items()}, corpus.name
 
 
-def _own_text(corpus: Corpus, file: Path) -> tuple[dict[str, Any] | None, str]:
+def _own_text(corpus: ItemText, file: Path) -> tuple[dict[str, Any] | None, str]:
     """One plain text in the place of the corpus, of which the last twentieth is held out."""
     if corpus.embedded is None or "data.source" not in corpus.embedded:
         return None, f"no data: {file.name} is one text, and this item reads {corpus.folder}/ below --data FOLDER"

@@ -52,7 +52,7 @@ class Ours:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """What the rule says of the rows.
 
     Args:
@@ -65,7 +65,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
+class ItemText:
     """Text that an item wants.
 
     Args:
@@ -101,13 +101,13 @@ class Runs:
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (1, 2, 3)
-    corpus: Corpus | None = None
+    corpus: ItemText | None = None
     group: str = ""
     upon: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chart:
+class ItemChart:
     """A figure of the rows.
 
     Args:
@@ -143,7 +143,7 @@ class Full:
     recipe: str
     overrides: tuple[str, ...] = ()
     devices: int = 1
-    corpus: Corpus | None = None
+    corpus: ItemText | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +171,11 @@ class Item:
     minutes: float = 0.0
     differs: str = ""
     rule: str = ""
-    judge: Callable[[Rows], Verdict] | None = None
-    corpus: Corpus | None = None
+    judge: Callable[[Rows], Judgement] | None = None
+    corpus: ItemText | None = None
     runs: tuple[Runs, ...] = ()
     measure: "Callable[[Context], Rows] | None" = None
-    charts: tuple[Chart, ...] = ()
+    charts: tuple[ItemChart, ...] = ()
     run_charts: tuple[str, ...] = ()
     full: Full | None = None
     missing: str = ""
@@ -197,7 +197,7 @@ class Item:
         return ", ".join(dict.fromkeys(said))
 
     @property
-    def corpora(self) -> dict[str, Corpus]:
+    def corpora(self) -> dict[str, ItemText]:
         """By name, the item's own and those of its runs."""
         named = [self.corpus, *(runs.corpus for runs in self.runs)]
         return {corpus.name: corpus for corpus in named if corpus}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from isograd.lab.statistics import Interval, compare, median, median_interval, wilson
-from isograd.papers.reproduce.item import Direction, Ours, Row, Rows, Verdict
+from isograd.papers.reproduce.item import Direction, Judgement, Ours, Row, Rows
 
 Side = Literal["lower", "higher"]
 
@@ -45,7 +45,7 @@ def measured(label: str, values: Sequence[float], unit: str = "") -> Ours:
 
 def paired(
     rows: Rows, column: str, mine: str, theirs: str, expect: Side, *, what: str = "", unit: str = "", least: float = 0.0
-) -> Verdict:
+) -> Judgement:
     """Whether arm `mine` is lower (higher) than arm `theirs` in a column, seed by seed.
 
     Args:
@@ -58,12 +58,14 @@ def paired(
     ours = (measured(f"{name}, {mine}", [*a.values()], unit), measured(f"{name}, {theirs}", [*b.values()], unit))
     verdict = sided(found.interval, expect, least) if found.interval else "not seen"  # one seed has none
     if not found.n:
-        return Verdict(verdict="not seen", reason=f"no seed of {mine} and {theirs} can be compared.", ours=ours)
+        return Judgement(verdict="not seen", reason=f"no seed of {mine} and {theirs} can be compared.", ours=ours)
     size = f"by {abs(found.median or 0):.3g}{f' {unit}' if unit else ''} in the median"
     side = "lower" if (found.median or 0) < 0 else "higher"
     said = f"{_capital(name)}: {mine} is {side} than {theirs} {size}"
     counted = found.count_said()
-    return Verdict(verdict=verdict, reason=f"{said} ({counted or 'equal'}, n = {found.n}){_alone(found.n)}.", ours=ours)
+    return Judgement(
+        verdict=verdict, reason=f"{said} ({counted or 'equal'}, n = {found.n}){_alone(found.n)}.", ours=ours
+    )
 
 
 def _alone(n: int) -> str:
@@ -76,20 +78,20 @@ def sided(interval: Interval, expect: Side, least: float = 0.0) -> Direction:
     return "not seen" if side is None else "same direction" if side == expect else "opposite"
 
 
-def beyond(label: str, values: Sequence[float], threshold: float, expect: Side, unit: str = "") -> Verdict:
+def beyond(label: str, values: Sequence[float], threshold: float, expect: Side, unit: str = "") -> Judgement:
     """Whether values, one per seed, lie above (below) a threshold, by the interval of their median."""
     ours = measured(label, values, unit)
     asked = f"the rule asks for {'more' if expect == 'higher' else 'less'} than {threshold:g}"
     reason = f"{_capital(label)}: {_number(ours.value)}{unit and ' ' + unit} (n = {ours.n}); {asked}{_alone(ours.n)}."
     interval = median_interval([value - threshold for value in values]) if len(values) > 1 else None
     verdict = sided(interval, expect) if interval else "not seen"  # one seed has none
-    return Verdict(verdict=verdict, reason=reason, ours=(ours,))
+    return Judgement(verdict=verdict, reason=reason, ours=(ours,))
 
 
 TRAINED, FAILED = ("finished",), ("collapsed", "diverged")
 
 
-def trains(rows: Rows, yes: Sequence[str] = (), no: Sequence[str] = ()) -> Verdict:
+def trains(rows: Rows, yes: Sequence[str] = (), no: Sequence[str] = ()) -> Judgement:
     """Whether every run of the arms `yes` trains, and every one of the arms `no` collapses or diverges.
 
     "opposite" where every run does the contrary of what is expected; an undecided run is neither.
@@ -104,10 +106,10 @@ def trains(rows: Rows, yes: Sequence[str] = (), no: Sequence[str] = ()) -> Verdi
         wrong += bool(outcomes) and all(outcome in other for outcome in outcomes)
         said.append(f"{arm} trains with {finished} of {len(outcomes)} seeds")
     verdict: Direction = "same direction" if right == len(said) else "opposite" if wrong == len(said) else "not seen"
-    return Verdict(verdict=verdict, reason=f"{'; '.join(said)}.", ours=tuple(ours))
+    return Judgement(verdict=verdict, reason=f"{'; '.join(said)}.", ours=tuple(ours))
 
 
-def both(*found: Verdict) -> Verdict:
+def both(*found: Judgement) -> Judgement:
     """All of several rules: the verdict that they share, else "not seen", with what holds beside what does not."""
     held, missed = _held(found)
     if held and missed:
@@ -115,30 +117,30 @@ def both(*found: Verdict) -> Verdict:
     return _together(found, _reasons(found))
 
 
-def every(*found: Verdict) -> Verdict:
+def every(*found: Judgement) -> Judgement:
     """As `both`, of many rules: the reason counts those that hold, and tells of the others alone."""
     held, missed = _held(found)
     return _together(found, _counted(held, found) + (f" Not: {_reasons(missed)}" if missed else ""))
 
 
-def _together(found: Sequence[Verdict], reason: str) -> Verdict:
+def _together(found: Sequence[Judgement], reason: str) -> Judgement:
     verdicts = {one.verdict for one in found}
     verdict = verdicts.pop() if len(verdicts) == 1 else "not seen"
     ours = dict.fromkeys(number for one in found for number in one.ours)
-    return Verdict(verdict=verdict, reason=reason, ours=tuple(ours))
+    return Judgement(verdict=verdict, reason=reason, ours=tuple(ours))
 
 
-def _held(found: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
+def _held(found: Sequence[Judgement]) -> tuple[list[Judgement], list[Judgement]]:
     """Those in the paper's direction, and the others."""
     held = [one for one in found if one.verdict == "same direction"]
     return held, [one for one in found if one not in held]
 
 
-def _counted(held: Sequence[Verdict], found: Sequence[Verdict]) -> str:
+def _counted(held: Sequence[Judgement], found: Sequence[Judgement]) -> str:
     return f"{len(held)} of {len(found)} conditions hold."
 
 
-def _reasons(found: Sequence[Verdict]) -> str:
+def _reasons(found: Sequence[Judgement]) -> str:
     return " ".join(_capital(one.reason) for one in found)
 
 

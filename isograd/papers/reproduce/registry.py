@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from isograd.errors import UserError, nearest
-from isograd.papers.reproduce.item import PAPERS, Chart, Corpus, Full, Item, Published, Runs
+from isograd.papers.reproduce.item import PAPERS, Full, Item, ItemChart, ItemText, Published, Runs
 from isograd.papers.reproduce.rules import Conditions
 
 _FOLDER = Path(__file__).with_name("items")
@@ -23,15 +23,15 @@ def _read(name: str) -> Any:
     return yaml.load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), loader)
 
 
-def corpus(name: str | None) -> Corpus | None:
+def corpus(name: str | None) -> ItemText | None:
     """A corpus by its name; "glue/MRPC" is GLUE's files of one task, and nothing stands in for them."""
     if name is None:
         return None
     folder, _, task = name.partition("/")
     if task:
-        return Corpus(name=f"GLUE's {task}", folder=folder, files=(task,), settings={"glue.source": "{folder}"})
+        return ItemText(name=f"GLUE's {task}", folder=folder, files=(task,), settings={"glue.source": "{folder}"})
     row = _read("corpora")[name]
-    return Corpus(**{**row, "files": tuple(row["files"])})
+    return ItemText(**{**row, "files": tuple(row["files"])})
 
 
 def item_of(row: Mapping[str, Any]) -> Item:
@@ -49,7 +49,7 @@ def item_of(row: Mapping[str, Any]) -> Item:
     given |= {
         "published": tuple(Published(**one) for one in row.get("published", ())),
         "runs": tuple(_runs(one) for one in row.get("runs", ())),
-        "charts": tuple(Chart(**one) for one in row.get("charts", ())),
+        "charts": tuple(ItemChart(**one) for one in row.get("charts", ())),
         "corpus": corpus(row.get("corpus")),
         **{name: tuple(row.get(name, ())) for name in ("run_charts", "revised")},
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from isograd.lab.statistics import median, median_interval
 from isograd.papers.reproduce import judge
-from isograd.papers.reproduce.item import Direction, Ours, Row, Rows, Verdict
+from isograd.papers.reproduce.item import Direction, Judgement, Ours, Row, Rows
 from isograd.papers.reproduce.judge import by_seed, measured, of_arm
 
 
@@ -29,7 +29,7 @@ class Conditions:
     beside: Sequence[Mapping[str, Any]] = ()
     counted: bool = False
 
-    def __call__(self, rows: Rows) -> Verdict:
+    def __call__(self, rows: Rows) -> Judgement:
         found = []
         for name, given in self.conditions:
             own = _where(rows, **given.get("where", {}))
@@ -71,21 +71,21 @@ def level(
 
 def column(
     rows: Rows, name: str, label: str, threshold: float, expect: judge.Side, arm: str = "", unit: str = ""
-) -> Verdict:
+) -> Judgement:
     """Whether a column lies above (below) a threshold."""
     own = of_arm(rows, arm) if arm else rows
     values = [float(row[name]) for row in own if row.get(name) is not None]
     return judge.beyond(label, values, threshold, expect, unit)
 
 
-def gap(rows: Rows, name: str, mine: str, theirs: str, most: float, label: str, unit: str = "nats") -> Verdict:
+def gap(rows: Rows, name: str, mine: str, theirs: str, most: float, label: str, unit: str = "nats") -> Judgement:
     """Whether two arms are less than so much apart with every seed."""
     a, b = (by_seed(of_arm(rows, arm), name) for arm in (mine, theirs))
     apart = [abs(a[seed] - b[seed]) for seed in a if seed in b]
     return judge.beyond(label, apart, most, "lower", unit)
 
 
-def alike(rows: Rows, mine: str, theirs: str, within: float) -> Verdict:
+def alike(rows: Rows, mine: str, theirs: str, within: float) -> Judgement:
     """The interval of the paired difference lies so near to zero; opposite where it lies beyond."""
     a, b = (by_seed(of_arm(rows, arm), "validation_loss") for arm in (mine, theirs))
     apart = [a[seed] - b[seed] for seed in a if seed in b]
@@ -97,10 +97,10 @@ def alike(rows: Rows, mine: str, theirs: str, within: float) -> Verdict:
     elif interval and (interval.low > within or interval.high < -within):
         verdict = "opposite"
     reason = f"{mine} the validation loss is {found.value or 0:+.3g} nats apart (n = {found.n})."
-    return Verdict(verdict=verdict, reason=reason, ours=(found,))
+    return Judgement(verdict=verdict, reason=reason, ours=(found,))
 
 
-def trains(rows: Rows, yes: Sequence[str]) -> Verdict:
+def trains(rows: Rows, yes: Sequence[str]) -> Judgement:
     """Every run of these arms trains."""
     return judge.trains(rows, yes=yes)
 
@@ -108,7 +108,7 @@ def trains(rows: Rows, yes: Sequence[str]) -> Verdict:
 FAR = 0.3  # nats
 
 
-def fails(rows: Rows, arm: str, beside: str) -> Verdict:
+def fails(rows: Rows, arm: str, beside: str) -> Judgement:
     """No run of the arm trains, and its validation loss is above another arm's by more than 0.3 nats with every seed.
 
     So short a run that stays at token frequencies is undecided, not collapsed; "opposite": every run trains.
@@ -123,10 +123,10 @@ def fails(rows: Rows, arm: str, beside: str) -> Verdict:
         verdict = "same direction"
     reason = f"{arm} trains with {trained} of {len(outcomes)} seeds; {apart.reason}"
     counted = Ours(label=f"trains, {arm}", value=trained, n=len(outcomes), unit="runs")
-    return Verdict(verdict=verdict, reason=reason, ours=(counted, *apart.ours))
+    return Judgement(verdict=verdict, reason=reason, ours=(counted, *apart.ours))
 
 
-def buckets(rows: Rows, mine: str, theirs: str, what: str) -> Verdict:
+def buckets(rows: Rows, mine: str, theirs: str, what: str) -> Judgement:
     """One arm above another in each range."""
     of: dict[str, list[Row]] = {}
     for row in rows:
@@ -139,7 +139,7 @@ def buckets(rows: Rows, mine: str, theirs: str, what: str) -> Verdict:
 # ------------------------------------------------------------------------------------------------- of one paper alone
 
 
-def bounded(rows: Rows, arms: Sequence[str], most: float) -> Verdict:
+def bounded(rows: Rows, arms: Sequence[str], most: float) -> Judgement:
     """Xiong: delta at epsilon 0.1 of |x|², which the theorem asks for, over the targets of all seeds."""
     found = []
     for arm in arms:
@@ -148,11 +148,11 @@ def bounded(rows: Rows, arms: Sequence[str], most: float) -> Verdict:
         above = ours.low is not None and ours.low > most
         verdict: Direction = "same direction" if pooled <= most else "opposite" if above else "not seen"
         reason = f"Delta of {arm} at epsilon 0.1 over the targets of all seeds: {pooled:.4g}; the paper's is {most}."
-        found.append(Verdict(verdict=verdict, reason=reason, ours=(ours,)))
+        found.append(Judgement(verdict=verdict, reason=reason, ours=(ours,)))
     return judge.both(*found)
 
 
-def sooner(rows: Rows, mine: str, theirs: str) -> Verdict:
+def sooner(rows: Rows, mine: str, theirs: str) -> Judgement:
     """NormFormer: the share of the baseline's steps; of its time, and the gain in loss, beside it."""
     own = _where(rows, what="equal loss")
     steps, times = (
@@ -165,10 +165,10 @@ def sooner(rows: Rows, mine: str, theirs: str) -> Verdict:
     said += f", after {median(there):.2f} of its steps in the median of these" if there else ""
     time = measured(f"time to {theirs}'s final loss, as a share of its own", times)
     reason = f"{said}. {gain.reason[:1].upper()}{gain.reason[1:]}"
-    return Verdict(verdict=found.verdict, reason=reason, ours=(*found.ours, time, *gain.ours))
+    return Judgement(verdict=found.verdict, reason=reason, ours=(*found.ours, time, *gain.ours))
 
 
-def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Verdict:
+def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Judgement:
     """NormFormer: each arm at its own best rate, which some seeds choose and the others judge.
 
     Args:
@@ -186,20 +186,20 @@ def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Verdict:
     return judge.paired(others, "validation_loss", best[mine], best[theirs], "lower", unit="nats")
 
 
-def stable(rows: Rows, mine: str, theirs: str) -> Verdict:
+def stable(rows: Rows, mine: str, theirs: str) -> Judgement:
     """NormFormer: both protocols; the ratio of the rates, seed by seed, beside the paper's."""
     found, ratios = [], []
     for protocol, words in (("rising", "rate at divergence"), ("constant", "largest constant rate")):
         own = _where(rows, what=protocol)
         said = judge.paired(own, "log_rate", mine, theirs, "higher", what=f"ln of the {words}")
-        found.append(Verdict(verdict=said.verdict, reason=said.reason))
+        found.append(Judgement(verdict=said.verdict, reason=said.reason))
         a, b = (by_seed(of_arm(own, arm), "rate") for arm in (mine, theirs))
         ratios += [measured(f"{words}, {name}", [*of.values()]) for name, of in ((theirs, b), (mine, a))]
         ratios.append(measured(f"{words}, {mine} over {theirs}", [a[seed] / b[seed] for seed in a if seed in b]))
     return replace(judge.both(*found), ours=tuple(ratios))
 
 
-def overhead(rows: Rows, mine: str, theirs: str, also: str) -> Verdict:
+def overhead(rows: Rows, mine: str, theirs: str, also: str) -> Judgement:
     """NormFormer: the step takes longer by the interval over rounds; the forecast of memory stands beside it."""
     steps = _where(rows, what="step")
     found = judge.paired(steps, "log_seconds", mine, theirs, "higher", what="ln of a step's CPU seconds")
@@ -225,7 +225,7 @@ LAWS: dict[str, tuple[str, Callable[[float], float]]] = {  # ADMIN's, of N subla
 }
 
 
-def output_changes(rows: Rows) -> Verdict:
+def output_changes(rows: Rows) -> Judgement:
     """ADMIN: the laws fit, and Post-LN's change grows more than the others'."""
     found = []
     for direction in ("random", "gradient"):
@@ -242,18 +242,18 @@ def output_changes(rows: Rows) -> Verdict:
     return judge.every(*found)
 
 
-def _fit(label: str, law: Callable[[float], float], curves: Sequence[Rows]) -> Verdict:
+def _fit(label: str, law: Callable[[float], float], curves: Sequence[Rows]) -> Judgement:
     """R^2 of a + b law(N) to the mean of the curves of all seeds."""
     x = [law(row["sublayers"]) for row in curves[0]]
     fit = correlation(x, [fmean(row["change"] for row in at) for at in zip(*curves, strict=True)]) ** 2
-    return Verdict(
+    return Judgement(
         verdict="same direction" if fit > LEAST_FIT else "not seen",
         reason=f"{label} is {fit:.3f}, against {LEAST_FIT}.",
         ours=(Ours(label=label, value=fit, n=len(curves)),),
     )
 
 
-def vanishing(rows: Rows, layers: int, pairs: Mapping[str, Sequence[str]]) -> Verdict:
+def vanishing(rows: Rows, layers: int, pairs: Mapping[str, Sequence[str]]) -> Judgement:
     """ADMIN: decoders of Post-LN alone lose a tenth or more per layer. (first / last)^(1 / (L - 1)) of each seed."""
     found = []
     for arm, pair in pairs.items():
@@ -266,7 +266,7 @@ def vanishing(rows: Rows, layers: int, pairs: Mapping[str, Sequence[str]]) -> Ve
     return judge.every(*found)
 
 
-def hybrid(rows: Rows, arm: str, beside: str, rate: str) -> Verdict:
+def hybrid(rows: Rows, arm: str, beside: str, rate: str) -> Judgement:
     """ADMIN: the hybrid fails at the paper's rate though its gradients do not vanish; opposite where it trains."""
     factors = [row["decoder_factor"] for row in of_arm(rows, arm) if row.get("decoder_factor")]
     failing = [fails(rows, f"{arm}{at}", f"{beside}{at}") for at in ("", rate)]
@@ -280,7 +280,7 @@ def hybrid(rows: Rows, arm: str, beside: str, rate: str) -> Verdict:
     return replace(whole, verdict="opposite") if {one.verdict for one in failing} == {"opposite"} else whole
 
 
-def dependencies(rows: Rows) -> Verdict:
+def dependencies(rows: Rows) -> Judgement:
     """ADMIN: beta_ii^2 of the upper half of the encoder: Post-LN above Pre-LN, ADMIN below Post-LN."""
     found = []
     for when in ("init", "trained"):
@@ -291,7 +291,7 @@ def dependencies(rows: Rows) -> Verdict:
     return judge.every(*found)
 
 
-RULES: dict[str, Callable[..., Verdict]] = {
+RULES: dict[str, Callable[..., Judgement]] = {
     "paired": judge.paired,
     **{
         rule.__name__: rule

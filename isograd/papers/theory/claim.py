@@ -126,11 +126,11 @@ class Claim:
 
         return MEASURES[self.name]
 
-    def verdict(self, case: Case, seeds: int | None = None) -> "Verdict":
+    def verdict(self, case: Case, seeds: int | None = None) -> "CaseResult":
         """Measure one case."""
         return self._judged(case, case.subject or case.placement, seeds)
 
-    def control(self, case: Case, seeds: int | None = None) -> "Verdict":
+    def control(self, case: Case, seeds: int | None = None) -> "CaseResult":
         """Measure the negative control of a case under its tolerance: this verdict must not hold."""
         return self._judged(case, case.control, seeds)
 
@@ -143,10 +143,10 @@ class Claim:
         """The cases whose subject is a placement as it stands: any other can be measured in its place."""
         return [case for case in self.cases if not case.subject and case.placement != "any"]
 
-    def _judged(self, case: Case, subject: str, seeds: int | None) -> "Verdict":
+    def _judged(self, case: Case, subject: str, seeds: int | None) -> "CaseResult":
         seeds = seeds or self.seeds
         measured = self.measure(subject, seeds)
-        return Verdict(
+        return CaseResult(
             claim=self.name,
             placement=case.placement,
             case=case.subject or case.placement,
@@ -164,7 +164,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class CaseResult:
     """What measuring a case has found; `subject` is the case's own, or that of its negative control."""
 
     claim: str

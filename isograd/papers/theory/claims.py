@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from isograd.errors import UnknownClaim
-from isograd.papers.theory.claim import Axes, Case, Claim, Verdict
+from isograd.papers.theory.claim import Axes, Case, CaseResult, Claim
 from isograd.papers.theory.curves import THEORIES
 
 
@@ -46,14 +46,14 @@ def chosen(names: Sequence[str]) -> list[Claim]:
     return [claim for claim in CLAIMS.values() if not names or claim.name in names]
 
 
-def verdicts(claims: Sequence[Claim], seeds: int | None = None) -> Iterator[Verdict]:
+def verdicts(claims: Sequence[Claim], seeds: int | None = None) -> Iterator[CaseResult]:
     """Measure every case of these claims."""
     for claim in claims:
         for case in claim.cases:
             yield claim.verdict(case, seeds)
 
 
-def negative_controls(claims: Sequence[Claim], seeds: int | None = None) -> Iterator[Verdict]:
+def negative_controls(claims: Sequence[Claim], seeds: int | None = None) -> Iterator[CaseResult]:
     """Measure every negative control of these claims; none of these verdicts may hold."""
     for claim in claims:
         for case in claim.cases:

@@ -61,7 +61,7 @@ class OwnLoop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptStep:
     """Before step `step`: the state, and the random numbers."""
 
     step: int
@@ -84,7 +84,7 @@ class Replays:
     model: nn.Module
     busy: bool = False
     losses: dict[int, float] = field(default_factory=dict)
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[KeptStep] = field(default_factory=list)
     level: float | None = None
     whole: bool = True
     _held: list[int] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Replays:
         if not self.kept:
             size = sum(one.numel() * one.element_size() for one in tree_leaves(state) if isinstance(one, Tensor))
             self._most = min(MOST, max(2, int(self.loop.memory * 2**30 / max(1, size))))
-        self.kept.append(Kept(step=step, state=state, random=random_numbers() if random is None else random))
+        self.kept.append(KeptStep(step=step, state=state, random=random_numbers() if random is None else random))
         while len(self.kept) > self._most:
             del self.kept[self._least(step)]
 
@@ -169,14 +169,14 @@ class Replays:
             self.busy = False
         return [{**row, **_verdict(row, rows[0])} for row in rows]
 
-    def _back(self, kept: Kept) -> None:
+    def _back(self, kept: KeptStep) -> None:
         self.loop.load(copy.deepcopy(kept.state))
         set_random_numbers(kept.random)
 
     def _weights(self) -> list[Tensor]:
         return [one.detach().clone() for one in self.model.parameters()]
 
-    def _moved_before(self, kept: Kept) -> float | None:
+    def _moved_before(self, kept: KeptStep) -> float | None:
         """How far the weights went per step until then, since the state before; None from the first state on."""
         earlier = [one for one in self.kept if one.step < kept.step]
         if not earlier:

@@ -68,7 +68,7 @@ def plain(profile: Row) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ProfileColumn:
     """A quantity: its header, and how a number is written."""
 
     key: str
@@ -77,16 +77,16 @@ class Column:
 
 
 COLUMNS = (
-    Column(key="gradient_norm", name="|grad|"),
-    Column(key="gradient_mean_abs", name="mean|g| W₂,W_O"),
-    Column(key="residual_rms", name="stream RMS"),
-    Column(key="branch_skip_ratio", name="Var b/s"),
-    Column(key="dependency", name="β²"),
-    Column(key="dependency_sum", name="Σβ²", form="{:.2f}"),
-    Column(key="amplification", name="amplif."),
-    Column(key="attention_share", name="entropy", form="{:.0%}"),
-    Column(key="largest_logit", name="max logit"),
-    Column(key="largest_over_median", name="max/median"),
+    ProfileColumn(key="gradient_norm", name="|grad|"),
+    ProfileColumn(key="gradient_mean_abs", name="mean|g| W₂,W_O"),
+    ProfileColumn(key="residual_rms", name="stream RMS"),
+    ProfileColumn(key="branch_skip_ratio", name="Var b/s"),
+    ProfileColumn(key="dependency", name="β²"),
+    ProfileColumn(key="dependency_sum", name="Σβ²", form="{:.2f}"),
+    ProfileColumn(key="amplification", name="amplif."),
+    ProfileColumn(key="attention_share", name="entropy", form="{:.0%}"),
+    ProfileColumn(key="largest_logit", name="max logit"),
+    ProfileColumn(key="largest_over_median", name="max/median"),
 )
 
 
@@ -105,7 +105,7 @@ def every_sublayer(profile: Row) -> Table:
     return Table.of(profile["rows"], columns, left=3)
 
 
-def _number(column: Column, row: Row) -> str:
+def _number(column: ProfileColumn, row: Row) -> str:
     return "" if row[column.key] is None else number(row[column.key], column.form)
 
 
@@ -290,7 +290,7 @@ def _marks(points: int, kind: str) -> Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chart:
+class ProfileChart:
     """A figure over depth, a panel per quantity and stack.
 
     Attributes:
@@ -308,7 +308,7 @@ class Chart:
 
 
 CHARTS = (
-    Chart(
+    ProfileChart(
         name="gradients",
         title="Gradients over depth",
         text="Left: mean |gradient| of each sublayer's last projection (W_2, W_O). Right: the Frobenius norm over all"
@@ -318,7 +318,7 @@ CHARTS = (
         draw=_by_kind,
         logarithmic=("gradient_mean_abs", "gradient_norm"),
     ),
-    Chart(
+    ProfileChart(
         name="stream",
         title="Residual stream",
         text="Root mean square after each sublayer. Without a norm on the sum the stream grows with depth and later"
@@ -331,7 +331,7 @@ CHARTS = (
         draw=_by_depth,
         logarithmic=("growth",),
     ),
-    Chart(
+    ProfileChart(
         name="dependency",
         title="Contribution of each sublayer",
         text="Variance of the branch over that of the skip. β² is the branch's share of the sum; its running sum is"
@@ -345,7 +345,7 @@ CHARTS = (
         draw={"branch_skip_ratio": _by_kind, "dependency": _by_kind, "dependency_sum": _by_depth},
         logarithmic=("branch_skip_ratio", "dependency"),
     ),
-    Chart(
+    ProfileChart(
         name="amplification",
         title="Sensitivity to weight perturbations",
         text="All matrices of the sublayers are perturbed by ±1e-5 at once, in float64: mean square change of the"
@@ -355,7 +355,7 @@ CHARTS = (
         draw=_by_depth,
         logarithmic=("amplification",),
     ),
-    Chart(
+    ProfileChart(
         name="attention",
         title="Attention",
         text="Mean entropy of the attention weights over heads and queries, and thin the head with the lowest; dashed"
@@ -364,7 +364,7 @@ CHARTS = (
         panels={"attention_entropy": "entropy of the attention (nats)", "largest_logit": "largest |logit|"},
         draw={"attention_entropy": _entropy, "largest_logit": _by_kind},
     ),
-    Chart(
+    ProfileChart(
         name="massive",
         title="Largest activations",
         text="The largest |x| in the stream, and how many times the median it is. Trained models often have a few"

@@ -199,13 +199,13 @@ _NAMES = {
 }
 
 
-class Named(str):
+class NamedCell(str):
     """A text of an axis, shown by a name that is shorter: of a file's path the last parts."""
 
     name: str
 
 
-def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
+def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, NamedCell]:
     """The texts of an axis, each by a name that no other one has.
 
     Args:
@@ -216,7 +216,7 @@ def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
     >>> [text.name for text in named_apart(["en/train.txt", "de/train.txt", ""]).values()]
     ['en/train.txt', 'de/train.txt', '“”']
     """
-    found = {text: Named(text) for text in values}
+    found = {text: NamedCell(text) for text in values}
     parts = [[text] if whole else text.rstrip("/").removesuffix("/model").split("/") for text in found]
     for many in range(1, 1 + max(map(len, parts), default=0)):
         for text, own in zip(found.values(), parts, strict=True):
@@ -229,7 +229,7 @@ def named_apart(values: Iterable[str], whole: bool = False) -> dict[str, Named]:
 
 def shown_value(value: Any) -> str:
     """A value for people."""
-    return value.name if isinstance(value, Named) else shown(value)
+    return value.name if isinstance(value, NamedCell) else shown(value)
 
 
 def who_names(key: str, values: Sequence[Any]) -> list[str]:

@@ -24,7 +24,7 @@ LIMIT = 2.0
 FEWEST = 3  # seeds of a verdict
 KEYS = {"depth": "model.layers", "width": "model.width"}
 Axis = Literal["depth", "width"]
-Verdict = Literal["transfers", "does not transfer here", "too few seeds"]
+DriftVerdict = Literal["transfers", "does not transfer here", "too few seeds"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Drift:
     open: bool
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DriftVerdict:
         if self.seeds < FEWEST or self.interval is None:
             return "too few seeds"
         return "transfers" if self.interval.high < LIMIT and not self.open else "does not transfer here"

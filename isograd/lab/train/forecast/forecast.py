@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from isograd.lab.train.forecast.memory import PARTS, Memory, Part, memory, parameters, product_bytes
+from isograd.lab.train.forecast.memory import PARTS, Memory, MemoryPart, memory, parameters, product_bytes
 from isograd.lab.train.optim import schedule_of
 from isograd.lab.train.run import Run
 from isograd.models import IsogradConfig
@@ -27,7 +27,7 @@ class Forecast:
     run: Run
     config: IsogradConfig
     devices: int
-    parts: dict[Part, int]
+    parts: dict[MemoryPart, int]
     memory: Memory
     tokens_per_update: int
     flops: float

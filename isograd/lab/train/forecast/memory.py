@@ -38,9 +38,9 @@ from isograd.transformer.loss import rows_at_once
 from isograd.transformer.parameters import roles
 from isograd.transformer.stack import Layer
 
-Part = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]
-PARTS: tuple[Part, ...] = ("embedding", "attention", "feed-forward", "head", "norms and coefficients")
-_PART_OF: dict[str, Part] = {
+MemoryPart = Literal["embedding", "attention", "feed-forward", "head", "norms and coefficients"]
+PARTS: tuple[MemoryPart, ...] = ("embedding", "attention", "feed-forward", "head", "norms and coefficients")
+_PART_OF: dict[str, MemoryPart] = {
     **dict.fromkeys(("query", "key", "value", "attn_out"), PARTS[1]),
     **dict.fromkeys(("ffn_in", "ffn_out"), PARTS[2]),
     **dict.fromkeys(("head", "dense"), PARTS[3]),
@@ -79,7 +79,7 @@ class Memory:
         return sum(asdict(self).values()) - self.calibration
 
 
-def parameters(config: IsogradConfig, task: str) -> dict[Part, int]:
+def parameters(config: IsogradConfig, task: str) -> dict[MemoryPart, int]:
     """Trainable numbers by what they do, of the task's model on the meta device; a tied table counts as embedding.
 
     The vocabulary is the one that the configuration asks for; data may have fewer tokens.
