@@ -161,7 +161,7 @@ def json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 def no_surrogates(text: str, where: str, field: str) -> str:
     if _SURROGATE.search(text):
-        raise DataError(f"{where}: {field!r} holds half a surrogate pair (\\udXXX), which is no text")
+        raise DataError(f"{where}: {field!r} holds half a surrogate pair (\\udXXX), which is not text")
     return text
 
 
@@ -206,7 +206,7 @@ def _hub(name: str, field: str, split: str) -> list[Document]:
         rows = load_dataset(name, split=split)
     except Exception as error:  # the hub raises many kinds; a user needs one line
         raise DataError(
-            f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {first_line(error)}"
+            f"{name!r} is not a file here, and as a data set on the hub it cannot be loaded: {first_line(error)}"
         ) from error
     return _column(rows.column_names, lambda: rows[field], name, field)
 
@@ -214,7 +214,7 @@ def _hub(name: str, field: str, split: str) -> list[Document]:
 def _must_be_within_reach(name: str) -> None:
     must_have_datasets(name)
     if why := absent(name, "dataset"):
-        raise DataError(f"{name!r} is no file here, and as a data set on the hub it cannot be loaded: {why}")
+        raise DataError(f"{name!r} is not a file here, and as a data set on the hub it cannot be loaded: {why}")
 
 
 def must_have_datasets(name: str) -> None:

@@ -160,7 +160,7 @@ def _fold_heads(branch: Attention, site: Site) -> None:
         _scale(branch.value_norm, factor)
     else:
         raise FoldError(
-            f"HeadScale of {_said(site)} cannot be folded: it stands between two norms, and the one on the"
+            f"HeadScale of {_said(site)} cannot be folded: it is between two norms, and the one on the"
             " values has one scale for all heads"
         )
 

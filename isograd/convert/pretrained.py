@@ -403,7 +403,7 @@ def _fit_tokenizer(source: Source, folder: Path, fit: Fit) -> list[str]:
     """
     tokenizer = source.tokenizer
     if tokenizer is None:
-        return ["No tokenizer lay beside the model."]
+        return ["The model's folder had no tokenizer."]
     notes = []
     if isinstance(tokenizer, PairTokenizer):
         if not tokenizer.joint:

@@ -62,7 +62,7 @@ def sample_of(model: nn.Module, tokenizer: Any, lines: Sequence[str] | None) -> 
     if lines is None:
         return random_sample(model)
     if tokenizer is None:
-        raise InteropError("no tokenizer beside the model to read the text with")
+        raise InteropError("no tokenizer in the model's folder to read the text with")
     return text_sample(model, tokenizer, lines)
 
 

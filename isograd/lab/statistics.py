@@ -336,7 +336,7 @@ def caution(found: Sequence[Comparison]) -> str:
 
 def _ranked(values: Sequence[float]) -> list[float]:
     if any(map(math.isnan, values)):
-        raise ValueError("NaN is no loss: a diverged run counts as infinite")
+        raise ValueError("NaN is not a loss: a diverged run counts as infinite")
     return sorted(map(float, values))
 
 

@@ -193,7 +193,7 @@ def padding(checked: CheckedModel) -> Iterator[Finding]:
             measured=gap,
             message=f"{mask_name} is read the wrong way round: real positions are hidden, and padding is seen"
             if turned
-            else f"outputs at real positions change by {gap:.2g} of the largest with what stands in the padding",
+            else f"outputs at real positions change by {gap:.2g} of the largest with the content of the padding",
             remedy='scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")): 1 is a real token'
             if turned
             else f'scores.masked_fill({mask_name}[:, None, None, :] == 0, float("-inf")) before the softmax of every'

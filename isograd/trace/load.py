@@ -134,7 +134,7 @@ def _built(name: str, has_weights: bool, refusal: str, most: float) -> tuple[nn.
     except IsogradError:  # of the door, which names what it refuses
         raise
     except json.JSONDecodeError as error:
-        raise ModelError(f"{refusal}: its config.json is no JSON ({first_line(error)})") from error
+        raise ModelError(f"{refusal}: its config.json is not JSON ({first_line(error)})") from error
     except Exception as error:
         raise ModelError(f"{refusal}: {_said(error)}") from error
 

@@ -78,7 +78,7 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     family("bert").save_pretrained(tmp_path / "bert")
     change = ["--out", out, "--change"]
-    assert "a norm stands on the sum" in refused("graft", str(tmp_path / "bert"), *change, "layers=4")
+    assert "a norm is applied to the sum" in refused("graft", str(tmp_path / "bert"), *change, "layers=4")
     assert "did you mean 'layers'" in refused("graft", str(folder), *change, "layer=4")
     assert "no such folder" in refused("graft", str(tmp_path / "none"), *change, "layers=4")
     assert "no tokenizer" in refused("graft", str(tmp_path / "bert"), *change, "layers=2")

@@ -135,7 +135,7 @@ def without(name: str, *keys: str) -> Edit:
 
 
 FAULTS: dict[str, tuple[Edit, str]] = {
-    "no recipe": (lambda run: (run / "run.json").unlink(), "no run.json beside the other files"),
+    "no recipe": (lambda run: (run / "run.json").unlink(), "run.json is missing beside the other files"),
     "half a recipe": (cut("run.json"), "run.json: not JSON"),
     "an empty recipe": (holding("run.json", ""), "run.json: not JSON"),
     "a recipe that is a list": (holding("run.json", "[1, 2]"), "run.json: not a JSON object"),

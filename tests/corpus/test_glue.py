@@ -258,7 +258,7 @@ def test_bad_files_in_one_line() -> None:
     says(
         "wnli",
         ".",
-        "'wnli' is no task of GLUE that is known here; known are mrpc, rte, cola, sst-2, sts-b, mnli, qnli, qqp$",
+        "'wnli' is not a task of GLUE; expected one of mrpc, rte, cola, sst-2, sts-b, mnli, qnli, qqp$",
     )
     says("rte", "./nothing", r"^\./nothing: no such folder$")
     says("rte", "/nothing/at/all", "^/nothing/at/all: no such folder$")

@@ -130,7 +130,7 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
 
 def test_a_data_set_of_the_hub_offline(cache: Path) -> None:
     pytest.importorskip("datasets")
-    says("nobody/nothing", "'nobody/nothing' is no file here", "cannot be loaded")
+    says("nobody/nothing", "'nobody/nothing' is not a file here", "cannot be loaded")
     assert not list(cache.glob("*"))
 
 

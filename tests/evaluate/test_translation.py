@@ -156,7 +156,7 @@ def test_what_is_no_translation_model(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no config.json here or in model/"):
         Translator.load(tmp_path)
     model().save_pretrained(tmp_path / "language")
-    with pytest.raises(DataError, match=r"no translation.json beside the model"):
+    with pytest.raises(DataError, match=r"no translation.json in the model's folder"):
         Translator.load(tmp_path / "language")
     shutil.copy(folder / "translation.json", tmp_path / "language")
     with pytest.raises(DataError, match=r"tokenizer.json: no such file"):

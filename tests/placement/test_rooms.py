@@ -50,7 +50,7 @@ LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
     "core": (132, 27_130),
     "convert": (45, 8_130),
-    "lab": (111, 23_240),
+    "lab": (111, 23_250),
     "papers": (42, 6_530),
 }
 MOST = 15  # files on one level of a room

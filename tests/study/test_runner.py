@@ -191,7 +191,7 @@ def test_a_missing_or_broken_checkpoint(plain: Trained, stopped: Path, damage: C
     told = Told()
     assert ran(plain.cells, stopped, told) == plain.rows
     assert told.steps == TOLD
-    assert len(told.notes) == 1 and told.notes[0].endswith("no whole checkpoint is left of 20 steps; it begins anew")
+    assert len(told.notes) == 1 and told.notes[0].endswith("no complete checkpoint is left of 20 steps; it begins anew")
     assert plain.cells[0].name in told.notes[0]
     assert ledger(stopped) == ledger(plain.folder)
 
@@ -253,7 +253,7 @@ def _unknown_outcome(cell: Path) -> str:
 def _no_run(cell: Path) -> str:
     (cell / "outcome.json").write_text('{"outcome": "finished"}')
     (cell / "run.json").unlink()
-    return "no run.json beside the other files"
+    return "run.json is missing beside the other files"
 
 
 def _replaced(path: Path, old: str, new: str, said: str) -> str:
@@ -305,7 +305,7 @@ def test_broken_cells_are_trained_anew_on_demand(plain: Trained, stopped: Path, 
         (plain.place(stopped) / "outcome.json").unlink()
     told = Told()
     ran(plain.cells, stopped, told)
-    assert "no whole checkpoint" in told.notes[0]
+    assert "no complete checkpoint" in told.notes[0]
 
 
 def _garbage(rows: list[bytes]) -> list[bytes]:

@@ -328,7 +328,7 @@ def test_what_is_no_pretrained_model_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"no weights")
     says("damaged or cut off", lost)
     (lost / "model/tokenizer.json").unlink()
-    says("no tokenizer.json beside the model", lost)
+    says("no tokenizer.json in the model's folder", lost)
     other = Path(pretrained(tmp_path / "other"))
     content = json.loads((other / "model/config.json").read_text())
     (other / "model/config.json").write_text(json.dumps(content | {"model_type": "bert"}))

@@ -47,7 +47,9 @@ class Source:
     def vocabulary(self, runtime: str) -> Any:
         """The tokenizer, without which the runtime has nothing to read."""
         if self.tokenizer is None:
-            raise InteropError(f"{self.folder}: {runtime} needs a vocabulary, and no tokenizer lies beside the model")
+            raise InteropError(
+                f"{self.folder}: {runtime} needs a vocabulary, and no tokenizer is in the model's folder"
+            )
         return self.tokenizer
 
 

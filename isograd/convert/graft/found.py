@@ -28,7 +28,7 @@ class GraftSubject:
     """A model of one stack, and what was found in it.
 
     Raises:
-        GraftError: no stack, several, or layers that do not stand in one list.
+        GraftError: no stack, several, or layers that are not in one list.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -181,7 +181,7 @@ def _layers(subject: GraftSubject) -> Layers:
             lists = tuple(name for name, value in options(subject.config, list) if len(value) == len(module))
             option = _count_option(subject.model, address, len(module), lists)
             return Layers(address=address, count=len(module), option=option, lists=lists, sublayers=places)
-    raise GraftError(f"{type(subject.model).__name__}: its layers do not stand in one list, or share their weights")
+    raise GraftError(f"{type(subject.model).__name__}: its layers are not in one list, or share their weights")
 
 
 def _places(address: str, count: int, sublayers: list[TracedSublayer]) -> tuple[tuple[TracedSublayer, ...], ...] | None:

@@ -158,7 +158,7 @@ def silenced(subject: GraftSubject, sublayer: TracedSublayer) -> list[tuple[str,
 
 def _not_identity(sublayer: TracedSublayer) -> str | None:
     if "post" in sublayer.norms:
-        return "a norm stands on the sum (Post-LN), and norm(x + 0) is not x"
+        return "a norm is applied to the sum (Post-LN), and norm(x + 0) is not x"
     if sublayer.design or sublayer.also is not None:
         return f"its stream is {sublayer.design or sublayer.placement}, which every sublayer mixes"
     if sublayer.skip_from:

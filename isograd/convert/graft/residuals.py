@@ -93,7 +93,7 @@ def _refuse_uncentred(config: IsogradConfig, *, causal: bool) -> None:
     if config.norm != "layernorm" or not usual:
         raise GraftError("norm=rmsnorm: the norms are not plain LayerNorms")
     reasons = {
-        "a norm stands on the sum or on what a branch wrote, whose weight and bias put the mean back": any(
+        "a norm is applied to the sum or on what a branch wrote, whose weight and bias put the mean back": any(
             r.post or r.out for r in every
         ),
         "a norm inside a branch reads what is not centred": any(r.mid or r.projections for r in every),

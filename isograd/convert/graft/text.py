@@ -41,7 +41,7 @@ def text_of(model: PreTrainedModel, tokenizer: Any, documents: Iterable[str], se
         GraftError: no tokenizer, or too short a text.
     """
     if tokenizer is None:
-        raise GraftError("no tokenizer beside the model to read a text with; what is measured needs one")
+        raise GraftError("no tokenizer in the model's folder to read a text with; what is measured needs one")
     length = min(_LONGEST, longest_of(model))
     ids: list[int] = []
     for document in documents:

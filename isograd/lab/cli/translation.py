@@ -101,7 +101,7 @@ def _search(beam: int | None, length_penalty: float | None, tokens: int) -> dict
 
 def _load(model: str, precision: Precision, threads: int | None, search: dict[str, Any]) -> "Translator":
     must_be_a_model(model, owned=True)
-    with loading("loading the model", threads), refusing(ValueError):  # an option, or what lies beside the model
+    with loading("loading the model", threads), refusing(ValueError):  # an option, or what is in the model's folder
         from isograd.lab.evaluate.translation import Translator
 
         translator = Translator.load(model, precision=precision)

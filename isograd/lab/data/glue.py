@@ -189,7 +189,7 @@ def load_glue(task: str, source: str | Path = HUB) -> GlueData:
         DataError: in one line what is wrong with the input.
     """
     if task not in TASKS:
-        raise DataError(f"{task!r} is no task of GLUE that is known here; known are {', '.join(TASKS)}")
+        raise DataError(f"{task!r} is not a task of GLUE; expected one of {', '.join(TASKS)}")
     kind, place = TASKS[task], Path(source)
     must_be_there(str(source))
     folder = _folder(place, task, kind) if place.is_dir() else None

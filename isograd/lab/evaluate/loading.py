@@ -132,7 +132,7 @@ def own_config(path: Path) -> dict[str, Any]:
 
 def _tokenizer(folder: Path) -> PairTokenizer:
     if not (folder / "translation.json").is_file():
-        raise DataError(f"{folder}: no translation.json beside the model; was it trained with task=translation?")
+        raise DataError(f"{folder}: no translation.json in the model's folder; was it trained with task=translation?")
     return _loaded(folder, lambda: PairTokenizer.load(folder), "its vocabularies")
 
 

@@ -20,7 +20,7 @@ def fault(folder: Path, rows: bool = True) -> str | None:
     """What is wrong with the files of a run, None if nothing is; its rows are looked at only if `rows`."""
     try:
         if not (folder / "run.json").exists():
-            return f"{folder}: no run.json beside the other files of a run"
+            return f"{folder}: run.json is missing beside the other files of a run"
         for name, needed in NEEDED.items():
             content = _check_object(folder / name, needed, KNOWN[name])
             if name == "run.json":

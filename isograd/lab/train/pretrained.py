@@ -125,7 +125,7 @@ class PreTrained:
         return special, np.setdiff1d(np.arange(len(tokenizer)), [*tokenizer.all_special_ids, *special.values()])
 
     def save_tokenizer(self, folder: Path) -> None:
-        """As it lies beside the model."""
+        """As it is in the model's folder."""
         _tokenizer(self.name, self.folder).save_pretrained(folder)
 
     @cached_property
@@ -385,7 +385,7 @@ def _tokenizer(name: str, folder: Path | None, **inputs: Any) -> PreTrainedToken
     if folder is None:
         found = load_tokenizer(model_place(name) or name)
         if found is None:
-            raise DataError(f"{name}: no tokenizer beside the model")
+            raise DataError(f"{name}: no tokenizer in the model's folder")
         if getattr(found, "backend_tokenizer", None) is None:
             raise DataError(f"{name}: its tokenizer ({type(found).__name__}) has no tokenizer.json, as fast ones have")
         for key, value in inputs.items():
@@ -393,7 +393,7 @@ def _tokenizer(name: str, folder: Path | None, **inputs: Any) -> PreTrainedToken
         found.init_kwargs |= inputs
         return found
     if not (folder / "tokenizer.json").is_file():
-        raise DataError(f"{name}: no tokenizer.json beside the model")
+        raise DataError(f"{name}: no tokenizer.json in the model's folder")
     try:
         own: PreTrainedTokenizerFast = from_pretrained(PreTrainedTokenizerFast, folder, **inputs)
         return own

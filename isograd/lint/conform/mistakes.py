@@ -137,7 +137,7 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         name="factor-inside-tanh",
-        found="the factor stands inside the tanh of the computed part",
+        found="the factor is inside the tanh of the computed part",
         remedy="factors[0] * tanh(.) in place of tanh(factors[0] * .), and likewise for beta",
         of=_maps("computed"),
     ),

@@ -46,7 +46,7 @@ class Needs:
     """What an item takes at the paper's size.
 
     Attributes:
-        remote: what of it is no file here, and is looked for on the hub when it starts.
+        remote: what of it is not a file here, and is looked for on the hub when it starts.
         lacking: a file that is not here, in a line; "" where there is none.
     """
 

@@ -19,7 +19,7 @@ FUSED = "expected a matrix for each"
 NO_OPTION = "no option of its configuration counts key/value heads"
 ELSEWHERE = "isograd's own class cannot hold the model"
 REASONS: dict[str, dict[str, str]] = {
-    "layers=5": dict.fromkeys(POST_LN, "a norm stands on the sum"),
+    "layers=5": dict.fromkeys(POST_LN, "a norm is applied to the sum"),
     "kv-heads=4": {"gpt2": FUSED, "gpt_neox": FUSED}
     | dict.fromkeys(("opt", "roberta-prelayernorm", *POST_LN), NO_OPTION),
     "vocabulary=80": {},
@@ -61,8 +61,8 @@ def test_an_exact_change_into_our_class(name: str, change: str) -> None:
         ("llama", "norm=rmsnorm"): "not plain LayerNorms",
         ("gemma2", "norm=rmsnorm"): "not plain LayerNorms",
         ("bert", "streams=3"): "equal to Pre-LN alone",
-        ("bert", "norm=rmsnorm"): "a norm stands on the sum",
-        ("bert", "layers=4"): "a norm stands on the sum",
+        ("bert", "norm=rmsnorm"): "a norm is applied to the sum",
+        ("bert", "layers=4"): "a norm is applied to the sum",
         ("roberta-prelayernorm", "norm=rmsnorm"): "the embedding has a norm",
     }
     model = family(name)

@@ -152,7 +152,7 @@ class Recovery:
         self._gave_up = True
         return alarm(
             step, "not-recovered", None,
-            f"the run broke again, after {self.count} rollbacks",
+            f"the run diverged again, after {self.count} rollbacks",
             "this is not chance: change the rate, the warm-up or the placement",
             "isograd replay tries changes from before the break",
         )  # fmt: skip

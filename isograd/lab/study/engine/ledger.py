@@ -130,7 +130,7 @@ def state_of(cell: Cell, folder: Path) -> tuple[State, str | None]:
     trained = read_rows(folder / "metrics.jsonl")
     every = cell.run.training.checkpoint_every
     if every and len(trained) > every and last_checkpoint(folder / "checkpoints") is None:
-        return "begun", f"{folder}: no whole checkpoint is left of {len(trained)} steps; it begins anew"
+        return "begun", f"{folder}: no complete checkpoint is left of {len(trained)} steps; it begins anew"
     return "begun", None
 
 

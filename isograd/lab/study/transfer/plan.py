@@ -201,7 +201,7 @@ def _shape(model: Model, width: int) -> dict[str, Any]:
     if model.ffn is not None:
         inner, left = divmod(width * model.ffn, model.width)
         if left or not inner:
-            raise RecipeError(f"width {width}: model.ffn={model.ffn} grows with it, and would be no whole number")
+            raise RecipeError(f"width {width}: model.ffn={model.ffn} grows with it, and would not be a whole number")
         shape["ffn"] = inner
     return shape
 
