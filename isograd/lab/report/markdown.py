@@ -21,7 +21,7 @@ def write_figure(section: Section, path: Path) -> str:
 
 def cell(text: str) -> str:
     """
-    >>> cell("a|b")
-    'a\\|b'
+    >>> print(cell("a|b"))
+    a\\|b
     """
     return " ".join(text.split()).replace("|", "\\|")
