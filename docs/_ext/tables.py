@@ -41,7 +41,7 @@ def prepare(table: nodes.table) -> None:
         return
     columns = [[len(row[i].astext()) for row in rows] for i in range(len(names))]
     widths = [max(each, default=0) for each in columns]
-    wide = sum(min(width, 24) for width in widths) > PHONE if len(names) > 2 else min(widths) > 2 * PHONE
+    wide = sum(min(width, 24) for width in widths) > PHONE if len(names) > 2 else min(widths) > PHONE
     lists = len(names) == 2
     stacked = len(names) > 1 and wide
     table["classes"] += ["stacked", *(["lists"] if lists else [])] if stacked else []

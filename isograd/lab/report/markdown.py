@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from isograd.lab.report import style
-from isograd.lab.report.page import Section, Table
+from isograd.lab.report.page import Section
 from isograd.lab.report.style import Output
 
 FIGURE = Output(formats=("svg",))
@@ -19,17 +19,9 @@ def write_figure(section: Section, path: Path) -> str:
     return f"{path.name}.svg"
 
 
-def markdown_table(table: Table) -> str:
+def cell(text: str) -> str:
     """
-    >>> print(markdown_table(Table(header=["arm", "loss"], lines=[["a|b", "2.01"]])))
-    | arm | loss |
-    |---|---:|
-    | a\\|b | 2.01 |
+    >>> print(cell("a|b"))
+    a\\|b
     """
-    ruler = "|" + "|".join("---" if i < table.left else "---:" for i in range(len(table.header))) + "|"
-    header, *lines = ["| " + " | ".join(_cell(cell) for cell in cells) + " |" for cells in table]
-    return "\n".join([header, ruler, *lines])
-
-
-def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")

@@ -234,13 +234,9 @@ def _train(cells: "Sequence[Any]", asked: "Asked", retry: bool) -> "Sequence[dic
         from isograd.lab.study.plan import ARM
 
         check_jobs(jobs_of(cells, asked.out))
-    progress().print(_plan(cells, at_once(asked.jobs, 1)), markup=False, soft_wrap=True)
+    beside = f"{len(cells)} runs, {min(len(cells), at_once(asked.jobs, 1))} at once" if len(cells) > 1 else "1 run"
+    progress().print(f"{beside}; what has ended is not trained again", markup=False, soft_wrap=True)
     return train_cells(cells, asked.out, local(asked.jobs), [ARM], retry=retry, keep_models=True)
-
-
-def _plan(cells: "Sequence[Any]", at_once: int) -> str:
-    several = f"{len(cells)} runs, {min(len(cells), at_once)} at once" if len(cells) > 1 else "1 run"
-    return f"{several}; what has ended is not trained again"
 
 
 def _print(result: dict[str, Any], several: bool) -> None:
