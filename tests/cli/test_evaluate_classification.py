@@ -160,7 +160,7 @@ def test_a_comparison_of_fine_tunings(model: str, tmp_path: Path) -> None:
     )
     command = ["compare", "--recipe", str(recipe), "--jobs", "1", "--out", str(tmp_path / "out")]
     told = as_json(command)
-    assert [arm["arm"] for arm in told["arms"]] == ["pre-trained", "from scratch"] and told["unigram_entropy"] is None
+    assert [arm["arm"] for arm in told["arms"]] == ["pre-trained", "from scratch"] and "unigram_entropy" not in told
     code, out, _ = called(*command)
     assert code == 0 and "majority" in out and "too few seeds" in out.lower()
     page = Path(told["report"]).read_text(encoding="utf-8")
