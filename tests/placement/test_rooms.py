@@ -48,10 +48,10 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (132, 27_130),
-    "convert": (45, 8_130),
-    "lab": (111, 23_250),
-    "papers": (42, 6_530),
+    "core": (134, 27_200),
+    "convert": (46, 8_200),
+    "lab": (112, 23_400),
+    "papers": (43, 6_700),
 }
 MOST = 15  # files on one level of a room
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -148,7 +148,9 @@ def test_a_storey_keeps_its_budget(storey: str) -> None:
     files = [path for path in FILES if room(path) in rooms]
     lines = sum(len(path.read_text().splitlines()) for path in files)
     most = BUDGET[storey]
-    assert len(files) <= most[0] and lines <= most[1], f"{storey}: {len(files)} files, {lines:,} lines"
+    said = f"{storey} has {len(files)} files and {lines:,} lines, and its budget is {most[0]} and {most[1]:,}:"
+    said += " take as much out elsewhere, or raise BUDGET with a sentence in CHANGELOG that says what users got for it"
+    assert len(files) <= most[0] and lines <= most[1], said
     assert lines > most[1] - 500, f"{storey} has {lines:,} lines: lower its budget"
 
 

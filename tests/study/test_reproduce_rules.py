@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from isograd.errors import RecipeError
 from isograd.papers.reproduce.full import _runs
 from isograd.papers.reproduce.item import Full
-from isograd.papers.reproduce.registry import ITEMS
+from isograd.papers.reproduce.registry import ITEMS, item_of
 
 Rows = list[dict[str, Any]]
 GOOD, BAD = [4.0, 4.1, 4.2], [5.0, 5.1, 5.2]
@@ -237,3 +238,14 @@ def test_each_arm_at_its_best_rate() -> None:
 
     assert found({"1e-3": 5.0, "4e-3": 4.0}, {"1e-3": 4.5, "4e-3": 5.0}) == "same direction"
     assert found({"1e-3": 5.0, "4e-3": 4.0}, {"1e-3": 3.9, "4e-3": 5.0}) == "opposite"
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [({"trainz": {"arms": ["a"]}}, "did you mean 'trains'"), ({"trains": {True: ["a"]}}, "it takes rows, arms")],
+)
+def test_a_rule_that_is_none_is_refused_before_the_runs(condition: Any, said: str) -> None:
+    """YAML reads `yes:` as True."""
+    row = {"id": "xiong2020/one", "title": "", "claim": "", "size_paper": "", "size_here": ""}
+    with pytest.raises(RecipeError, match=said):
+        item_of({**row, "judge": {"conditions": [condition]}})

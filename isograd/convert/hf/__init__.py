@@ -1,4 +1,4 @@
-"""Classes of transformers, family by family; a new family is a module here that lists its `FAMILIES`, and a test."""
+"""Classes of transformers, kind by kind; a new one is a row of `FAMILIES` in the module of its kind, and of its test."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -7,9 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from isograd.errors import UserError, nearest
+from isograd.lab.recipes import read_table
 from isograd.papers.reproduce.item import PAPERS, Full, Item, ItemChart, ItemText, Published, Runs
 from isograd.papers.reproduce.rules import Conditions
 
@@ -19,8 +18,7 @@ _MEASURES = f"{__package__}.measures"
 
 @cache
 def _read(name: str) -> Any:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it
-    return yaml.load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), loader)
+    return read_table(_FOLDER / f"{name}.yaml")
 
 
 def corpus(name: str | None) -> ItemText | None:
@@ -41,6 +39,7 @@ def item_of(row: Mapping[str, Any]) -> Item:
         judge = row["judge"]
         conditions = tuple((name, rule) for one in judge["conditions"] for name, rule in one.items())
         given["judge"] = Conditions(**{**judge, "conditions": conditions})
+        given["judge"].must_be_rules(row["id"])
     if "measure" in row:
         module, _, name = row["measure"].partition(".")
         given["measure"] = getattr(import_module(f"{_MEASURES}.{module}"), name)

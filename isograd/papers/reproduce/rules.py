@@ -3,12 +3,14 @@
 A rule is one of `judge`, or of what is judged in one paper alone. `Conditions` puts several together.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import correlation, fmean
 from typing import Any
 
+from isograd.errors import RecipeError, hint
 from isograd.lab.statistics import median, median_interval
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.item import Direction, Judgement, Ours, Row, Rows
@@ -28,6 +30,17 @@ class Conditions:
     conditions: Sequence[tuple[str, Mapping[str, Any]]]
     beside: Sequence[Mapping[str, Any]] = ()
     counted: bool = False
+
+    def must_be_rules(self, item: str) -> None:
+        """Refuse a rule that is not there, or arguments that it does not take: before the runs, not after them."""
+        for name, given in self.conditions:
+            if name not in RULES:
+                raise RecipeError(f"{item}: unknown rule {name!r}; {hint(name, RULES)}")
+            signature = inspect.signature(RULES[name])
+            try:
+                signature.bind([], **{str(key): value for key, value in given.items() if key != "where"})
+            except TypeError as error:
+                raise RecipeError(f"{item}: rule {name}: {error}; it takes {', '.join(signature.parameters)}") from None
 
     def __call__(self, rows: Rows) -> Judgement:
         found = []
@@ -100,9 +113,9 @@ def alike(rows: Rows, mine: str, theirs: str, within: float) -> Judgement:
     return Judgement(verdict=verdict, reason=reason, ours=(found,))
 
 
-def trains(rows: Rows, yes: Sequence[str]) -> Judgement:
+def trains(rows: Rows, arms: Sequence[str]) -> Judgement:
     """Every run of these arms trains."""
-    return judge.trains(rows, yes=yes)
+    return judge.trains(rows, yes=arms)
 
 
 FAR = 0.3  # nats

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from isograd.errors import UnknownClaim
+from isograd.lab.recipes import read_table
 from isograd.papers.theory.claim import Axes, Case, CaseResult, Claim
 from isograd.papers.theory.curves import THEORIES
 
@@ -23,9 +22,7 @@ def _case(row: Mapping[str, Any]) -> Case:
 
 
 def _rows(name: str) -> list[Claim]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it
-    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    return [_of(row) for row in yaml.load(text, loader)]
+    return [_of(row) for row in read_table(Path(__file__).with_name(name))]
 
 
 RESIDUAL_CLAIMS = _rows("residual_claims.yaml")
