@@ -1,4 +1,4 @@
-"""Classes of transformers, kind by kind; a new one is a row of `FAMILIES` in the module of its kind, and of its test."""
+"""Classes of transformers, by kind; a new one is a row of `FAMILIES` in the module of its kind, and in its test."""
 
 from importlib import import_module
 from pkgutil import iter_modules
