@@ -1,5 +1,7 @@
 """Every option changes the function or the init; an unknown or contradictory one is refused and told what to type."""
 
+import copy
+import pickle
 from dataclasses import fields
 from typing import Any
 
@@ -261,3 +263,12 @@ def test_defaults() -> None:
     assert (
         config(placement="gpt2").scheme() == "normal" and config(placement="gpt2", init="fairseq").scheme() == "fairseq"
     )
+
+
+def test_equal_configurations_are_equal() -> None:
+    """Of a dataclass with fields that are taken away where they are None."""
+    one = IsogradConfig(hidden_size=32, num_attention_heads=4)
+    assert one == IsogradConfig(hidden_size=32, num_attention_heads=4) == copy.deepcopy(one)
+    assert one != IsogradConfig(hidden_size=64, num_attention_heads=4) and one != 3
+    grouped = IsogradConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
+    assert grouped == pickle.loads(pickle.dumps(grouped)) != one

@@ -173,3 +173,12 @@ def test_a_page_of_files_alone(broken: Path, tmp_path: Path) -> None:
 
 def test_losses_of_a_run_are_there(broken: Path) -> None:
     assert len(losses(broken)) == outcome(broken)["steps"]
+
+
+def test_a_run_whose_loss_is_nan_is_replayed(tmp_path: Path) -> None:
+    """Files have null there."""
+    train(small(training=LONG | {"steps": 30, "lr": 1e30}), tmp_path / "run")
+    assert outcome(tmp_path / "run")["outcome"] == "diverged"
+    assert any(row["loss"] is None for row in read_rows(tmp_path / "run/metrics.jsonl"))
+    content = replay(load_replay(tmp_path / "run", [["lr=1e-3"]]), tmp_path / "replay", in_this_process)
+    assert content["unchanged"] == "fails" and [one["change"] for one in content["changes"]][-1] == "lr 0.001"

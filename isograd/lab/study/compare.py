@@ -105,7 +105,7 @@ def compare(
         FolderBusyError: another process is at work there.
     """
     from isograd.lab.study.engine.jobs import check_jobs, in_this_process, tasks_of
-    from isograd.lab.study.engine.ledger import outcome_in
+    from isograd.lab.study.engine.ledger import forget, outcome_in
     from isograd.lab.study.engine.runner import jobs_of, run_cells, survey
     from isograd.lab.study.engine.workers import default_jobs, in_processes
 
@@ -122,6 +122,8 @@ def compare(
 
     with locked(folder):
         check_jobs(jobs_of(arms, folder), tasks, fresh)
+        if fresh:
+            forget(folder, [arm.name for arm in arms])
         for wrong in survey(arms, folder).broken.values():
             raise FileExistsError(f"{wrong}; choose another folder, or remove it")
         # also a single run that is left: as many threads as it had before it was interrupted, so the same numbers

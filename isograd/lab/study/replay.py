@@ -224,7 +224,7 @@ def _judged(plan: Replay, rows: Sequence[dict[str, Any]], folder: Path) -> Itera
     tokens = plan.outcome.get("judged", {}).get("excess") is not None
     data = read_object(plan.parent / "resolved.json").get("data", {})
     level = data.get("unigram_entropy", data.get("constant_loss"))
-    course = Course.of({one["step"]: one["loss"] for one in read_rows(plan.parent / "metrics.jsonl")}, level)
+    course = Course.of({one["step"]: _loss(one) for one in read_rows(plan.parent / "metrics.jsonl")}, level)
     broke = plan.outcome.get("outcome")
     for row in rows:
         change = of[row["cell"]]
@@ -232,11 +232,16 @@ def _judged(plan: Replay, rows: Sequence[dict[str, Any]], folder: Path) -> Itera
         reason = ""
         if row["outcome"] == "finished" and change.step and max((one["lr"] for one in own), default=0.0) < LEAST * rate:
             reason = f"the rate is below a hundredth of what it was ({rate:g}): the weights hardly move"
-        elif row["outcome"] in ("finished", "undecided") and not course.finished([one["loss"] for one in own]):
+        elif row["outcome"] in ("finished", "undecided") and not course.finished([_loss(one) for one in own]):
             if change.label == UNCHANGED and row["outcome"] == "undecided" and broke in BROKEN:
                 row = {**row, "outcome": broke}  # as it was: too short for a verdict of its own
             reason = f"asked: {course.said()}" if row["outcome"] == "finished" and not tokens else ""
         yield {**row, "outcome": "undecided", "reason": reason} if reason else row
+
+
+def _loss(row: dict[str, Any]) -> float:
+    """Files have no NaN: it is null there."""
+    return math.nan if row["loss"] is None else float(row["loss"])
 
 
 def _described(change: ReplayChange, ended: dict[str, dict[str, Any]]) -> dict[str, Any]:

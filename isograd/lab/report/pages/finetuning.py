@@ -107,7 +107,8 @@ def headline(arms: Sequence[ArmFiles]) -> str:
     lost = sum(map(failed, ended))
     lines = {title(arm): baseline(arm) for arm in arms if _scored(arm)}
     said = "; ".join(f"{name}: the majority-class baseline is {line}" for name, line in lines.items())
-    return f"{said}. {lost} of {len(ended)} runs failed: not above it, or diverged."
+    counted = f"{lost} of {len(ended)} runs failed: not above"
+    return f"{said}. {counted} it, or diverged." if said else f"{counted} the majority-class baseline, or diverged."
 
 
 def compared(arms: Sequence[ArmFiles]) -> list[Compared]:

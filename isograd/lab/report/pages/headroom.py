@@ -416,8 +416,15 @@ def _odd(chain: Row) -> Iterator[str]:
         failed = next(one for one in chain["tried"] if one["verdict"] == "failed")
         yield f" stopped: the run at {failed['lr']:.3g} failed ({failed.get('error', 'unknown error')})."
     if found["kind"] == "none":
-        slow, large = (f"{found[end]:.3g}" if found[end] is not None else "none" for end in ("low", "high"))
-        yield f": none trained. Too slow to tell, so that more steps are needed: up to {slow}; too large: from {large}."
+        yield f": {_none(found)}"
+
+
+def _none(found: Row) -> str:
+    if found["high"] is None:
+        return f"too slow to tell at every rate up to {found['low']:.3g}; more steps are needed."
+    if found["low"] is None:
+        return f"none trained, and {found['high']:.3g} was the lowest rate; noise of 0.5 nat counts as a divergence."
+    return f"none trained; {found['low']:.3g} is too slow to tell, {found['high']:.3g} too large."
 
 
 def _rates(rates: Sequence[float]) -> str:

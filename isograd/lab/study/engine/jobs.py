@@ -104,5 +104,8 @@ def check_jobs(jobs: Sequence[Job], tasks: Sequence[Task] | None = None, fresh: 
 
 def in_this_process(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> None:
     """The engine without processes: one job after another."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     for index, (run, folder) in jobs.items():
         on_end(index, attempt(get(run.model.placement), (run, folder), partial(on_step, index)))

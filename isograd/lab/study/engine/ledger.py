@@ -7,7 +7,7 @@ STUDY/
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +85,13 @@ def write_ledger(folder: Path, rows: Sequence[Row]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in [*rows, *others])
     if not path.exists() or path.read_bytes() != text.encode():
         write_text(path, text)
+
+
+def forget(folder: Path, cells: Collection[str]) -> None:
+    """Take the rows of these cells out: they are trained anew."""
+    if (path := folder / LEDGER).exists():
+        kept = [row for row, _ in _lines(path) if row is not None and row["cell"] not in cells]
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def damage(folder: Path) -> list[str]:
