@@ -256,7 +256,11 @@ def test_all_takes_what_has_not_ended(item: Item, tmp_path: Path, monkeypatch: p
     command = ("reproduce", "--all", "--out", str(tmp_path), "--json", "--cores", str(min(os.sched_getaffinity(0))))
     before = os.sched_getaffinity(0)
     try:
-        assert [len(json.loads(called(*command)[1])["items"]) for _ in range(2)] == [1, 0]
+        index = ("--index", str(tmp_path / "index"))
+        assert [len(json.loads(called(*command, *index)[1])["items"]) for _ in range(2)] == [1, 0]
+        called("reproduce", *index, "--out", str(tmp_path))
+        elsewhere = [str(tmp_path / "another") if word == str(tmp_path) else word for word in command]
+        assert json.loads(called(*elsewhere, *index)[1])["items"] == []
         changed = replace(item, rule=f"{item.rule} More.")
         monkeypatch.setattr("isograd.papers.reproduce.registry.ITEMS", {item.id: changed})
         assert len(json.loads(called(*command)[1])["items"]) == 1 and len(os.sched_getaffinity(0)) == 1

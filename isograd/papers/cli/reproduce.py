@@ -65,7 +65,7 @@ def reproduce(
     Args:
         items: names of --list, or a paper for all of its items; then key=value for all runs
         list: print the items, and run nothing
-        all: every item that --out has no result of with today's setup, by importance
+        all: every item of which neither --out nor --index has a result with today's setup, by importance
         data: a folder of corpora, such as FOLDER/iwslt14-de-en; or one text file (as `isograd compare --data` takes it)
             for items that read plain text (default: the embedded texts)
         seeds: in place of each item's own
@@ -110,18 +110,19 @@ def reproduce(
     if cores:
         pin(cores)
     if all:
-        found = [item for item in found if not _has_ended(item, asked)]
+        found = [item for item in found if not _has_ended(item, asked, index)]
         progress().print(f"{len(found)} items, {sum(item.minutes for item in found):.0f} minutes of one core at most")
     return _reproduce(found, asked, retry, json, index)
 
 
-def _has_ended(item: "Item", asked: "Asked") -> bool:
-    """Whether --out has a result of it, with today's setup and of the same data."""
-    result = _result(item, asked.out)
-    given = asked.data is not None and bool(item.corpora)
-    return (
-        result.get("setup") == item.setup() and result.get("with data") == given and result.get("verdict") != "not run"
-    )
+def _has_ended(item: "Item", asked: "Asked", index: Path | None) -> bool:
+    """Whether --out or the index has a result of it, with today's setup and of the same data."""
+    from isograd.lab.report.pages.reproduce_index import RESULTS, stored
+
+    kept = stored(index / RESULTS).get(item.id, {}) if index else {}
+    same = {"setup": item.setup(), "with data": asked.data is not None and bool(item.corpora), "changed": []}
+    ended = [result for result in (_result(item, asked.out), kept) if result.get("verdict") not in (None, "not run")]
+    return any(all(result.get(key) == value for key, value in same.items()) for result in ended)
 
 
 def _result(item: "Item", out: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def write_index(items: Sequence[Row], out: Path, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Row] = {}
-    before = _before(folder / RESULTS)
+    before = stored(folder / RESULTS)
     for item in items:
         name = item["item"]
         kept, found = before.get(name), _result(out, name)
@@ -64,7 +64,8 @@ def _write(path: Path, **said: Any) -> None:
     write_text(path, text.replace("&#39;", "'").replace("&#34;", '"'))  # HTML alone needs these
 
 
-def _before(path: Path) -> Row:
+def stored(path: Path) -> Row:
+    """What an index knows already; nothing where there is none."""
     try:
         return read_object(path)
     except ValueError as error:
