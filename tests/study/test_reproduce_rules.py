@@ -10,6 +10,7 @@ from isograd.errors import RecipeError
 from isograd.papers.reproduce.full import _runs
 from isograd.papers.reproduce.item import Full
 from isograd.papers.reproduce.registry import ITEMS, item_of
+from isograd.papers.reproduce.rules import level
 
 Rows = list[dict[str, Any]]
 GOOD, BAD = [4.0, 4.1, 4.2], [5.0, 5.1, 5.2]
@@ -249,3 +250,10 @@ def test_a_rule_that_is_none_is_refused_before_the_runs(condition: Any, said: st
     row = {"id": "xiong2020/one", "title": "", "claim": "", "size_paper": "", "size_here": ""}
     with pytest.raises(RecipeError, match=said):
         item_of({**row, "judge": {"conditions": [condition]}})
+
+
+def test_a_diverged_run_is_not_averaged_away() -> None:
+    """In what is shown beside a verdict, too."""
+    own = [*rows("validation_loss", {"a": [4.0, 4.2]}), {"arm": "a", "seed": 2, "outcome": "diverged"}]
+    shown = level(own, "validation_loss", "a")
+    assert (shown.n, shown.value) == (3, 4.2) and shown.high == math.inf

@@ -110,16 +110,16 @@ def reproduce(
     if cores:
         pin(cores)
     if all:
-        found = [item for item in found if not _has_ended(item, asked, index)]
+        from isograd.lab.report.pages.reproduce_index import RESULTS, stored
+
+        kept = stored(index / RESULTS) if index else {}
+        found = [item for item in found if not _has_ended(item, asked, kept.get(item.id, {}))]
         progress().print(f"{len(found)} items, {sum(item.minutes for item in found):.0f} minutes of one core at most")
     return _reproduce(found, asked, retry, json, index)
 
 
-def _has_ended(item: "Item", asked: "Asked", index: Path | None) -> bool:
+def _has_ended(item: "Item", asked: "Asked", kept: dict[str, Any]) -> bool:
     """Whether --out or the index has a result of it, with today's setup and of the same data."""
-    from isograd.lab.report.pages.reproduce_index import RESULTS, stored
-
-    kept = stored(index / RESULTS).get(item.id, {}) if index else {}
     same = {"setup": item.setup(), "with data": asked.data is not None and bool(item.corpora), "changed": []}
     ended = [result for result in (_result(item, asked.out), kept) if result.get("verdict") not in (None, "not run")]
     return any(all(result.get(key) == value for key, value in same.items()) for result in ended)

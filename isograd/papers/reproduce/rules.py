@@ -63,22 +63,25 @@ def level(
     *,
     label: str = "",
     unit: str = "",
-    where: Mapping[str, object] = {},
+    where: Mapping[str, object] | None = None,
     less: str = "",
     known: bool = False,
 ) -> Ours:
-    """The median of a column over seeds, of an arm or of all.
+    """The median of a column over seeds, of an arm or of all; a run that diverged has the worst value.
 
     Args:
         less: an arm of the same column, whose value with the same seed is taken away.
         known: left out where no row has it.
     """
-    own = _where(rows, **where)
+    own = _where(rows, **(where or {}))
+    of = of_arm(own, arm) if arm else own
     if less:
         mine, theirs = (by_seed(of_arm(own, name), column) for name in (arm, less))
         values = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
-    else:
-        values = [float(row[column]) for row in (of_arm(own, arm) if arm else own) if row.get(column) is not None]
+    elif len({row.get("seed") for row in of}) == len(of):
+        values = [*by_seed(of, column).values()]
+    else:  # several of a seed, such as one for each depth
+        values = [float(row[column]) for row in of if row.get(column) is not None]
     return measured(label or f"{column.replace('_', ' ')}, {arm}", values, unit)
 
 

@@ -222,9 +222,9 @@ def _arm(study: StudyFiles, design: Design, cells: Sequence[CellFiles], measure:
     values = {key: cells[0].values.get(key) for key in study.axes}
     place = study.axes[design.who_key].index(values[design.who_key]) if design.who_key else 0
     who = design.who[place]
-    told = {key: value for key, value in values.items() if key in design.others or (key == RATE and design.rates)}
+    named = {key: value for key, value in values.items() if key in design.others or (key == RATE and design.rates)}
     return StudyArm(
-        label=", ".join([who, *([condition_said(told)] if told else [])]),
+        label=", ".join([who, *([condition_said(named)] if named else [])]),
         who=who,
         look=design.looks[place],
         values=values,

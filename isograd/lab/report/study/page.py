@@ -261,15 +261,15 @@ def verdicts(found: StudyFindings) -> list[str]:
 def _races(found: StudyFindings) -> Iterator[Section]:
     """How soon each is where the reference ends, of each group that can tell; of that over all conditions alone."""
     groups = found.groups[:1] if found.groups and found.groups[0][0] is None else found.groups
-    told = 0
+    sections = 0
     for condition, arms in groups:
         runs = in_line(arms, found.design)
         reference = runs[found.reference].label if found.reference in runs else None
         about = figures.Subject(arms=[*runs.values()], reference=reference)
-        if told < SHOWN and any(run.validation for arm in about.arms for run in arm.runs):
-            name, where = f"equal-loss-{told + 1}" if told else "equal-loss", condition_said(condition or {})
+        if sections < SHOWN and any(run.validation for arm in about.arms for run in arm.runs):
+            name, where = f"equal-loss-{sections + 1}" if sections else "equal-loss", condition_said(condition or {})
             if (section := equal_loss.section(about, name, where)).table:
-                told += 1
+                sections += 1
                 yield section
 
 
