@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from isograd.cli.console import Result, announce, loading, must_be_writable, output, print_json, print_table
 from isograd.cli.parser import EACH, File
@@ -17,9 +17,7 @@ from isograd.files import write_json
 from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from isograd.lint import Findings
+    from isograd.lint import Finding, Findings
     from isograd.lint.formats import SourcePlace
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -33,6 +31,11 @@ def check(
     against: Annotated[str, "MODEL"] | None = None,
     lr: float | None = None,
     warmup: int | None = None,
+    loss: Annotated[str, "MODULE:CALLABLE"] | None = None,
+    intent: Annotated[list[Annotated[str, "INTENT"]], EACH] | None = None,
+    prove: bool = False,
+    no_prove: bool = False,
+    diff: bool = False,
     ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
     format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
@@ -55,6 +58,8 @@ def check(
       isograd check my_model:build --format github           in a workflow: findings beside the lines of the model
       isograd check my_model:build --format github --sarif isograd.sarif
 
+    Facts are measured. Suspicions are tried: both versions are trained side by side for 40 steps, in three seeds.
+
     Exit code 1 with a finding of severity error, 2 on bad input.
 
     Args:
@@ -64,47 +69,69 @@ def check(
         against: a second model, named as MODEL is; what begins or computes otherwise is reported
         lr: the peak learning rate you plan to use; reports whether a Post-LN stack tolerates it
         warmup: the warm-up steps you plan to use (default: none)
+        loss: takes the output and the batch; what suspicions are tried on (default: the model's own, or a small task)
+        intent: causal, bidirectional, batch-first, time-first, ordered, set, shared, own-layers, logits or
+            probabilities, where the code does not say so; can be repeated
+        prove: try every suspicion, however long it takes (default: for eight seconds of processor time)
+        no_prove: try none: suspicions are warnings
+        diff: print the changes of source lines that are known as text, as a unified diff, and nothing else
         ignore: a code that is not reported; can be repeated
         format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
         sarif: a file that the findings are also written to, as SARIF 2.1.0
     """
     if json and format not in (None, "json"):
         raise UserError(f"--json and --format {format}: give one of them")
-    asked = _Asked(model=model, batch=batch, optimizer=optimizer, against=against, lr=lr, warmup=warmup)
+    if prove and no_prove:
+        raise UserError("--prove and --no-prove: give one of them")
+    asked = _Asked(
+        model=model, batch=batch, optimizer=optimizer, against=against, lr=lr, warmup=warmup, loss=loss,
+        intent=tuple(intent or ()), prove=prove or (False if no_prove else None),
+    )  # fmt: skip
     must_be_writable(sarif, "--sarif")
-    network, findings = _findings(asked, ignore or [])
+    findings = _findings(asked, ignore or [])
     if sarif is not None:
-        write_json(sarif, _sarif(findings, network, asked))
+        write_json(sarif, _sarif(findings, asked))
     shown: dict[str | None, Callable[[], None]] = {
+        "diff": lambda: print(_diff(findings), end=""),
         "json": lambda: print_json(findings.as_dict()),
-        "sarif": lambda: print_json(_sarif(findings, network, asked)),
-        "github": lambda: _print_commands(findings, network, asked),
+        "sarif": lambda: print_json(_sarif(findings, asked)),
+        "github": lambda: _print_commands(findings, asked),
     }
-    return Result(findings.as_dict(), shown.get(format, lambda: _print(findings)), code=1 if findings.errors else 0)
+    return Result(
+        findings.as_dict(),
+        shown.get("diff" if diff else format, lambda: _print(findings)),
+        code=1 if findings.errors else 0,
+    )
 
 
-def _sarif(findings: "Findings", network: "nn.Module", asked: "_Asked") -> dict[str, Any]:
+def _sarif(findings: "Findings", asked: "_Asked") -> dict[str, Any]:
     from isograd import __version__
     from isograd.lint import formats
 
-    return formats.sarif(findings, _places(findings, network, asked), __version__)
+    return formats.sarif(findings, _places(findings, asked), __version__)
 
 
-def _print_commands(findings: "Findings", network: "nn.Module", asked: "_Asked") -> None:
+def _diff(findings: "Findings") -> str:
+    from isograd.lint.fix import diff
+
+    return diff(findings, Path.cwd())
+
+
+def _print_commands(findings: "Findings", asked: "_Asked") -> None:
     from isograd.lint import formats
 
-    if commands := formats.github(findings, _places(findings, network, asked)):
+    if commands := formats.github(findings, _places(findings, asked)):
         print(commands)
     print(_summary(findings))
 
 
-def _places(findings: "Findings", network: "nn.Module", asked: "_Asked") -> "dict[str, SourcePlace]":
+def _places(findings: "Findings", asked: "_Asked") -> "dict[Finding, SourcePlace]":
     from isograd.lint.formats import places
     from isograd.trace.load import maker_of
 
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()  # paths are relative to the repository
     root = workspace if Path.cwd().is_relative_to(workspace) else Path.cwd()
-    return places(network, findings, maker_of(asked.optimizer or asked.model), root)
+    return places(findings, maker_of(asked.optimizer or asked.model), root)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +144,12 @@ class _Asked:
     against: str | None
     lr: float | None
     warmup: int | None
+    loss: str | None
+    intent: tuple[str, ...]
+    prove: bool | None
 
 
-def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"]:
+def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
     if asked.lr is not None and not 0 < asked.lr < float("inf"):
         raise UserError(f"--lr {asked.lr:g}: expected a number above 0")
     if asked.warmup is not None and asked.warmup < 0:
@@ -130,14 +160,16 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
     with loading():
         from isograd.lint import check
         from isograd.lint.check import known_codes
+        from isograd.lint.intent import Intents
         from isograd.trace.inputs import as_inputs
         from isograd.trace.load import load_callable, load_model
 
-        try:
-            with refusing(ValueError):
-                known_codes(ignore)
-        except UserError as error:
-            raise UserError(f"--ignore: {error}") from error
+        for option, known, words in (("--ignore", known_codes, ignore), ("--intent", Intents.given, asked.intent)):
+            try:
+                with refusing(ValueError):
+                    known(words)
+            except UserError as error:
+                raise UserError(f"{option}: {error}") from error
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
@@ -150,10 +182,13 @@ def _findings(asked: _Asked, ignore: list[str]) -> tuple["nn.Module", "Findings"
                     against=load_model(asked.against) if asked.against else None,
                     lr=asked.lr,
                     warmup=asked.warmup,
+                    loss=cast(Any, load_callable(asked.loss)) if asked.loss else None,
+                    intent=asked.intent,
+                    prove=asked.prove,
                     ignore=ignore,
                     name=asked.model,
                 )
-                return network, replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
+                return replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
         except InputsError as error:
             raise UserError(f"{asked.batch or asked.model}: {one_line(error)}") from error
         except ModelError:
@@ -209,7 +244,11 @@ def _print(findings: "Findings") -> None:
         console.print()
         head = Text.assemble((finding.severity, _STYLES[finding.severity]), f" {finding.code}  ", finding.address)
         console.print(head)
+        for line in finding.source.shown(Path.cwd()) if finding.source else ():
+            console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
         console.print(Text(f"  {finding.message}"))
+        if finding.proof:
+            console.print(Text(f"  {finding.proof.says}"))
         for line in cures(finding.remedy):
             console.print(Text(f"  {line}"), soft_wrap=line.startswith("   "))  # code is not wrapped
         console.print(Text(f"  {_where(finding.page)}", style="dim"), soft_wrap=True)

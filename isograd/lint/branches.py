@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 
 from isograd.errors import many
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import READ, Phase, rule
+from isograd.lint.trial import Edit, Made
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
 from isograd.trace.record import Operation, in_double
 from isograd.trace.sublayers import TracedSublayer
@@ -24,7 +26,7 @@ GATHERED = frozenset(
 )  # no plain layer
 
 
-@rule(Phase.BRANCHES, "ffn-linear", hides=("placement-unsure",))
+@rule(Phase.BRANCHES, "ffn-linear", hides=("placement-unsure",), suspicions=True)
 def linear(checked: CheckedModel) -> Iterator[Finding]:
     """Feed-forwards of two matrices with nothing between that bends."""
     found = [s for s in checked.anatomy.distinct if s.kind == "ffn" and _is_linear(checked, s)]
@@ -37,7 +39,14 @@ def linear(checked: CheckedModel) -> Iterator[Finding]:
             message="this feed-forward is linear, f(a + b) = f(a) + f(b): there is no activation between its two"
             f" matrices ({many(len(found), 'sublayer')})",
             remedy="put an activation between the two: W_2(gelu(W_1(x)))",
+            edit=Edit(says="W_2(gelu(W_1(x)))", values={_first(checked, s): lambda x, of: F.gelu(x) for s in found}),
         )
+
+
+def _first(checked: CheckedModel, sublayer: TracedSublayer) -> int:
+    """What the first matrix of a branch makes."""
+    inside = checked.dataflow.between(sublayer.read, sublayer.branch)
+    return next(o.makes[0] for o in inside if checked.dataflow.is_product(o))
 
 
 def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
@@ -59,7 +68,7 @@ def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
     return different(made[1] + made[2] - made[3], made[0]) < 1e-3
 
 
-@rule(Phase.BRANCHES, "activation-on-stream", hides=(Phase.WIRING, "init-std", "init-depth"))
+@rule(Phase.BRANCHES, "activation-on-stream", hides=(Phase.WIRING, "init-std", "init-depth"), suspicions=True)
 def bent(checked: CheckedModel) -> Iterator[Finding]:
     """An activation on the stream itself, after a sum. Where nothing attends it is a ResNet's."""
     if not checked.attentions and not checked.takes_ids:
@@ -75,7 +84,13 @@ def bent(checked: CheckedModel) -> Iterator[Finding]:
             message=f"{bare(operation)} is applied to the residual stream, after the sum of {sublayer.address}:"
             f" it changes the output of all earlier layers ({many(len(found), 'sum')})",
             remedy="put the activation inside the branch: x + f(x), not act(x + f(x))",
+            edit=Edit(says="no activation after the sum", values={o.makes[0]: _taking(o.reads[0]) for o, _ in found}),
         )
+
+
+def _taking(value: int) -> Made:
+    """Another value of the same size in the place of one."""
+    return lambda x, of: of(value).reshape(x.shape)
 
 
 def _bent_after(checked: CheckedModel, sublayer: TracedSublayer) -> Operation | None:
@@ -122,7 +137,7 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
                 return
 
 
-@rule(Phase.HEADS, "branch-shifted")
+@rule(Phase.HEADS, "branch-shifted", suspicions=True)
 def shifted(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions that give to other positions what the query of one has asked for, as where windows are not rolled
     back, or parts of a joint attention are taken apart in another order.
@@ -166,7 +181,7 @@ def _goes_elsewhere(attention: MeasuredAttention, axis: int | None) -> bool:
     return judged
 
 
-@rule(Phase.HEADS, "axes-mixed", hides=(*READ, "branch-shifted"))
+@rule(Phase.HEADS, "axes-mixed", hides=(*READ, "branch-shifted"), suspicions=True)
 def views(checked: CheckedModel) -> Iterator[Finding]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
     dataflow, trace = checked.dataflow, checked.trace
@@ -189,8 +204,20 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
             message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that rows of"
             " different positions are mixed",
             remedy="move the axes first: x.transpose(1, 2).reshape(...)",
+            edit=Edit(
+                says="the axes moved by a transpose",
+                values={
+                    o.makes[0]: _turned(o.reads[0])
+                    for o, one, two in shapes
+                    if {one, two} == {before, after} or o is operation
+                },
+            ),
         )
         return
+
+
+def _turned(value: int) -> Made:
+    return lambda x, of: of(value).transpose(1, 2).reshape(x.shape)
 
 
 def _is_raw(checked: CheckedModel, value: int) -> bool:

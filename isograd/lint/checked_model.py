@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
+from isograd.lint.intent import Intents
 from isograd.trace.anatomy import Anatomy, TracedStack
 from isograd.trace.attention import FUSED, MASKED
 from isograd.trace.dataflow import SUMS, Dataflow, bare
@@ -29,6 +30,8 @@ class CheckedModel:
         lr, warmup: the peak learning rate and the warm-up steps that it is to be trained with, where known.
         optimizer: the one that is to train it, where given.
         against: a model that this one is compared with, where given.
+        intents: what the model is meant to do, as far as somebody says so.
+        large: whether it has more parameters than are run through dozens of times.
         reported: codes found so far: a consequence is not reported beside its cause.
     """
 
@@ -41,6 +44,7 @@ class CheckedModel:
         warmup: int | None = None,
         optimizer: Any = None,
         against: "CheckedModel | None" = None,
+        intents: Intents | None = None,
     ) -> None:
         self.model = model
         self.inputs = inputs
@@ -49,6 +53,8 @@ class CheckedModel:
         self.warmup = warmup
         self.optimizer = optimizer
         self.against = against
+        self.intents = intents or Intents()
+        self.large = is_large(model)
         self.reported: set[str] = set()
         self._stds: dict[str, float] = {}
 
@@ -149,7 +155,9 @@ class CheckedModel:
 
     @cached_property
     def time_first(self) -> bool:
-        """Whether sequences stand as (time, batch): equal ids differ along axis 0; vectors where torch.nn says so."""
+        """Whether sequences stand as (time, batch): by intent, by equal ids that differ along axis 0, by torch.nn."""
+        if (said := self.intents.says("time-first")) is not None:
+            return said
         if self.takes_ids:
             return self.places_vary == 0
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())

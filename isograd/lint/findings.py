@@ -3,12 +3,18 @@
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from isograd.errors import many
 
+if TYPE_CHECKING:
+    from isograd.lint.source import Source
+    from isograd.lint.trial import Edit, Proof
+
 Severity = Literal["error", "warning", "info"]
+Kind = Literal["fact", "suspicion"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the most severe first
 PAGES = "docs/check"
 
@@ -25,6 +31,11 @@ class Finding:
         measured: the number that was compared.
         message: what was found.
         remedy: what to do about it.
+        kind: "fact", shown by a computation that anybody can repeat, or "suspicion", of a design.
+        proof: of a suspicion, what training with and without the change has shown.
+        source: the line of code that it is about, where there is one.
+        edit: of a suspicion, the change to be tried.
+        at: the value of the trace whose making it is about.
     """
 
     code: str
@@ -33,14 +44,20 @@ class Finding:
     measured: float
     message: str
     remedy: str
+    kind: Kind = "fact"
+    proof: "Proof | None" = None
+    source: "Source | None" = None
+    edit: "Edit | None" = field(default=None, repr=False, compare=False)
+    at: int | None = field(default=None, repr=False, compare=False)
 
     @property
     def page(self) -> str:
         return f"{PAGES}/{self.code}.md"
 
     def as_dict(self) -> dict[str, Any]:
-        fields = ("code", "severity", "address", "measured", "message", "remedy", "page")
-        return {name: getattr(self, name) for name in fields}
+        fields = ("code", "severity", "kind", "address", "measured", "message", "remedy", "page")
+        told = {name: getattr(self, name) for name in fields}
+        return told | {name: part and part.as_dict() for name in ("proof", "source") for part in [getattr(self, name)]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +71,7 @@ class Findings:
         findings: see `Finding`.
         missed: what could not be checked, and why.
         scheme: names of the inits that a model at initialization follows, "" where none does or it is trained.
+        fixed: with `fix=True` a copy of the model with the changes that were confirmed.
     """
 
     model: str
@@ -62,6 +80,7 @@ class Findings:
     findings: tuple[Finding, ...]
     missed: tuple[str, ...] = ()
     scheme: str = ""
+    fixed: Any = field(default=None, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
@@ -91,7 +110,9 @@ class Findings:
         lines = [f"{self.model}: {many(len(self.placements), 'sublayer')}, {many(len(self), 'finding')}"]
         for one in self.findings:
             lines += ["", f"{one.severity}: {one.code} at {one.address or 'the model'}"]
+            lines += [f"  {line}" for line in (one.source.shown(Path.cwd()) if one.source else ())]
             lines += _wrapped(one.message, "  ", "  ")
+            lines += _wrapped(one.proof.says, "  ", "  ") if one.proof else []
             for line in cures(one.remedy):
                 lines += [f"  {line}"] if " = " in line and line[:1] == " " else _wrapped(line, "  ", "     ")
         return "\n".join(lines)

@@ -1,16 +1,14 @@
-"""Findings for machines: commands of a GitHub workflow, and SARIF 2.1.0, each beside the class of its module."""
+"""Findings for machines: commands of a GitHub workflow, and SARIF 2.1.0, each beside the line that it is about."""
 
 import hashlib
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from isograd.lint.findings import Finding, Findings
+from isograd.lint.source import place_of
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
@@ -25,52 +23,29 @@ class SourcePlace:
     line: int
 
 
-def places(
-    model: nn.Module, findings: Findings, made_by: Any = None, root: Path | None = None
-) -> dict[str, SourcePlace]:
-    """Where the module of each finding is written, by its address.
-
-    It is the class of the module, or of the nearest one around it, whose file lies below `root`; else the function that
-    makes the model. What is of installed packages alone has no place.
+def places(findings: Findings, made_by: Any = None, root: Path | None = None) -> dict[Finding, SourcePlace]:
+    """The line of each finding below the root of the sources; else where the model is made. What is of installed
+    packages alone has no place.
 
     Args:
         made_by: the function or class that the model was made by.
         root: of the sources; None takes the working directory.
     """
     top, found = (root or Path.cwd()).resolve(), {}
-    for address in dict.fromkeys(finding.address for finding in findings):
-        around = [type(module) for module in _around(model, address)]
-        known = (_place(one, top) for one in (*around, made_by) if one is not None)
-        if (place := next(filter(None, known), None)) is not None:
-            found[address] = place
+    last = None if made_by is None else place_of(made_by)
+    for finding in findings:
+        known = [one for source in (finding.source, last) if source for one in (source, source.own())]
+        for source in known:
+            path = Path(source.file).resolve()
+            if path.is_relative_to(top) and "site-packages" not in path.parts:
+                found[finding] = SourcePlace(file=path.relative_to(top).as_posix(), line=source.line)
+                break
     return found
 
 
-def _around(model: nn.Module, address: str) -> list[nn.Module]:
-    """The module that is at an address, or holds the parameter there, and those around it; the innermost first."""
-    modules = [model]
-    for name in address.split(".") if address else ():
-        inner = getattr(modules[0], name, None)
-        if not isinstance(inner, nn.Module):
-            break
-        modules.insert(0, inner)
-    return modules
-
-
-def _place(thing: Any, root: Path) -> SourcePlace | None:
-    try:
-        file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
-    except (TypeError, OSError):  # made while the program runs
-        return None
-    path = Path(file or "").resolve()
-    if not path.is_relative_to(root) or "site-packages" in path.parts:
-        return None
-    return SourcePlace(file=path.relative_to(root).as_posix(), line=line)
-
-
-def github(findings: Findings, where: Mapping[str, SourcePlace]) -> str:
+def github(findings: Findings, where: Mapping[Finding, SourcePlace]) -> str:
     """A workflow command per finding, which GitHub shows beside the line in a pull request."""
-    lines = [_command(finding, where.get(finding.address)) for finding in findings]
+    lines = [_command(finding, where.get(finding)) for finding in findings]
     lines += [f"::notice title=isograd::{_data(f'could not look at {line}')}" for line in findings.missed]
     return "\n".join(lines)
 
@@ -88,7 +63,8 @@ def _command(finding: Finding, place: SourcePlace | None) -> str:
 
 
 def _sentence(finding: Finding) -> str:
-    return f"{finding.address or 'the model'}: {finding.message}; {finding.remedy}"
+    shown = f"; {finding.proof.says}" if finding.proof else ""
+    return f"{finding.address or 'the model'}: {finding.message}{shown}; {finding.remedy}"
 
 
 def _data(text: str) -> str:
@@ -99,14 +75,14 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def sarif(findings: Findings, where: Mapping[str, SourcePlace], version: str) -> dict[str, Any]:
+def sarif(findings: Findings, where: Mapping[Finding, SourcePlace], version: str) -> dict[str, Any]:
     """A log of the Static Analysis Results Interchange Format 2.1.0, for code scanning and editors."""
     codes = list(dict.fromkeys(finding.code for finding in findings))
     rules = [{"id": code, "help": {"text": f"docs/check/{code}.md of isograd"}} for code in codes]
     missed = [{"level": "note", "message": {"text": f"could not look at {line}"}} for line in findings.missed]
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "isograd", "semanticVersion": version, "rules": rules}},
-        "results": [_result(one, codes.index(one.code), where.get(one.address), findings.model) for one in findings],
+        "results": [_result(one, codes.index(one.code), where.get(one), findings.model) for one in findings],
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": missed}],
         "columnKind": "unicodeCodePoints",
     }
@@ -127,5 +103,9 @@ def _result(finding: Finding, rule: int, place: SourcePlace | None, model: str) 
         "message": {"text": _sentence(finding)},
         "locations": [location],
         "partialFingerprints": {"isogradFinding/v1": mark},
-        "properties": {"measured": finding.measured if math.isfinite(finding.measured) else None},
+        "properties": {
+            "measured": finding.measured if math.isfinite(finding.measured) else None,
+            "kind": finding.kind,
+            "proof": finding.proof and finding.proof.as_dict(),
+        },
     }

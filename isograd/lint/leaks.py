@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.lint.attention.intent import declares_both, declares_causal
 from isograd.lint.attention.masks import is_prefix, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.intent import declares_both, declares_causal
 from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import bare
 

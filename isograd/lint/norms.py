@@ -1,14 +1,16 @@
 """Rules about what norms compute: over which axis, with which weights at initialization, in which precision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
+from isograd.lint.trial import Edit, Made, normed
 from isograd.trace.dataflow import LAYOUT, NORMS, SCALING, TracedNorm, bare
 from isograd.trace.record import Operation, record
 
@@ -19,13 +21,13 @@ STATISTICS = frozenset(("mean", "var", "std", "sum", "linalg_vector_norm", "norm
 
 @rule(
     Phase.NORMS, "norm-axis", hides=(Phase.WIRING, Phase.MASKS, Phase.POSITIONS, Phase.DATA, "norm-scale",
-    "norm-weights", "norm-eps"),
+    "norm-weights", "norm-eps"), suspicions=True,
 )  # fmt: skip
 def axis(checked: CheckedModel) -> Iterator[Finding]:
     """Norms over positions, or over positions and channels: one position then changes the others."""
     found = [norm for norm in checked.dataflow.norms.values() if _mixes(checked, norm.origin, norm.result)]
-    places = [(norm.address, norm.result) for norm in found]
-    places += [(o.module, o.makes[0]) for o, origin in _divisions(checked) if _mixes(checked, origin, o.makes[0])]
+    places = [(norm.address, norm.result, norm.origin) for norm in found]
+    places += [(o.module, o.makes[0], v) for o, v in _divisions(checked) if _mixes(checked, v, o.makes[0])]
     if places:
         yield Finding(
             code="norm-axis",
@@ -35,7 +37,22 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
             message="this norm takes its mean or variance over positions: scaling the vector at one position"
             f" changes its output at others ({many(len(places), 'norm')})",
             remedy="normalize over the last axis only: x.mean(-1, keepdim=True), nn.LayerNorm(d) on (batch, time, d)",
+            edit=Edit(
+                says="a norm over the features of each position",
+                values={result: _over_features(checked, origin) for _, result, origin in places},
+            ),
         )
+
+
+def _over_features(checked: CheckedModel, origin: int) -> Made:
+    """A norm over the last axis of a stream, however it is turned where the norm stands."""
+    axis = -1 if _unturned(checked, origin) == origin else 1
+
+    def made(x: Tensor, of: Callable[[int], Tensor]) -> Tensor:
+        read = of(origin).movedim(axis, -1)
+        return F.layer_norm(read, read.shape[-1:]).movedim(-1, axis).reshape(x.shape)
+
+    return made
 
 
 def _mixes(checked: CheckedModel, origin: int, result: int) -> bool:
@@ -112,7 +129,7 @@ def _is_statistic(checked: CheckedModel, number: int) -> bool:
     return False
 
 
-@rule(Phase.NORMS, "norm-scale", hides=(Phase.WIRING, "norm-weights", "initial-loss", "norm-eps"))
+@rule(Phase.NORMS, "norm-scale", hides=(Phase.WIRING, "norm-weights", "initial-loss", "norm-eps"), suspicions=True)
 def size(checked: CheckedModel) -> Iterator[Finding]:
     """Norms that scaling their input does not leave alone: without the root, say."""
     reads = {s.read for s in checked.anatomy.sublayers} | {s.total for s in checked.anatomy.sublayers}
@@ -132,13 +149,17 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
                 message=f"twice the input gives {growth:.3g} times the output, where the output of a norm stays the"
                 " same: it does not divide by the root mean square",
                 remedy="x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)",
+                edit=Edit(
+                    says="a norm that divides by the root of the mean square",
+                    values={o.makes[0]: normed(v) for o, v in _divisions(checked)},
+                ),
             )
             return
 
 
 @rule(
     Phase.NORMS, "norm-weights", "norm-scale", hides={"norm-weights": (Phase.INIT, "placement-unsure",
-    "gradient-cut", "gradient-zero")},
+    "gradient-cut", "gradient-zero")}, suspicions=True,
 )  # fmt: skip
 def weights(checked: CheckedModel) -> Iterator[Finding]:
     """Norms of the stream whose weights, as they act, do not begin at 1."""
@@ -148,8 +169,7 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
         every = [norm for norm, _ in _of_stream(checked)]
         centred = [norm for norm in every if _around_zero(effective(checked, norm))]
         if centred and len(centred) * 2 > len(every):
-            address = centred[0].weight or centred[0].address
-            yield _weights(address, len(centred), 0.0, "weights have mean 0, as if drawn like those of a matrix")
+            yield _weights(checked, centred, 0.0, "weights have mean 0, as if drawn like those of a matrix")
         return
     found = [
         (norm, acts, layer) for norm, layer in _of_stream(checked) if (acts := effective(checked, norm)) is not None
@@ -177,9 +197,13 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
             measured=value,
             message=f"this norm returns vectors with an RMS of {value:.3g} instead of 1 ({many(len(odd), 'norm')})",
             remedy="divide by the root of the mean square, not of the sum: x / x.pow(2).mean(-1, keepdim=True).sqrt()",
+            edit=Edit(
+                says="a norm that returns vectors with an RMS of 1",
+                values={n.result: normed(n.origin) for n, _ in odd},
+            ),
         )
         return
-    yield _weights(norm.weight or norm.address, len(odd), value, how)
+    yield _weights(checked, [n for n, _ in odd], value, how, one_plus="1 + weight" in how)
 
 
 def _is_odd(acts: Tensor, layer: int) -> bool:
@@ -208,13 +232,19 @@ def _around_zero(weight: Tensor | None) -> bool:
     return std > 0 and abs(weight.float().mean().item()) < 5 * std / weight.numel() ** 0.5
 
 
-def _weights(address: str, count: int, value: float, how: str) -> Finding:
+def _weights(checked: CheckedModel, norms: list[TracedNorm], value: float, how: str, one_plus: bool = False) -> Finding:
+    names = [n.weight for n in norms if n.weight in checked.parameters]
+    fill = 0.0 if one_plus else 1.0
     return Finding(
         code="norm-weights",
         severity="error",
-        address=address,
+        address=norms[0].weight or norms[0].address,
         measured=value,
-        message=f"norm {how} ({many(count, 'norm')})",
+        message=f"norm {how} ({many(len(norms), 'norm')})",
+        edit=Edit(
+            says="norm weights that act as 1",
+            parameters={n: lambda tensor, draw: torch.full_like(tensor, fill) for n in names if n},
+        ),
         remedy="nn.init.ones_(norm.weight) and zeros_ for its bias; zeros_ where the norm multiplies by 1 + weight;"
         " leave norms out of loops that initialize all parameters",
     )
@@ -273,7 +303,7 @@ def _after_affine(checked: CheckedModel, norm: TracedNorm, constants: bool = Fal
     return value
 
 
-@rule(Phase.NORMS, "norm-eps")
+@rule(Phase.NORMS, "norm-eps", suspicions=True)
 def small(checked: CheckedModel) -> Iterator[Finding]:
     """A norm's eps that is no small number, or that the norm's own precision rounds to nothing."""
     for norm in checked.dataflow.norms.values():
@@ -289,6 +319,12 @@ def small(checked: CheckedModel) -> Iterator[Finding]:
             measured=norm.eps,
             message=f"eps is {norm.eps:g}: {what}",
             remedy="use 1e-5 or 1e-6, and compute the norm in float32",
+            edit=None
+            if half
+            else Edit(
+                says="eps of 1e-5",
+                values={n.result: normed(n.origin) for n in checked.dataflow.norms.values() if n.eps == norm.eps},
+            ),
         )
         return
 

@@ -3,6 +3,10 @@
     @rule(Phase.NORMS, "norm-axis", hides=(Phase.NORMS, Phase.WIRING, Phase.MASKS))
     def axis(checked): ...
 
+Every code is of one of two kinds. A fact is shown by a computation that anybody can repeat: a value changed here moves
+an output there. A suspicion says that a design is unwise; it is an error only when `isograd.lint.trial` has tried the
+change and seen the model train better.
+
 A consequence is not reported beside its cause: heads that are split by a view seem to have masks that leak. A new rule
 is a function with this line above it, a page docs/check/CODE.md and a test.
 """
@@ -48,6 +52,7 @@ class Rule:
         codes: what it may report.
         hides: code -> whole phases, and single codes, that are its consequences.
         stops: those of its codes that end training at once, or leave it where it began: first among the errors.
+        suspicions: those of its codes that are no facts.
     """
 
     phase: Phase
@@ -55,19 +60,27 @@ class Rule:
     run: Run
     hides: Mapping[str, Effects]
     stops: tuple[str, ...] = ()
+    suspicions: frozenset[str] = frozenset()
 
 
 RULES: list[Rule] = []  # of all modules that are loaded, in no order: see `in_order`
 
 
 def rule(
-    phase: Phase, *codes: str, hides: Effects | Mapping[str, Effects] = (), stops: tuple[str, ...] = ()
+    phase: Phase,
+    *codes: str,
+    hides: Effects | Mapping[str, Effects] = (),
+    stops: tuple[str, ...] = (),
+    suspicions: bool | tuple[str, ...] = False,
 ) -> Callable[[Run], Run]:
-    """The function below is a rule. `hides` is of all its codes, or a mapping where they explain different things."""
+    """The function below is a rule. `hides` is of all its codes, or a mapping where they explain different things;
+    `suspicions` are all of them, or those named.
+    """
 
     def add(run: Run) -> Run:
         effects = hides if isinstance(hides, Mapping) else dict.fromkeys(codes, hides)
-        RULES.append(Rule(phase, codes, run, effects, stops))
+        doubtful = frozenset(codes if suspicions is True else suspicions or ())
+        RULES.append(Rule(phase, codes, run, effects, stops, doubtful))
         return run
 
     return add

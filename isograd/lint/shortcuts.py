@@ -11,6 +11,7 @@ from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
+from isograd.lint.trial import Edit, Made, normed, plus
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import FUSED, is_attention, query_key_value
 from isograd.trace.dataflow import SUMS, TracedNorm, bare, common_address, numbered
@@ -27,15 +28,15 @@ MULTIPLIERS = (
 )  # fmt: skip
 
 
-@rule(Phase.WIRING, "shortcut-missing", hides=(Phase.WIRING, Phase.INIT, Phase.GRADIENTS))
+@rule(Phase.WIRING, "shortcut-missing", hides=(Phase.WIRING, Phase.INIT, Phase.GRADIENTS), suspicions=True)
 def missing(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions and feed-forwards whose output replaces the stream instead of being added to it."""
     if any("gru" in o.name for o in checked.trace.operations):  # a gate in place of the sum
         return
     found = [*_attentions_outside(checked), *_replaced(checked)]
     if found:
-        address, what = found[0]
         posts = sum("post" in s.norms and "pre" not in s.norms for s in checked.anatomy.sublayers)
+        address, what = min(found, key=lambda one: min(one[2], default=0))[:2]
         yield Finding(
             code="shortcut-missing",
             severity="error",
@@ -46,6 +47,7 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
             remedy="x = norm(x + f(x)), not x = norm(f(x))"
             if 2 * posts > len(checked.anatomy.sublayers)
             else "x = x + f(norm(x)), not x = f(norm(x))",
+            edit=Edit(says="x + f(x)", values={v: made for _, _, values in found for v, made in values.items()}),
         )
         return
     for stack in checked.anatomy.stacks:
@@ -79,10 +81,17 @@ def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
         f" output of the {lost.kind} reaches the next layer only through the {after.kind}"
         f" ({many(len(passed), 'layer')})",
         remedy="x = x + attn(norm(x)); x = x + ffn(norm(x)): add each branch to what it has read",
+        edit=Edit(
+            says="each branch added to what it has read",
+            values={after.total: plus((1.0, lost.total), (-1.0, lost.read)) for after, lost in passed},
+        ),
     )
 
 
-def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:
+Found = tuple[str, str, dict[int, Made]]  # address, what it is, and the sums that are missing
+
+
+def _attentions_outside(checked: CheckedModel) -> Iterator[Found]:
     """Self-attentions that belong to no sum, of as many queries as keys: no pooling, no cross-attention."""
     dataflow, trace = checked.dataflow, checked.trace
     inside = {id(o) for s in checked.anatomy.sublayers for o in dataflow.between(s.read, s.branch)}
@@ -96,8 +105,22 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
         begun &= attended is not None and attended[2] not in trace.below(operation.makes)  # powers of the weights
         begun &= scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching
-        if begun and square and not _is_beside(checked, operation):
-            yield operation.module, "attention"
+        if begun and attended and square and not _is_beside(checked, operation):
+            yield operation.module, "attention", _sum_around(checked, operation, attended[0])
+
+
+def _sum_around(checked: CheckedModel, attention: Operation, query: int) -> dict[int, Made]:
+    """The output projection's result plus what the queries were made of."""
+    dataflow, trace = checked.dataflow, checked.trace
+    below, above = trace.below(attention.makes), dataflow.above(query)
+    products = [o for o in trace.operations if dataflow.is_product(o)]
+    out = next((o for o in products if not below.isdisjoint(o.reads)), None)
+    asked = [o for o in products if o.makes[0] in above]
+    if out is None or not asked:
+        return {}
+    origin = dataflow.back(dataflow.data(asked[-1])[0])[0]
+    end = next((v for v in sorted(trace.below(out.makes)) if trace[v].shape == trace[origin].shape), out.makes[0])
+    return {end: plus((1.0, origin))}
 
 
 def _is_beside(checked: CheckedModel, attention: Operation) -> bool:
@@ -115,7 +138,7 @@ def _is_beside(checked: CheckedModel, attention: Operation) -> bool:
     return False
 
 
-def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
+def _replaced(checked: CheckedModel) -> Iterator[Found]:
     """What stands between a sum and the next sublayer, or the output, with two products and no sum around them."""
     dataflow, trace = checked.dataflow, checked.trace
     if not checked.attentions and not checked.takes_ids:  # between the blocks of a ResNet
@@ -124,6 +147,7 @@ def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
     claimed = {name for s in checked.anatomy.sublayers for name in s.parameters}
     yield from _at_end(checked, claimed)
     found: list[tuple[TracedSublayer, int, str, str]] = []
+    names_of: set[str] = set()  # of the matrices found
     for sublayer in checked.anatomy.sublayers:
         origin = dataflow.back(sublayer.read)[0]
         made = trace.made_by(origin)
@@ -139,16 +163,31 @@ def _replaced(checked: CheckedModel) -> Iterator[tuple[str, str]]:
         if len(products) >= 2 and fresh and not any(is_attention(dataflow, o) for o in between):
             what = "convolution" if any("conv" in o.name for o in products) else "feed-forward"
             found.append((sublayer, max(before), _holder(products), what))
+            names_of.update(n for o in products for n in dataflow.weights(o))
     likes = {s.total: {numbered(n) for n in s.roles} for s in checked.anatomy.sublayers}
     of_stack = {k.name: set[str]().union(*(likes[s.total] for s in k.sublayers)) for k in checked.anatomy.stacks}
     stack_of = {s.total: s.stack for s in checked.anatomy.sublayers}
+    if found:
+        yield from _last_of(checked, {numbered(n) for n in names_of})
     for sublayer, total, where, what in found:
         alike = of_stack[stack_of[total]] & of_stack[sublayer.stack]  # else it leads from one stack to another
         if alike or len(found) > 1:
-            yield where, what
+            yield where, what, {dataflow.back(sublayer.read)[0]: plus((1.0, total))}
 
 
-def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[tuple[str, str]]:
+def _last_of(checked: CheckedModel, likes: set[str]) -> Iterator[Found]:
+    """The likes of what was found, where they stand after the last sum."""
+    dataflow, trace = checked.dataflow, checked.trace
+    for stack in checked.anatomy.stacks:
+        last = stack.sublayers[-1].total
+        below = trace.below([last])
+        products = [o for o in trace.operations if not below.isdisjoint(o.reads) and dataflow.is_product(o)]
+        alike = [o for o in products if any(numbered(n) in likes for n in dataflow.weights(o))]
+        if len(alike) >= 2 and trace[alike[-1].makes[0]].shape == trace[last].shape:
+            yield _holder(alike), "feed-forward", {alike[-1].makes[0]: plus((1.0, last))}
+
+
+def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[Found]:
     """Matrices between the last sum and the output whose likes in other layers stand in a branch."""
     dataflow, trace = checked.dataflow, checked.trace
     likes = {re.sub(r"\d+", "*", name) for name in claimed}
@@ -163,7 +202,8 @@ def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[tuple[str, str
         ]
         alike = [(o, n) for o, n in names if re.sub(r"\d+", "*", n) in likes]
         if len(alike) >= 2:
-            yield _holder([o for o, _ in alike]), "feed-forward"
+            last = stack.sublayers[-1].total
+            yield _holder([o for o, _ in alike]), "feed-forward", {alike[-1][0].makes[0]: plus((1.0, last))}
 
 
 def _is_added(checked: CheckedModel, products: list[Operation], operation: Operation) -> bool:
@@ -184,7 +224,7 @@ def _holder(products: list[Operation]) -> str:
 
 @rule(
     Phase.WIRING, "shortcut-doubled", "factor-unexplained", hides={"shortcut-doubled": ("placement-mixed",
-    "placement-unsure", "deepnorm-swapped", "factor-unexplained")},
+    "placement-unsure", "deepnorm-swapped", "factor-unexplained")}, suspicions=True,
 )  # fmt: skip
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""
@@ -312,7 +352,13 @@ def _doubled(found: list[TracedSublayer]) -> Finding:
         message="the residual stream is added twice, 2x + f(x), and doubles with every sublayer"
         f" ({many(len(found), 'sublayer')})",
         remedy="add the shortcut once: within the module or around it, x + f(norm(x))",
+        edit=Edit(says="x + f(x)", values={s.total: plus((-1.0, _x(s))) for s in found}),
     )
+
+
+def _x(sublayer: TracedSublayer) -> int:
+    """What the shortcut of a sublayer carries."""
+    return sublayer.enters if sublayer.enters >= 0 else sublayer.read
 
 
 def _factor(found: list[TracedSublayer], value: float, message: str) -> Finding:
@@ -324,6 +370,10 @@ def _factor(found: list[TracedSublayer], value: float, message: str) -> Finding:
         message=f"{message} ({many(len(found), 'sublayer')})",
         remedy="remove the factor, or take one that a law of depth gives: 1/sqrt(2L) on the init of W_O and W_2, alpha"
         " = (2L)^(1/4) on the shortcut under a post norm (DeepNorm)",
+        edit=Edit(
+            says="both terms with factor 1",
+            values={s.total: plus((1 - s.skip.value, _x(s)), (1 - s.scale.value, s.branch)) for s in found},
+        ),
     )
 
 
@@ -346,7 +396,7 @@ def _odd_one(stack: TracedStack) -> Iterator[Finding]:
 
 @rule(
     Phase.WIRING, "shortcut-after-norm", hides=("placement-mixed", "placement-unsure", "final-norm-doubled",
-    "collapse-predicted"),
+    "collapse-predicted"), suspicions=True,
 )  # fmt: skip
 def after_norm(checked: CheckedModel) -> Iterator[Finding]:
     """x = norm(x); x = x + f(x): the shortcut starts after the norm, whose module belongs to what follows."""
@@ -357,10 +407,11 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
         crossing = [(s, after) for s, after in pairs if s.norms.get("post") and s.total != after.total]
         unlike = {"mix", "cross"}  # positions by a convolution, and their norm; slots that read a normalized picture
         crossing = [(s, after) for s, after in crossing if unlike.isdisjoint((s.kind, after.kind))]
-        found = [after for s, after in crossing if _belongs_to(s.norms["post"][0], after, s)]
-        found += [after for s, after in crossing if s.placement == "pre+post" and after.placement == "none"
+        pairs = [(s, after) for s, after in crossing if _belongs_to(s.norms["post"][0], after, s)]
+        pairs += [(s, after) for s, after in crossing if s.placement == "pre+post" and after.placement == "none"
                   and not _belongs_to(s.norms["post"][0], s, after)]  # fmt: skip
-        found = list({id(s): s for s in found}.values())
+        norms = {id(after): s.norms["post"][0] for s, after in pairs}
+        found = list({id(after): after for _, after in pairs}.values())
         if found:
             yield Finding(
                 code="shortcut-after-norm",
@@ -370,6 +421,10 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
                 message="the residual connection starts after the norm: x = norm(x), then x + f(x), which behaves as"
                 f" Post-LN ({many(len(found), 'sublayer')})",
                 remedy="keep x: x = x + f(norm(x)), not x = norm(x); x = x + f(x)",
+                edit=Edit(
+                    says="x + f(norm(x))",
+                    values={s.total: plus((1.0, norms[id(s)].origin), (-1.0, s.read)) for s in found},
+                ),
             )
 
 
@@ -380,7 +435,7 @@ def _belongs_to(norm: TracedNorm, after: TracedSublayer, before: TracedSublayer)
 
 @rule(
     Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "placement-unsure", "final-norm-missing",
-    "parameter-unused"),
+    "parameter-unused"), suspicions=True,
 )  # fmt: skip
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
@@ -406,7 +461,32 @@ def bypassed(checked: CheckedModel) -> Iterator[Finding]:
             measured=float(len(found)),
             message=f"{'this norm' if 'computed' in what else 'this matrix'} {what} ({many(len(found), 'place')})",
             remedy="h = norm(x), and pass h to every projection of the branch: x + f(h)",
+            edit=before_branch(
+                checked,
+                [
+                    s
+                    for s in checked.anatomy.sublayers
+                    if "pre" not in s.norms and (s.read in {n.origin for n in dead} or _bare(checked, s))
+                ],
+            ),
         )
+
+
+def before_branch(checked: CheckedModel, sublayers: list[TracedSublayer]) -> Edit | None:
+    """A norm in front of every matrix that reads x itself; None where there is none."""
+    places: dict[int, set[int]] = {}
+    number = {id(o): at for at, o in enumerate(checked.trace.operations)}
+    for sublayer in sublayers:
+        for operation in checked.dataflow.between(sublayer.read, sublayer.branch):
+            if not checked.dataflow.is_product(operation):
+                continue
+            read = checked.dataflow.data(operation)[0]
+            if checked.dataflow.back(read, sublayer.read) == (sublayer.read, []):
+                places.setdefault(read, set()).add(number[id(operation)])
+    if not places:
+        return None
+    readers = {value: frozenset(at) for value, at in places.items()}
+    return Edit(says="x + f(norm(x))", values=dict.fromkeys(places, normed()), readers=readers)
 
 
 def _bare(checked: CheckedModel, sublayer: TracedSublayer) -> list[str]:

@@ -9,6 +9,8 @@ from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import RUN, Phase, rule
+from isograd.lint.shortcuts import before_branch
+from isograd.lint.trial import Edit, normed, plus
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.anatomy import SMALL, TracedStack
 from isograd.trace.dataflow import numbered
@@ -42,7 +44,7 @@ def finite(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@rule(Phase.WIRING, "final-norm-missing", "final-norm-doubled")
+@rule(Phase.WIRING, "final-norm-missing", "final-norm-doubled", suspicions=True)
 def final_norm(checked: CheckedModel) -> Iterator[Finding]:
     """A stack whose last sum reaches the head without a norm, or through two norms in a row."""
     for stack in checked.anatomy.stacks:
@@ -50,8 +52,8 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
         alone = len({s.total for s in stack.sublayers}) == 1  # a head with one sum of its own is no stack
         if alone or _goes_on(checked, stack) or last.design:  # how other streams are closed is the design's business
             continue
-        normed = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
-        bare = not stack.final and "post" not in last.norms and len(normed) * 2 > len(stack.sublayers)
+        with_norms = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
+        bare = not stack.final and "post" not in last.norms and len(with_norms) * 2 > len(stack.sublayers)
         if bare and _bare(checked, last.total) and not _scale_is_lost(checked, last.total):
             rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
@@ -62,6 +64,7 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
                 message=f"the sum after the last of {stack.layers} {last.placement} layers is read without a norm"
                 f" (its RMS is {rms:.3g}, and grows with depth)",
                 remedy="put a norm after the last layer, as TransformerEncoder(..., norm=LayerNorm(d)) does",
+                edit=Edit(says="a norm after the last layer", values={last.total: normed()}),
             )
         doubled = stack.final if "post" in last.norms else stack.final[1:]
         if doubled:
@@ -75,7 +78,7 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
-@rule(Phase.WIRING, "placement-mixed")
+@rule(Phase.WIRING, "placement-mixed", suspicions=True)
 def mixed(checked: CheckedModel) -> Iterator[Finding]:
     """Sublayers of one kind and stack whose placement is not that of most; isograd's own follow a rule with a name."""
     if isinstance(checked.model, IsogradPreTrainedModel):
@@ -100,6 +103,7 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
                     message=f"{len(odd)} of {len(peers)} {kind} sublayers of the {stack.name} are {others}, the others"
                     f" {usual}: layers {_listed(odd)}",
                     remedy=f"make them {usual}, unless layers are mixed on purpose (as in Mix-LN)",
+                    edit=before_branch(checked, odd) if usual == "pre-ln" else None,
                 )
 
 
@@ -143,7 +147,7 @@ def head_scale(checked: CheckedModel) -> Iterator[Finding]:
         heads = checked.heads(sublayer)
         yield Finding(
             code="head-scale-after-out",
-            severity="warning",
+            severity="info",
             address=name,
             measured=float(heads),
             message=f"{heads} head scales multiply slices of W_O's output, where heads are already mixed"
@@ -152,7 +156,7 @@ def head_scale(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@rule(Phase.WIRING, "deepnorm-swapped")
+@rule(Phase.WIRING, "deepnorm-swapped", suspicions=True)
 def swapped(checked: CheckedModel) -> Iterator[Finding]:
     """A Post-LN sum with a constant skip below its scale: DeepNorm's alpha is above 1, its beta below."""
     constant = [s for s in checked.anatomy.sublayers if not s.skip.learned and not s.scale.learned and s.scale.value]
@@ -168,10 +172,17 @@ def swapped(checked: CheckedModel) -> Iterator[Finding]:
             message=f"the shortcut counts {ratio:.3g} times as much as the branch ({many(len(found), 'sublayer')}):"
             " DeepNorm's alpha is above 1, and beta, below 1, scales the init of the branch's weights",
             remedy="exchange alpha and beta (L layers, one stack: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
+            edit=Edit(
+                says="the two factors exchanged",
+                values={
+                    s.total: plus((s.scale.value - s.skip.value, s.read), (s.skip.value - s.scale.value, s.branch))
+                    for s, _ in found
+                },
+            ),
         )
 
 
-@rule(Phase.WIRING, "admin-unprofiled")
+@rule(Phase.WIRING, "admin-unprofiled", suspicions=True)
 def flat_skips(checked: CheckedModel) -> Iterator[Finding]:
     """Trained skips under a post norm that do what Post-LN does: ADMIN before its calibration, or after a poor one.
 

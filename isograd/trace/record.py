@@ -8,10 +8,14 @@ where torch dispatches them, below modules and functions.
 """
 
 import copy
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -45,6 +49,8 @@ class Operation:
         reads: the tensors among its arguments, as values.
         makes: the tensors among its results, in order.
         module: address of the module that was running.
+        lines: (code, instruction, line) of the call in the model's code: the innermost one outside torch, and where
+            that lies in an installed package the innermost one outside of all; empty of what torch does by itself.
     """
 
     function: OpOverload
@@ -54,6 +60,7 @@ class Operation:
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     module: str
+    lines: tuple[tuple[CodeType, int, int], ...] = ()
 
 
 @dataclass(eq=False)
@@ -69,6 +76,8 @@ class Trace:
         inputs: address among the model's inputs -> value, of tensors only.
         outputs: address among the model's outputs -> value, of tensors only.
         ran: addresses of the modules that were called.
+        ports: value -> (address, number) of a module that takes it as an argument of that number, or that gives it as
+            the number -1 - i of what it returns; of modules called once.
         shares: whether the values of parameters lie in the memory of the model's own.
     """
 
@@ -80,6 +89,7 @@ class Trace:
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     ran: set[str] = field(default_factory=set)
+    ports: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     shares: bool = False
 
     def __getitem__(self, value: int) -> Tensor:
@@ -410,6 +420,7 @@ class _Recorder(TorchDispatchMode):
         self.trace = Trace()
         self._kept = kept  # memory that must stay as it is
         self.running: list[str] = [""]
+        self._again: set[str] = set()  # modules that were called several times
         self._known: dict[int, int] = {}  # id of a tensor -> its newest value
         self._alive: list[Tensor] = []  # ids stay theirs as long as the tensors live
         self._views: dict[int, _View] = {}  # id of a tensor that has no memory of its own
@@ -421,15 +432,27 @@ class _Recorder(TorchDispatchMode):
     def enter(self, inputs: Any) -> None:
         self.trace.inputs = {at: self._value(t) for at, t in tensors(inputs)}
 
-    def enter_module(self, address: str) -> None:
+    def enter_module(self, address: str, args: tuple[Any, ...]) -> None:
         self.running.append(address)
+        if address in self.trace.ran:  # another call: which of them is meant, no address can say
+            self._again.add(address)
         self.trace.ran.add(address)
+        self._note_ports(address, args, range(len(args)))
 
-    def leave_module(self) -> None:
+    def leave_module(self, address: str, output: Any) -> None:
         self.running.pop()
+        parts = output if isinstance(output, tuple) else (output,)
+        self._note_ports(address, parts, range(-1, -1 - len(parts), -1))
+
+    def _note_ports(self, address: str, parts: Iterable[Any], numbers: Iterable[int]) -> None:
+        for part, number in zip(parts, numbers, strict=True):
+            if isinstance(part, Tensor) and (value := self._known.get(id(part))) is not None:
+                self.trace.ports.setdefault(value, []).append((address, number))
 
     def leave(self, output: Any) -> None:
         self.trace.outputs = {at: self._value(t) for at, t in tensors(output)}
+        ports = self.trace.ports
+        self.trace.ports = {v: [p for p in found if p[0] not in self._again] for v, found in ports.items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -475,6 +498,7 @@ class _Recorder(TorchDispatchMode):
                 reads=reads,
                 makes=makes,
                 module=self.running[-1],
+                lines=_lines(),
             )
         )
         return makes
@@ -551,6 +575,26 @@ class _Recorder(TorchDispatchMode):
                 self.trace.values[at] = value.clone()
 
 
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
+INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
+
+
+def _lines() -> tuple[tuple[CodeType, int, int], ...]:
+    """See `Operation.lines`."""
+    frame: FrameType | None = sys._getframe(2)
+    inner: tuple[CodeType, int, int] | None = None
+    while frame is not None and frame.f_code is not recorded.__code__:
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _HERE, "<")):
+            here = (frame.f_code, frame.f_lasti, frame.f_lineno)
+            if not file.startswith(INSTALLED):
+                return (here,) if inner is None else (inner, here)
+            inner = inner or here
+        frame = frame.f_back
+    return () if inner is None else (inner,)
+
+
 def _which(made: Any, which: int) -> Tensor:
     part: Tensor = made if isinstance(made, Tensor) else made[which]
     return part
@@ -579,17 +623,17 @@ def _run(operation: Operation, value: Callable[[int], Tensor], double: bool) -> 
         tensor = value(place.index)
         return tensor.clone() if operation.function._schema.is_mutable else tensor
 
-    args = [_filled(part, fill) for part in operation.args]
-    kwargs = {name: _filled(part, fill) for name, part in operation.kwargs.items()}
+    args = [filled(part, fill) for part in operation.args]
+    kwargs = {name: filled(part, fill) for name, part in operation.kwargs.items()}
     if double and operation.name == "_grouped_mm" and args[2] is not None:  # torch has it in float32 and below only
         return [_grouped_product(*args[:3])]
     made = operation.function(*args, **kwargs)
     return [made] if isinstance(made, Tensor) else [t for t in tree_leaves(made) if isinstance(t, Tensor)]
 
 
-def _filled(part: Any, fill: Callable[[Any], Any]) -> Any:
+def filled(part: Any, fill: Callable[[Any], Any]) -> Any:
     """An argument of an operation, which is a list at most: torch's own walk through trees takes ten times as long."""
-    return [_filled(one, fill) for one in part] if isinstance(part, list | tuple) else fill(part)
+    return [filled(one, fill) for one in part] if isinstance(part, list | tuple) else fill(part)
 
 
 def _grouped_product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
@@ -621,6 +665,8 @@ def _addresses(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Tells the recorder which module is running."""
     with ExitStack() as hooks:
         for address, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(lambda *_, a=address: recorder.enter_module(a)).remove)
-            hooks.callback(module.register_forward_hook(lambda *_: recorder.leave_module()).remove)
+            before = module.register_forward_pre_hook(lambda _, args, a=address: recorder.enter_module(a, args))
+            after = module.register_forward_hook(lambda _, args, out, a=address: recorder.leave_module(a, out))
+            hooks.callback(before.remove)
+            hooks.callback(after.remove)
         yield

@@ -37,6 +37,7 @@ class Stack(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.spare = nn.Parameter(torch.ones(32))
 
     def forward(self, x):
         for block in self.blocks:
@@ -46,7 +47,9 @@ class Stack(nn.Module):
 
 def stock():
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    made = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    made.register_parameter("spare", nn.Parameter(torch.ones(32)))
+    return made
 
 
 def fine():
@@ -82,10 +85,12 @@ def commands(out: str) -> list[tuple[str, dict[str, str], str]]:
 def test_commands_of_a_workflow(here: Path) -> None:
     code, out, _ = called("check", "models_here:Stack", "--batch", "models_here:batch", "--format", "github")
     assert code == 1
-    (found,) = [one for one in commands(out) if one[1]["title"] == "isograd%3A final-norm-missing"]
-    kind, where, text = found
+    found = {one[1]["title"].removeprefix("isograd%3A "): one for one in commands(out)}
+    kind, where, text = found["parameter-unused"]
     assert kind == "error" and where["file"] == "models_here.py" and ";" in text
-    assert int(where["line"]) == line_of("class Block(nn.Module):")  # blocks.3, whose class stands there
+    assert int(where["line"]) == line_of("        self.spare = nn.Parameter(torch.ones(32))")
+    kind, where, _ = found["final-norm-missing"]  # a suspicion that was not tried
+    assert kind == "warning" and LINES[int(where["line"]) - 1].startswith("        return x + self.down(")
 
 
 def test_a_model_of_stock_parts_is_found_where_it_is_made(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +114,8 @@ def test_sarif_is_what_the_standard_says(here: Path) -> None:
         assert result["level"] in ("error", "warning", "note")
         place = result["locations"][0]["physicalLocation"]
         assert place["artifactLocation"]["uri"] == "models_here.py"
-        assert LINES[place["region"]["startLine"] - 1].startswith("class ")
+        assert LINES[place["region"]["startLine"] - 1].strip().startswith(("self.spare", "return x + self.down("))
+        assert result["properties"]["kind"] in ("fact", "suspicion")
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:
@@ -171,4 +177,4 @@ def test_the_hook_of_pre_commit(here: Path) -> None:
     program, *words = hook["entry"].split()
     assert program == "isograd"
     code, out, _ = called(*words, "models_here:stock", "--batch", "models_here:batch")
-    assert code == 1 and "final-norm-missing" in out
+    assert "--no-prove" in words and code == 1 and "parameter-unused" in out

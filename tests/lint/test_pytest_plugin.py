@@ -20,7 +20,9 @@ def stack(norm):
     return nn.TransformerEncoder(layer, 3, norm=norm, enable_nested_tensor=False)
 
 def bare():
-    return stack(None)
+    made = stack(nn.LayerNorm(32))
+    made.register_parameter("spare", nn.Parameter(torch.ones(32)))
+    return made
 
 def normed():
     return stack(nn.LayerNorm(32))
@@ -39,7 +41,7 @@ def test_normed(isograd_check):
     assert set(findings.placements.values()) == {"pre-ln"}
 
 def test_ignored(isograd_check):
-    isograd_check(bare(), ignore=["final-norm-missing"])
+    isograd_check(bare(), ignore=["parameter-unused"])
 
 def steps(watch, moves):
     model = normed()
@@ -82,7 +84,7 @@ def test_findings_and_warnings_fail_a_test(inprocess: bool, project: pytest.Pyte
     done.stdout.re_match_lines_random(
         [
             r"E +AssertionError: isograd check of TransformerEncoder: \d+ findings?",
-            r"E +error final-norm-missing at layers.2",
+            r"E +error parameter-unused at spare",
             r"E +-> .+",
             r"isograd.watch: 1 warning",
             r" +updates: step \d+: no weight has moved.*",
@@ -92,7 +94,7 @@ def test_findings_and_warnings_fail_a_test(inprocess: bool, project: pytest.Pyte
 
 
 def test_level_and_codes_by_option_and_by_ini(project: pytest.Pytester) -> None:
-    project.makeini("[pytest]\nisograd_ignore = final-norm-missing updates\nisograd_level = info")
+    project.makeini("[pytest]\nisograd_ignore = parameter-unused updates\nisograd_level = info")
     done = run(project, "--isograd-level", "error")
     done.assert_outcomes(passed=5)
 

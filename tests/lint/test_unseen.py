@@ -297,7 +297,7 @@ class Queries(nn.Module):
 def test_queries_that_begin_equal_stay_equal(std: float, codes: list[str]) -> None:
     torch.manual_seed(0)
     findings = isograd.check(Queries(std).eval(), torch.randn(2, 9, WIDTH))
-    assert [f.code for f in findings.errors] == codes, str(findings)
+    assert [f.code for f in findings if f.severity != "info"] == codes, str(findings)
 
 
 def test_the_row_of_padding_has_no_gradient_on_purpose() -> None:

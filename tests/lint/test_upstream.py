@@ -19,19 +19,19 @@ def mt5(kind: Any = MT5ForConditionalGeneration, **more: Any) -> Any:
     return kind(MT5Config(**sizes, decoder_start_token_id=0, **more))
 
 
-def test_what_every_new_model_has_is_a_warning_that_says_so() -> None:
+def test_what_every_new_model_has_is_less_severe_and_says_so() -> None:
     (finding,) = isograd.check(mt5())
-    assert (finding.code, finding.severity) == ("embedding-std", "warning")
+    assert (finding.code, finding.severity, finding.kind) == ("embedding-std", "info", "suspicion")
     assert "every new MT5ForConditionalGeneration of transformers" in finding.message
     assert called("check", "tests.lint.test_upstream:mt5")[0] == 0
 
 
-def test_in_a_class_of_ones_own_it_is_an_error() -> None:
+def test_in_a_class_of_ones_own_it_is_not() -> None:
     (finding,) = isograd.check(mt5(Mine))
-    assert (finding.code, finding.severity) == ("embedding-std", "error")
+    assert (finding.code, finding.severity) == ("embedding-std", "warning")
     model = mt5()
     model.encoder.block[0].register_forward_hook(lambda module, args, out: out)
-    assert [one.severity for one in isograd.check(model)] == ["error"]
+    assert [one.severity for one in isograd.check(model)] == ["warning"]
 
 
 def gpt2(**settings: Any) -> Any:
@@ -41,14 +41,15 @@ def gpt2(**settings: Any) -> Any:
 
 def test_what_a_setting_or_a_weight_has_done_stays_an_error() -> None:
     assert not isograd.check(gpt2()).errors
-    assert "init-large" in [one.code for one in isograd.check(gpt2(initializer_range=1.0)).errors]
+    found = isograd.check(gpt2(initializer_range=1.0), prove=True)
+    assert "init-large" in [one.code for one in found.errors], str(found)
     model = gpt2()
     model.transformer.h[1].mlp.c_fc.weight.data[3, 5] = float("nan")
     assert [one.code for one in isograd.check(model).errors] == ["not-finite"]
     model = mt5()
     torch.nn.init.zeros_(model.decoder.block[0].layer[2].DenseReluDense.wo.weight)
-    errors = [one.code for one in isograd.check(model).errors]
-    assert errors and "embedding-std" not in errors
+    loud = [one.code for one in isograd.check(model) if one.severity == "warning"]
+    assert loud and "embedding-std" not in loud
 
 
 def test_the_random_numbers_of_the_caller_stay() -> None:

@@ -203,9 +203,10 @@ def _of_model(
         "causes": [
             {
                 "cause": one["message"],
-                "evidence": f"{one['code']} at {one['address'] or 'the model'}, measured {one['measured']:.3g}",
+                "evidence": f"{one['code']} at {one['address'] or 'the model'}, measured {one['measured']:.3g}"
+                + (f"; {one['proof']['says']}" if one["proof"] else ""),
                 "remedy": one["remedy"],
-                "tested": False,
+                "tested": bool(one["proof"]) and one["proof"]["verdict"] == "confirmed",
             }
             for one in reported
         ],

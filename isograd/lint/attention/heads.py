@@ -1,22 +1,24 @@
 """How projections reach the scores: the split into heads, the groups of shared keys, and the scale."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 
 from isograd.errors import many
 from isograd.lint.attention.measured import STILL, MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import READ, Phase, rule
+from isograd.lint.trial import Edit, Made, times
 from isograd.trace.dataflow import bare
 
 STEP = 1e-2  # of scores, to see what the softmax reads of them
 NEAR = 0.05  # relative: two scales that are the same
 
 
-@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed", "branch-shifted"))
+@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed", "branch-shifted"), suspicions=True)
 def split(checked: CheckedModel) -> Iterator[Finding]:
     """Heads that hold parts of several positions, as a view without a transpose makes them."""
     found = [(a, what) for a in checked.attentions if (what := _mixed(a)) is not None]
@@ -31,7 +33,36 @@ def split(checked: CheckedModel) -> Iterator[Finding]:
             f" has swapped the axes of heads and positions ({many(len(found), 'attention')})",
             remedy="split with x.view(B, T, H, D).transpose(1, 2), not x.view(B, H, T, D); join with"
             " y.transpose(1, 2).reshape(B, T, H * D)",
+            edit=_split_edit([a for a, _ in found]),
         )
+
+
+def _split_edit(attentions: list[MeasuredAttention]) -> Edit | None:
+    """Queries, keys and values split by a transpose, and joined by one."""
+    values: dict[int, Made] = {}
+    for a in attentions:
+        for value in {a.query, a.key, a.value}:
+            product = a.projection(value)
+            if a.trace[value].ndim == 4 and product is not None and a.trace[product].numel() == a.trace[value].numel():
+                values[value] = _split(product)
+        if a.mixture is not None and a.trace[a.mixture].ndim == 4:
+            for operation in a.dataflow.between(a.mixture, _joined(a, a.mixture)):
+                if a.dataflow.is_product(operation):
+                    values[a.dataflow.data(operation)[0]] = _join(a.mixture)
+                    break
+    return Edit(says="heads split and joined by a transpose", values=values) if values else None
+
+
+def _split(product: int) -> Made:
+    def made(x: Tensor, of: Callable[[int], Tensor]) -> Tensor:
+        b, h, t, d = x.shape
+        return of(product).reshape(b, t, h, d).transpose(1, 2)
+
+    return made
+
+
+def _join(mixture: int) -> Made:
+    return lambda x, of: of(mixture).transpose(1, 2).reshape(x.shape)
 
 
 def _mixed(attention: MeasuredAttention) -> str | None:
@@ -79,7 +110,7 @@ def _joined(attention: MeasuredAttention, mixture: int) -> int:
     return next((o.makes[0] for o in products if attention.trace[o.makes[0]].ndim >= 3), branch)
 
 
-@rule(Phase.HEADS, "kv-heads-order")
+@rule(Phase.HEADS, "kv-heads-order", suspicions=True)
 def groups(checked: CheckedModel) -> Iterator[Finding]:
     """Shared keys and values in another order than that of checkpoints: query head h reads key head h // group."""
     pairs = [(a, _order(a, a.key), _order(a, a.value)) for a in checked.attentions]
@@ -95,7 +126,7 @@ def groups(checked: CheckedModel) -> Iterator[Finding]:
         )
         yield Finding(
             code="kv-heads-order",
-            severity="error" if differ else "warning",
+            severity="error" if differ else "info",
             address=attention.address,
             measured=float(len(found)),
             message=f"{what} ({many(len(found), 'attention')})",
@@ -138,7 +169,7 @@ def _first_channel(attention: MeasuredAttention, made: int, value: int) -> int |
     return low if reaches(high) else None
 
 
-@rule(Phase.HEADS, "attention-scale")
+@rule(Phase.HEADS, "attention-scale", suspicions=True)
 def scale(checked: CheckedModel) -> Iterator[Finding]:
     """Scores that are not divided by sqrt(width of a head)."""
     scales = [(a, factor) for a in checked.attentions if (factor := scale_of(a)) is not None]
@@ -155,6 +186,8 @@ def scale(checked: CheckedModel) -> Iterator[Finding]:
             f" = {width**-0.5:.3g}: {why} ({many(len(odd), 'attention')})",
             remedy="divide q @ k.transpose(-2, -1) by math.sqrt(q.size(-1)), once, or leave it to"
             " F.scaled_dot_product_attention",
+            edit=Edit(says="scores divided by sqrt(d)", values={a.query: times(a.width**-0.5 / f) for a, f, _ in odd}),
+            at=attention.scores if attention.scores is not None else attention.operation.makes[0],
         )
 
 

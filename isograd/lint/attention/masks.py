@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from isograd.errors import many
-from isograd.lint.attention.intent import declares_causal
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.intent import declares_causal
 from isograd.lint.rules import READ, Phase, rule
+from isograd.lint.trial import Edit, Made
 from isograd.trace.dataflow import bare
 
 View = Literal["left", "right", "both", "prefix", "itself", "ahead", "not-itself", "other"]
@@ -112,7 +113,7 @@ def _weakness(weights: Tensor | None, later: Tensor) -> float | None:
     return largest if largest < 0.1 * weights[:, later.T].mean().item() else None
 
 
-@rule(Phase.HEADS, "softmax-axis", hides=(*READ, "output-not-finite", "initial-loss"))
+@rule(Phase.HEADS, "softmax-axis", hides=(*READ, "output-not-finite", "initial-loss"), suspicions=True)
 def axis(checked: CheckedModel) -> Iterator[Finding]:
     """A softmax whose weights do not sum to one over the keys that a query mixes."""
     found = [(a, total) for a in checked.attentions if (total := _total(a)) is not None]
@@ -128,7 +129,17 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
             message=f"the attention weights of a query sum to {total:.3g} instead of 1: the softmax runs over"
             f" axis {given % dims} of {dims}, not over the keys ({many(len(found), 'attention')})",
             remedy="take the softmax over the axis of the keys, dim=-1 of scores (..., queries, keys)",
+            edit=Edit(
+                says="the softmax over the keys",
+                values={a.operation.makes[0]: _over_keys(a) for a, _ in found if a.keys_axis is not None},
+            ),
         )
+
+
+def _over_keys(attention: MeasuredAttention) -> Made:
+    scores, axis = attention.operation.reads[0], attention.keys_axis
+    assert axis is not None
+    return lambda x, of: of(scores).softmax(axis)
 
 
 def _total(attention: MeasuredAttention) -> float | None:

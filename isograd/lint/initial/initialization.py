@@ -10,6 +10,7 @@ from torch import Tensor
 from isograd.lint.checked_model import CheckedModel, sample, xavier
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
+from isograd.lint.trial import Edit, drawn, plus, scaled, times
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
@@ -47,7 +48,7 @@ def _follows(found: Sequence[tuple[WeightPart, float]], scheme: Scheme, std: flo
     return all(abs(math.log(max(median(of), 1e-9))) < math.log(1.12) for of in ratios.values())
 
 
-@rule(Phase.VALUES, "layers-identical")
+@rule(Phase.VALUES, "layers-identical", suspicions=True)
 def identical(checked: CheckedModel) -> Iterator[Finding]:
     """Layers that are initialized as copies of one another."""
     for stack in checked.anatomy.stacks:
@@ -67,10 +68,16 @@ def identical(checked: CheckedModel) -> Iterator[Finding]:
                 measured=float(len(many)),
                 message=f"{len(many)} layers of the {stack.name} have identical initial weights, as copies have",
                 remedy="initialize each layer separately (copy.deepcopy and torch's TransformerEncoder copy them)",
+                edit=Edit(
+                    says="each layer drawn by itself",
+                    parameters={
+                        n: drawn(checked.std(n)) for s in many[1:] for n in s.roles if checked.parameters[n].ndim >= 2
+                    },
+                ),
             )
 
 
-@rule(Phase.INIT, "embedding-untied", "embedding-std")
+@rule(Phase.INIT, "embedding-untied", "embedding-std", suspicions=("embedding-std",))
 def embedding(checked: CheckedModel) -> Iterator[Finding]:
     """A head that is not tied though the configuration says so; a tied table as large as an untied one may be."""
     declared = getattr(checked.config, "tie_word_embeddings", False) is True
@@ -103,10 +110,11 @@ def embedding(checked: CheckedModel) -> Iterator[Finding]:
             f" logits one of {loud:.3g}: the initial loss is {_first_loss(checked):.3g} nats",
             remedy="initialize a tied table with std 1/sqrt(d) (nn.Embedding: 1) and multiply its vectors by sqrt(d)"
             " after the lookup; or initialize it with std 0.02, as GPT-2 does, and leave its vectors as they are",
+            edit=Edit(says="a table with std 0.02", parameters={head: drawn(0.02)}),
         )
 
 
-@rule(Phase.INIT, "initial-loss")
+@rule(Phase.INIT, "initial-loss", suspicions=True)
 def first_loss(checked: CheckedModel) -> Iterator[Finding]:
     """An initial loss far from that of equal probabilities, ln V."""
     if checked.logits is None or not checked.at_init or "embedding-std" in checked.reported:
@@ -115,19 +123,22 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
     loss = _first_loss(checked)
     if classes > 1 and loss > math.log(classes) + MORE:
         factor = _logit_factor(checked)
-        times = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
+        grown = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
         yield Finding(
             code="initial-loss",
             severity="warning",
             address=checked.head or "logits",
             measured=loss,
             message=f"the initial loss is {loss:.3g} nats; equal probabilities of {classes} classes give ln {classes} ="
-            f" {math.log(classes):.3g}{times}",
-            remedy="remove the factor on the logits" if times else "reduce the LM head's init, or normalize its input",
+            f" {math.log(classes):.3g}{grown}",
+            remedy="remove the factor on the logits" if grown else "reduce the LM head's init, or normalize its input",
+            edit=Edit(
+                says="logits of size 1", values={checked.logits: times(1 / max(_loudness(checked) or 1.0, 1e-6))}
+            ),
         )
 
 
-@rule(Phase.POSITIONS, "positions-large")
+@rule(Phase.POSITIONS, "positions-large", suspicions=True)
 def positions(checked: CheckedModel) -> Iterator[Finding]:
     """A trained table of positions so large that it drowns the tokens it is added to."""
     tables = [n for n, by_ids in checked.tables.items() if by_ids]
@@ -150,10 +161,11 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
                 message=f"position embeddings have {checked.std(name) / usual:.3g} times the standard deviation of"
                 " token embeddings: in the sum they drown out the token",
                 remedy="nn.init.normal_(positions.weight, std=0.02), as for the token table (nn.Embedding: 1)",
+                edit=Edit(says="positions as large as tokens", parameters={name: scaled(usual / checked.std(name))}),
             )
 
 
-@rule(Phase.POSITIONS, "positions-small")
+@rule(Phase.POSITIONS, "positions-small", suspicions=True)
 def drowned(checked: CheckedModel) -> Iterator[Finding]:
     """Fixed positions, sines and cosines, that are added to token vectors many times their size."""
     trace, dataflow = checked.trace, checked.dataflow
@@ -184,6 +196,9 @@ def drowned(checked: CheckedModel) -> Iterator[Finding]:
                 " first, token order hardly counts",
                 remedy="multiply token embeddings drawn from N(0, 1/d) by sqrt(d), and do not scale those drawn"
                 " from N(0, 1)",
+                edit=Edit(
+                    says="positions as large as tokens", values={operation.makes[0]: plus((ratio - 1, others[0]))}
+                ),
             )
             return
 
@@ -191,6 +206,7 @@ def drowned(checked: CheckedModel) -> Iterator[Finding]:
 @rule(
     Phase.VALUES, "init-large", "init-small", hides={"init-large": ("init-std", "init-depth", "initial-loss",
     "embedding-std", "gradient-cut"), "init-small": ("init-std", "init-depth", "gradient-zero", "parameter-unused")},
+    suspicions=True,
 )  # fmt: skip
 def sizes(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of the layers that multiply the size of what they read by far more than 1, or by next to nothing."""
@@ -214,6 +230,10 @@ def sizes(checked: CheckedModel) -> Iterator[Finding]:
                     f" vectors {grows[found[0]]:.2g} times as long as those they read"
                     f" ({len(found)} of {len(names)} matrices)",
                     remedy="nn.init.normal_(weight, std=0.02) or xavier_uniform_",
+                    edit=Edit(
+                        says="matrices that keep the size of what they read",
+                        parameters={n: drawn(_fan_in(checked.parameters[n]) ** -0.5) for n in found},
+                    ),
                 )
 
 
@@ -229,7 +249,7 @@ def _fan_in(weight: Tensor) -> int:
     return min(weight[0].numel(), weight.numel() // weight.shape[-1])
 
 
-@rule(Phase.INIT, "init-std")
+@rule(Phase.INIT, "init-std", suspicions=True)
 def stds(checked: CheckedModel) -> Iterator[Finding]:
     """Weights of one role whose standard deviation is off the scheme that the others follow."""
     if not checked.at_init or checked.recurs:  # at what depth a loop is scaled, it alone knows
@@ -258,10 +278,11 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
                 message=f"{role} weights of the {stack.name} have {ratio:.3g} times the standard deviation that"
                 f" {_SCHEMES[name]}, which the others follow, gives",
                 remedy="use one init scheme for all roles; scale only W_O and W_2 with depth",
+                edit=Edit(says="the size that the others have", parameters={n: scaled(1 / ratio) for n in roles[role]}),
             )
 
 
-@rule(Phase.INIT, "init-depth")
+@rule(Phase.INIT, "init-depth", suspicions=True)
 def depth(checked: CheckedModel) -> Iterator[Finding]:
     """One of W_O and W_2 scaled down with depth, and the other not; or both, and their outputs once more."""
     if not checked.at_init or {"init-large", "init-small", "weights-zero"} & checked.reported:
@@ -272,9 +293,9 @@ def depth(checked: CheckedModel) -> Iterator[Finding]:
             continue
         out, down, up = (median(checked.std(n) for n in roles[r]) for r in ("attn_out", "ffn_out", "ffn_in"))
         law = (2 * stack.layers) ** -0.5
-        scaled = [abs(math.log(max(std, 1e-9) / max(up * law, 1e-9))) < math.log(1.15) for std in (out, down)]
+        down_scaled = [abs(math.log(max(std, 1e-9) / max(up * law, 1e-9))) < math.log(1.15) for std in (out, down)]
         plain = [abs(math.log(max(std, 1e-9) / max(up, 1e-9))) < math.log(1.15) for std in (out, down)]
-        if law < 0.8 and all(scaled) and _multiplied(stack):
+        if law < 0.8 and all(down_scaled) and _multiplied(stack):
             factor = stack.sublayers[0].scale.value
             yield Finding(
                 code="init-depth",
@@ -289,14 +310,18 @@ def depth(checked: CheckedModel) -> Iterator[Finding]:
             continue
         if _fan_in_alone(checked, roles["ffn_in"][0], roles["ffn_out"][0]) and plain[0]:
             continue  # nn.Linear's own init, of W_2 from four times as many values, and 1/sqrt(2L) of two layers
-        if law < 0.8 and ((scaled[0] and plain[1]) or (scaled[1] and plain[0])):
-            missing, has = ("W_2", "W_O") if scaled[0] else ("W_O", "W_2")
-            name = roles["ffn_out" if scaled[0] else "attn_out"][0]
+        if law < 0.8 and ((down_scaled[0] and plain[1]) or (down_scaled[1] and plain[0])):
+            missing, has = ("W_2", "W_O") if down_scaled[0] else ("W_O", "W_2")
+            name = roles["ffn_out" if down_scaled[0] else "attn_out"][0]
             yield Finding(
                 code="init-depth",
                 severity="warning",
                 address=name,
                 measured=checked.std(name) / up,
+                edit=Edit(
+                    says="W_O and W_2 scaled alike",
+                    parameters={n: scaled(law) for n in roles["ffn_out" if down_scaled[0] else "attn_out"]},
+                ),
                 message=f"{has} starts with 1/sqrt(2L) of the other matrices' standard deviation, as in GPT-2, and"
                 f" {missing} with all of it: both write to the stream",
                 remedy="nn.init.normal_(weight, std=0.02 / math.sqrt(2 * L)) for W_O and for W_2",
@@ -316,7 +341,7 @@ def _fan_in_alone(checked: CheckedModel, up: str, down: str) -> bool:
     return abs(math.log(max(sizes[0], 1e-9) / max(sizes[1], 1e-9))) < math.log(1.15)
 
 
-@rule(Phase.INIT, "init-value-unscaled", hides=("init-std",))
+@rule(Phase.INIT, "init-value-unscaled", hides=("init-std",), suspicions=True)
 def value_start(checked: CheckedModel) -> Iterator[Finding]:
     """DeepNorm scales the init of W_V, W_O, W_1 and W_2; in a fused W_QKV the third part is easily forgotten."""
     if not checked.at_init:
@@ -450,6 +475,7 @@ def _one_off(checked: CheckedModel, names: list[str]) -> Finding | None:
         message=f"this weight has {stds[odd[0]] / usual:.3g} times the standard deviation of the same one"
         f" in the other {len(names) - 1} layers",
         remedy="initialize all layers alike, or by one rule of depth",
+        edit=Edit(says="the size that the others have", parameters={odd[0]: scaled(usual / max(stds[odd[0]], 1e-12))}),
     )
 
 

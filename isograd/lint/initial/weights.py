@@ -12,6 +12,7 @@ from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import RUN, Phase, rule
+from isograd.lint.trial import Edit, drawn
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
 from isograd.trace.parts import parts
@@ -28,6 +29,7 @@ SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 @rule(
     Phase.VALUES, "weights-zero", hides=(Phase.INIT, Phase.WIRING, "embedding-untied", "weights-constant",
     "weights-partial", "weights-copied", "option-unused", "positions-missing", "encoder-unused", "gradient-zero"),
+    suspicions=True,
 )  # fmt: skip
 def zero(checked: CheckedModel) -> Iterator[Finding]:
     """Whole matrices of zeros where no published init has them."""
@@ -52,7 +54,14 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
             message=f"this {what} is all zeros ({many(len(found), 'matrix', 'matrices')})",
             remedy="initialize it, as nn.init.normal_(weight, std=0.02) does; only last projections (W_O, W_2), gates"
             " and the head may begin at 0",
+            edit=_redrawn(checked, [n for n, _ in found]),
         )
+
+
+def _redrawn(checked: CheckedModel, names: list[str]) -> Edit:
+    """Matrices drawn as nn.Linear draws them, tables as GPT-2 does."""
+    sizes = {n: 0.02 if n in checked.tables else (3 * checked.parameters[n].shape[-1]) ** -0.5 for n in names}
+    return Edit(says="drawn at random", parameters={n: drawn(std) for n, std in sizes.items()})
 
 
 def _from_a_bottleneck(checked: CheckedModel) -> set[str]:
@@ -94,7 +103,7 @@ def _gates(checked: CheckedModel, name: str) -> bool:
 
 @rule(
     Phase.VALUES, "weights-constant", hides=(Phase.INIT, "weights-mean", "weights-partial", "weights-copied",
-    "layers-identical", "gradient-zero"),
+    "layers-identical", "gradient-zero"), suspicions=True,
 )  # fmt: skip
 def constant(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices whose rows, or columns, are all the same."""
@@ -111,6 +120,7 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
             message=f"{what} of this matrix are equal: its units compute the same and get the same gradient"
             f" ({many(len(found), 'matrix', 'matrices')})",
             remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
+            edit=_redrawn(checked, [n for n, _ in found]),
         )
     yield from _equal_queries(checked)
 
@@ -135,6 +145,7 @@ def _equal_queries(checked: CheckedModel) -> Iterator[Finding]:
                     message=f"the {rows[0]} vectors of {name} begin equal, and nothing tells their positions apart:"
                     " they compute the same, get one gradient and stay equal",
                     remedy=f"nn.init.normal_({name}, std=0.02), or add positions to them",
+                    edit=Edit(says="drawn at random", parameters={name: drawn(0.02)}),
                 )
                 return
 
@@ -149,7 +160,9 @@ def _constant(weight: Tensor) -> str | None:
     return "all columns" if torch.equal(flat, flat[:, :1].expand_as(flat)) else None
 
 
-@rule(Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero"))
+@rule(
+    Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero"), suspicions=True,
+)  # fmt: skip
 def centre(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are not drawn around 0."""
     if not checked.at_init:
@@ -165,6 +178,7 @@ def centre(checked: CheckedModel) -> Iterator[Finding]:
             message=f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
             f" ({many(len(found), 'matrix', 'matrices')})",
             remedy="torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
+            edit=_redrawn(checked, [n for n, _ in found]),
         )
 
 
@@ -174,7 +188,7 @@ def _sideways(weight: Tensor) -> float:
     return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
 
 
-@rule(Phase.VALUES, "weights-partial", hides=("init-std", "init-depth", "weights-copied"))
+@rule(Phase.VALUES, "weights-partial", hides=("init-std", "init-depth", "weights-copied"), suspicions=True)
 def partial(checked: CheckedModel) -> Iterator[Finding]:
     """Rows, columns, heads or parts of a matrix that are zero, equal to others, or of another size."""
     if not checked.at_init:
@@ -189,6 +203,7 @@ def partial(checked: CheckedModel) -> Iterator[Finding]:
             measured=float(len(found)),
             message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
             remedy="initialize the whole matrix; of a fused one, each part separately",
+            edit=_redrawn(checked, [n for n, _ in found]),
         )
 
 
@@ -237,7 +252,7 @@ def _uneven_heads(checked: CheckedModel, name: str, weight: Tensor) -> str | Non
     return None
 
 
-@rule(Phase.VALUES, "weights-copied")
+@rule(Phase.VALUES, "weights-copied", suspicions=True)
 def copies(checked: CheckedModel) -> Iterator[Finding]:
     """Different matrices of one layer, or one role in some layers, that begin with the same numbers."""
     if not checked.at_init or "layers-identical" in checked.reported:
@@ -257,6 +272,7 @@ def copies(checked: CheckedModel) -> Iterator[Finding]:
             measured=float(sum(map(len, alike))),
             message=f"{other} is initialized with the numbers of {one}, as a copy is ({many(len(alike), 'pair')})",
             remedy="initialize each matrix separately, after any copy.deepcopy",
+            edit=_redrawn(checked, [n for group in alike for n in group[1:]]),
         )
 
 

@@ -3,6 +3,7 @@ next command.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from isograd.lab.report.figures import DEPTH_CHARTS, Subject
 from isograd.lab.report.page import Page, Section, Table, warnings_table, write_page
 from isograd.lab.report.pages.profile import COLUMNS, number
 from isograd.lab.report.runs import arms_of
+from isograd.lab.report.style import Drawing, drawing, label, plain, shade
 
 Row = Mapping[str, Any]
 MOST = 12  # lines of a profile in a terminal
@@ -27,6 +29,7 @@ def write_explanation(content: Row, out: Path) -> Path:
         Section(name="profile", title="Over depth", sentence=profile_text(content), table=profile(content)),
         *_figures(content),
         Section(name="warnings", title="Warnings during the run", table=warnings_table(content["warnings"])),
+        *_proofs(content),
         Section(name="findings", title="Findings of isograd check", table=_findings(content), folded=True),
     ]
     page = Page(
@@ -60,6 +63,31 @@ def causes(content: Row) -> Table:
 def _findings(content: Row) -> Table:
     keys = ("severity", "code", "address", "message", "remedy")
     return Table.of(content["findings"], {key: key for key in keys}, left=5)
+
+
+def _proofs(content: Row) -> Iterator[Section]:
+    """What trying a change has shown: the losses of both, the median of the seeds."""
+    for finding in content["findings"]:
+        proof = finding.get("proof") or {}
+        if proof.get("as_is"):
+            verdicts = {"confirmed": "Confirmed", "overturned": "Overturned", "untried": "Open"}
+            yield Section(
+                name=f"proof-{finding['code']}",
+                title=f"{verdicts[proof['verdict']]}: {finding['code']} at {finding['address'] or 'the model'}",
+                sentence=f"{finding['message']}. Tried: {proof['says']}. Learning rates {proof['rates'][0]:g} and"
+                f" {proof['rates'][1]:g}, each the best of three; moving all parameters by a thousandth makes a"
+                f" difference of {proof['control']:.2g}.",
+                figure=partial(_tried, proof),
+            )
+
+
+def _tried(proof: Row) -> Drawing:
+    drawn = drawing(1, height=3.2)
+    (axes,) = drawn.panels
+    axes.plot(proof["as_is"], label="as it is", color=shade(1.0))
+    axes.plot(proof["changed"], label=f"with the change: {plain(proof['change'])}", color=shade(0.2))
+    label(axes, "step", f"loss ({proof['task']})")
+    return drawn
 
 
 def profile(content: Row, most: int | None = None) -> Table | None:

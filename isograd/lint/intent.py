@@ -1,12 +1,62 @@
-"""Whether a model is meant to read to the left only. What it computes cannot say so; its author does."""
+"""What a model is meant to do. What it computes cannot say so; its author does, by names, classes, masks and settings.
+
+    isograd.check(model, intent="causal")
+    isograd.check(model, intent=["bidirectional", "set"])
+
+`INTENTS` has all that is asked. Where nothing speaks for an intent, a finding that depends on it is an info that asks.
+"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from isograd.lint.checked_model import CheckedModel
+from isograd.errors import hint
+
+if TYPE_CHECKING:
+    from isograd.lint.checked_model import CheckedModel
+
+INTENTS: dict[str, tuple[str, str]] = {  # name -> (what speaks against it, what it says)
+    "causal": ("bidirectional", "no position may see a later one"),
+    "bidirectional": ("causal", "positions may see all others"),
+    "batch-first": ("time-first", "inputs are (batch, time, ...)"),
+    "time-first": ("batch-first", "inputs are (time, batch, ...)"),
+    "ordered": ("set", "the order of positions counts"),
+    "set": ("ordered", "the order of positions does not count"),
+    "shared": ("own-layers", "layers share parameters on purpose"),
+    "own-layers": ("shared", "every layer has parameters of its own"),
+    "logits": ("probabilities", "the output goes into a cross-entropy"),
+    "probabilities": ("logits", "the output is taken as probabilities"),
+}
+
+
+@dataclass(frozen=True)
+class Intents:
+    """Those that the user has named."""
+
+    named: frozenset[str] = frozenset()
+
+    @classmethod
+    def given(cls, intent: Iterable[str] | str) -> "Intents":
+        """
+        Raises:
+            ValueError: an unknown intent, or two that exclude each other.
+        """
+        named = frozenset([intent] if isinstance(intent, str) and intent else intent)
+        for name in named:
+            if name not in INTENTS:
+                raise ValueError(f"unknown intent {name!r}: {hint(name, sorted(INTENTS))}")
+            if INTENTS[name][0] in named:
+                raise ValueError(f"intent {name!r} and {INTENTS[name][0]!r} exclude each other")
+        return cls(named)
+
+    def says(self, name: str) -> bool | None:
+        """True where it was named, False where its opposite was, None where neither."""
+        return True if name in self.named else False if INTENTS[name][0] in self.named else None
+
 
 BOTH_WAYS = ("xlnet", "xlm", "flaubert")  # language models that are not causal by design
 CAUSAL = re.compile(
@@ -18,8 +68,10 @@ MASKED = re.compile(r"masked.?lm|mlm|bert|bidirectional|diffusion", re.IGNORECAS
 HUGGING_FACE = ("CausalLM", "LMHeadModel", "Seq2SeqLM", "ForConditionalGeneration")
 
 
-def declares_causal(checked: CheckedModel, stack: str | None = None) -> str | None:
+def declares_causal(checked: "CheckedModel", stack: str | None = None) -> str | None:
     """What says that a model over tokens, or one of its stacks, is causal, in words; None where nothing does."""
+    if checked.intents.says("causal"):
+        return "it is meant to be causal"
     if not checked.takes_ids or checked.logits is None or declares_both(checked):
         return None
     stacks = {s.name: s for s in checked.anatomy.stacks}
@@ -32,8 +84,10 @@ def declares_causal(checked: CheckedModel, stack: str | None = None) -> str | No
     return next(_signs(checked), None)
 
 
-def declares_both(checked: CheckedModel) -> bool:
-    """Whether its name or its configuration says that a model reads both ways."""
+def declares_both(checked: "CheckedModel") -> bool:
+    """Whether the user, its name or its configuration says that a model reads both ways."""
+    if checked.intents.says("causal") is False:
+        return True
     name = type(checked.model).__name__
     config = checked.config
     if config is not None and (getattr(config, "model_type", "") in BOTH_WAYS or "MaskedLM" in name):
@@ -41,7 +95,7 @@ def declares_both(checked: CheckedModel) -> bool:
     return bool(MASKED.search(name))
 
 
-def _signs(checked: CheckedModel) -> Iterator[str]:
+def _signs(checked: "CheckedModel") -> Iterator[str]:
     model, config = checked.model, checked.config
     name = type(model).__name__
     if config is not None:
