@@ -1,5 +1,6 @@
 """Rules about what stands in a branch, and what stands on the stream beside the sums."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -194,15 +195,20 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
     changes = {(before, after) for _, before, after in shapes}
     for operation, before, after in shapes:
         exchanged = _exchanges(before, after) and before[-1] in widths and (after, before) in changes  # and taken back
-        if not exchanged and not (_exchanges_data(before, after) and _is_raw(checked, operation.reads[0])):
+        mapped = _flattens(before, after) and _is_of_channels(checked, operation.reads[0])
+        if (
+            not exchanged
+            and not mapped
+            and not (_exchanges_data(before, after) and _is_raw(checked, operation.reads[0]))
+        ):
             continue
         yield Finding(
             code="axes-mixed",
             severity="error",
             address=operation.module,
             measured=float(before[1]),
-            message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that rows of"
-            " different positions are mixed",
+            message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row"
+            " holds parts of different positions",
             remedy="move the axes first: x.transpose(1, 2).reshape(...)",
             edit=Edit(
                 says="the axes moved by a transpose",
@@ -220,6 +226,12 @@ def _turned(value: int) -> Made:
     return lambda x, of: of(value).transpose(1, 2).reshape(x.shape)
 
 
+def _is_of_channels(checked: CheckedModel, value: int) -> bool:
+    """Whether a convolution made a value, so that its channels stand on axis 1."""
+    made = checked.trace.made_by(checked.dataflow.root(value))
+    return made is not None and "conv" in made.name
+
+
 def _is_raw(checked: CheckedModel, value: int) -> bool:
     """Whether no matrix has been applied yet."""
     made = (checked.trace.made_by(v) for v in checked.dataflow.above(value))
@@ -235,6 +247,18 @@ def _exchanges_data(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     if len(before) != 3 or before[1] == before[2] or 1 in before:
         return False
     return tuple(n for n in after if n != 1) == (before[0] * before[2], before[1])
+
+
+def _flattens(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """A map of channels, (b, c, h, w) or (b, c, t), laid out as (b, h w, c) though channels stand in front.
+
+    >>> _flattens((2, 32, 8, 8), (2, 64, 32)), _flattens((2, 32, 8, 8), (2, 32, 64))
+    (True, False)
+    """
+    if len(before) < 3 or len(after) != 3 or before[0] != after[0]:
+        return False
+    places = math.prod(before[2:])
+    return after[1:] == (places, before[1]) and places != before[1] and 1 not in (places, before[1])
 
 
 def _exchanges(long: tuple[int, ...], short: tuple[int, ...]) -> bool:

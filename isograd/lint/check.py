@@ -19,13 +19,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from isograd.errors import hint
 from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
-from isograd.lint.checked_model import CheckedModel, is_quantized
+from isograd.lint.checked_model import CheckedModel, is_quantized, opened
 from isograd.lint.findings import Finding, Findings, Kind, Severity, by_harm
 from isograd.lint.fix import fixed
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.intent import Intents
 from isograd.lint.rules import explained, in_order
-from isograd.lint.running import forward, gradients
+from isograd.lint.running import forward, gradients, targets
 from isograd.lint.running import optimizer as optimizers
 from isograd.lint.source import source_of
 from isograd.lint.trial import Trial
@@ -51,6 +51,7 @@ MODULES = (
     optimizers,
     positions,
     shortcuts,
+    targets,
     weights,
     wiring,
 )  # imported so that their rules are known: a new file of rules has its line here
@@ -98,11 +99,17 @@ def check(
     """
     ignored, model = known_codes(ignore), unwrapped(model)
     asked = Intents.given(intent)
-    found = _looked(
-        model, batch, ignored, asked, loss=loss, optimizer=optimizer, against=against, lr=lr, warmup=warmup,
-        budget=None if prove else BUDGET * (prove is None), fix=fix, name=name,
-    )  # fmt: skip
-    kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, asked).findings)
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()  # a copy may run parts of the model itself, as a lambda does that was made over them
+        found = _looked(
+            model, batch, ignored, asked, loss=loss, optimizer=optimizer, against=against, lr=lr, warmup=warmup,
+            budget=None if prove else BUDGET * (prove is None), fix=fix, name=name,
+        )  # fmt: skip
+        kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, asked).findings)
+    finally:
+        for module, training in modes:
+            module.training = training
     return replace(found, findings=by_harm(kept, {code for one in in_order() for code in one.stops}))
 
 
@@ -125,9 +132,10 @@ def _looked(
         line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
-    anatomy = find_anatomy(model, inputs)
+    shown = opened(model)
+    anatomy = find_anatomy(shown, inputs)
     other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
-    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents)
+    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, shown, loss)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
     quantized = is_quantized(model)

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
-from isograd.lint.intent import Intents
+from isograd.lint.intent import Intents, says_time_first
 from isograd.trace.anatomy import Anatomy, TracedStack
 from isograd.trace.attention import FUSED, MASKED
 from isograd.trace.dataflow import SUMS, Dataflow, bare
-from isograd.trace.record import Operation, Trace, answer, arguments, fitted, is_large, stand_in
+from isograd.trace.record import Operation, Trace, answer, anything, arguments, fitted, is_large, record, stand_in
 from isograd.trace.reduced import few_layers
 from isograd.trace.sublayers import TracedSublayer
 
@@ -31,6 +31,8 @@ class CheckedModel:
         optimizer: the one that is to train it, where given.
         against: a model that this one is compared with, where given.
         intents: what the model is meant to do, as far as somebody says so.
+        loss: of the output and the batch, where given.
+        shown: the model with its zero matrices opened, which experiments run on; see `opened`.
         large: whether it has more parameters than are run through dozens of times.
         reported: codes found so far: a consequence is not reported beside its cause.
     """
@@ -45,6 +47,8 @@ class CheckedModel:
         optimizer: Any = None,
         against: "CheckedModel | None" = None,
         intents: Intents | None = None,
+        shown: nn.Module | None = None,
+        loss: Any = None,
     ) -> None:
         self.model = model
         self.inputs = inputs
@@ -54,6 +58,8 @@ class CheckedModel:
         self.optimizer = optimizer
         self.against = against
         self.intents = intents or Intents()
+        self.loss = loss
+        self.shown = model if shown is None else shown
         self.large = is_large(model)
         self.reported: set[str] = set()
         self._stds: dict[str, float] = {}
@@ -65,6 +71,17 @@ class CheckedModel:
     @property
     def dataflow(self) -> Dataflow:
         return self.anatomy.dataflow
+
+    @cached_property
+    def loss_trace(self) -> Trace | None:
+        """The trace with a loss at its end: the model's own, or that of the loss that was given; None where there is
+        none, or where the model computes otherwise with it.
+        """
+        if self.loss is None:
+            return self.trace
+        trace = with_loss(self.shown, self.loss, self.inputs)
+        same = all(a.makes == b.makes for a, b in zip(self.trace.operations, trace.operations, strict=False))
+        return trace if same else None
 
     @cached_property
     def attentions(self) -> list[MeasuredAttention]:
@@ -110,7 +127,7 @@ class CheckedModel:
         """A copy on the CPU in float32 and eval mode; of a large model with its own parameters, which nothing writes
         to in place.
         """
-        return stand_in(self.model, shared=self.trace.shares)
+        return self.model if self.trace.itself else stand_in(self.model, shared=self.trace.shares)
 
     @cached_property
     def few(self) -> nn.Module:
@@ -118,7 +135,7 @@ class CheckedModel:
         and those like it left out.
         """
         if not is_large(self.model):
-            return self.twin
+            return self.twin if self.shown is self.model else stand_in(self.shown)
         few = stand_in(self.twin, shared=True)
         few_layers(few, self.trace, self.inputs)
         return few
@@ -158,6 +175,8 @@ class CheckedModel:
         """Whether sequences stand as (time, batch): by intent, by equal ids that differ along axis 0, by torch.nn."""
         if (said := self.intents.says("time-first")) is not None:
             return said
+        if (named := says_time_first(self.model)) is not None:
+            return named
         if self.takes_ids:
             return self.places_vary == 0
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
@@ -322,6 +341,41 @@ class CheckedModel:
             weight = self.parameters[name]
             self._stds[name] = sample(weight).float().std(unbiased=False).item()
         return self._stds[name]
+
+
+class _WithLoss(nn.Module):
+    def __init__(self, model: nn.Module, loss: Any, batch: Any) -> None:
+        super().__init__()
+        self.model, self.loss, self.batch = model, loss, batch
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.loss(self.model(*args, **kwargs), self.batch)
+
+
+def with_loss(model: nn.Module, loss: Any, inputs: Any) -> Trace:
+    """The trace of a model and of a loss of its output and the batch; its only output is the loss."""
+    trace = record(_WithLoss(model, loss, inputs), inputs)
+    trace.names = {value: name.removeprefix("model.") for value, name in trace.names.items()}
+    return trace
+
+
+def opened(model: nn.Module) -> nn.Module:
+    """A copy in which matrices of zeros are drawn from N(0, 0.02^2): what a gate, or a last projection, of zeros
+    hides shows where it is a little open. The model itself where there is none, or where it is too large for a copy.
+    """
+    empty = [n for n, p in model.named_parameters() if p.ndim >= 2 and p.numel() and not anything(p.detach())]
+    if not empty or is_large(model) or len(empty) == sum(p.ndim >= 2 for p in model.parameters()):
+        return model
+    try:
+        copied = stand_in(model, in_half=True)
+    except Exception:  # what cannot be copied is looked at as it is
+        return model
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name in empty:
+            parameter = copied.get_parameter(name)
+            parameter.copy_(0.02 * torch.randn(parameter.shape, generator=draw))
+    return copied
 
 
 def sample(weight: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 `INTENTS` has all that is asked. Where nothing speaks for an intent, a finding that depends on it is an info that asks.
 """
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -93,6 +94,45 @@ def declares_both(checked: "CheckedModel") -> bool:
     if config is not None and (getattr(config, "model_type", "") in BOTH_WAYS or "MaskedLM" in name):
         return True
     return bool(MASKED.search(name))
+
+
+FIRST = re.compile(  # b, t, d = x.shape
+    r"^\s*(?P<first>[A-Za-z_]\w*)\s*,\s*(?P<second>[A-Za-z_]\w*)\b[^=\n]*=\s*\w+\.(shape|size\(\))", re.M
+)
+BATCH_NAMES = re.compile(r"^(b|bs|bsz|n|batch\w*|n_?batch|B|N|num_?seqs?)$")
+TIME_NAMES = re.compile(r"^(t|l|s|seq\w*|time\w*|T|L|S|steps?|length|src_len|tgt_len|n_?steps)$")
+
+
+def says_time_first(model: torch.nn.Module) -> bool | None:
+    """Whether the code of its modules calls the axes (time, batch), or (batch, time); None where it calls them neither
+    or both.
+    """
+    votes = set()
+    for kind in {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.")}:
+        try:
+            text = inspect.getsource(kind)
+        except (OSError, TypeError):
+            continue
+        for found in FIRST.finditer(text):
+            first, second = found["first"], found["second"]
+            if BATCH_NAMES.match(first) and TIME_NAMES.match(second):
+                votes.add(False)
+            elif TIME_NAMES.match(first) and BATCH_NAMES.match(second):
+                votes.add(True)
+    return votes.pop() if len(votes) == 1 else None
+
+
+SHARED = re.compile(r"shar(e|ed|ing)|recurr|universal|albert|tied|tie_|loop|unroll|iterat|weight.?tying", re.I)
+
+
+def says_shared(checked: "CheckedModel") -> bool:
+    """Whether the user, a name, a setting or the text of a class says that layers share parameters on purpose."""
+    if (said := checked.intents.says("shared")) is not None:
+        return said
+    own = {type(m) for m in checked.model.modules() if not type(m).__module__.startswith("torch.")}
+    names = [name for kind in own for name in (kind.__name__, kind.__doc__ or "")]
+    names += [name for m in checked.model.modules() for name in vars(m) if not name.startswith("_")]
+    return any(SHARED.search(name) for name in names)
 
 
 def _signs(checked: "CheckedModel") -> Iterator[str]:

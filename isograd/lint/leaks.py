@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.lint.attention.masks import is_prefix, seen_by
+from isograd.lint.attention.masks import SHORTEST, is_prefix, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -86,6 +86,8 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     reach = None if place is None else _reach(checked, place)
     if place is None or reach is None:
         return
+    if any(_is_read_to_the_left(checked, other) for other in _aligned(checked) if other != place):
+        return  # of a source as long as the target, the target is what is predicted
     shown = (reach & ~torch.eye(len(reach), dtype=torch.bool)).any(0)  # what stands in the padding moves nothing else
     reach = reach[shown][:, shown]
     if is_prefix(reach):
@@ -174,8 +176,9 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
 @rule(Phase.DATA, "padding-leaks")
 def padding(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs at real positions that change with what stands where the mask says padding."""
-    for mask_name, name in _masked_inputs(checked):
-        named = _named(checked)
+    named = _named(checked)
+    shown = any(isinstance(x, Tensor) and _real_places(x, named) is not None for x in named.values())
+    for mask_name, name in () if shown else _masked_inputs(checked):
         mask, ids = named.get(mask_name), named[name]
         like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
         real = not (like.dtype == torch.bool and "padding" in mask_name)
@@ -200,7 +203,79 @@ def padding(checked: CheckedModel) -> Iterator[Finding]:
             " attention: the mask belongs to the keys, the last axis",
         )
         return
+    else:
+        yield from _shown_padding(checked)
     yield from _other_mask(checked)
+
+
+def _shown_padding(checked: CheckedModel) -> Iterator[Finding]:
+    """Masks and lengths whose rows of the batch end in padding, whatever they are called: what stands there changes."""
+    named = _named(checked)
+    base = _answer(checked, checked.inputs)
+    real = {n: r for n, x in named.items() if isinstance(x, Tensor) and (r := _real_places(x, named)) is not None}
+    for mask_name, places in real.items() if base is not None else ():
+        for name, x in named.items():
+            if not isinstance(x, Tensor) or name in real or x.shape[:2] != places.shape or name.startswith(_LABELS):
+                continue
+            padding = ~places.reshape(*places.shape, *[1] * (x.ndim - 2))
+            moved = _answer(checked, _given(checked, named | {name: torch.where(padding, _anything_else(x), x)}))
+            if base is None or moved is None or moved.shape != base.shape:
+                continue
+            aligned = base.ndim >= 2 and base.shape[:2] == places.shape
+            gaps = (moved - base).abs()
+            if aligned and base.ndim > 2 and base.shape[2] == places.shape[1] != base.shape[-1]:  # of pairs
+                gaps = gaps[places[:, :, None] & places[:, None, :]]
+            elif aligned:
+                gaps = gaps[places]
+            gap = (gaps.max() / base.abs().max()).item()
+            if gap > CHANGED:
+                yield Finding(
+                    code="padding-leaks",
+                    severity="error",
+                    address=mask_name,
+                    measured=gap,
+                    message=f"other values of {name} where {mask_name} ends, at {int((~places).sum())} of"
+                    f" {places.numel()} places, move the outputs {'at real positions ' if aligned else ''}by {gap:.2g}"
+                    " of the largest",
+                    remedy="hide the keys of padding in every attention, scores.masked_fill(~real[:, None, None, :],"
+                    ' float("-inf")), and leave padding out of means and pooling',
+                )
+                return
+
+
+_LABELS = ("label", "target", "y", "answer", "truth")
+
+
+def _answer(checked: CheckedModel, inputs: Any) -> Tensor | None:
+    """The first output that is no single number, as a loss is."""
+    return next((t for t in _outputs(checked, inputs) if t.ndim), None)
+
+
+def _real_places(x: Tensor, named: dict[str, Any]) -> Tensor | None:
+    """(sequences, positions), True before the padding: of a mask whose rows change once, at different places, or of
+    lengths; None of anything else.
+    """
+    if x.ndim == 1 and not x.is_floating_point() and x.dtype != torch.bool and len(x) > 1:
+        longest = {t.shape[1] for t in named.values() if isinstance(t, Tensor) and t.ndim >= 2 and len(t) == len(x)}
+        fits = len(longest) == 1 and int(x.max()) == max(longest) and int(x.min()) >= 1
+        return torch.arange(max(longest)) < x[:, None] if fits and len(x.unique()) > 1 else None
+    if x.ndim != 2 or len(x) < 2 or x.shape[1] < SHORTEST or len(x.unique()) != 2:
+        return None
+    first = x == x[:, :1]
+    changes = (first[:, 1:] != first[:, :-1]).sum(1)
+    same_start = bool((x[:, 0] == x[0, 0]).all())
+    lengths = first.sum(1)
+    once = bool((changes <= 1).all()) and bool(changes.any()) and same_start
+    return first if once and len(lengths.unique()) > 1 and int(lengths.max()) == x.shape[1] else None
+
+
+def _anything_else(x: Tensor) -> Tensor:
+    """Other values of the same kind: of ids those that other places hold."""
+    draw = torch.Generator().manual_seed(11)
+    if x.is_floating_point():
+        return x + torch.randn(x.shape, generator=draw).to(x) * x.std().clamp_min(1e-3)
+    flat = x.flatten()
+    return flat[torch.randint(len(flat), (len(flat),), generator=draw)].reshape(x.shape)
 
 
 def _other_mask(checked: CheckedModel) -> Iterator[Finding]:
@@ -290,14 +365,36 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
             continue
         gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(moved, base, strict=True))
         if gap <= CHANGED:
+            weighed = _is_weighed(checked, name)
             yield Finding(
                 code="encoder-unused",
-                severity="error",
+                severity="error" if weighed else "info",
                 address=name,
                 measured=gap,
-                message=f"the output does not depend on {name}",
-                remedy="give the decoder's cross-attention the encoder's output as keys and values",
+                message=f"another {name} leaves every output as it is: "
+                + (
+                    "matrices are applied to it, and nothing reads what they make"
+                    if weighed
+                    else "is it used elsewhere?"
+                ),
+                remedy="give the decoder's cross-attention the encoder's output as keys and values"
+                if weighed
+                else "nothing, where it is for a loss, or for its shape alone; else use it in forward",
             )
+
+
+def _is_weighed(checked: CheckedModel, name: str) -> bool:
+    """Whether a matrix, or a table, is applied to an input or what was made of it."""
+    given = [v for at, v in checked.trace.inputs.items() if at.partition(".")[0] in (name, _number(checked, name))]
+    below = checked.trace.below(given)
+    applied = [o for o in (*checked.trace.operations,) if checked.dataflow.is_product(o)] + checked.dataflow.lookups
+    return any(not below.isdisjoint(o.reads) for o in applied)
+
+
+def _number(checked: CheckedModel, name: str) -> str:
+    """The place of an input among those that stand in order."""
+    names = list(inspect.signature(checked.model.forward).parameters)
+    return str(names.index(name)) if name in names else name
 
 
 def _outputs(checked: CheckedModel, inputs: Any) -> list[Tensor]:
@@ -321,14 +418,24 @@ def _reach(checked: CheckedModel, name: str) -> Tensor | None:
     return (gaps > CHANGED * out.abs().max()).T
 
 
-def _sequence(checked: CheckedModel) -> str | None:
-    """The input whose positions are the output's: the decoder's, else the first sequence where there is one stack."""
+def _aligned(checked: CheckedModel) -> list[str]:
+    """Inputs of as many positions as the output."""
     out = _run(checked, checked.inputs)
     if out is None or out.ndim < 3:
-        return None
+        return []
     named = _named(checked)
     found = [n for n, v in named.items() if isinstance(v, Tensor) and v.ndim >= 2 and v.shape[:2] == out.shape[:2]]
-    found = [n for n in found if "mask" not in n]
+    return [n for n in found if "mask" not in n]
+
+
+def _is_read_to_the_left(checked: CheckedModel, name: str) -> bool:
+    reach = _reach(checked, name)
+    return reach is not None and bool(reach.tril(-1).any()) and not bool(reach.triu(1).any())
+
+
+def _sequence(checked: CheckedModel) -> str | None:
+    """The input whose positions are the output's: the decoder's, else the first sequence where there is one stack."""
+    found = _aligned(checked)
     both = getattr(checked.config, "is_encoder_decoder", False)  # without decoder ids it makes them of the encoder's
     first = found[0] if found and not both else None
     return next((n for n in found if n.startswith(("decoder", "tgt"))), first)

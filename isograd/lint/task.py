@@ -12,17 +12,19 @@ Numbers that come out as they went in: waves to be freed of noise. All else: a f
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from isograd.lint.checked_model import CheckedModel
+from isograd.lint.checked_model import CheckedModel, with_loss
 from isograd.trace.record import Trace, record
 
-SEQUENCES = 8
+SEQUENCES, PICTURES = 8, 4
+LENGTH = 24  # positions that sequences are cut to, where the model takes fewer
 BATCHES = 4  # different ones, seen in turn
 TOKENS = 32  # different ones at most
 FOLLOWS = 0.7  # of the tokens that follow from the one before
@@ -58,7 +60,7 @@ def task_of(checked: CheckedModel, loss: Any = None) -> Task | str:
         loss: of the output and the batch, where the user gave it.
     """
     if loss is not None:
-        return _own(_with_loss(checked, loss), "your loss")
+        return _own(with_loss(checked.model, loss, checked.inputs), "your loss")
     trace = _larger(checked)
     losses = [v for v in trace.outputs.values() if trace[v].ndim == 0 and trace[v].is_floating_point()]
     if losses:
@@ -82,18 +84,26 @@ def _larger(checked: CheckedModel) -> Trace:
     """The model's trace on more sequences, where it computes the same; else that of the check."""
     tensors = [t for t in tree_leaves(checked.inputs) if isinstance(t, Tensor) and t.ndim]
     sequences = tensors[0].shape[0]
-    if checked.time_first or sequences >= SEQUENCES or any(t.shape[0] != sequences for t in tensors):
+    if checked.time_first or any(t.shape[0] != sequences for t in tensors):
         return checked.trace
-    times = -(-SEQUENCES // sequences)
+    wanted = PICTURES if any(t.ndim > 3 for t in tensors) else SEQUENCES
+    times = max(1, -(-wanted // sequences))
+    long = max((t.shape[1] for t in tensors if t.ndim == 2 and not t.is_floating_point()), default=0)
 
-    def repeated(part: Any) -> Any:
-        return part.repeat(times, *[1] * (part.ndim - 1)) if isinstance(part, Tensor) and part.ndim else part
+    def sized(part: Any, length: int) -> Any:
+        if not isinstance(part, Tensor) or not part.ndim:
+            return part
+        shorter = part[:, :length] if part.ndim > 1 and part.shape[1] == long else part
+        return shorter.repeat(times, *[1] * (part.ndim - 1))[:wanted]
 
-    try:
-        trace = record(checked.model, tree_map(repeated, checked.inputs))
-    except Exception:  # of a fixed number of sequences
-        return checked.trace
-    return trace if _alike(trace, checked.trace) else checked.trace
+    for length in (LENGTH, long) if long > LENGTH else (long,):
+        try:
+            trace = record(checked.model, tree_map(partial(sized, length=length), checked.inputs))
+        except Exception:  # of a fixed number of sequences, or of positions
+            continue
+        if _alike(trace, checked.trace):
+            return trace
+    return checked.trace
 
 
 def _alike(trace: Trace, other: Trace) -> bool:
@@ -102,21 +112,6 @@ def _alike(trace: Trace, other: Trace) -> bool:
     return len(trace.operations) == len(other.operations) and all(
         a.name == b.name and a.makes == b.makes and a.reads == b.reads for a, b in pairs
     )
-
-
-class _WithLoss(nn.Module):
-    def __init__(self, model: nn.Module, loss: Any, batch: Any) -> None:
-        super().__init__()
-        self.model, self.loss, self.batch = model, loss, batch
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.loss(self.model(*args, **kwargs), self.batch)
-
-
-def _with_loss(checked: CheckedModel, loss: Any) -> Trace:
-    trace = record(_WithLoss(checked.model, loss, checked.inputs), checked.inputs)
-    trace.names = {value: name.removeprefix("model.") for value, name in trace.names.items()}
-    return trace
 
 
 def _own(trace: Trace, name: str, value: int | None = None) -> Task:
@@ -157,7 +152,7 @@ def _tokens(checked: CheckedModel, trace: Trace, ids: list[int], output: int) ->
     mine = [v for v in ids if tuple(trace[v].shape) == shape][-1]  # the decoder's, of two
     seen = torch.cat([trace[v].flatten() for v in ids]).unique()
     seen = seen[seen < trace[output].shape[-1]][:TOKENS]
-    causal = _is_causal(trace, mine, output, seen)
+    causal = is_causal(trace, mine, output, seen)
 
     def batches(seed: int) -> list[Batch]:
         draw = torch.Generator().manual_seed(1000 + seed)
@@ -198,7 +193,7 @@ def _sequences(count: int, length: int, follows: Tensor, draw: torch.Generator) 
 
 
 @torch.no_grad()
-def _is_causal(trace: Trace, ids: int, output: int, seen: Tensor) -> bool:
+def is_causal(trace: Trace, ids: int, output: int, seen: Tensor) -> bool:
     """Whether outputs stay when the last token is another one."""
     other = trace[ids].clone()
     other[:, -1] = torch.where(other[:, -1] == seen[0], seen[-1], seen[0])

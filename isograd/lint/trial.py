@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
+from statistics import median, stdev
 from typing import Any, Literal
 
 import torch
@@ -136,7 +136,8 @@ class Trial:
         noise = (sum((a - c) ** 2 for a, c in zip(as_is, control, strict=True)) / len(SEEDS)) ** 0.5
         first = median(curve[0] for curve in (*runs[0], *runs[1]))
         learned = first - min(median(as_is), median(changed))
-        least = max(MARGIN * learned, APART * noise)
+        drawn_anew = stdev(as_is) if edit.parameters else 0.0  # another draw of the same init differs as well
+        least = max(MARGIN * learned, APART * noise, drawn_anew)
         better, worse = sum(g > least for g in gains), sum(g < -least for g in gains)
         told = f"with the change ({edit.says}) the loss after {STEPS} steps is"
         verdict: Verdict = "overturned"

@@ -49,7 +49,7 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
     """A stack whose last sum reaches the head without a norm, or through two norms in a row."""
     for stack in checked.anatomy.stacks:
         last = stack.sublayers[-1]
-        alone = len({s.total for s in stack.sublayers}) == 1  # a head with one sum of its own is no stack
+        alone = stack.layers < 2 or len({s.total for s in stack.sublayers}) == 1  # one sum, or one layer, is no stack
         if alone or _goes_on(checked, stack) or last.design:  # how other streams are closed is the design's business
             continue
         with_norms = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
@@ -95,15 +95,16 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
                 continue
             if any(_NUMBERS.sub("N", s.address) in names for s in odd):  # else every layer has both, under two names
                 others = ", ".join(sorted({s.placement for s in odd}))
+                edit = before_branch(checked, odd) if usual == "pre-ln" else None
                 yield Finding(
                     code="placement-mixed",
-                    severity="warning",
+                    severity="warning" if edit else "info",
                     address=odd[0].address,
                     measured=float(len(odd)),
                     message=f"{len(odd)} of {len(peers)} {kind} sublayers of the {stack.name} are {others}, the others"
                     f" {usual}: layers {_listed(odd)}",
                     remedy=f"make them {usual}, unless layers are mixed on purpose (as in Mix-LN)",
-                    edit=before_branch(checked, odd) if usual == "pre-ln" else None,
+                    edit=edit,
                 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ Inputs = dict[str, Any] | tuple[Any, ...]
 
 _LENGTHS = (16, 8, 4)
 _WIDTHS = 4  # different widths of Linear layers that are tried
+_SIZES, _VARIABLES = 12, 7
 _SIDES = (224, 64, 32, 16)
 _TEXT_LENGTHS = (128, 64, 32, 16, 8)
 _TEXTS = 4
@@ -80,10 +82,10 @@ def as_inputs(value: Any) -> Inputs:
     if not isinstance(value, Tensor | Mapping | tuple | list):
         raise InputsError(f"expected a tensor, a tuple or a dict of what forward takes; got {type(value).__name__}")
     args, kwargs = arguments(value)
-    tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
+    tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor | np.ndarray)]
     if not tensors:
         raise InputsError("there is no tensor in what the batch's callable returned")
-    if not tensors[0].numel():
+    if not np.prod(tensors[0].shape):
         raise InputsError(f"the batch is empty: its first tensor has the shape {tuple(tensors[0].shape)}")
     return {str(name): part for name, part in kwargs.items()} if isinstance(value, Mapping) else args
 
@@ -190,6 +192,9 @@ def _of_layers(model: nn.Module) -> Iterator[Inputs]:
     for width in widths:
         yield _filled(needed, [floats(BATCH, _LENGTHS[0], width, seed=i) for i in range(len(needed))])
         yield _filled(needed, [floats(BATCH, width, seed=i) for i in range(len(needed))])
+    sizes = (n for m in model.modules() if isinstance(m, nn.Linear) for n in (m.in_features, m.out_features))
+    for size in list(dict.fromkeys(sizes))[:_SIZES]:  # series of a fixed length, of any number of variables
+        yield _filled(needed, [floats(BATCH, size, _VARIABLES, seed=i) for i in range(len(needed))])
     for channels in dict.fromkeys([*images, *([3, 1] if widths else [])]):  # patches may be cut by hand
         for side in _SIDES:
             yield _filled(needed, [floats(BATCH, channels, side, side, seed=i) for i in range(len(needed))])
@@ -200,7 +205,8 @@ def _tables(model: nn.Module) -> Iterator[int]:
     found = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     yield from found
     if not found:
-        holders = (m for m in model.modules() if not type(m).__module__.startswith("torch.nn"))
+        held = (nn.ParameterDict, nn.ParameterList)
+        holders = (m for m in model.modules() if isinstance(m, held) or not type(m).__module__.startswith("torch.nn"))
         own = (p for m in holders for p in m.parameters(recurse=False))
         yield from (p.shape[0] for p in own if p.ndim == 2 and p.shape[0] > 1)
 

@@ -72,13 +72,14 @@ class Trace:
         operations: in the order of running.
         maker: value -> index of the operation that made it; inputs, parameters and constants have none.
         readers: value -> indices of the operations that read it.
-        names: value -> the name of the parameter that it is.
+        names, buffers: value -> the name of the parameter, or of the buffer, that it is.
         inputs: address among the model's inputs -> value, of tensors only.
         outputs: address among the model's outputs -> value, of tensors only.
         ran: addresses of the modules that were called.
         ports: value -> (address, number) of a module that takes it as an argument of that number, or that gives it as
             the number -1 - i of what it returns; of modules called once.
         shares: whether the values of parameters lie in the memory of the model's own.
+        itself: whether the model itself was run, since a copy computes with its parameters, or cannot be made.
     """
 
     values: list[Tensor] = field(default_factory=list)
@@ -86,11 +87,13 @@ class Trace:
     maker: dict[int, int] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    buffers: dict[int, str] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     ran: set[str] = field(default_factory=set)
     ports: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     shares: bool = False
+    itself: bool = False
 
     def __getitem__(self, value: int) -> Tensor:
         return self.values[value]
@@ -232,7 +235,9 @@ def record(model: nn.Module, inputs: Any, *, in_half: bool = False, shared: bool
             trace.shares = sharing
             return trace
     with undisturbed(model):
-        return recorded(model.eval(), inputs)
+        trace = recorded(model.eval(), inputs)
+    trace.itself = True
+    return trace
 
 
 def recorded(model: nn.Module, inputs: Any, kept: frozenset[int] = frozenset()) -> Trace:
@@ -428,6 +433,8 @@ class _Recorder(TorchDispatchMode):
         self._current: dict[int, int] = {}  # id of a view -> that number when its value was noted
         for name, tensor in model.named_parameters():
             self.trace.names[self._add(tensor)] = name
+        for name, buffer in model.named_buffers():
+            self.trace.buffers[self._add(buffer)] = name
 
     def enter(self, inputs: Any) -> None:
         self.trace.inputs = {at: self._value(t) for at, t in tensors(inputs)}

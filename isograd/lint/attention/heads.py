@@ -191,6 +191,68 @@ def scale(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+BOUND = 1.5  # the largest score that lets an attention prefer one key of ten four times to all others
+
+
+@rule(Phase.HEADS, "attention-flat")
+def flat(checked: CheckedModel) -> Iterator[Finding]:
+    """Scores that stay small whatever the queries and keys are, as where both have length 1 and nothing multiplies."""
+    found = [(a, bound) for a in checked.attentions if (bound := _bound(a)) is not None and bound < BOUND]
+    if found:
+        attention, bound = found[0]
+        yield Finding(
+            code="attention-flat",
+            severity="error",
+            address=attention.address,
+            measured=bound,
+            message=f"projections a thousand times as large give scores of {bound:.2g} at most: queries and keys are"
+            " normalized and the scale is small, so that the weights stay nearly even"
+            f" ({many(len(found), 'attention')})",
+            remedy="multiply normalized queries and keys by a trained factor that begins near 10, or by sqrt(d) instead"
+            " of dividing by it",
+            at=attention.scores if attention.scores is not None else attention.operation.makes[0],
+        )
+
+
+def _bound(attention: MeasuredAttention) -> float | None:
+    """The largest |score| where the projections of queries and keys are a thousand times as large; None where a
+    trained number scales them, or where they are not the same then.
+    """
+    trace, dataflow = attention.trace, attention.dataflow
+    sides = [attention.projection(value) for value in (attention.query, attention.key)]
+    if any(side is None for side in sides) or (attention.scores is None and not attention.fused):
+        return None
+    trained = [
+        o
+        for side, value in zip(sides, (attention.query, attention.key), strict=True)
+        if side is not None
+        for o in dataflow.between(side, value)
+        if dataflow.weights(o)
+    ]
+    if attention.scores is not None:
+        trained += [o for o in dataflow.between(attention.scores, attention.operation.reads[0]) if dataflow.weights(o)]
+    if trained:
+        return None
+    draw = torch.Generator().manual_seed(0)
+    sizes = []
+    for factor in (100.0, 1000.0):
+        changes = {
+            side: factor * torch.randn(trace[side].shape, generator=draw.manual_seed(0)).to(trace[side])
+            for side in dict.fromkeys(sides)
+            if side is not None
+        }
+        query, key = trace.replay(changes, [attention.query, attention.key])
+        if attention.fused:
+            scale = attention.given.get("scale")
+            scale = scale if isinstance(scale, int | float) else query.shape[-1] ** -0.5
+            sizes.append((query.norm(dim=-1).max() * key.norm(dim=-1).max() * scale).item())
+        else:
+            scores = trace.replay(changes, [attention.operation.reads[0]])[0]
+            seen = scores[scores > -9e3]
+            sizes.append(seen.abs().max().item() if seen.numel() else 0.0)
+    return sizes[1] if sizes[0] and abs(sizes[1] / sizes[0] - 1) < NEAR else None
+
+
 def scale_of(attention: MeasuredAttention) -> float | None:
     """The constant by which q.k is multiplied between the projections and the softmax; None where something learned or
     a norm stands between, or it is no constant.

@@ -202,7 +202,7 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions in which no position of a whole sequence sees any, as by a mask of padding the wrong way round."""
     views = [(a, _square(a)) for a in checked.attentions]
     found = [(a, 1 - seen.any(2).any(1).float().mean().item()) for a, seen in views if seen is not None]
-    found = [(a, share) for a, share in found if share]
+    found = [(a, share) for a, share in found if share and not _passes(a)]
     if found:
         yield Finding(
             code="mask-blocks-self",
@@ -214,6 +214,20 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
             remedy="a bool mask of F.scaled_dot_product_attention is True where a key may be seen; key_padding_mask and"
             " attn_mask of nn.MultiheadAttention where it may not",
         )
+
+
+def _passes(attention: MeasuredAttention) -> bool:
+    """Whether other values move what they are mixed to: then some are seen, whatever the weights look like."""
+    trace, mixture = attention.trace, attention.mixture
+    if mixture is None:
+        return False
+    value = trace[attention.value]
+    other = value + torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+    changed = (trace.replay({attention.value: other}, [mixture])[0] - trace[mixture]).abs() > 0
+    sequences = trace[attention.sublayer.read].shape[0]
+    return (
+        bool(changed.reshape(sequences, -1).any(1).all()) if changed.numel() % sequences == 0 else bool(changed.any())
+    )
 
 
 @rule(

@@ -14,9 +14,10 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
 from isograd.lint.trial import Edit
-from isograd.trace.dataflow import LAYOUT, SCALING, bare
+from isograd.trace.dataflow import LAYOUT, SCALING, bare, different
 from isograd.trace.record import Operation
 
+FEWEST = 8  # rows and columns of a picture
 BLIND = 1e-3  # of what the attention adds: less is another order of sums
 CHANGED = 1e-4  # relative: a difference that rounding does not make
 SPEAKS = re.compile(
@@ -159,6 +160,34 @@ def _of_places(checked: CheckedModel, operation: Operation) -> bool:
     return inputs.isdisjoint(checked.trace.above(operation.reads[1:])) and bool(SPEAKS.search(name))
 
 
+@rule(Phase.POSITIONS, "positions-missing")
+def pictures(checked: CheckedModel) -> Iterator[Finding]:
+    """Pictures whose halves may change places along an axis, and no output tells."""
+    named = {at: checked.trace[v] for at, v in checked.trace.inputs.items()}
+    maps = [at for at, x in named.items() if x.ndim == 4 and x.is_floating_point() and min(x.shape[2:]) >= FEWEST]
+    if len(named) != 1 or not maps or not checked.attentions or checked.intents.says("set"):
+        return
+    x = named[maps[0]]
+    outputs = checked.outputs({maps[0]: x} if isinstance(checked.inputs, dict) else (x,))
+    blind = []
+    for axis, what in ((2, "rows"), (3, "columns")):
+        turned = x.roll(x.shape[axis] // 2, axis)
+        moved = checked.outputs({maps[0]: turned} if isinstance(checked.inputs, dict) else (turned,))
+        pairs = [(a, b) for a, b in zip(moved, outputs, strict=True) if a.is_floating_point() and b.any()]
+        if pairs and all(different(a, b) < CHANGED for a, b in pairs):
+            blind.append(what)
+    if blind:
+        yield Finding(
+            code="positions-missing",
+            severity="error" if len(blind) == 1 else "info",  # as windows with relative positions are
+            address="",
+            measured=float(len(blind)),
+            message=f"where halves of the {blind[0]} of a picture change places, every output stays:"
+            f" the position among {' and '.join(blind)} is not known",
+            remedy="add a position for each axis to the patches, or one for each patch",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turned:
     """Whether queries, keys and values of one attention differ by position; None where that is unknown."""
@@ -279,6 +308,9 @@ def _of_equal(attention: MeasuredAttention, value: int, seed: int = 0) -> tuple[
         return None
     x = trace[made]
     if x.shape[1] != trace[value].shape[places] or _is_mixed(attention, made, value):
+        return None
+    moved = attention.moved(made, value, 1)
+    if moved is None or int(moved.transpose(0, places).flatten(1).any(-1).sum()) > 1:  # positions are mixed on the way
         return None
     row = torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(seed)).to(x)
     return trace.replay({made: row.expand_as(x).clone()}, [value])[0], places

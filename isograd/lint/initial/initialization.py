@@ -77,7 +77,7 @@ def identical(checked: CheckedModel) -> Iterator[Finding]:
             )
 
 
-@rule(Phase.INIT, "embedding-untied", "embedding-std", suspicions=("embedding-std",))
+@rule(Phase.INIT, "embedding-untied", "embedding-std")
 def embedding(checked: CheckedModel) -> Iterator[Finding]:
     """A head that is not tied though the configuration says so; a tied table as large as an untied one may be."""
     declared = getattr(checked.config, "tie_word_embeddings", False) is True
@@ -103,14 +103,13 @@ def embedding(checked: CheckedModel) -> Iterator[Finding]:
         loud = _loudness(checked)
         yield Finding(
             code="embedding-std",
-            severity="error",
+            severity="warning",
             address=head,
             measured=checked.std(head),
             message=f"the tied token table has a standard deviation of {checked.std(head):.3g} at init, and the"
             f" logits one of {loud:.3g}: the initial loss is {_first_loss(checked):.3g} nats",
             remedy="initialize a tied table with std 1/sqrt(d) (nn.Embedding: 1) and multiply its vectors by sqrt(d)"
             " after the lookup; or initialize it with std 0.02, as GPT-2 does, and leave its vectors as they are",
-            edit=Edit(says="a table with std 0.02", parameters={head: drawn(0.02)}),
         )
 
 
@@ -132,9 +131,7 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
             message=f"the initial loss is {loss:.3g} nats; equal probabilities of {classes} classes give ln {classes} ="
             f" {math.log(classes):.3g}{grown}",
             remedy="remove the factor on the logits" if grown else "reduce the LM head's init, or normalize its input",
-            edit=Edit(
-                says="logits of size 1", values={checked.logits: times(1 / max(_loudness(checked) or 1.0, 1e-6))}
-            ),
+            edit=Edit(says="logits of size 1", values={checked.logits: times(1 / (_loudness(checked) or 1.0))}),
         )
 
 

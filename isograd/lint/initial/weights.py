@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.intent import says_shared
 from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.trial import Edit, drawn
 from isograd.lint.wiring import waits, waits_for
@@ -284,19 +285,19 @@ def shared(checked: CheckedModel) -> Iterator[Finding]:
             continue
         parts = [part for part in module if isinstance(part, nn.Module) and any(p.ndim >= 2 for p in part.parameters())]
         if len(parts) > 1 and len({id(part) for part in parts}) < len(parts):
-            yield _shared(address, len(parts), len({id(part) for part in parts}))
+            yield _shared(address, len(parts), len({id(part) for part in parts}), said=says_shared(checked))
             return
         firsts = {id(p): i for i, part in enumerate(reversed(parts)) for p in part.parameters() if p.ndim >= 2}
         total = sum(sum(p.ndim >= 2 for p in part.parameters()) for part in parts)
         unlike = len({type(part) for part in parts}) > 1
         if parts and not unlike and len(firsts) < total:
             if not _every_other(parts):
-                yield _shared(address, total, len(firsts), "matrices")
+                yield _shared(address, total, len(firsts), "matrices", said=True)
                 return
             common = f"{address}.0.{inner}" if (inner := _in_every(parts)) else ""
             branches = [n for names in checked.by_role.values() for n in names]  # no table of relative positions
             held = common and any(n.startswith(f"{common}.") or n == f"{common}.weight" for n in branches)
-            if held and not isinstance(checked.model, PreTrainedModel):
+            if held and not isinstance(checked.model, PreTrainedModel) and not says_shared(checked):
                 yield _shared_part(common, len(parts))
                 return
     yield from _shared_norms(checked)
@@ -362,10 +363,10 @@ def _shared_part(address: str, built: int) -> Finding:
     )
 
 
-def _shared(address: str, built: int, different: int, what: str = "layers") -> Finding:
+def _shared(address: str, built: int, different: int, what: str = "layers", *, said: bool) -> Finding:
     return Finding(
         code="layers-shared",
-        severity="error",
+        severity="info" if said else "error",
         address=address,
         measured=float(different),
         message=f"the {built} {what} of {address or 'the model'} share {many(different, 'module')}: they are not"
@@ -422,6 +423,15 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     left = [n for n in waiting if re.sub(r"\d+", "*", n) in likes]
     beside = [n for n in waiting if n.rpartition(".")[0].rpartition(".")[0] in homes - {""}]
     found = list(dict.fromkeys(left + beside))
+    if not found and checked.config is None and waiting:
+        yield Finding(
+            code="parameter-unused",
+            severity="warning",
+            address=waiting[0],
+            measured=float(len(waiting)),
+            message=f"nothing reads this matrix in a forward pass ({many(len(waiting), 'matrix', 'matrices')})",
+            remedy="call its module in forward, or remove it; a batch of another kind may be what it waits for",
+        )
     if found:
         what = "those of other layers are" if left else "others of its module are"
         yield Finding(
@@ -432,6 +442,68 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
             message=f"nothing reads this matrix, though {what} read ({many(len(found), 'matrix', 'matrices')})",
             remedy="call it: every layer in the loop of forward, each projection once; or remove it",
         )
+
+
+@rule(Phase.REGISTERED, "parameter-unused", hides=("layers-identical", "weights-copied", "placement-mixed"))
+def lost(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices that are applied, though no output depends on what they make."""
+    trace = checked.trace
+    if checked.routed or waits(checked):
+        return
+    applied = {n: v for v, n in trace.names.items() if trace.readers.get(v) and trace[v].ndim >= 2}
+    dead = [n for n, v in applied.items() if v not in checked.reaching]
+    alive = {numbered(n) for n, v in applied.items() if v in checked.reaching}
+    twins = [n for n in dead if numbered(n) in alive and numbered(n) != n]
+    if twins:
+        yield Finding(
+            code="parameter-unused",
+            severity="error",
+            address=twins[0],
+            measured=float(len(twins)),
+            message="no output depends on what this matrix makes, though outputs depend on its likes in other layers"
+            f" ({many(len(twins), 'matrix', 'matrices')})",
+            remedy="hand the result of each layer to the next, x = layer(x); the last alone counts in y = layer(x)",
+        )
+    elif dead:
+        yield Finding(
+            code="parameter-unused",
+            severity="warning",
+            address=dead[0],
+            measured=float(len(dead)),
+            message=f"no output depends on what this matrix makes ({many(len(dead), 'matrix', 'matrices')}): its result"
+            " is computed and left",
+            remedy="use the result, or do not compute it",
+        )
+
+
+KEPT = re.compile(
+    r"(^|[._])(running_\w+|num_batches_tracked|position_ids|\w*mask\w*|bias|inv_freq|\w*cach\w*|step\w*)$"
+)
+
+
+@rule(Phase.GRADIENTS, "buffer-unused")
+def idle_buffer(checked: CheckedModel) -> Iterator[Finding]:
+    """Buffers of modules that run, which nothing reads in any form."""
+    if checked.config is not None or checked.large:
+        return
+    trace = checked.trace
+    for value, name in trace.buffers.items():
+        home, _, own = name.rpartition(".")
+        module = checked.model.get_submodule(home)
+        kind = type(module).__module__
+        x = trace[value]
+        filled = x.numel() > 1 and bool((x != x.flatten()[0]).any())  # not a place to write to
+        unread = not trace.readers.get(value) and filled and not KEPT.search(name)
+        if unread and (home in trace.ran or not home) and not kind.startswith(("torch.", "transformers.")):
+            yield Finding(
+                code="buffer-unused",
+                severity="warning",
+                address=name,
+                measured=float(trace[value].numel()),
+                message=f"nothing reads the buffer {own} in a forward pass, though its module runs",
+                remedy=f"use self.{own} where it was meant to act, or remove it",
+            )
+            return
 
 
 def _matrices(checked: CheckedModel) -> list[str]:

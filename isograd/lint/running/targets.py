@@ -1,0 +1,178 @@
+"""What a loss scores each prediction against: the next token, or by mistake another, or one that the prediction reads.
+
+The target of a position is read off the loss's gradient by the predictions: below 0 at the class that a cross-entropy
+rewards, prediction minus target under a squared error.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isograd.lint.checked_model import CheckedModel
+from isograd.lint.findings import Finding
+from isograd.lint.rules import Phase, rule
+from isograd.lint.trial import Program
+from isograd.trace.record import Trace
+
+MOST = 0.9  # of the positions that have a target
+ALIKE = 0.999  # correlation of a squared error's gradient with prediction minus target
+FEWEST = 4  # positions with a target
+STILL = 1e-5  # of the largest prediction: what rounding may move
+WORDS = {0: "its own token", 2: "the token after the next: labels are shifted twice", -1: "the token before it"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Predictions that a loss scores against an input.
+
+    Attributes:
+        name: of the input, as forward calls it or by its place.
+        given, made: the input and the predictions, values of the trace.
+        shift: the prediction at position i is scored against position i + shift.
+        share, places: of so many positions with a target so large a part.
+        reads: whether it moves when that position of the input alone is changed; later: or those after it.
+    """
+
+    name: str
+    given: int
+    made: int
+    shift: int
+    share: float
+    places: int
+    reads: bool
+    later: bool
+
+
+@rule(Phase.DATA, "loss-shifted", "target-leaks", hides={"target-leaks": ("bidirectional-logits",)})
+def targets(checked: CheckedModel) -> Iterator[Finding]:
+    """Losses that reward another token than the next, or what the prediction has read."""
+    for scored in _scored(checked):
+        tokens = _writes(checked, scored)
+        if tokens and not scored.later and scored.shift in WORDS:
+            yield Finding(
+                code="loss-shifted",
+                severity="error",
+                address=checked.head or "",
+                measured=scored.share,
+                message=f"at {scored.share:.0%} of {scored.places} positions the loss rewards {WORDS[scored.shift]},"
+                " where a causal model is to predict the next",
+                remedy="cross_entropy(logits[:, :-1], ids[:, 1:]), once: in the model or in the data",
+                at=scored.made,
+            )
+            return
+        several = len([x for x in _inputs(checked).values() if checked.trace[x].ndim >= 2]) > 1
+        if scored.reads and ((tokens and scored.shift > 0) or (not tokens and several and not scored.later)):
+            where = f"{scored.name} at the {'same' if not scored.shift else 'next'} position"
+            yield Finding(
+                code="target-leaks",
+                severity="error",
+                address=checked.head or scored.name,
+                measured=scored.share,
+                message=f"the loss scores each prediction against {where}, and changing it there moves the prediction:"
+                " it reads what it is to predict",
+                remedy="predict from positions before the target: a causal mask, or the output at the position before",
+                at=scored.made,
+            )
+            return
+
+
+def _inputs(checked: CheckedModel) -> dict[str, int]:
+    return {at: v for at, v in checked.trace.inputs.items() if "mask" not in at}
+
+
+def _writes(checked: CheckedModel, scored: Scored) -> bool:
+    """Whether predictions are over the vocabulary in which the input's ids are looked up."""
+    classes = checked.trace[scored.made].shape[-1]
+    rows = {len(checked.parameters[name]) for name, by_ids in checked.tables.items() if by_ids}
+    return not checked.trace[scored.given].is_floating_point() and classes in rows
+
+
+def _scored(checked: CheckedModel) -> Iterator[Scored]:
+    trace = checked.loss_trace
+    losses = [] if trace is None else [v for v in trace.outputs.values() if trace[v].ndim == 0]
+    losses = [v for v in losses if trace is not None and trace[v].is_floating_point()]
+    if trace is None or not losses or checked.large:
+        return
+    for made in _predictions(checked, trace, losses[0]):
+        leaf = trace[made].detach().clone().requires_grad_()
+        try:
+            (loss,) = Program(trace).run({made: leaf}, (losses[0],), None)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        except RuntimeError:  # the loss does not depend on it alone
+            continue
+        read = trace.above([made])
+        for name, given in _inputs(checked).items():
+            if given not in read:  # labels, which only the loss reads
+                continue
+            found = _shift(trace[given], trace[made].detach(), slope)
+            if found is not None:
+                shift, share, places = found
+                reads, later = _reads(checked, given, made, shift)
+                yield Scored(
+                    name=name, given=given, made=made, shift=shift, share=share, places=places, reads=reads, later=later
+                )
+
+
+def _predictions(checked: CheckedModel, trace: Trace, loss: int) -> list[int]:
+    """Outputs with positions and what a head made, the last first."""
+    above = trace.above([loss])
+    own = [v for v in checked.trace.outputs.values() if v in above]
+    products = [o.makes[0] for o in trace.operations if checked.dataflow.is_product(o) and o.makes[0] in above]
+    found = [v for v in (*own, *products[-1:]) if trace[v].ndim == 3 and trace[v].is_floating_point()]
+    for value in products[-1:]:  # (sequences * positions, classes) before it is laid out
+        readers = trace.read_by(value)
+        while readers and trace[value].ndim != 3 and trace[readers[0].makes[0]].numel() == trace[value].numel():
+            value = readers[0].makes[0]
+            readers = trace.read_by(value)
+        found += [value] if trace[value].ndim == 3 else []
+    return list(dict.fromkeys(found))
+
+
+def _shift(given: Tensor, made: Tensor, slope: Tensor) -> tuple[int, float, int] | None:
+    """By how many positions the target of a prediction lies after it, at how large a part of how many positions."""
+    time = made.shape[1]
+    best: tuple[int, float, int] | None = None
+    if given.ndim < 2 or given.shape[0] != made.shape[0] or abs(given.shape[1] - time) > 1:
+        return None
+    for shift in (1, 0, 2, -1):
+        low, high = max(0, -shift), min(time, given.shape[1] - shift)
+        mine, own = slice(low, high), slice(low + shift, high + shift)
+        scored = slope[:, mine].abs().amax(-1) > 0
+        if int(scored.sum()) < FEWEST:
+            continue
+        if given.is_floating_point() and given.ndim == 3 and given.shape[-1] == made.shape[-1]:
+            pair = torch.stack([slope[:, mine][scored].flatten(), (made[:, mine] - given[:, own])[scored].flatten()])
+            share = torch.corrcoef(pair.double())[0, 1].item()
+            hit = share > ALIKE
+        elif not given.is_floating_point() and given.ndim == 2:
+            lowest, at = slope[:, mine].min(-1)
+            share = ((at == given[:, own]) & (lowest < 0))[scored].float().mean().item()
+            hit = share >= MOST
+        else:
+            return None
+        if hit and (best is None or share > best[1]):
+            best = shift, share, int(scored.sum())
+    return best
+
+
+def _reads(checked: CheckedModel, given: int, made: int, shift: int) -> tuple[bool, bool]:
+    """Whether a prediction moves with its target's position of the input, and with those after that one."""
+    trace = checked.trace
+    x = trace[given]
+    place = 2 + max(shift, 0)  # an early one: what stands last may be padding
+    size = trace[made].abs().max() * STILL
+
+    def moved(first: int, last: int) -> Tensor:
+        other = x.clone()
+        part = other[:, first:last]
+        fresh = part.roll(1, 0) if not x.is_floating_point() else part + torch.ones_like(part)
+        other[:, first:last] = torch.where(fresh == part, x.flatten()[0], fresh)
+        gap = (trace.replay({given: other}, [made])[0] - trace[made]).abs().amax((0, 2))
+        return gap > size
+
+    at = place - shift
+    if place + 1 >= x.shape[1] or not 0 <= at < trace[made].shape[1]:
+        return False, True
+    return bool(moved(place, place + 1)[at]), bool(moved(max(place, at) + 1, x.shape[1])[at])
