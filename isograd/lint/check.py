@@ -132,10 +132,9 @@ def _looked(
         line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
-    shown = opened(model)
-    anatomy = find_anatomy(shown, inputs)
+    anatomy = find_anatomy(model, inputs)
     other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
-    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, shown, loss)
+    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, opened(model), loss)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
     quantized = is_quantized(model)

@@ -79,7 +79,7 @@ class CheckedModel:
         """
         if self.loss is None:
             return self.trace
-        trace = with_loss(self.shown, self.loss, self.inputs)
+        trace = with_loss(self.model, self.loss, self.inputs)
         same = all(a.makes == b.makes for a, b in zip(self.trace.operations, trace.operations, strict=False))
         return trace if same else None
 
@@ -363,8 +363,10 @@ def opened(model: nn.Module) -> nn.Module:
     """A copy in which matrices of zeros are drawn from N(0, 0.02^2): what a gate, or a last projection, of zeros
     hides shows where it is a little open. The model itself where there is none, or where it is too large for a copy.
     """
+    if is_large(model):
+        return model
     empty = [n for n, p in model.named_parameters() if p.ndim >= 2 and p.numel() and not anything(p.detach())]
-    if not empty or is_large(model) or len(empty) == sum(p.ndim >= 2 for p in model.parameters()):
+    if not empty or len(empty) == sum(p.ndim >= 2 for p in model.parameters()):
         return model
     try:
         copied = stand_in(model, in_half=True)

@@ -17,7 +17,9 @@ from torch import nn
 def bare():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    made = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    made.register_parameter("spare", nn.Parameter(torch.ones(32)))
+    return made
 
 def normed():
     torch.manual_seed(0)
@@ -105,14 +107,24 @@ def test_an_error_makes_the_exit_code(here: Path) -> None:
     for words in (
         "pre-ln",
         "x + attn(pre(x))",
-        "error final-norm-missing",
+        "error parameter-unused",
+        "spare",
+        "docs/check/parameter-unused.md",
+        "warning final-norm-missing",
         "layers.2",
-        "docs/check/final-norm-missing.md",
+        "not tried",
     ):
         assert words in out
-    assert "6 sublayers: 1 error, 1 warning" in out  # and its layers are copies
+    assert "6 sublayers: 1 error, 2 warnings" in out  # and its layers are copies
     assert called("check", "some_models:normed")[0] == 0
-    assert called("check", "some_models:bare", "--ignore", "final-norm-missing")[0] == 0
+    assert called("check", "some_models:bare", "--ignore", "parameter-unused")[0] == 0
+
+
+def test_a_suspicion_is_tried_on_request(here: Path) -> None:
+    words = ("check", "some_models:normed", "--prove")
+    assert called(*words)[0] == 0
+    assert "--prove and --no-prove: give one of them" in refused(*words, "--no-prove")
+    assert "did you mean 'causal'" in refused("check", "some_models:normed", "--intent", "casual")
 
 
 def test_json(here: Path) -> None:
@@ -121,7 +133,9 @@ def test_json(here: Path) -> None:
     assert code == 1 and {"model", "placements", "findings"} <= set(told)
     assert told["model"] == "some_models:bare" and set(told["placements"].values()) == {"pre-ln"}
     for finding in told["findings"]:
-        assert set(finding) == {"code", "severity", "address", "measured", "message", "remedy", "page"}
+        known = {"code", "severity", "kind", "address", "measured", "message", "remedy", "page", "proof", "source"}
+        assert set(finding) == known and finding["kind"] in ("fact", "suspicion")
+        assert (finding["kind"] == "suspicion") == (finding["proof"] is not None) or finding["severity"] == "info"
         assert isinstance(finding["measured"], float)
     assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "layers-identical"}
 

@@ -45,7 +45,9 @@ def test_logits_beside_a_loss_are_judged() -> None:
     assert isograd.check(LossBeside()).codes == set()
 
 
-@pytest.mark.parametrize("batch", [{"idx": ids(2, 9), "targets": ids(2, 9)}, (ids(2, 9), ids(2, 9))])
+@pytest.mark.parametrize(
+    "batch", [{"idx": ids(2, 9), "targets": ids(2, 9).roll(-1, 1)}, (ids(2, 9), ids(2, 9).roll(-1, 1))]
+)
 def test_targets_are_read_by_the_loss(batch: Any) -> None:
     findings = isograd.check(LossBeside(), batch)
     assert (findings.codes, findings.missed) == (set(), ())

@@ -87,6 +87,8 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
     other[:, :-1] = x[:, :-1].flip(1)
     moved = trace.replay({sublayer.read: other}, [sublayer.total])[0]
     gap = (moved - result)[:, -1].abs().max()
+    if not (result - x)[:, -1].any():  # a last projection that begins at 0
+        return False
     return bool(gap <= BLIND * (result - x)[:, -1].abs().max())
 
 

@@ -1,5 +1,6 @@
 """Rules about single matrices as they begin: zero, constant, off centre, damaged in part, copied, shared, unread."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from statistics import median
@@ -423,14 +424,16 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     left = [n for n in waiting if re.sub(r"\d+", "*", n) in likes]
     beside = [n for n in waiting if n.rpartition(".")[0].rpartition(".")[0] in homes - {""}]
     found = list(dict.fromkeys(left + beside))
-    if not found and checked.config is None and waiting:
+    given = {at.partition(".")[0] for at in checked.trace.inputs}
+    waits_for_none = len(given) >= len(inspect.signature(checked.model.forward).parameters)
+    if not found and checked.config is None and waiting and waits_for_none:
         yield Finding(
             code="parameter-unused",
             severity="warning",
             address=waiting[0],
             measured=float(len(waiting)),
             message=f"nothing reads this matrix in a forward pass ({many(len(waiting), 'matrix', 'matrices')})",
-            remedy="call its module in forward, or remove it; a batch of another kind may be what it waits for",
+            remedy="call its module in forward, or remove it",
         )
     if found:
         what = "those of other layers are" if left else "others of its module are"
@@ -444,7 +447,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@rule(Phase.REGISTERED, "parameter-unused", hides=("layers-identical", "weights-copied", "placement-mixed"))
+@rule(Phase.REGISTERED, "parameter-unused", hides=("placement-mixed",))
 def lost(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are applied, though no output depends on what they make."""
     trace = checked.trace

@@ -53,7 +53,7 @@ def targets(checked: CheckedModel) -> Iterator[Finding]:
         if tokens and not scored.later and scored.shift in WORDS:
             yield Finding(
                 code="loss-shifted",
-                severity="error",
+                severity="error" if _shifts_itself(checked) else "info",
                 address=checked.head or "",
                 measured=scored.share,
                 message=f"at {scored.share:.0%} of {scored.places} positions the loss rewards {WORDS[scored.shift]},"
@@ -76,6 +76,16 @@ def targets(checked: CheckedModel) -> Iterator[Finding]:
                 at=scored.made,
             )
             return
+
+
+def _shifts_itself(checked: CheckedModel) -> bool:
+    """Whether the model, and not the data, is to shift: it is given none but ids, or labels beside input_ids, as
+    transformers' models are. Of targets by another name an example batch may hold what was at hand.
+    """
+    names = {at.partition(".")[0] for at in checked.trace.inputs}
+    integers = [v for v in checked.trace.inputs.values() if not checked.trace[v].is_floating_point()]
+    alike = [v for v in integers if checked.trace[v].ndim == 2 and checked.trace[v].dtype != torch.bool]
+    return {"labels", "input_ids"} <= names or len(alike) == 1 or checked.loss is not None
 
 
 def _inputs(checked: CheckedModel) -> dict[str, int]:
