@@ -137,7 +137,7 @@ def test_json(here: Path) -> None:
         assert set(finding) == known and finding["kind"] in ("fact", "suspicion")
         assert (finding["kind"] == "suspicion") == (finding["proof"] is not None) or finding["severity"] == "info"
         assert isinstance(finding["measured"], float)
-    assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "layers-identical"}
+    assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "layers-identical", "parameter-unused"}
 
 
 def test_a_folder(here: Path) -> None:

@@ -425,8 +425,9 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
     beside = [n for n in waiting if n.rpartition(".")[0].rpartition(".")[0] in homes - {""}]
     found = list(dict.fromkeys(left + beside))
     given = {at.partition(".")[0] for at in checked.trace.inputs}
-    waits_for_none = len(given) >= len(inspect.signature(checked.model.forward).parameters)
-    if not found and checked.config is None and waiting and waits_for_none:
+    waiting = [n for n in waiting if not _has_options(checked.model, n)]
+    all_given = len(given) >= len(inspect.signature(checked.model.forward).parameters)
+    if not found and checked.config is None and waiting and all_given:
         yield Finding(
             code="parameter-unused",
             severity="warning",
@@ -477,6 +478,14 @@ def lost(checked: CheckedModel) -> Iterator[Finding]:
             " is computed and left",
             remedy="use the result, or do not compute it",
         )
+
+
+def _has_options(model: nn.Module, name: str) -> bool:
+    """Whether a module inside the model and around a parameter may be called with more than it was."""
+    around = name.split(".")[:-2]
+    modules = [model.get_submodule(".".join(around[: i + 1])) for i in range(len(around))]
+    forwards = [inspect.signature(m.forward).parameters for m in modules if type(m).forward is not nn.Module.forward]
+    return any(p.default is None for taken in forwards for p in taken.values())
 
 
 KEPT = re.compile(
