@@ -76,8 +76,9 @@ def check(
     """Look for wiring and initialization bugs in a Transformer, in seconds.
 
     The model is copied, and never changed. A fact is reported as it was measured. A suspicion is tried: the recorded
-    computation is trained for 40 steps with and without the change, in three seeds (`isograd.lint.trial`); it is an
-    error where the change trains better in all of them, an info where it does not, a warning where it was not tried.
+    computation is trained for some tens of steps with and without the change, in three seeds (`isograd.lint.trial`). It
+    is an error where the change trains better in all of them, an info where it does not, a warning where nothing was
+    tried.
 
     Args:
         model: any `nn.Module`.

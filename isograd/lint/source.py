@@ -57,10 +57,21 @@ class Source:
 def source_of(checked: CheckedModel, finding: Finding) -> Source | None:
     """The line of what a finding names; None where the program has none, as for code typed into a shell."""
     operation = _operation(checked, finding)
-    if operation is not None and operation.lines:
-        inner, *by = (_source(*one) for one in operation.lines)
+    lines = _call(checked, finding) or (operation.lines if operation is not None else ())
+    if lines:
+        inner, *by = (_source(*one) for one in lines)
         return Source(**vars(inner) | {"by": by[0]}) if by else inner
     return _made(checked.model, finding.address)
+
+
+def _call(checked: CheckedModel, finding: Finding) -> tuple[tuple[CodeType, int, int], ...]:
+    """Where the module of a finding, or the outermost in it, is called that gives the value which a change replaces."""
+    if finding.at is not None or finding.edit is None or not finding.edit.values:
+        return ()
+    value = min(finding.edit.values)
+    ports = checked.trace.ports.get(value, [])
+    givers = [a for a, number in ports if number < 0 and a and f"{a}.".startswith(f"{finding.address}.")]
+    return checked.trace.called.get(min(givers, key=len), ()) if givers else ()
 
 
 def _operation(checked: CheckedModel, finding: Finding) -> Operation | None:

@@ -27,8 +27,7 @@ from isograd.trace.record import Operation, Trace, Value, filled
 Verdict = Literal["confirmed", "overturned", "untried"]
 Made = Callable[..., Tensor]  # of the value made, and of a lookup `of` of others
 
-STEPS = 40
-SEARCHED = 20  # steps by which a rate is chosen, on a seed of its own
+PLANS = ((40, 20), (20, 10))  # steps, and those by which a rate is chosen, on a seed of its own; the second in a hurry
 RATES = (1e-3, 4e-3, 1.6e-2)
 SEEDS = (1, 2, 3)
 WARMUP = 4
@@ -127,10 +126,10 @@ class Trial:
 
     def _tried(self, edit: Edit, begun: float) -> Proof:
         unit = self.task.unit
-        self._must_fit(edit)
-        rates = self._best_rate(None), self._best_rate(edit)
+        steps, searched = self._plan()
+        rates = self._best_rate(None, searched), self._best_rate(edit, searched)
         arms = ((None, rates[0], 0), (edit, rates[1], 0), (None, rates[0], 1))
-        runs = [[self._run(one, rate, seed, STEPS, moved) for seed in SEEDS] for one, rate, moved in arms]
+        runs = [[self._run(one, rate, seed, steps, moved) for seed in SEEDS] for one, rate, moved in arms]
         as_is, changed, control = ([_end(curve) for curve in arm] for arm in runs)
         gains = tuple(a - b for a, b in zip(as_is, changed, strict=True))
         noise = (sum((a - c) ** 2 for a, c in zip(as_is, control, strict=True)) / len(SEEDS)) ** 0.5
@@ -139,10 +138,10 @@ class Trial:
         drawn_anew = stdev(as_is) if edit.parameters else 0.0  # another draw of the same init differs as well
         least = max(MARGIN * learned, APART * noise, drawn_anew)
         better, worse = sum(g > least for g in gains), sum(g < -least for g in gains)
-        told = f"with the change ({edit.says}) the loss after {STEPS} steps is"
+        told = f"with the change ({edit.says}) the loss after {steps} steps is"
         verdict: Verdict = "overturned"
         if not learned > LEARNED * abs(first):
-            verdict, says = "untried", f"tried for {STEPS} steps: neither learned anything"
+            verdict, says = "untried", f"tried for {steps} steps: neither learned anything"
         elif better == len(SEEDS):
             verdict, says = "confirmed", f"{told} {median(gains):.2g}{unit} lower ({better} of {better} seeds)"
         elif worse == len(SEEDS):
@@ -175,24 +174,34 @@ class Trial:
     def program(self) -> "Program":
         return Program(self.task.trace)
 
-    def _must_fit(self, edit: Edit) -> None:
-        """Raises Untried where the seconds that are left do not suffice, by the time of one step."""
-        if "step" not in self.__dict__:
-            self._run(None, RATES[0], 0, 1)
-            before = time.process_time()
-            self._run(None, RATES[0], 0, 2)
-            self.__dict__["step"] = (time.process_time() - before) / 2
-        if self.budget is None:
-            return
-        known = any(key[0] == 0 and key[3] == STEPS for key in self._runs)
-        arms = 1 if known else 3
-        steps = arms * len(SEEDS) * STEPS + (1 if known else 2) * len(RATES) * SEARCHED
-        needed, left = steps * self.__dict__["step"], self.budget - (time.process_time() - self.begun)
-        if needed > left:
-            raise Untried(f"it takes {needed:.0f} s, and {max(left, 0):.0f} s are left; --prove tries it")
+    def _plan(self) -> tuple[int, int]:
+        """The first plan whose runs fit into the seconds that are left, by the time of one step.
 
-    def _best_rate(self, edit: Edit | None) -> float:
-        ends = {rate: _end(self._run(edit, rate, 0, SEARCHED)) for rate in RATES}
+        Raises:
+            Untried: none does.
+        """
+        if self.budget is None:
+            return PLANS[0]
+        needed = left = 0.0
+        for steps, searched in PLANS:
+            known = any(key[0] == 0 and key[3] == steps for key in self._runs)  # the model as it is, and the control
+            arms, searches = (1, 1) if known else (3, 2)
+            needed = self.step * (arms * len(SEEDS) * steps + searches * len(RATES) * searched)
+            left = self.budget - (time.process_time() - self.begun)
+            if needed <= left:
+                return steps, searched
+        raise Untried(f"it takes {needed:.0f} s, and {max(left, 0):.0f} s are left; --prove tries it")
+
+    @cached_property
+    def step(self) -> float:
+        """Seconds of one step."""
+        self._run(None, RATES[0], 0, 1)
+        before = time.process_time()
+        self._run(None, RATES[0], 0, 2)
+        return (time.process_time() - before) / 2
+
+    def _best_rate(self, edit: Edit | None, steps: int) -> float:
+        ends = {rate: _end(self._run(edit, rate, 0, steps)) for rate in RATES}
         return min(ends, key=lambda rate: ends[rate])
 
     def _run(self, edit: Edit | None, rate: float, seed: int, steps: int, moved: int = 0) -> list[float]:

@@ -76,6 +76,7 @@ class Trace:
         inputs: address among the model's inputs -> value, of tensors only.
         outputs: address among the model's outputs -> value, of tensors only.
         ran: addresses of the modules that were called.
+        called: from which line each module was called last; see `Operation.lines`.
         ports: value -> (address, number) of a module that takes it as an argument of that number, or that gives it as
             the number -1 - i of what it returns; of modules called once.
         shares: whether the values of parameters lie in the memory of the model's own.
@@ -91,6 +92,7 @@ class Trace:
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     ran: set[str] = field(default_factory=set)
+    called: dict[str, tuple[tuple[CodeType, int, int], ...]] = field(default_factory=dict)
     ports: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     shares: bool = False
     itself: bool = False
@@ -444,6 +446,7 @@ class _Recorder(TorchDispatchMode):
         if address in self.trace.ran:  # another call: which of them is meant, no address can say
             self._again.add(address)
         self.trace.ran.add(address)
+        self.trace.called[address] = _lines()
         self._note_ports(address, args, range(len(args)))
 
     def leave_module(self, address: str, output: Any) -> None:

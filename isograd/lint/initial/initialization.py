@@ -23,6 +23,7 @@ MORE = 3.0  # nats above ln V
 DROWNS = 10.0  # standard deviation of positions over that of tokens
 DROWNED = 10.0  # size of token vectors over that of fixed positions
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
+MUCH = 2.0  # times off, from which on an init is suspected
 RULED_OUT = -1e4  # logits that some models give to classes that cannot be
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 _SCHEMES = {name: said for name, (said, _) in BASES.items()}
@@ -269,7 +270,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
         for role, ratio in odd:
             yield Finding(
                 code="init-std",
-                severity="warning",
+                severity="warning" if not 1 / MUCH < ratio < MUCH else "info",
                 address=roles[role][0],
                 measured=ratio,
                 message=f"{role} weights of the {stack.name} have {ratio:.3g} times the standard deviation that"
@@ -466,7 +467,7 @@ def _one_off(checked: CheckedModel, names: list[str]) -> Finding | None:
         return None
     return Finding(
         code="init-std",
-        severity="warning",
+        severity="warning" if not 1 / MUCH < stds[odd[0]] / usual < MUCH else "info",
         address=odd[0],
         measured=stds[odd[0]] / usual,
         message=f"this weight has {stds[odd[0]] / usual:.3g} times the standard deviation of the same one"
