@@ -118,7 +118,7 @@ def _bent_after(checked: CheckedModel, sublayer: TracedSublayer) -> Operation | 
 @rule(Phase.BRANCHES, "softmax-output", hides=(Phase.INIT, "gradient-zero"))
 def probabilities(checked: CheckedModel) -> Iterator[Finding]:
     """An output whose rows are positive and sum to one, where a loss such as cross_entropy expects logits."""
-    for at, value in checked.trace.outputs.items():
+    for at, value in checked.trace.outputs.items() if not checked.intents.says("probabilities") else ():
         x = checked.trace[value]
         made = checked.trace.made_by(checked.dataflow.root(value))
         softmax = made is not None and bare(made) in ("softmax", "_softmax")

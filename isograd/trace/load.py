@@ -24,6 +24,7 @@ from transformers import AutoConfig, PretrainedConfig
 import isograd.models
 from isograd.errors import IsogradError, ModelError, first_line, one_line
 from isograd.hub import from_config, from_pretrained, model_place, takes_arguments
+from isograd.trace.record import INSTALLED
 from isograd.trace.reduced import few_of_each, must_be_held, size_of
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -197,9 +198,38 @@ def _working_directory() -> Iterator[None]:
     sys.path.insert(0, str(Path.cwd()))
     importlib.invalidate_caches()  # a file that was written a moment ago is found too
     try:
-        yield
+        with _own_names(Path.cwd()):
+            yield
     finally:
         sys.path[:] = before
+
+
+_OURS = ("torch", "transformers", "numpy", "isograd")
+_theirs: dict[str, ModuleType] = {}  # modules of users whose names packages have that were imported before
+
+
+@contextmanager
+def _own_names(folder: Path) -> Iterator[None]:
+    """What lies in a folder goes before packages of the same name that are loaded already, as `datasets`."""
+    names = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/*.py")}
+    names -= set(_OURS)
+
+    def known() -> dict[str, ModuleType]:
+        return {n: m for n, m in sys.modules.items() if n.partition(".")[0] in names}
+
+    away = {n: m for n, m in known().items() if str(getattr(m, "__file__", "") or "").startswith(INSTALLED)}
+    for name in away:
+        del sys.modules[name]
+    sys.modules.update({n: m for n, m in _theirs.items() if n in away or n.partition(".")[0] in away})
+    try:
+        yield
+    finally:
+        if away:
+            tops = {name.partition(".")[0] for name in away}
+            _theirs.update({n: m for n, m in known().items() if n.partition(".")[0] in tops})
+            for name in [n for n in known() if n.partition(".")[0] in tops]:
+                del sys.modules[name]
+            sys.modules.update(away)
 
 
 def _named(text: str) -> Any:
@@ -242,7 +272,8 @@ def _of_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _own_names(path.parent.resolve()):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -286,3 +286,17 @@ def test_sizes_of_another_model_are_named(change: dict[str, int], said: str, tmp
     assert said in str(error.value) and "above report" not in str(error.value) and "\n" not in str(error.value)
     if "num_attention_heads" in change:
         assert "is a size in config.json 0" in str(error.value)
+
+
+def test_a_folder_may_have_the_name_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository's own `datasets`, at import and within the function, beside the package that is loaded."""
+    import datasets
+
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "__init__.py").write_text("WIDTH = 8\n")
+    text = "from torch import nn\nfrom datasets import WIDTH\n\n\ndef build():\n    import datasets\n"
+    (tmp_path / "own_names.py").write_text(f"{text}    return nn.Linear(WIDTH, datasets.WIDTH)\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("own_names.py:build", "own_names:build"):
+        assert load_model(name).in_features == 8
+        assert sys.modules["datasets"] is datasets

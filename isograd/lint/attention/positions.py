@@ -181,7 +181,7 @@ def pictures(checked: CheckedModel) -> Iterator[Finding]:
     if blind:
         yield Finding(
             code="positions-missing",
-            severity="error" if len(blind) == 1 else "info",  # as windows with relative positions are
+            severity="error" if len(blind) == 1 or checked.intents.says("ordered") else "info",  # windows may be so
             address="",
             measured=float(len(blind)),
             message=f"where halves of the {blind[0]} of a picture change places, every output stays:"
