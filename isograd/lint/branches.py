@@ -138,7 +138,7 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
                 return
 
 
-@rule(Phase.HEADS, "branch-shifted", suspicions=True)
+@rule(Phase.HEADS, "branch-shifted")
 def shifted(checked: CheckedModel) -> Iterator[Finding]:
     """Attentions that give to other positions what the query of one has asked for, as where windows are not rolled
     back, or parts of a joint attention are taken apart in another order.
@@ -182,7 +182,7 @@ def _goes_elsewhere(attention: MeasuredAttention, axis: int | None) -> bool:
     return judged
 
 
-@rule(Phase.HEADS, "axes-mixed", hides=(*READ, "branch-shifted"), suspicions=True)
+@rule(Phase.HEADS, "axes-mixed", hides=(*READ, "branch-shifted"))
 def views(checked: CheckedModel) -> Iterator[Finding]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
     dataflow, trace = checked.dataflow, checked.trace

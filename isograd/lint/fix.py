@@ -31,10 +31,12 @@ class NotExact(Exception):  # noqa: N818
 
 
 def fixed(checked: CheckedModel, findings: Iterable[Finding]) -> tuple[nn.Module, list[str]]:
-    """A copy of the model with the changes that were confirmed, and the codes of those that could not be made."""
+    """A copy of the model with the changes of errors, facts and confirmed suspicions, and the codes of those that could
+    not be made.
+    """
     model, left = copy.deepcopy(checked.model), list[str]()
     for finding in findings:
-        if finding.proof and finding.proof.verdict == "confirmed" and finding.edit:
+        if finding.edit and finding.severity == "error":
             try:
                 _apply(checked, model, finding.edit)
             except NotExact:

@@ -122,7 +122,7 @@ def says_time_first(model: torch.nn.Module) -> bool | None:
     return votes.pop() if len(votes) == 1 else None
 
 
-SHARED = re.compile(r"shar(e|ed|ing)|recurr|universal|albert|tied|tie_|loop|unroll|iterat|weight.?tying", re.I)
+SHARED = re.compile(r"shar(e|ed|es|ing)(?![a-z])|universal|albert|recurren|(?<![a-z])loops?(?![a-z])", re.I)
 
 
 def says_shared(checked: "CheckedModel") -> bool:

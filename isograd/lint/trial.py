@@ -32,10 +32,10 @@ RATES = (1e-3, 4e-3, 1.6e-2)
 SEEDS = (1, 2, 3)
 WARMUP = 4
 LAST = 0.5  # of the steps, at the end, whose mean counts
-MARGIN = 0.02  # of what the better arm has learned: less is no difference
+MARGIN = 0.01  # of what the better arm has learned: less is no difference
 LEARNED = 0.03  # of the first loss: arms that learn less say nothing
 CONTROL = 1e-3  # relative: how far the control's parameters are moved
-APART = 2.0  # times the control's difference, its root mean square
+APART = 1.0  # times the control's difference, its root mean square
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,12 +47,14 @@ class Edit:
         values: value -> what stands in its place: a function of it and of a lookup of other values.
         readers: value -> the operations for which alone it is replaced; all where it has no entry.
         parameters: name -> what it begins with, a function of its tensor and a generator.
+        redraws: whether these are drawn anew, so that as many differ by chance as between seeds.
     """
 
     says: str
     values: Mapping[int, Made] = field(default_factory=dict)
     readers: Mapping[int, frozenset[int]] = field(default_factory=dict)
     parameters: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = field(default_factory=dict)
+    redraws: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ class Trial:
         noise = (sum((a - c) ** 2 for a, c in zip(as_is, control, strict=True)) / len(SEEDS)) ** 0.5
         first = median(curve[0] for curve in (*runs[0], *runs[1]))
         learned = first - min(median(as_is), median(changed))
-        drawn_anew = stdev(as_is) if edit.parameters else 0.0  # another draw of the same init differs as well
+        drawn_anew = stdev(as_is) if edit.redraws else 0.0  # another draw of the same init differs as well
         least = max(MARGIN * learned, APART * noise, drawn_anew)
         better, worse = sum(g > least for g in gains), sum(g < -least for g in gains)
         told = f"with the change ({edit.says}) the loss after {steps} steps is"

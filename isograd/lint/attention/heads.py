@@ -18,7 +18,7 @@ STEP = 1e-2  # of scores, to see what the softmax reads of them
 NEAR = 0.05  # relative: two scales that are the same
 
 
-@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed", "branch-shifted"), suspicions=True)
+@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed", "branch-shifted"))
 def split(checked: CheckedModel) -> Iterator[Finding]:
     """Heads that hold parts of several positions, as a view without a transpose makes them."""
     found = [(a, what) for a in checked.attentions if (what := _mixed(a)) is not None]
@@ -110,7 +110,7 @@ def _joined(attention: MeasuredAttention, mixture: int) -> int:
     return next((o.makes[0] for o in products if attention.trace[o.makes[0]].ndim >= 3), branch)
 
 
-@rule(Phase.HEADS, "kv-heads-order", suspicions=True)
+@rule(Phase.HEADS, "kv-heads-order")
 def groups(checked: CheckedModel) -> Iterator[Finding]:
     """Shared keys and values in another order than that of checkpoints: query head h reads key head h // group."""
     pairs = [(a, _order(a, a.key), _order(a, a.value)) for a in checked.attentions]

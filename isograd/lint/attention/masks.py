@@ -113,7 +113,7 @@ def _weakness(weights: Tensor | None, later: Tensor) -> float | None:
     return largest if largest < 0.1 * weights[:, later.T].mean().item() else None
 
 
-@rule(Phase.HEADS, "softmax-axis", hides=(*READ, "output-not-finite", "initial-loss"), suspicions=True)
+@rule(Phase.HEADS, "softmax-axis", hides=(*READ, "output-not-finite", "initial-loss"))
 def axis(checked: CheckedModel) -> Iterator[Finding]:
     """A softmax whose weights do not sum to one over the keys that a query mixes."""
     found = [(a, total) for a in checked.attentions if (total := _total(a)) is not None]

@@ -26,7 +26,7 @@ SPEAKS = re.compile(
 )
 
 
-@rule(Phase.POSITIONS, "positions-missing", hides=("parameter-unused",), suspicions=True)
+@rule(Phase.POSITIONS, "positions-missing", hides=("parameter-unused",))
 def missing(checked: CheckedModel) -> Iterator[Finding]:
     """A model of tokens for which the order of the earlier ones does not count, though a part of it is about order."""
     stacks = {stack.name for stack in checked.token_stacks} if checked.takes_ids else None
@@ -200,7 +200,7 @@ class Turned:
     value: bool | None
 
 
-@rule(Phase.POSITIONS, "rotary-wrong", hides=("positions-missing",), suspicions=True)
+@rule(Phase.POSITIONS, "rotary-wrong", hides=("positions-missing",))
 def rotary(checked: CheckedModel) -> Iterator[Finding]:
     """Rotations by position: of queries and keys alike, in every layer, and not of values."""
     sides = [

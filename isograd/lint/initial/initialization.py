@@ -10,7 +10,7 @@ from torch import Tensor
 from isograd.lint.checked_model import CheckedModel, sample, xavier
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
-from isograd.lint.trial import Edit, drawn, plus, scaled, times
+from isograd.lint.trial import Edit, drawn, plus, scaled
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
@@ -70,6 +70,7 @@ def identical(checked: CheckedModel) -> Iterator[Finding]:
                 message=f"{len(many)} layers of the {stack.name} have identical initial weights, as copies have",
                 remedy="initialize each layer separately (copy.deepcopy and torch's TransformerEncoder copy them)",
                 edit=Edit(
+                    redraws=True,
                     says="each layer drawn by itself",
                     parameters={
                         n: drawn(checked.std(n)) for s in many[1:] for n in s.roles if checked.parameters[n].ndim >= 2
@@ -114,14 +115,14 @@ def embedding(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@rule(Phase.INIT, "initial-loss", suspicions=True)
+@rule(Phase.INIT, "initial-loss")
 def first_loss(checked: CheckedModel) -> Iterator[Finding]:
     """An initial loss far from that of equal probabilities, ln V."""
     if checked.logits is None or not checked.at_init or "embedding-std" in checked.reported:
         return
     classes = checked.trace[checked.logits].shape[-1]
     loss = _first_loss(checked)
-    if classes > 1 and loss > math.log(classes) + MORE:
+    if classes > 1 and loss > 2 * math.log(classes) + MORE:  # logits with a temperature of their own begin with less
         factor = _logit_factor(checked)
         grown = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
         yield Finding(
@@ -132,7 +133,6 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
             message=f"the initial loss is {loss:.3g} nats; equal probabilities of {classes} classes give ln {classes} ="
             f" {math.log(classes):.3g}{grown}",
             remedy="remove the factor on the logits" if grown else "reduce the LM head's init, or normalize its input",
-            edit=Edit(says="logits of size 1", values={checked.logits: times(1 / (_loudness(checked) or 1.0))}),
         )
 
 
@@ -229,6 +229,7 @@ def sizes(checked: CheckedModel) -> Iterator[Finding]:
                     f" ({len(found)} of {len(names)} matrices)",
                     remedy="nn.init.normal_(weight, std=0.02) or xavier_uniform_",
                     edit=Edit(
+                        redraws=True,
                         says="matrices that keep the size of what they read",
                         parameters={n: drawn(_fan_in(checked.parameters[n]) ** -0.5) for n in found},
                     ),

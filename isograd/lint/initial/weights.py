@@ -30,8 +30,7 @@ SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
 @rule(
     Phase.VALUES, "weights-zero", hides=(Phase.INIT, Phase.WIRING, "embedding-untied", "weights-constant",
-    "weights-partial", "weights-copied", "option-unused", "positions-missing", "encoder-unused", "gradient-zero"),
-    suspicions=True,
+    "weights-partial", "weights-copied", "option-unused", "positions-missing", "encoder-unused", "gradient-zero")
 )  # fmt: skip
 def zero(checked: CheckedModel) -> Iterator[Finding]:
     """Whole matrices of zeros where no published init has them."""
@@ -105,7 +104,7 @@ def _gates(checked: CheckedModel, name: str) -> bool:
 
 @rule(
     Phase.VALUES, "weights-constant", hides=(Phase.INIT, "weights-mean", "weights-partial", "weights-copied",
-    "layers-identical", "gradient-zero"), suspicions=True,
+    "layers-identical", "gradient-zero")
 )  # fmt: skip
 def constant(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices whose rows, or columns, are all the same."""
@@ -163,7 +162,7 @@ def _constant(weight: Tensor) -> str | None:
 
 
 @rule(
-    Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero"), suspicions=True,
+    Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero")
 )  # fmt: skip
 def centre(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are not drawn around 0."""
@@ -190,7 +189,7 @@ def _sideways(weight: Tensor) -> float:
     return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
 
 
-@rule(Phase.VALUES, "weights-partial", hides=("init-std", "init-depth", "weights-copied"), suspicions=True)
+@rule(Phase.VALUES, "weights-partial", hides=("init-std", "init-depth", "weights-copied"))
 def partial(checked: CheckedModel) -> Iterator[Finding]:
     """Rows, columns, heads or parts of a matrix that are zero, equal to others, or of another size."""
     if not checked.at_init:
@@ -254,7 +253,7 @@ def _uneven_heads(checked: CheckedModel, name: str, weight: Tensor) -> str | Non
     return None
 
 
-@rule(Phase.VALUES, "weights-copied", suspicions=True)
+@rule(Phase.VALUES, "weights-copied")
 def copies(checked: CheckedModel) -> Iterator[Finding]:
     """Different matrices of one layer, or one role in some layers, that begin with the same numbers."""
     if not checked.at_init or "layers-identical" in checked.reported:
@@ -293,7 +292,10 @@ def shared(checked: CheckedModel) -> Iterator[Finding]:
         unlike = len({type(part) for part in parts}) > 1
         if parts and not unlike and len(firsts) < total:
             if not _every_other(parts):
-                yield _shared(address, total, len(firsts), "matrices", said=True)
+                own = [{id(p) for p in part.parameters() if p.ndim >= 2} for part in parts]
+                uses = [sum(one in part for part in own) for one in set().union(*own)]
+                by_all = all(n in (1, len(parts)) for n in uses)  # as one projection of keys for every layer
+                yield _shared(address, total, len(firsts), "matrices", said=by_all or says_shared(checked))
                 return
             common = f"{address}.0.{inner}" if (inner := _in_every(parts)) else ""
             branches = [n for names in checked.by_role.values() for n in names]  # no table of relative positions
