@@ -20,7 +20,7 @@ from isograd.errors import hint
 from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.checked_model import CheckedModel, is_quantized, opened
-from isograd.lint.findings import Finding, Findings, Kind, Severity, by_harm
+from isograd.lint.findings import Finding, Findings, Severity, by_harm
 from isograd.lint.fix import fixed
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.intent import Intents
@@ -173,8 +173,8 @@ def _asked(checked: CheckedModel, ignored: frozenset[str], missed: list[str], tr
             asked.add(at)
             try:
                 for finding in one.run(checked):
-                    kind: Kind = "suspicion" if finding.code in one.suspicions else "fact"
-                    found.setdefault(replace(finding, kind=kind))
+                    doubted = finding.code in one.suspicions or finding.kind == "suspicion"
+                    found.setdefault(replace(finding, kind="suspicion" if doubted else "fact"))
                     checked.reported.add(finding.code)
             except Exception as error:  # one rule that cannot look at an unusual model does not stop the others
                 line = f"{' '.join(one.codes)}: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -115,7 +115,7 @@ def test_an_error_makes_the_exit_code(here: Path) -> None:
         "not tried",
     ):
         assert words in out
-    assert "6 sublayers: 1 error, 2 warnings" in out  # and its layers are copies
+    assert "6 sublayers: 1 error, 1 warning, 1 info" in out  # and its layers are copies
     assert called("check", "some_models:normed")[0] == 0
     assert called("check", "some_models:bare", "--ignore", "parameter-unused")[0] == 0
 

@@ -49,7 +49,7 @@ def _follows(found: Sequence[tuple[WeightPart, float]], scheme: Scheme, std: flo
     return all(abs(math.log(max(median(of), 1e-9))) < math.log(1.12) for of in ratios.values())
 
 
-@rule(Phase.VALUES, "layers-identical", suspicions=True)
+@rule(Phase.VALUES, "layers-identical")
 def identical(checked: CheckedModel) -> Iterator[Finding]:
     """Layers that are initialized as copies of one another."""
     for stack in checked.anatomy.stacks:
@@ -64,18 +64,11 @@ def identical(checked: CheckedModel) -> Iterator[Finding]:
             many = max(copies, key=len)
             yield Finding(
                 code="layers-identical",
-                severity="warning",
+                severity="info",
                 address=many[1].address,
                 measured=float(len(many)),
                 message=f"{len(many)} layers of the {stack.name} have identical initial weights, as copies have",
                 remedy="initialize each layer separately (copy.deepcopy and torch's TransformerEncoder copy them)",
-                edit=Edit(
-                    redraws=True,
-                    says="each layer drawn by itself",
-                    parameters={
-                        n: drawn(checked.std(n)) for s in many[1:] for n in s.roles if checked.parameters[n].ndim >= 2
-                    },
-                ),
             )
 
 

@@ -47,8 +47,11 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     found += [(n, "table of token vectors") for n in _token_tables(checked) if not anything(checked.parameters[n])]
     if found:
         name, what = found[0]
+        likes = [n for n in checked.parameters if numbered(n) == numbered(name)]
+        meant = len(likes) > 1 and not any(anything(checked.parameters[n]) for n in likes)  # in every layer
         yield Finding(
             code="weights-zero",
+            kind="suspicion" if meant else "fact",
             severity="error",
             address=name,
             measured=float(len(found)),
@@ -264,6 +267,7 @@ def copies(checked: CheckedModel) -> Iterator[Finding]:
         if weight.numel() >= 16 and len(weight.flatten()[:256].unique()) > 3:  # an identity is not drawn
             groups.setdefault((weight.shape, *weight.flatten()[:32].tolist()), []).append(name)
     alike = [g for g in groups.values() if len(g) > 1 and torch.equal(*(checked.parameters[n] for n in g[:2]))]
+    alike = [g for g in alike if len({numbered(n) for n in g}) > 1]  # of one matrix in all layers see layers-identical
     if alike:
         one, other = alike[0][:2]
         yield Finding(
@@ -293,8 +297,10 @@ def shared(checked: CheckedModel) -> Iterator[Finding]:
         if parts and not unlike and len(firsts) < total:
             if not _every_other(parts):
                 own = [{id(p) for p in part.parameters() if p.ndim >= 2} for part in parts]
-                uses = [sum(one in part for part in own) for one in set().union(*own)]
-                by_all = all(n in (1, len(parts)) for n in uses)  # as one projection of keys for every layer
+                places = [[i for i, part in enumerate(own) if one in part] for one in set().union(*own)]
+                periods = [at[1] - at[0] for at in places if len(at) > 1]
+                regular = all(at == [*range(at[0], len(parts), at[1] - at[0])] for at in places if len(at) > 1)
+                by_all = regular and len({*periods}) == 1  # as one projection of keys for the attentions of all layers
                 yield _shared(address, total, len(firsts), "matrices", said=by_all or says_shared(checked))
                 return
             common = f"{address}.0.{inner}" if (inner := _in_every(parts)) else ""
