@@ -135,7 +135,7 @@ def _looked(
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
     anatomy = find_anatomy(model, inputs)
     other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
-    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, opened(model), loss)
+    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, opened(model), loss, batch)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
     quantized = is_quantized(model)

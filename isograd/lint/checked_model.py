@@ -15,7 +15,7 @@ from isograd.lint.attention.measured import MeasuredAttention, measured_attentio
 from isograd.lint.intent import Intents, says_time_first
 from isograd.trace.anatomy import Anatomy, TracedStack
 from isograd.trace.attention import FUSED, MASKED
-from isograd.trace.dataflow import SUMS, Dataflow, bare
+from isograd.trace.dataflow import LAYOUT, SUMS, Dataflow, bare
 from isograd.trace.record import Operation, Trace, answer, anything, arguments, fitted, is_large, record, stand_in
 from isograd.trace.reduced import few_layers
 from isograd.trace.sublayers import TracedSublayer
@@ -32,6 +32,7 @@ class CheckedModel:
         against: a model that this one is compared with, where given.
         intents: what the model is meant to do, as far as somebody says so.
         loss: of the output and the batch, where given.
+        batch: what the loss is given as such.
         shown: the model with its zero matrices opened, which experiments run on; see `opened`.
         large: whether it has more parameters than are run through dozens of times.
         reported: codes found so far: a consequence is not reported beside its cause.
@@ -49,6 +50,7 @@ class CheckedModel:
         intents: Intents | None = None,
         shown: nn.Module | None = None,
         loss: Any = None,
+        batch: Any = None,
     ) -> None:
         self.model = model
         self.inputs = inputs
@@ -59,6 +61,7 @@ class CheckedModel:
         self.against = against
         self.intents = intents or Intents()
         self.loss = loss
+        self.batch = inputs if batch is None else batch
         self.shown = model if shown is None else shown
         self.large = is_large(model)
         self.reported: set[str] = set()
@@ -79,7 +82,7 @@ class CheckedModel:
         """
         if self.loss is None:
             return self.trace
-        trace = with_loss(self.model, self.loss, self.inputs)
+        trace = with_loss(self.model, self.loss, self.inputs, self.batch)
         same = all(a.makes == b.makes for a, b in zip(self.trace.operations, trace.operations, strict=False))
         return trace if same else None
 
@@ -97,6 +100,16 @@ class CheckedModel:
     def norm_weights(self) -> set[str]:
         """Names of the weights of all norms."""
         return {norm.weight for norm in self.dataflow.norms.values() if norm.weight}
+
+    @cached_property
+    def applied(self) -> set[str]:
+        """Names of matrices that a product reads as they are, through a change of layout at most; not their exp."""
+        direct = {v: n for v, n in self.trace.names.items()}
+        for operation in self.trace.operations:
+            if bare(operation) in LAYOUT and operation.reads and operation.reads[0] in direct:
+                direct |= dict.fromkeys(operation.makes, direct[operation.reads[0]])
+        products = (o for o in self.trace.operations if self.dataflow.is_product(o))
+        return {direct[v] for o in products for v in o.reads if v in direct}
 
     @cached_property
     def coefficients(self) -> set[str]:
@@ -171,12 +184,18 @@ class CheckedModel:
         return 2 * len(set(names)) <= len(names) + 1
 
     @cached_property
+    def named_time_first(self) -> bool | None:
+        """Whether the user, or the names in its code, say that axes are (time, batch); None where neither does."""
+        said = self.intents.says("time-first")
+        return said if said is not None else says_time_first(self.model)
+
+    @cached_property
     def time_first(self) -> bool:
-        """Whether sequences stand as (time, batch): by intent, by equal ids that differ along axis 0, by torch.nn."""
-        if (said := self.intents.says("time-first")) is not None:
-            return said
-        if (named := says_time_first(self.model)) is not None:
-            return named
+        """Whether sequences stand as (time, batch): by intent, by names, by equal ids that differ along axis 0, by
+        torch.nn.
+        """
+        if self.named_time_first is not None:
+            return self.named_time_first
         if self.takes_ids:
             return self.places_vary == 0
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
@@ -352,9 +371,9 @@ class _WithLoss(nn.Module):
         return self.loss(self.model(*args, **kwargs), self.batch)
 
 
-def with_loss(model: nn.Module, loss: Any, inputs: Any) -> Trace:
+def with_loss(model: nn.Module, loss: Any, inputs: Any, batch: Any) -> Trace:
     """The trace of a model and of a loss of its output and the batch; its only output is the loss."""
-    trace = record(_WithLoss(model, loss, inputs), inputs)
+    trace = record(_WithLoss(model, loss, batch), inputs)
     trace.names = {value: name.removeprefix("model.") for value, name in trace.names.items()}
     return trace
 

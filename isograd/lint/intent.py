@@ -8,6 +8,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,7 +79,9 @@ def declares_causal(checked: "CheckedModel", stack: str | None = None) -> str | 
     stacks = {s.name: s for s in checked.anatomy.stacks}
     crossed = [s for s in stacks.values() if s.cross]
     if crossed and stack is not None:
-        return f"the {stack} writes what it is to predict" if stacks[stack] in crossed else None
+        lengths = {checked.trace[v].shape[-1] for v in checked.trace.inputs.values() if checked.trace[v].ndim == 2}
+        as_long = checked.trace[stacks[stack].first].shape[1] in lengths  # no latent vectors
+        return f"the {stack} writes what it is to predict" if stacks[stack] in crossed and as_long else None
     writing = [s.name for s in stacks.values() if s.sublayers[-1].total in checked.reaching]
     if stack is not None and writing[-1:] != [stack]:
         return None
@@ -108,10 +111,11 @@ def says_time_first(model: torch.nn.Module) -> bool | None:
     or both.
     """
     votes = set()
-    for kind in {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.")}:
+    homes = {type(m).__module__ for m in model.modules()}
+    for home in homes - {name for name in homes if name.startswith(("torch.", "transformers."))}:
         try:
-            text = inspect.getsource(kind)
-        except (OSError, TypeError):
+            text = inspect.getsource(sys.modules[home])
+        except (KeyError, OSError, TypeError):
             continue
         for found in FIRST.finditer(text):
             first, second = found["first"], found["second"]

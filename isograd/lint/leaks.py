@@ -517,10 +517,12 @@ def _given(checked: CheckedModel, named: dict[str, Any]) -> Any:
 
 
 def _run(checked: CheckedModel, inputs: Any) -> Tensor | None:
-    return _turned(checked, checked.run(inputs)[0])
+    made = checked.run(inputs)[0]
+    return _turned(checked, made) if made is not None and made.ndim >= 3 else made
 
 
 def _turned(checked: CheckedModel, part: Any) -> Any:
-    """Vectors of a model that has time in front, with the batch there, and the other way round."""
-    vectors = isinstance(part, Tensor) and part.ndim == 3 and part.is_floating_point()
+    """Sequences of a model that has time in front, with the batch there, and the other way round."""
+    sequences = isinstance(part, Tensor) and part.ndim >= (2 if checked.named_time_first else 3)
+    vectors = sequences and (checked.named_time_first or (part.ndim == 3 and part.is_floating_point()))
     return part.transpose(0, 1) if vectors and checked.time_first else part

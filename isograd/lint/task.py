@@ -60,7 +60,7 @@ def task_of(checked: CheckedModel, loss: Any = None) -> Task | str:
         loss: of the output and the batch, where the user gave it.
     """
     if loss is not None:
-        return _own(with_loss(checked.model, loss, checked.inputs), "your loss")
+        return _own(with_loss(checked.model, loss, checked.inputs, checked.batch), "your loss")
     trace = _larger(checked)
     losses = [v for v in trace.outputs.values() if trace[v].ndim == 0 and trace[v].is_floating_point()]
     if losses:

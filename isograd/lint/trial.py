@@ -113,6 +113,10 @@ class Trial:
         begun = time.process_time()
         if edit is None:
             return Proof(verdict="untried", says="not tried: no change is known that undoes it")
+        if self.budget == 0:
+            return Proof(
+                verdict="untried", says="not tried: no trial was asked for; --prove tries it", change=edit.says
+            )
         try:
             return self._tried(edit, begun)
         except Untried as reason:

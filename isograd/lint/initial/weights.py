@@ -14,6 +14,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import says_shared
 from isograd.lint.rules import RUN, Phase, rule
+from isograd.lint.running.gradients import gradients_of
 from isograd.lint.trial import Edit, drawn
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
@@ -114,6 +115,8 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
     if not checked.at_init:
         return
     found = [(n, what) for n in _matrices(checked) if (what := _constant(checked.parameters[n])) is not None]
+    slopes = gradients_of(checked, [n for n, _ in found]) if found else {}
+    found = [(n, what) for n, what in found if (slope := slopes.get(n)) is None or _constant(slope) == what]
     if found:
         name, what = found[0]
         yield Finding(
@@ -171,7 +174,8 @@ def centre(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are not drawn around 0."""
     if not checked.at_init:
         return
-    found = [(n, ratio) for n in _matrices(checked) if (ratio := _sideways(checked.parameters[n])) > SIDEWAYS]
+    drawn_ones = [n for n in _matrices(checked) if n in checked.applied or n in checked.tables]
+    found = [(n, ratio) for n in drawn_ones if (ratio := _sideways(checked.parameters[n])) > SIDEWAYS]
     if found:
         name, ratio = found[0]
         yield Finding(

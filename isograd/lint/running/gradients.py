@@ -248,6 +248,16 @@ def _only_chooses(checked: CheckedModel, name: str) -> bool:
     return chosen and reached.isdisjoint(trace.outputs.values())
 
 
+def gradients_of(checked: CheckedModel, names: list[str]) -> dict[str, Tensor | None]:
+    """The gradients of these parameters under labels of chance, where the model has a pass backward."""
+    mine = dict(checked.few.named_parameters())
+    wanted = {n: mine[n] for n in names if n in mine and mine[n].requires_grad}
+    try:
+        return _gradients(checked.few, checked, wanted) if wanted else {}
+    except RuntimeError:  # a step of its own has no derivative
+        return {}
+
+
 def _gradients(
     model: nn.Module, checked: CheckedModel, parameters: dict[str, nn.Parameter]
 ) -> dict[str, Tensor | None]:

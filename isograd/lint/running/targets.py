@@ -19,6 +19,7 @@ from isograd.trace.record import Trace
 MOST = 0.9  # of the positions that have a target
 ALIKE = 0.999  # correlation of a squared error's gradient with prediction minus target
 FEWEST = 4  # positions with a target
+EARLY = 2  # the position whose prediction is looked at
 STILL = 1e-5  # of the largest prediction: what rounding may move
 WORDS = {0: "its own token", 2: "the token after the next: labels are shifted twice", -1: "the token before it"}
 
@@ -32,7 +33,8 @@ class Scored:
         given, made: the input and the predictions, values of the trace.
         shift: the prediction at position i is scored against position i + shift.
         share, places: of so many positions with a target so large a part.
-        reads: whether it moves when that position of the input alone is changed; later: or those after it.
+        latest: the prediction at position i reads the input up to position i + latest.
+        later: whether it reads what stands still later.
     """
 
     name: str
@@ -41,8 +43,13 @@ class Scored:
     shift: int
     share: float
     places: int
-    reads: bool
+    latest: int
     later: bool
+
+    @property
+    def ahead(self) -> int:
+        """How many positions the target lies after the last one that is read: 1 for the next token."""
+        return self.shift - self.latest
 
 
 @rule(Phase.DATA, "loss-shifted", "target-leaks", hides={"target-leaks": ("bidirectional-logits",)})
@@ -50,20 +57,20 @@ def targets(checked: CheckedModel) -> Iterator[Finding]:
     """Losses that reward another token than the next, or what the prediction has read."""
     for scored in _scored(checked):
         tokens = _writes(checked, scored)
-        if tokens and not scored.later and scored.shift in WORDS:
+        if tokens and not scored.later and scored.ahead in WORDS:
             yield Finding(
                 code="loss-shifted",
                 severity="error" if _shifts_itself(checked) else "info",
                 address=checked.head or "",
                 measured=scored.share,
-                message=f"at {scored.share:.0%} of {scored.places} positions the loss rewards {WORDS[scored.shift]},"
+                message=f"at {scored.share:.0%} of {scored.places} positions the loss rewards {WORDS[scored.ahead]},"
                 " where a causal model is to predict the next",
                 remedy="cross_entropy(logits[:, :-1], ids[:, 1:]), once: in the model or in the data",
                 at=scored.made,
             )
             return
         several = len([x for x in _inputs(checked).values() if checked.trace[x].ndim >= 2]) > 1
-        if scored.reads and ((tokens and scored.shift > 0) or (not tokens and several and not scored.later)):
+        if scored.ahead <= 0 and ((tokens and scored.shift > 0) or (not tokens and several and not scored.later)):
             where = f"{scored.name} at the {'same' if not scored.shift else 'next'} position"
             yield Finding(
                 code="target-leaks",
@@ -119,10 +126,12 @@ def _scored(checked: CheckedModel) -> Iterator[Scored]:
             found = _shift(trace[given], trace[made].detach(), slope)
             if found is not None:
                 shift, share, places = found
-                reads, later = _reads(checked, given, made, shift)
-                yield Scored(
-                    name=name, given=given, made=made, shift=shift, share=share, places=places, reads=reads, later=later
-                )
+                latest, later = _reads(checked, given, made)
+                if latest is not None:
+                    yield Scored(
+                        name=name, given=given, made=made, shift=shift, share=share, places=places, latest=latest,
+                        later=later,
+                    )  # fmt: skip
 
 
 def _predictions(checked: CheckedModel, trace: Trace, loss: int) -> list[int]:
@@ -167,22 +176,23 @@ def _shift(given: Tensor, made: Tensor, slope: Tensor) -> tuple[int, float, int]
     return best
 
 
-def _reads(checked: CheckedModel, given: int, made: int, shift: int) -> tuple[bool, bool]:
-    """Whether a prediction moves with its target's position of the input, and with those after that one."""
+def _reads(checked: CheckedModel, given: int, made: int) -> tuple[int | None, bool]:
+    """How far after its own position a prediction reads the input, as far as the next; and whether it reads what stands
+    later than that. An early one is looked at: what stands last may be padding.
+    """
     trace = checked.trace
     x = trace[given]
-    place = 2 + max(shift, 0)  # an early one: what stands last may be padding
     size = trace[made].abs().max() * STILL
+    if min(x.shape[1], trace[made].shape[1]) <= EARLY + 2:
+        return None, False
 
-    def moved(first: int, last: int) -> Tensor:
+    def moves(first: int, last: int) -> bool:
         other = x.clone()
         part = other[:, first:last]
         fresh = part.roll(1, 0) if not x.is_floating_point() else part + torch.ones_like(part)
         other[:, first:last] = torch.where(fresh == part, x.flatten()[0], fresh)
         gap = (trace.replay({given: other}, [made])[0] - trace[made]).abs().amax((0, 2))
-        return gap > size
+        return bool(gap[EARLY] > size)
 
-    at = place - shift
-    if place + 1 >= x.shape[1] or not 0 <= at < trace[made].shape[1]:
-        return False, True
-    return bool(moved(place, place + 1)[at]), bool(moved(max(place, at) + 1, x.shape[1])[at])
+    latest = next((by for by in (1, 0, -1) if moves(EARLY + by, EARLY + by + 1)), None)
+    return latest, moves(EARLY + 2, x.shape[1])
