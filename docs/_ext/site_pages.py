@@ -10,11 +10,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from sphinx.application import Sphinx
 
 from isograd import cli
-from isograd.lint.findings import SEVERITIES
+from isograd.lint.findings import SEVERITIES, Kind
 from isograd.placement import CATALOGUE, Placement
 from isograd.placement.text import final_formula, first_formula, formulas, legend
 
@@ -239,11 +240,12 @@ def _short(text: str) -> str:
 
 def codes() -> str:
     """The table of all codes, from the first line of each page."""
-    lines = ["| code | severity | finding |", "|---|---|---|"]
+    lines = ["| code | kind | severity | finding |", "|---|---|---|---|"]
     for file in sorted((ROOT / "docs/check").glob("*.md")):
         said = file.read_text(encoding="utf-8").split("\n\n")[1].replace("\n", " ")
-        severities = [one for one in SEVERITIES if f"*{one}*" in said]
-        lines.append(f"| [{file.stem}](check/{file.name}) | {', '.join(severities)} | {said.partition('. ')[0]} |")
+        kinds, severities = ([one for one in words if f"*{one}*" in said] for words in (get_args(Kind), SEVERITIES))
+        cells = (f"[{file.stem}](check/{file.name})", ", ".join(kinds), ", ".join(severities), said.partition(". ")[0])
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

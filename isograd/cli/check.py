@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from isograd.cli.console import Result, announce, loading, must_be_writable, output, print_json, print_table
 from isograd.cli.parser import EACH, File
@@ -162,7 +162,7 @@ def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
         from isograd.lint.check import known_codes
         from isograd.lint.intent import Intents
         from isograd.trace.inputs import as_inputs
-        from isograd.trace.load import load_callable, load_model
+        from isograd.trace.load import load_callable, load_function, load_model
 
         for option, known, words in (("--ignore", known_codes, ignore), ("--intent", Intents.given, asked.intent)):
             try:
@@ -182,7 +182,7 @@ def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
                     against=load_model(asked.against) if asked.against else None,
                     lr=asked.lr,
                     warmup=asked.warmup,
-                    loss=cast(Any, load_callable(asked.loss)) if asked.loss else None,
+                    loss=load_function(asked.loss) if asked.loss else None,
                     intent=asked.intent,
                     prove=asked.prove,
                     ignore=ignore,

@@ -94,6 +94,19 @@ def load_callable(text: str) -> Callable[[], Any]:
     return call
 
 
+def load_function(text: str) -> Callable[..., Any]:
+    """What `package.module:name` names, a function that takes arguments.
+
+    Raises:
+        ModelError: no such module or name, or it is no function.
+    """
+    with _working_directory():
+        thing = _named(text)
+    if not callable(thing):
+        raise ModelError(f"{text} is of type {type(thing).__name__}; expected a function")
+    return thing  # type: ignore[no-any-return]
+
+
 def maker_of(text: str) -> Any:
     """The function or class that `package.module:name` names; None for a folder or a name on the hub."""
     return None if Path(text).exists() or ":" not in text else _named(text)

@@ -43,6 +43,9 @@ def pair():
 def breaks():
     return torch.randn(2, 8, 7)
 
+def loss(output, batch):
+    return output.square().mean()
+
 def number():
     return 3
 
@@ -165,6 +168,7 @@ def test_the_inputs_may_be_given(here: Path) -> None:
         (("some_models:bare", "--batch", "some_models:breaks"), "does not run on some_models:breaks"),
         (("some_models:bare", "--batch", "some_models:number"), "tensor"),
         (("some_models:bare", "--ignore", "final-norm-mising"), "did you mean 'final-norm-missing'"),
+        (("some_models:bare", "--loss", "some_models:lost"), "lost"),
         (("some_models:bare", "--lr", "0"), "--lr"),
         (("some_models:bare", "--warmup", "-1"), "--warmup"),
         ((), "MODEL"),
@@ -200,6 +204,10 @@ def test_an_optimizer_is_checked_with_its_model(here: Path) -> None:
 
 def test_what_an_optimizers_function_returns_is_checked(here: Path) -> None:
     assert "expected (model, optimizer)" in refused("check", "some_models:normed", "--optimizer", "some_models:number")
+
+
+def test_the_loss_is_a_function_of_the_output_and_the_batch(here: Path) -> None:
+    assert called("check", "some_models:normed", "--loss", "some_models:loss")[0] == 0
 
 
 def test_two_models_are_compared(here: Path) -> None:

@@ -1,6 +1,10 @@
 """A page for every code, whose example has the fault that it speaks of."""
 
+import ast
 import re
+import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +12,9 @@ import pytest
 import torch
 
 import isograd
-from isograd.lint.check import CODES
-from isograd.lint.findings import PAGES
+from isograd.lint.check import CODES, MODULES
+from isograd.lint.findings import PAGES, SEVERITIES
+from isograd.lint.rules import in_order
 from tests.build import few
 from tests.lint.faults import FAULTS, OPTIONS
 
@@ -21,9 +26,61 @@ def text(code: str) -> str:
     return (DOCS / "check" / f"{code}.md").read_text()
 
 
+def named(code: str, *words: str) -> set[str]:
+    """Those of the words that the first lines of a page have in italics."""
+    return {*re.findall(rf"\*({'|'.join(words)})\*", text(code).split("\n\n")[1])}
+
+
 def severities(code: str) -> set[str]:
-    """As the first lines of a page have them."""
-    return {*re.findall(r"\*(error|warning|info)\*", text(code).split("\n\n")[1])}
+    return named(code, *SEVERITIES)
+
+
+def kinds(code: str) -> set[str]:
+    """By its rules; `positions-missing` has one of each."""
+    rules = [one for one in in_order() if code in one.codes]
+    return {"suspicion" if code in one.suspicions else "fact" for one in rules} or {"fact"}
+
+
+def strings(*nodes: ast.AST) -> set[str]:
+    return {n.value for one in nodes for n in ast.walk(one) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+@cache
+def written() -> dict[str, list[tuple[set[str], bool]]]:
+    """Code -> of each `Finding` in the source, the severities that it may have, and whether it has a change to try."""
+    found: dict[str, list[tuple[set[str], bool]]] = {code: [] for code in CODES}
+    for module in (*MODULES, sys.modules["isograd.lint.check"]):
+        for codes, severity, edit in _written(ast.parse(Path(str(module.__file__)).read_text()), module.__name__):
+            for code in codes:
+                found[code].append((severity, edit))
+    return found
+
+
+def _written(tree: ast.Module, module: str) -> Iterator[tuple[set[str], set[str], bool]]:
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    of_rules = {one.run.__name__: set(one.codes) for one in in_order() if one.run.__module__ == module}
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+        inside = {id(n) for n in ast.walk(function)}
+        for call in (n for n in calls if id(n) in inside and ast.unparse(n.func) == "Finding"):
+            given = {k.arg: k.value for k in call.keywords}
+            passed = strings(*(n for n in calls if ast.unparse(n.func) == function.name)) & CODES
+            codes = strings(given["code"]) & CODES or of_rules.get(function.name, passed)
+            severity = strings(given["severity"]) or strings(tree)  # made elsewhere in the file
+            yield codes, severity & set(SEVERITIES), "edit" in given
+
+
+def tried(code: str) -> bool:
+    return any(edit for _, edit in written()[code])
+
+
+def occurring(code: str) -> set[str]:
+    """Severities that a finding may have. What a suspicion begins with counts only where it is an info, untried."""
+    begun: set[str] = set().union(*(severity for severity, _ in written()[code]))
+    if "suspicion" not in kinds(code):
+        return begun
+    facts = begun if "fact" in kinds(code) else set()
+    infos = begun & {"info"}
+    return facts | infos | (set(SEVERITIES) if tried(code) else {"warning"} if begun > infos else set())
 
 
 def checked(example: str, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -51,6 +108,21 @@ def test_a_page_names_its_code_and_what_to_do(code: str) -> None:
     assert severities(code), "the first lines say what is found, and how severe that is"
 
 
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_a_page_says_which_kind_its_code_is_how_severe_and_whether_it_is_tried(code: str) -> None:
+    assert named(code, "fact", "suspicion") == kinds(code)
+    assert severities(code) == occurring(code)
+    lines = re.findall(r"^(Change tried|Not tried): ", text(code), re.MULTILINE)
+    assert lines == (["Change tried" if tried(code) else "Not tried"] if "suspicion" in kinds(code) else [])
+
+
+def test_severities_are_read_off_the_source() -> None:
+    assert occurring("dropout-high") == {"error", "warning"}
+    assert occurring("not-found") == {"warning"}
+    assert tried("init-large") and not tried("init-value-unscaled")
+    assert all(written().values())
+
+
 OWN = sorted(CODES - WITHOUT_EXAMPLE - {code for _, _, code in FAULTS.values()})  # of the others a pair is checked
 
 
@@ -60,6 +132,10 @@ def test_the_example_of_a_page_has_its_fault(code: str, monkeypatch: pytest.Monk
     findings = checked(example, monkeypatch)
     assert code in findings.codes, str(findings)
     assert findings.missed == ()
+    for one in (f for f in findings if f.code == code):
+        assert one.kind in kinds(code) and one.severity in severities(code)
+        changes = re.findall(r"^Change tried: (.*)$", text(code).replace("`", ""), re.MULTILINE)
+        assert one.edit is None or one.edit.says in changes[0]
 
 
 def mended(code: str) -> str | None:
