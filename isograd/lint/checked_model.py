@@ -104,7 +104,7 @@ class CheckedModel:
     @cached_property
     def applied(self) -> set[str]:
         """Names of matrices that a product reads as they are, through a change of layout at most; not their exp."""
-        direct = {v: n for v, n in self.trace.names.items()}
+        direct = dict(self.trace.names)
         for operation in self.trace.operations:
             if bare(operation) in LAYOUT and operation.reads and operation.reads[0] in direct:
                 direct |= dict.fromkeys(operation.makes, direct[operation.reads[0]])
