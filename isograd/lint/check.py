@@ -228,11 +228,16 @@ def _with_upstream(
 
 
 def _is_stock(model: nn.Module) -> bool:
-    """Whether a model is of transformers' and torch's classes alone, none with a forward pass of its own."""
+    """Whether a model is of transformers' and torch's classes alone, none with a forward pass or a hook of its own;
+    transformers hangs hooks into a model when it first gives its hidden states.
+    """
     return isinstance(model, PreTrainedModel) and all(
         type(module).__module__.startswith(("transformers.", "torch.nn."))
         and "forward" not in vars(module)
-        and not (module._forward_hooks or module._forward_pre_hooks)
+        and all(
+            getattr(hook, "__module__", "").startswith("transformers.")
+            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        )
         for module in model.modules()
     )
 

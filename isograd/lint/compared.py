@@ -4,11 +4,13 @@ import copy
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
@@ -76,15 +78,36 @@ def inert(checked: CheckedModel) -> Iterator[Finding]:
         biased = any("layer_norm" in o.name for o in checked.trace.operations)
         applies = name != "norm_bias" or biased or not isinstance(model, IsogradPreTrainedModel)  # of LayerNorms alone
         tried = applies and isinstance(value, bool) and SWITCHES.search(name) and name[0] != "_" and "fp32" not in name
-        if tried and not _matters(checked, model, name, not value):
+        if not tried:
+            continue
+        with _reads(model.config, name) as reads:
+            same = not _matters(checked, model, name, not value)
+        if same:
             yield Finding(
                 code="option-unused",
                 severity="warning" if value or getattr(type(model.config)(), name, value) != value else "info",
                 address=f"config.{name}",
                 measured=float(value),
-                message=f"{name}={value} and {name}={not value} make the same model: nothing reads this option",
-                remedy="do not rely on it: implement it, or remove it from the configuration",
+                message=f"{name}={value} and {name}={not value} make the same model: "
+                + ("it is read, and no parameter or output changes" if reads else "nothing reads this option"),
+                remedy="do not rely on it: implement it, or remove it from the configuration"
+                + (", unless it acts on other inputs, or in training" if reads else ""),
             )
+
+
+@contextmanager
+def _reads(config: PretrainedConfig, name: str) -> Iterator[list[str]]:
+    """What reads of an option are added to, of configurations of one class."""
+    kind, found = type(config), list[str]()
+    read = kind.__getattribute__
+
+    def noted(self: Any, wanted: str) -> Any:
+        if wanted == name:
+            found.append(wanted)
+        return read(self, wanted)
+
+    with patch.object(kind, "__getattribute__", noted):
+        yield found
 
 
 def _matters(checked: CheckedModel, model: PreTrainedModel, name: str, value: bool) -> bool:

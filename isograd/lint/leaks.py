@@ -360,7 +360,10 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
     ):  # gates that begin at zero let nothing in yet
         return
     for name in sequences:
-        moved = _outputs(checked, _given(checked, named | {name: _others(checked, named[name])}))
+        try:
+            moved = _outputs(checked, _given(checked, named | {name: _others(checked, named[name])}))
+        except Exception:  # numbers that must be those, as the sizes of a grid
+            continue
         if not base or [t.shape for t in moved] != [t.shape for t in base]:
             continue
         gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(moved, base, strict=True))

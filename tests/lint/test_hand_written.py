@@ -13,6 +13,7 @@ import isograd
 from isograd.cli import main
 from isograd.errors import InputsError
 from tests.lint.faults.plain import VOCABULARY, WIDTH, Decoder, pre
+from tests.lint.faults.pretrained import SmallConfig, SmallForCausalLM, small
 
 
 class LossBeside(nn.Module):
@@ -61,6 +62,32 @@ class Ignoring(LossBeside):
 def test_an_input_that_no_output_reads_has_its_own_name() -> None:
     (finding,) = isograd.check(Ignoring(), (ids(2, 9), ids(2, 9)))
     assert (finding.code, finding.address) == ("encoder-unused", "targets")
+
+
+class Gridded(LossBeside):
+    """Runs on ids that make up a grid, and on no others."""
+
+    def forward(self, idx: Tensor, grid: Tensor) -> Tensor:  # type: ignore[override]
+        return self.decoder(idx.view(*grid.tolist()[0]))
+
+
+def test_an_input_that_cannot_be_another_is_left_as_it_is() -> None:
+    findings = isograd.check(Gridded(), (ids(2, 9), torch.tensor([[2, 9]])))
+    assert not any("encoder-unused" in line for line in (*findings.codes, *findings.missed))
+
+
+class Stored(SmallForCausalLM):
+    """Keeps what it reads of its configuration, and does nothing with it."""
+
+    def __init__(self, config: SmallConfig) -> None:
+        super().__init__(config)
+        self.factor = 8.0 if config.scale_logits else 1.0
+
+
+def test_an_option_that_is_read_is_not_called_unread() -> None:
+    for kind, said in ((Stored, "it is read"), (SmallForCausalLM, "nothing reads")):
+        (finding,) = (f for f in isograd.check(small(kind, scale_logits=True)) if f.code == "option-unused")
+        assert finding.severity == "warning" and said in finding.message
 
 
 def test_a_decoder_that_makes_its_ids_of_the_encoders_leaks_no_future() -> None:

@@ -34,6 +34,14 @@ def test_in_a_class_of_ones_own_it_is_not() -> None:
     assert [one.severity for one in isograd.check(model)] == ["warning"]
 
 
+def test_hooks_of_transformers_are_none_of_the_users() -> None:
+    model = mt5()
+    ids = torch.arange(4, 12)[None]
+    model(input_ids=ids, decoder_input_ids=ids, output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert [one.severity for one in isograd.check(model)] == ["info"]
+
+
 def gpt2(**settings: Any) -> Any:
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=2, vocab_size=101, n_positions=32, **settings))
