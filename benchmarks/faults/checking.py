@@ -30,6 +30,7 @@ class Row:
     found: str = ""  # codes of errors and warnings that the twin has not, the first one first
     right: bool = False  # one of them names the cause
     first: bool = False  # the first of them does
+    told: bool = False  # one of them does, or an info says that the change was tried and no harm was seen
     silent: bool = True  # nothing was found
     crash: str = ""
     seconds: float = 0.0
@@ -47,11 +48,13 @@ def faulty(base: Base, fault: Fault, seed: int = 0) -> nn.Module:
 
 
 def ask(base: Base, model: nn.Module, optimizer: Any = None) -> list[Any]:
-    """Findings that a reader would act on: errors and warnings, in the order in which they are printed."""
+    """Errors and warnings, which a reader would act on, in the order in which they are printed; and infos of suspicions
+    that were tried.
+    """
     given: dict[str, Any] = {"optimizer": optimizer} if TAKES_OPTIMIZER and optimizer is not None else {}
     if base.needs_batch:
         given["batch"] = batch(base, torch.Generator().manual_seed(1), 2)["inputs"]
-    return [finding for finding in isograd.check(model, **given) if finding.severity in LOUD]
+    return [one for one in isograd.check(model, **given) if one.severity in LOUD or one.proof]
 
 
 @cache
@@ -59,7 +62,9 @@ def of_twin(base: Base, with_optimizer: bool) -> frozenset[tuple[str, str]]:
     """Codes and addresses that the model without the fault has, too."""
     twin = build(base)
     return frozenset(
-        (one.code, one.address) for one in ask(base, twin, healthy(base, twin) if with_optimizer else None)
+        (one.code, one.address)
+        for one in ask(base, twin, healthy(base, twin) if with_optimizer else None)
+        if one.severity in LOUD
     )
 
 
@@ -74,10 +79,13 @@ def check_fault(base: Base, fault: Fault) -> tuple[Row, list[Any]]:
         new = [one for one in ask(base, model, optimizer) if (one.code, one.address) not in known]
     except Exception as problem:  # a crash is a result
         return replace(row, crash=f"{type(problem).__name__}: {problem}"[:200]), []
+    tried = {one.code for one in new}
+    new = [one for one in new if one.severity in LOUD]
     codes = list(dict.fromkeys(one.code for one in new))
     named = accepts(fault.cause)
     return replace(
         row,
+        told=any(code in named for code in tried),
         found=" ".join(codes),
         right=any(code in named for code in codes),
         first=bool(codes) and codes[0] in named,

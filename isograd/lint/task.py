@@ -4,8 +4,8 @@
     task.name                                      # "next token"
     for data, target in task.batches(seed=1): ...
 
-A task is fitted to what the model takes and gives. Tokens: sequences in which a token mostly follows from the one
-before, else repeats the one three before it, to be continued (a causal model) or restored where a third was replaced.
+A task is fitted to what the model takes and gives. Tokens: sequences in which a token follows from the one
+before, or repeats the one three before it, to be continued (a causal model) or restored where a third was replaced.
 Numbers that come out as they went in: waves to be freed of noise. All else: a function of the inputs, to be fitted.
 """
 
@@ -25,9 +25,10 @@ from isograd.trace.record import Trace, record
 
 SEQUENCES, PICTURES = 8, 4
 LENGTH = 24  # positions that sequences are cut to, where the model takes fewer
-BATCHES = 4  # different ones, seen in turn
+BATCHES = 4  # different ones, seen in turn; of tokens none is seen twice
+FRESH = 40
 TOKENS = 32  # different ones at most
-FOLLOWS = 0.7  # of the tokens that follow from the one before
+FOLLOWS = 0.5  # of the tokens that follow from the one before
 REPLACED = 1 / 3
 FEATURES = 16
 
@@ -158,7 +159,7 @@ def _tokens(checked: CheckedModel, trace: Trace, ids: list[int], output: int) ->
         draw = torch.Generator().manual_seed(1000 + seed)
         follows = torch.randperm(len(seen), generator=draw)
         made = []
-        for _ in range(BATCHES):
+        for _ in range(FRESH):
             whole = _sequences(shape[0], shape[1] + 1, follows, draw)
             read = whole[:, :-1]
             if not causal:
