@@ -4,7 +4,7 @@ from re import search
 from typing import Any
 
 ACCEPTED: dict[str, tuple[str, ...]] = {
-    "no-mask": ("future-leaks", "masks-differ"),
+    "no-mask": ("future-leaks",),
     "mask-shifted": ("future-leaks", "mask-blocks-self"),
     "mask-turned": ("future-leaks",),
     "mask-weak": ("future-leaks", "mask-after-softmax"),
@@ -55,7 +55,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "optimizer-of-another-model": ("optimizer-of-another-model",),
     "lr-zero": ("lr-zero",),
     "lr-high": ("lr-high",),
-    "norms-decayed": ("norms-decayed", "gains-decayed"),
+    "norms-decayed": ("norms-decayed",),
 }
 
 

@@ -27,7 +27,7 @@ GATHERED = frozenset(
 )  # no plain layer
 
 
-@rule(Phase.BRANCHES, "ffn-linear", hides=("placement-unsure",), suspicions=True)
+@rule(Phase.BRANCHES, "ffn-linear", suspicions=True)
 def linear(checked: CheckedModel) -> Iterator[Finding]:
     """Feed-forwards of two matrices with nothing between that bends."""
     found = [s for s in checked.anatomy.distinct if s.kind == "ffn" and _is_linear(checked, s)]

@@ -1,7 +1,6 @@
 """The model that is checked, and the questions that several rules ask about it."""
 
 import math
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,6 @@ from isograd.trace.attention import FUSED, MASKED
 from isograd.trace.dataflow import SUMS, Dataflow, bare
 from isograd.trace.record import Operation, Trace, answer, anything, arguments, fitted, is_large, record, stand_in
 from isograd.trace.reduced import few_layers
-from isograd.trace.sublayers import TracedSublayer
 
 SAMPLE = 250_000  # entries whose standard deviation is known to 0.2 %
 
@@ -296,26 +294,6 @@ class CheckedModel:
                     beside = any(flow.root(flow.data(p)[0]) == read for p in products if p is not last)
                     found.update(flow.weights(last) if beside else ())
         return found
-
-    def head_scales(self, sublayer: TracedSublayer) -> Iterator[str]:
-        """Names of parameters with one entry per head that scale the last projection's output (after W_O)."""
-        heads = self.heads(sublayer)
-        value = sublayer.branch
-        while heads:
-            norm = self.dataflow.norms.get(value)
-            for operation in self.dataflow.chain(value):
-                yield from (n for n in self.dataflow.weights(operation) if self.parameters[n].numel() == heads)
-            value = self.dataflow.root(value)
-            if norm is None and value not in self.dataflow.norms:
-                return
-            value = (norm or self.dataflow.norms[value]).origin
-
-    def heads(self, sublayer: TracedSublayer) -> int:
-        """How many heads an attention has; 0 where that cannot be read off."""
-        if sublayer.attention is None:
-            return 0
-        shape = self.trace[sublayer.attention.reads[0]].shape
-        return shape[1] if len(shape) == 4 else 0
 
     @cached_property
     def by_role(self) -> dict[str, list[str]]:

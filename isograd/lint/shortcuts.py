@@ -224,7 +224,7 @@ def _holder(products: list[Operation]) -> str:
 
 @rule(
     Phase.WIRING, "shortcut-doubled", "factor-unexplained", hides={"shortcut-doubled": ("placement-mixed",
-    "placement-unsure", "deepnorm-swapped", "factor-unexplained")}, suspicions=True,
+    "deepnorm-swapped", "factor-unexplained")}, suspicions=True,
 )  # fmt: skip
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""
@@ -395,8 +395,7 @@ def _odd_one(stack: TracedStack) -> Iterator[Finding]:
 
 
 @rule(
-    Phase.WIRING, "shortcut-after-norm", hides=("placement-mixed", "placement-unsure", "final-norm-doubled",
-    "collapse-predicted"), suspicions=True,
+    Phase.WIRING, "shortcut-after-norm", hides=("placement-mixed", "collapse-predicted"), suspicions=True,
 )  # fmt: skip
 def after_norm(checked: CheckedModel) -> Iterator[Finding]:
     """x = norm(x); x = x + f(x): the shortcut starts after the norm, whose module belongs to what follows."""
@@ -434,8 +433,7 @@ def _belongs_to(norm: TracedNorm, after: TracedSublayer, before: TracedSublayer)
 
 
 @rule(
-    Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "placement-unsure", "final-norm-missing",
-    "parameter-unused"), suspicions=True,
+    Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "final-norm-missing", "parameter-unused"), suspicions=True,
 )  # fmt: skip
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""

@@ -14,7 +14,6 @@ from tests.build import few
 from tests.lint.faults import FAULTS, OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
-WITHOUT_EXAMPLE = {"placement-unsure"}
 
 
 def text(code: str) -> str:
@@ -51,10 +50,10 @@ def test_a_page_names_its_code_and_what_to_do(code: str) -> None:
     assert severities(code), "the first lines say what is found, and how severe that is"
 
 
-OWN = sorted(CODES - WITHOUT_EXAMPLE - {code for _, _, code in FAULTS.values()})  # of the others a pair is checked
+OWN = sorted(CODES - {code for _, _, code in FAULTS.values()})  # of the others a pair is checked
 
 
-@pytest.mark.parametrize("code", few(sorted(CODES - WITHOUT_EXAMPLE), OWN[::2]))
+@pytest.mark.parametrize("code", few(sorted(CODES), OWN[::2]))
 def test_the_example_of_a_page_has_its_fault(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", text(code), re.DOTALL)
     findings = checked(example, monkeypatch)
@@ -74,7 +73,7 @@ def mended(code: str) -> str | None:
     return str(example)
 
 
-@pytest.mark.parametrize("code", few(sorted(code for code in CODES - WITHOUT_EXAMPLE if mended(code) is not None), 3))
+@pytest.mark.parametrize("code", few(sorted(code for code in CODES if mended(code) is not None), 3))
 def test_the_advice_of_a_page_mends_its_example(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example = mended(code)
     assert example is not None

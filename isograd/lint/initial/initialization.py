@@ -10,7 +10,7 @@ from torch import Tensor
 from isograd.lint.checked_model import CheckedModel, sample, xavier
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
-from isograd.lint.trial import Edit, drawn, plus, scaled, times
+from isograd.lint.trial import Edit, drawn, scaled, times
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import query_key_value
@@ -21,7 +21,6 @@ from isograd.trace.sublayers import TracedSublayer
 LOUD = 3.0  # standard deviation of logits at which the softmax has chosen before it has learned
 MORE = 3.0  # nats above ln V
 DROWNS = 10.0  # standard deviation of positions over that of tokens
-DROWNED = 10.0  # size of token vectors over that of fixed positions
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
 RULED_OUT = -1e4  # logits that some models give to classes that cannot be
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
@@ -160,44 +159,6 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
                 remedy="nn.init.normal_(positions.weight, std=0.02), as for the token table (nn.Embedding: 1)",
                 edit=Edit(says="positions as large as tokens", parameters={name: scaled(usual / checked.std(name))}),
             )
-
-
-@rule(Phase.POSITIONS, "positions-small", suspicions=True)
-def drowned(checked: CheckedModel) -> Iterator[Finding]:
-    """Fixed positions, sines and cosines, that are added to token vectors many times their size."""
-    trace, dataflow = checked.trace, checked.dataflow
-    if not checked.at_init or not checked.anatomy.stacks or not checked.takes_ids:
-        return
-    begins = dataflow.above(checked.anatomy.stacks[0].first)
-    for operation in trace.operations:
-        data = dataflow.data(operation)
-        if bare(operation) != "add" or len(data) != 1 or operation.makes[0] not in begins:
-            continue
-        others = [v for v in operation.reads if v not in dataflow.live]
-        if len(others) != 1 or any(name in checked.parameters for name in dataflow.weights(operation)):
-            continue
-        looked_up = trace.made_by(dataflow.root(data[0]))
-        if looked_up is None or bare(looked_up) != "embedding":
-            continue
-        tokens, places = trace[data[0]].float(), trace[others[0]].float()
-        if tokens.ndim < 3 or places.shape[-2:] != tokens.shape[-2:] or not places.std(dim=-2).any():
-            continue
-        ratio = (tokens.square().mean().sqrt() / places.square().mean().sqrt().clamp_min(1e-30)).item()
-        if ratio > DROWNED:
-            yield Finding(
-                code="positions-small",
-                severity="warning",
-                address=operation.module,
-                measured=ratio,
-                message=f"token embeddings are {ratio:.3g} times as large as the fixed positions added to them: at"
-                " first, token order hardly counts",
-                remedy="multiply token embeddings drawn from N(0, 1/d) by sqrt(d), and do not scale those drawn"
-                " from N(0, 1)",
-                edit=Edit(
-                    says="positions as large as tokens", values={operation.makes[0]: plus((ratio - 1, others[0]))}
-                ),
-            )
-            return
 
 
 @rule(

@@ -22,14 +22,13 @@ from isograd.trace.sublayers import TracedSublayer
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
-ALIKE = 1e-5  # relative: two positions that rounding alone tells apart
 UNEVEN = 1.4  # times the size of the other heads' parts
 SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
 
 @rule(
     Phase.VALUES, "weights-zero", hides=(Phase.INIT, Phase.WIRING, "embedding-untied", "weights-constant",
-    "weights-partial", "weights-copied", "option-unused", "positions-missing", "encoder-unused", "gradient-zero"),
+    "weights-partial", "weights-copied", "positions-missing", "encoder-unused", "gradient-zero"),
     suspicions=True,
 )  # fmt: skip
 def zero(checked: CheckedModel) -> Iterator[Finding]:
@@ -123,32 +122,6 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
             remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
             edit=_redrawn(checked, [n for n, _ in found]),
         )
-    yield from _equal_queries(checked)
-
-
-def _equal_queries(checked: CheckedModel) -> Iterator[Finding]:
-    """Trained vectors, as the queries of a decoder, that begin equal and stay so: no position or dropout parts them."""
-    trace = checked.trace
-    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in checked.model.modules()):
-        return
-    for stack in checked.anatomy.stacks:
-        x, above = trace[stack.sublayers[-1].total], checked.dataflow.above(stack.first)
-        if x.ndim != 3 or x.shape[1] < 2 or not (x - x[:, :1]).abs().max() <= ALIKE * x.abs().max():
-            continue
-        for value, name in trace.names.items():
-            rows = trace[value].shape[-2:-1]
-            if value in above and rows == x.shape[1:2] and trace[value].shape[-1] == x.shape[2]:
-                yield Finding(
-                    code="weights-constant",
-                    severity="error",
-                    address=name,
-                    measured=float(rows[0]),
-                    message=f"the {rows[0]} vectors of {name} begin equal, and nothing tells their positions apart:"
-                    " they compute the same, get one gradient and stay equal",
-                    remedy=f"nn.init.normal_({name}, std=0.02), or add positions to them",
-                    edit=Edit(says="drawn at random", parameters={name: drawn(0.02)}),
-                )
-                return
 
 
 def _constant(weight: Tensor) -> str | None:
