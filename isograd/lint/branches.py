@@ -69,7 +69,7 @@ def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
     return different(made[1] + made[2] - made[3], made[0]) < 1e-3
 
 
-@rule(Phase.BRANCHES, "activation-on-stream", hides=(Phase.WIRING, "init-std", "init-depth"), suspicions=True)
+@rule(Phase.BRANCHES, "activation-on-stream", hides=(Phase.WIRING, "init-std"), suspicions=True)
 def bent(checked: CheckedModel) -> Iterator[Finding]:
     """An activation on the stream itself, after a sum. Where nothing attends it is a ResNet's."""
     if not checked.attentions and not checked.takes_ids:

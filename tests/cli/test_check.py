@@ -123,7 +123,7 @@ def test_json(here: Path) -> None:
     for finding in told["findings"]:
         assert set(finding) == {"code", "severity", "address", "measured", "message", "remedy", "page"}
         assert isinstance(finding["measured"], float)
-    assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "layers-identical"}
+    assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "weights-copied"}
 
 
 def test_a_folder(here: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_folder(here: Path) -> None:
 
 def test_the_inputs_may_be_given(here: Path) -> None:
     assert "--batch" in refused("check", "some_models:Two")
-    assert called("check", "some_models:Two", "--batch", "some_models:batch", "--ignore", "layers-identical")[0] == 0
+    assert called("check", "some_models:Two", "--batch", "some_models:batch", "--ignore", "weights-copied")[0] == 0
 
 
 @pytest.mark.parametrize(

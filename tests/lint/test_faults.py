@@ -193,7 +193,7 @@ def deep_and_post(model: Any) -> bool:
 
 PROOFS: dict[str, Callable[[Any], bool]] = {
     "final-norm-missing": not_normed,
-    "layers-identical": layers_are_equal,
+    "weights-copied": layers_are_equal,
     "parameter-unused": has_no_gradient,
     "placement-mixed": layers_differ_in_kind,
     "not-found": has_no_attention,

@@ -103,7 +103,7 @@ def _gates(checked: CheckedModel, name: str) -> bool:
 
 @rule(
     Phase.VALUES, "weights-constant", hides=(Phase.INIT, "weights-mean", "weights-partial", "weights-copied",
-    "layers-identical", "gradient-zero"), suspicions=True,
+    "gradient-zero"), suspicions=True,
 )  # fmt: skip
 def constant(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices whose rows, or columns, are all the same."""
@@ -162,7 +162,7 @@ def _sideways(weight: Tensor) -> float:
     return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
 
 
-@rule(Phase.VALUES, "weights-partial", hides=("init-std", "init-depth", "weights-copied"), suspicions=True)
+@rule(Phase.VALUES, "weights-partial", hides=("init-std", "weights-copied"), suspicions=True)
 def partial(checked: CheckedModel) -> Iterator[Finding]:
     """Rows, columns, heads or parts of a matrix that are zero, equal to others, or of another size."""
     if not checked.at_init:
@@ -226,31 +226,7 @@ def _uneven_heads(checked: CheckedModel, name: str, weight: Tensor) -> str | Non
     return None
 
 
-@rule(Phase.VALUES, "weights-copied", suspicions=True)
-def copies(checked: CheckedModel) -> Iterator[Finding]:
-    """Different matrices of one layer, or one role in some layers, that begin with the same numbers."""
-    if not checked.at_init or "layers-identical" in checked.reported:
-        return
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for name in dict.fromkeys(name for names in checked.by_role.values() for name in names):
-        weight = checked.parameters[name].float()
-        if weight.numel() >= 16 and len(weight.flatten()[:256].unique()) > 3:  # an identity is not drawn
-            groups.setdefault((weight.shape, *weight.flatten()[:32].tolist()), []).append(name)
-    alike = [g for g in groups.values() if len(g) > 1 and torch.equal(*(checked.parameters[n] for n in g[:2]))]
-    if alike:
-        one, other = alike[0][:2]
-        yield Finding(
-            code="weights-copied",
-            severity="warning",
-            address=other,
-            measured=float(sum(map(len, alike))),
-            message=f"{other} is initialized with the numbers of {one}, as a copy is ({many(len(alike), 'pair')})",
-            remedy="initialize each matrix separately, after any copy.deepcopy",
-            edit=_redrawn(checked, [n for group in alike for n in group[1:]]),
-        )
-
-
-@rule(Phase.REGISTERED, "layers-shared", hides=("layers-identical", "weights-copied", "init-std"))
+@rule(Phase.REGISTERED, "layers-shared", hides=("weights-copied", "init-std"))
 def shared(checked: CheckedModel) -> Iterator[Finding]:
     """One module that stands several times in a list of layers."""
     for address, module in checked.model.named_modules():
@@ -417,7 +393,7 @@ def unread(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@rule(Phase.REGISTERED, "parameter-unused", hides=("layers-identical", "weights-copied", "placement-mixed"))
+@rule(Phase.REGISTERED, "parameter-unused", hides=("weights-copied", "placement-mixed"))
 def lost(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are applied, though no output depends on what they make."""
     trace = checked.trace

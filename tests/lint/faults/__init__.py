@@ -31,9 +31,9 @@ _WIRING: dict[str, Pair] = {
     "torch-encoder-cloned": (
         lambda: wiring.torch_encoder(norm_first=False, final=False, cloned=True),
         lambda: wiring.torch_encoder(norm_first=False, final=False),
-        "layers-identical",
+        "weights-copied",
     ),
-    "layers-deep-copied": (wiring.deep_copied, pre, "layers-identical"),
+    "layers-deep-copied": (wiring.deep_copied, pre, "weights-copied"),
     "qk-norm-not-applied": (
         lambda: pre(layer=wiring.ForgottenNormLayer),
         lambda: pre(layer=wiring.NormedLayer),
