@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from statistics import median
 
 from transformers import PreTrainedModel
 
@@ -228,33 +227,32 @@ def _holder(products: list[Operation]) -> str:
 )  # fmt: skip
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""
-    for stack in checked.anatomy.stacks:
-        plain = [s for s in stack.sublayers if "post" not in s.norms and not s.skip.learned and not _declared(checked)]
+    declared = any(checked.setting(name) for name in MULTIPLIERS)
+    for stack in checked.anatomy.stacks if not declared else ():
+        plain = [s for s in stack.sublayers if "post" not in s.norms and not s.skip.learned]
         doubled = [s for s in plain if abs(s.skip.value - 2) < EXACT or _again(checked, stack, s)]
-        scaled = [s for s in plain if s.skip.even and abs(s.skip.value - 1) > EXACT and s not in doubled]
-        scaled = [s for s in scaled if not _balanced(s)]
-        large = [s for s in plain if s.scale.even and s.scale.value > MOST and not s.scale.learned]
-        large = [s for s in large if s.kind != "ffn" or not checked.routed]  # experts times how many are chosen
+        odd = [s for s in stack.sublayers if s not in doubled and _is_unexplained(checked, stack, s)]
         if doubled:
             yield _doubled(doubled)
-        if scaled:
-            yield _factor(
-                scaled,
-                scaled[0].skip.value,
-                f"the shortcut is multiplied by {scaled[0].skip.value:.3g}: after {len(stack.sublayers)} sublayers what"
-                f" came in has {scaled[0].skip.value ** len(stack.sublayers):.2g} of its size",
-            )
-        if large and not scaled:
-            what = "is added twice" if abs(large[0].scale.value - 2) < EXACT else "is multiplied by"
-            number = "" if what.endswith("twice") else f" {large[0].scale.value:.3g}"
-            yield _factor(large, large[0].scale.value, f"the output of the {large[0].kind} {what}{number}")
+        if odd:
+            skip, scale, kind = odd[0].skip.value, odd[0].scale.value, odd[0].kind
+            what = f"the sum is {skip:.3g} x + {scale:.3g} {kind}(x) in place of x + {kind}(x)"
+            yield _factor(odd, scale if abs(skip - 1) < EXACT else skip, what)
         yield from _on_sums(checked, stack)
-        small = _small_beside_one(stack) if not _declared(checked) else []
-        if small:
-            what = f"the output of the {small[0].kind} is multiplied by {small[0].scale.value:.3g}, others by 1"
-            yield _factor(small, small[0].scale.value, what)
-        if not (doubled or scaled or large or small):
-            yield from _odd_one(stack)
+
+
+def _is_unexplained(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:
+    """Whether constants are neither 1, nor small on all kinds of branches alike, nor (x + f(x)) / sqrt(2)."""
+    skip, scale = sublayer.skip, sublayer.scale
+    if skip.learned or scale.learned or not (skip.even and scale.even):
+        return False
+    ones = {s.kind for s in stack.sublayers if not s.scale.learned and abs(s.scale.value - 1) < EXACT}
+    if 0 < scale.value < LEAST and ones and sublayer.kind not in ones:
+        return True
+    balanced = abs(skip.value**2 + scale.value**2 - 1) < 1e-2
+    routed = sublayer.kind == "ffn" and checked.routed  # experts times how many are chosen
+    large = scale.value > MOST and not routed
+    return "post" not in sublayer.norms and not balanced and (abs(skip.value - 1) > EXACT or large)
 
 
 def _on_sums(checked: CheckedModel, stack: TracedStack) -> Iterator[Finding]:
@@ -310,13 +308,6 @@ def _factor_of(checked: CheckedModel, total: int, value: int) -> float | None:
     return None if x.numel() != y.numel() or not x.any() else (y.norm() / x.norm()).item()
 
 
-def _small_beside_one(stack: TracedStack) -> list[TracedSublayer]:
-    """Sublayers of one kind with a small constant on the branch, where those of another kind have none."""
-    fixed = [s for s in stack.sublayers if s.scale.even and not s.scale.learned]
-    plain = {s.kind for s in fixed if abs(s.scale.value - 1) < EXACT}
-    return [s for s in fixed if 0 < s.scale.value < LEAST and s.kind not in plain] if plain else []
-
-
 def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:
     """Whether a sum holds what an earlier sublayer of the stack read, too."""
     trace = checked.trace
@@ -332,15 +323,6 @@ def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) 
         return False
     x = trace[earlier[-1].read].double()
     return x.shape == rest.shape and bool((rest - x).abs().max() < 1e-4 * size)
-
-
-def _balanced(sublayer: TracedSublayer) -> bool:
-    """(x + f(x)) / sqrt(2), which keeps the variance."""
-    return abs(sublayer.skip.value**2 + sublayer.scale.value**2 - 1) < 1e-2
-
-
-def _declared(checked: CheckedModel) -> bool:
-    return any(checked.setting(name) for name in MULTIPLIERS)
 
 
 def _doubled(found: list[TracedSublayer]) -> Finding:
@@ -375,23 +357,6 @@ def _factor(found: list[TracedSublayer], value: float, message: str) -> Finding:
             values={s.total: plus((1 - s.skip.value, _x(s)), (1 - s.scale.value, s.branch)) for s in found},
         ),
     )
-
-
-def _odd_one(stack: TracedStack) -> Iterator[Finding]:
-    """One sublayer whose constant is another than that of all its like."""
-    for kind in dict.fromkeys(s.kind for s in stack.sublayers):
-        peers = [s for s in stack.sublayers if s.kind == kind and not s.skip.learned and not s.scale.learned]
-        if len(peers) < 3:
-            continue
-        usual = median(s.weight_ratio for s in peers)
-        odd = [s for s in peers if abs(s.weight_ratio - usual) > 1e-2 * usual and s.scale.even and s.skip.even]
-        if len(odd) == 1 and all(abs(s.weight_ratio - usual) < EXACT * usual for s in peers if s is not odd[0]):
-            yield _factor(
-                odd,
-                odd[0].weight_ratio,
-                f"here x counts {odd[0].weight_ratio:.3g} times as much as the branch, and {usual:.3g} times in the"
-                f" other {len(peers) - 1} {kind} sublayers",
-            )
 
 
 @rule(
