@@ -699,7 +699,7 @@ def test_one_row_for_all_positions_is_reported(model: Callable[[], nn.Module], c
     torch.manual_seed(0)
     findings = isograd.check(model())
     assert findings.codes == codes
-    assert all("gets the same row" in f.message for f in findings)
+    assert all("is the same at every position" in f.message for f in findings)
 
 
 def test_an_attention_without_any_shortcut_is_reported() -> None:

@@ -72,7 +72,7 @@ class Rotary(Decoder):
         return logits
 
 
-@pytest.mark.parametrize(("layer", "codes"), [(RotatedLayer, []), (TurnedByHead, ["rotary-wrong"])])
+@pytest.mark.parametrize(("layer", "codes"), [(RotatedLayer, []), (TurnedByHead, ["positions-missing"])])
 def test_angles_along_the_heads_are_no_positions(layer: type[PreLayer], codes: list[str]) -> None:
     torch.manual_seed(0)
     model = started(Rotary([layer() for _ in range(3)], nn.LayerNorm(WIDTH)))

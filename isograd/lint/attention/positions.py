@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from isograd.errors import many
-from isograd.lint.attention.masks import SHORTEST, seen_by
+from isograd.lint.attention.masks import seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
 from isograd.lint.trial import Edit
-from isograd.trace.dataflow import LAYOUT, SCALING, bare, different
-from isograd.trace.record import Operation
+from isograd.trace.dataflow import bare, different
+from isograd.trace.record import anything
 
 FEWEST = 8  # rows and columns of a picture
 BLIND = 1e-3  # of what the attention adds: less is another order of sums
@@ -38,18 +38,17 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         return
     if not all(_blind(checked, a) for a in attentions):
         return
-    unused = _unused(checked)
-    if unused is None and (not _can_vary(checked) or all(view == "left" for view in views)):
+    part = _about_order(checked)
+    if part is None and (not checked.takes_ids or not _can_vary(checked) or all(view == "left" for view in views)):
         return  # a causal model can do without positions
-    if not checked.takes_ids and (unused is None or unused[0] not in checked.parameters):
-        return
     yield Finding(
         code="positions-missing",
         severity="error",
-        address=unused[0] if unused else "",
+        address=part or "",
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
-        " equal tokens have equal vectors" + (f"; {unused[1]}" if unused else ""),
+        " equal tokens have equal vectors"
+        + (f"; {part} is not applied, or is the same at every position" if part else ""),
         remedy="x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
         edit=Edit(says="positions added to the tokens", values={checked.token_stacks[0].first: _with_waves})
         if checked.token_stacks
@@ -90,74 +89,17 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
     return bool(gap <= BLIND * (result - x)[:, -1].abs().max())
 
 
-def _unused(checked: CheckedModel) -> tuple[str, str] | None:
-    """A parameter or buffer about positions whose value reaches no output, or of which all positions get one row; and
-    which of both, in words.
+def _about_order(checked: CheckedModel) -> str | None:
+    """A parameter or buffer about positions by its name, or a cosine; of a model without ids a parameter that nothing
+    reads. A table of zeros that is read may learn.
     """
-    names = [*checked.parameters, *(n for n, _ in checked.model.named_buffers())]
-    named = [n for n in names if SPEAKS.search(n)]
-    reached = {checked.trace.names[v] for v in checked.reaching if v in checked.trace.names}
     idle = tuple(f"{address}." for address in checked.anatomy.idle if not SPEAKS.search(address))  # a vision encoder
-    for name in named:
-        if name in checked.parameters and name not in reached and not name.startswith(idle):
-            return name, f"{name} is not applied"
-    if (one := _looked_up_once(checked) or _one_row(checked, named)) is not None:
-        return one, f"every position gets the same row of {one}"
-    acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
-    for name in named:
-        owner = name.rpartition(".")[0]  # it may have made another table as it ran, or have one for each kind of layer
-        waits = name in checked.parameters or "position_ids" in name or name.startswith(idle)
-        if not waits and (not owner or owner not in acting):
-            return name, f"{name} is not applied"
-    dead = (o for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.reaching.isdisjoint(o.makes))
-    return next(((o.module or "cos", f"{o.module or 'cos'} is not applied") for o in dead), None)
-
-
-def _looked_up_once(checked: CheckedModel) -> str | None:
-    """A table of positions of which all look up the same row."""
-    for operation in checked.trace.operations:
-        if operation.name == "embedding" and not checked.dataflow.data(operation):
-            indices = checked.trace[operation.reads[1]]
-            if indices.numel() > 1 and bool((indices == indices.flatten()[0]).all()) and _of_places(checked, operation):
-                return checked.dataflow.parameter(operation.reads[0])
-    return None
-
-
-def _one_row(checked: CheckedModel, named: list[str]) -> str | None:
-    """A table of positions, or the angles of each, of which one row is cut out for all; or angles that are alike."""
-    trace, dataflow = checked.trace, checked.dataflow
-    time = min((x.shape[1] for t in checked.looked_up if (x := trace[t]).ndim == 3), default=0)
-    tables = {n: x for n, x in (*checked.parameters.items(), *checked.model.named_buffers()) if n in named}
-    for operation in trace.operations if time >= SHORTEST else ():
-        if checked.reaching.isdisjoint(operation.makes):
-            continue
-        made = trace[operation.makes[0]]
-        if bare(operation) in ("cos", "sin") and made.ndim >= 2 and made.shape[-2] == time:
-            if made.shape[-1] > 1 and torch.equal(made, made[..., :1, :].expand_as(made)):
-                return operation.module or bare(operation)
-        elif bare(operation) in ("slice", "select", "narrow") and operation.reads[0] not in dataflow.live:
-            whole, longest = trace[operation.reads[0]], max(trace[operation.reads[0]].shape, default=0)
-            if longest < time or whole.numel() != made.numel() * longest:
-                continue
-            table = next((n for n, x in tables.items() if x.shape == whole.shape and torch.equal(x, whole)), None)
-            if table or _is_angle(checked, operation.reads[0]):
-                return table or operation.module or "cos"
-    return None
-
-
-def _is_angle(checked: CheckedModel, value: int) -> bool:
-    """Whether a value is a cosine or a sine, through scale and layout."""
-    made = checked.trace.made_by(value)
-    while made is not None and bare(made) in SCALING | LAYOUT and made.reads:
-        made = checked.trace.made_by(made.reads[0])
-    return made is not None and bare(made) in ("cos", "sin")
-
-
-def _of_places(checked: CheckedModel, operation: Operation) -> bool:
-    """Whether a table is looked up once for all sequences, at no id that was given."""
-    inputs = set(checked.trace.inputs.values())
-    name = checked.dataflow.parameter(operation.reads[0]) or ""
-    return inputs.isdisjoint(checked.trace.above(operation.reads[1:])) and bool(SPEAKS.search(name))
+    reached = {checked.trace.names[v] for v in checked.reaching if v in checked.trace.names}
+    tables = [n for n, x in checked.parameters.items() if n not in reached or (checked.takes_ids and anything(x))]
+    buffers = [n for n, _ in checked.model.named_buffers() if checked.takes_ids and "position_ids" not in n]
+    named = [n for n in (*tables, *buffers) if SPEAKS.search(n) and not n.startswith(idle)]
+    waves = [o.module or bare(o) for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.takes_ids]
+    return next(iter((*named, *waves)), None)
 
 
 @rule(Phase.POSITIONS, "positions-missing")
@@ -222,17 +164,6 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
         if found:
             yield _finding(found, what, "apply the same rotation to q and k, after the split into heads, and none to v")
             return
-    flat = [t.attention for t in sides if t.query is False and t.key is False and _meets_a_table(t.attention)]
-    if flat:
-        what = (
-            "queries and keys are rotated alike at every position: the angles go along another axis, as that of heads"
-        )
-        yield _finding(
-            flat,
-            what,
-            "rotate along the axis of positions: angles of (T, D) fit q of (B, H, T, D), not of (B, T, H, D)",
-        )
-        return
     odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if checked.takes_ids else []
     if odd:
         remedy = "rotate q and k by one function, of pairs that are laid out alike"
@@ -241,22 +172,6 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
     if both and still and len(still) * 2 < len(sides) and not _regular(checked, [t.attention for t in sides], still):
         where = f"{len(both)} of {len(sides)} attentions rotate queries and keys by position, and this one does not"
         yield _finding(still, where, "rotate q and k in every layer")
-
-
-def _meets_a_table(attention: MeasuredAttention) -> bool:
-    """Whether queries are multiplied by numbers of several rows that are neither trained nor made of activations."""
-    trace, dataflow = attention.trace, attention.dataflow
-    made = attention.projection(attention.query)
-    for operation in dataflow.between(made, attention.query) if made is not None else ():
-        others = [v for v in operation.reads if v not in dataflow.live and dataflow.parameter(v) is None]
-        if bare(operation) == "mul" and any(_has_rows(trace[v]) for v in others):
-            return True
-    return False
-
-
-def _has_rows(table: Tensor) -> bool:
-    rows = table.reshape(-1, table.shape[-1]) if table.ndim > 1 else table[:0]
-    return bool((rows != rows[:1]).any())
 
 
 def _finding(found: list[MeasuredAttention], what: str, remedy: str) -> Finding:
