@@ -304,15 +304,6 @@ class CheckedModel:
                 found.setdefault(role, []).append(name)
         return {role: list(dict.fromkeys(names)) for role, names in found.items()}
 
-    @cached_property
-    def head_count(self) -> int:
-        """Heads of the first attention; 0 where that is unknown."""
-        for attention in self.attentions:
-            shape = self.trace[attention.query].shape
-            if len(shape) == 4 and attention.places(attention.query) in (-2, -3):
-                return shape[-3 if attention.places(attention.query) == -2 else -2]
-        return 0
-
     def std(self, name: str) -> float:
         """The standard deviation of a parameter; of one with millions of entries, of rows evenly among them."""
         if name not in self._stds:
