@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from isograd.errors import many
-from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import READ, Phase, rule
 from isograd.lint.trial import Edit, Made
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
-from isograd.trace.record import Operation, in_double
+from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
 BENT = frozenset((
@@ -138,51 +137,7 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
                 return
 
 
-@rule(Phase.HEADS, "branch-shifted", suspicions=True)
-def shifted(checked: CheckedModel) -> Iterator[Finding]:
-    """Attentions that give to other positions what the query of one has asked for, as where windows are not rolled
-    back, or parts of a joint attention are taken apart in another order.
-    """
-    time = {stack.name: stack.time for stack in checked.anatomy.stacks}
-    found = [a for a in checked.attentions if _goes_elsewhere(a, time.get(a.sublayer.stack))]
-    if found:
-        yield Finding(
-            code="branch-shifted",
-            severity="error",
-            address=found[0].address,
-            measured=float(len(found)),
-            message="the result of a position's query is added to other positions, and not to its own"
-            f" ({many(len(found), 'attention')})",
-            remedy="undo each roll or permutation before the sum, torch.roll(x, (-s, -s), dims) by"
-            " torch.roll(x, (s, s), dims); split a joint attention in the order in which it was put together",
-        )
-
-
-def _goes_elsewhere(attention: MeasuredAttention, axis: int | None) -> bool:
-    """Whether other queries of one position, the first, the middle and the last, move the sum at others alone."""
-    trace, sublayer = attention.trace, attention.sublayer
-    read, total, query = sublayer.read, sublayer.total, attention.query
-    x = in_double(trace[read])
-    if axis is None or x.ndim != 3 or trace[total].shape != x.shape or x.shape[axis] < FEWEST:
-        return False
-    asked, base = (trace.replay({read: x}, [value], double=True)[0] for value in (query, total))
-    draw, judged = torch.Generator().manual_seed(0), False
-    for place in (0, x.shape[axis] // 2, x.shape[axis] - 1):
-        other = x.clone()
-        other.select(axis, place).normal_(generator=draw).mul_(x.std())
-        own = trace.replay({read: other}, [query], double=True)[0] != asked
-        noise = torch.randn(asked.shape, generator=draw).to(asked) * asked.std()
-        moved = trace.replay({read: x, query: torch.where(own, noise, asked)}, [total], double=True)[0] - base
-        size = moved.abs().max().item()
-        if own.all() or not size > EXACT * x.std():
-            continue
-        if moved.select(axis, place).abs().max() > EXACT * size:
-            return False
-        judged = True
-    return judged
-
-
-@rule(Phase.HEADS, "axes-mixed", hides=(*READ, "branch-shifted"), suspicions=True)
+@rule(Phase.HEADS, "axes-mixed", hides=READ, suspicions=True)
 def views(checked: CheckedModel) -> Iterator[Finding]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
     dataflow, trace = checked.dataflow, checked.trace

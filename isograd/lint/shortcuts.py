@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 from transformers import PreTrainedModel
 
@@ -52,20 +51,10 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     for stack in checked.anatomy.stacks:
         totals = {s.total: s for s in stack.sublayers}
         early = [s for s in stack.sublayers if s.skip_from and "post" not in s.norms and not s.design]
-        passed = [(s, totals[s.read]) for s in early if s.read in totals and not _goes_on(checked, s)]
+        passed = [(s, totals[s.read]) for s in early if s.read in totals]
         passed = [(s, lost) for s, lost in passed if s.kind == "ffn" != lost.kind]  # not around a whole stage
         if 2 * len(passed) >= stack.layers:
             yield _early(passed)
-
-
-def _goes_on(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
-    """Whether the sum that a branch reads reaches the output beside the branch: a second stream, as in RevNets."""
-    trace, seen, todo = checked.trace, {sublayer.branch, sublayer.read}, [sublayer.read]
-    while todo:
-        new = {v for o in trace.read_by(todo.pop()) for v in o.makes} - seen
-        seen |= new
-        todo += new
-    return not seen.isdisjoint(trace.outputs.values())
 
 
 def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
@@ -104,7 +93,7 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[Found]:
         begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
         begun &= attended is not None and attended[2] not in trace.below(operation.makes)  # powers of the weights
         begun &= scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching
-        if begun and attended and square and not _is_beside(checked, operation):
+        if begun and attended and square:
             yield operation.module, "attention", _sum_around(checked, operation, attended[0])
 
 
@@ -120,21 +109,6 @@ def _sum_around(checked: CheckedModel, attention: Operation, query: int) -> dict
     origin = dataflow.back(dataflow.data(asked[-1])[0])[0]
     end = next((v for v in sorted(trace.below(out.makes)) if trace[v].shape == trace[origin].shape), out.makes[0])
     return {end: plus((1.0, origin))}
-
-
-def _is_beside(checked: CheckedModel, attention: Operation) -> bool:
-    """Whether what its last matrix makes is added to what was not computed of it: x that a matrix of its own has made
-    wider, where a stage begins.
-    """
-    dataflow, start = checked.dataflow, attention.makes[0]
-    below = checked.trace.below([start])
-    for total in (o for o in checked.trace.operations if bare(o) in SUMS and len(dataflow.data(o)) == 2):
-        mine, others = ([v for v in dataflow.data(total) if (v in below) == own] for own in (True, False))
-        if mine and others and checked.trace[mine[0]].shape == checked.trace[others[0]].shape:
-            products = [o for o in dataflow.between(start, mine[0]) if dataflow.is_product(o)]
-            if len(products) == 1:
-                return True
-    return False
 
 
 def _replaced(checked: CheckedModel) -> Iterator[Found]:
@@ -238,7 +212,6 @@ def factors(checked: CheckedModel) -> Iterator[Finding]:
             skip, scale, kind = odd[0].skip.value, odd[0].scale.value, odd[0].kind
             what = f"the sum is {skip:.3g} x + {scale:.3g} {kind}(x) in place of x + {kind}(x)"
             yield _factor(odd, scale if abs(skip - 1) < EXACT else skip, what)
-        yield from _on_sums(checked, stack)
 
 
 def _is_unexplained(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:
@@ -253,59 +226,6 @@ def _is_unexplained(checked: CheckedModel, stack: TracedStack, sublayer: TracedS
     routed = sublayer.kind == "ffn" and checked.routed  # experts times how many are chosen
     large = scale.value > MOST and not routed
     return "post" not in sublayer.norms and not balanced and (abs(skip.value - 1) > EXACT or large)
-
-
-def _on_sums(checked: CheckedModel, stack: TracedStack) -> Iterator[Finding]:
-    """What multiplies a sum before anything else reads it: the shortcut as well as the branch."""
-    dataflow = checked.dataflow
-    undone, vectors = list[tuple[TracedSublayer, float]](), list[tuple[TracedSublayer, float]]()
-    pairs = [(s, after.enters) for s, after in pairwise(stack.sublayers) if not (s.design or after.design)]
-    pairs += [(s, norm.origin) for s in stack.sublayers for norm in s.norms.get("post", [])[:1]]
-    for sublayer, value in pairs:
-        origin, crossed = dataflow.back(value, sublayer.total)
-        made = [o for o in dataflow.chain(value) if sublayer.total in dataflow.above(o.makes[0])]
-        if origin != sublayer.total or crossed or not made:
-            continue
-        trained = [n for o in made for n in dataflow.weights(o) if n in checked.parameters]
-        if any(checked.parameters[n].numel() > 1 for n in trained):
-            size = _factor_of(checked, sublayer.total, value)
-            if size is not None and size < 1 - OFF:
-                vectors.append((sublayer, size))
-        elif not trained and "post" in sublayer.norms:
-            size = _constant(made)
-            if all(abs(size - c) > EXACT for c in (1, 0.5, 0.5**0.5)):
-                undone.append((sublayer, size))
-    if vectors:
-        yield _factor(
-            [s for s, _ in vectors],
-            vectors[0][1],
-            f"a trained vector multiplies the whole sum by {vectors[0][1]:.2g}, the shortcut as well as the branch;"
-            " LayerScale is x + vector * f(norm(x))",
-        )
-    posts = [s for s in stack.sublayers if "post" in s.norms]
-    if len(undone) > 1 and len(undone) * 2 >= len(posts):
-        yield _factor(
-            [s for s, _ in undone],
-            undone[0][1],
-            f"the whole sum is multiplied by {undone[0][1]:.3g} and then normalized, which undoes it: in DeepNorm alpha"
-            " multiplies the shortcut alone, norm(alpha * x + f(x))",
-        )
-
-
-def _constant(made: list[Operation]) -> float:
-    """The product of the numbers that these operations multiply by."""
-    product = 1.0
-    for operation in made:
-        numbers = [a for a in operation.args[1:] if isinstance(a, int | float)]
-        if bare(operation) in ("mul", "div") and len(numbers) == 1:
-            product *= numbers[0] if bare(operation) == "mul" else 1 / numbers[0]
-    return product
-
-
-def _factor_of(checked: CheckedModel, total: int, value: int) -> float | None:
-    """|value| over |total|, where the one is the other times something."""
-    x, y = checked.trace[total].double(), checked.trace[value].double()
-    return None if x.numel() != y.numel() or not x.any() else (y.norm() / x.norm()).item()
 
 
 def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:

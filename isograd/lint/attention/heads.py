@@ -18,7 +18,7 @@ STEP = 1e-2  # of scores, to see what the softmax reads of them
 NEAR = 0.05  # relative: two scales that are the same
 
 
-@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed", "branch-shifted"), suspicions=True)
+@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed"), suspicions=True)
 def split(checked: CheckedModel) -> Iterator[Finding]:
     """Heads that hold parts of several positions, as a view without a transpose makes them."""
     found = [(a, what) for a in checked.attentions if (what := _mixed(a)) is not None]

@@ -148,7 +148,6 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
         for a in checked.attentions
         if a.sublayer.kind == "attn"
     ]
-    sides = [t for t in sides if not (t.value and turns_back(t.attention))]
     both = [t.attention for t in sides if t.query and t.key]
     for what, found in (
         ("values are rotated by position too", [t.attention for t in sides if t.value and t.query and t.key]),
@@ -193,27 +192,6 @@ def turns(attention: MeasuredAttention, value: int) -> bool | None:
     moved, places = same
     moved = moved.movedim(places, 0)
     return bool((moved - moved[:1]).abs().max() > CHANGED * moved.abs().max()) if moved.any() else None
-
-
-def turns_back(attention: MeasuredAttention) -> bool:
-    """Whether what was mixed is turned by position before the branch's last product: values that were turned are
-    then read relative to the query.
-    """
-    trace, mixture = attention.trace, attention.mixture
-    places = None if mixture is None else attention.places(mixture)
-    if mixture is None or places is None or not trace[mixture].shape[places] > 1:
-        return False
-    x, read = trace[mixture], mixture
-    for operation in attention.dataflow.between(mixture, attention.sublayer.branch):
-        if attention.dataflow.is_product(operation):
-            break
-        made = trace[operation.makes[0]]
-        read = operation.makes[0] if made.numel() == x.numel() and x.shape[places] in made.shape else read
-    row = torch.randn(x.select(places, 0).shape, generator=torch.Generator().manual_seed(0)).to(x).unsqueeze(places)
-    same = trace.replay({mixture: row.expand_as(x).clone()}, [read])[0]
-    axes = [d for d in range(same.ndim - 1) if same.shape[d] == x.shape[places]]
-    gaps = [(same - same.narrow(d, 0, 1)).abs().max() for d in axes]
-    return bool(gaps) and bool(min(gaps) > CHANGED * same.abs().max())
 
 
 def _of_equal(attention: MeasuredAttention, value: int, seed: int = 0) -> tuple[Tensor, int] | None:
