@@ -4,7 +4,7 @@ from re import search
 from typing import Any
 
 ACCEPTED: dict[str, tuple[str, ...]] = {
-    "no-mask": ("future-leaks", "masks-differ"),
+    "no-mask": ("future-leaks",),
     "mask-shifted": ("future-leaks", "mask-blocks-self"),
     "mask-turned": ("future-leaks",),
     "mask-weak": ("future-leaks", "mask-after-softmax"),
@@ -32,13 +32,13 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "activation-on-stream": ("activation-on-stream",),
     "dropout-high": ("dropout-high",),
     "dropout-always": ("random-in-eval",),
-    "layers-shared": ("layers-identical", "layers-shared"),
+    "layers-shared": ("weights-copied", "layers-shared"),
     "layers-skipped": ("parameter-unused",),
     "unregistered": ("unregistered",),
     "init-zero": ("weights-zero", "init-std"),
     "init-large": ("init-large", "init-std"),
     "init-small": ("init-small", "init-std"),
-    "init-depth": ("init-depth", "init-std"),
+    "init-depth": ("init-std",),
     "init-constant": ("weights-constant", "weights-partial"),
     "init-mean": ("weights-mean",),
     "init-partial": ("weights-partial",),
@@ -55,7 +55,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "optimizer-of-another-model": ("optimizer-of-another-model",),
     "lr-zero": ("lr-zero",),
     "lr-high": ("lr-high",),
-    "norms-decayed": ("norms-decayed", "gains-decayed"),
+    "norms-decayed": ("norms-decayed",),
 }
 
 

@@ -54,7 +54,7 @@ def check(
       isograd check my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
       isograd check my_model:build --optimizer my_training:setup
       isograd check my_model:build --against gpt2
-      isograd check my_model:build --json --ignore layers-identical
+      isograd check my_model:build --json --ignore weights-copied
       isograd check my_model:build --format github           in a workflow: findings beside the lines of the model
       isograd check my_model:build --format github --sarif isograd.sarif
 

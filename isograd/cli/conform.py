@@ -30,7 +30,7 @@ def conform(
 ) -> Result:
     """Does an implementation of a residual compute what the paper says?
 
-    Reads, writes, mixes, gradients, invariants, init and the meta device, against the equations in float64; where a
+    Reads, writes, mixes, gradients, init and the meta device, against the equations in float64; where a
     known mistake of ports explains the difference it is named, with what to change. docs/conform.md has an adapter.
 
     examples:

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from isograd.errors import many
-from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import READ, Phase, rule
 from isograd.lint.trial import Edit, Made
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
-from isograd.trace.record import Operation, in_double
+from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
 BENT = frozenset((
@@ -27,7 +26,7 @@ GATHERED = frozenset(
 )  # no plain layer
 
 
-@rule(Phase.BRANCHES, "ffn-linear", hides=("placement-unsure",), suspicions=True)
+@rule(Phase.BRANCHES, "ffn-linear", suspicions=True)
 def linear(checked: CheckedModel) -> Iterator[Finding]:
     """Feed-forwards of two matrices with nothing between that bends."""
     found = [s for s in checked.anatomy.distinct if s.kind == "ffn" and _is_linear(checked, s)]
@@ -69,7 +68,7 @@ def _is_linear(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
     return different(made[1] + made[2] - made[3], made[0]) < 1e-3
 
 
-@rule(Phase.BRANCHES, "activation-on-stream", hides=(Phase.WIRING, "init-std", "init-depth"), suspicions=True)
+@rule(Phase.BRANCHES, "activation-on-stream", hides=(Phase.WIRING, "init-std"), suspicions=True)
 def bent(checked: CheckedModel) -> Iterator[Finding]:
     """An activation on the stream itself, after a sum. Where nothing attends it is a ResNet's."""
     if not checked.attentions and not checked.takes_ids:
@@ -118,7 +117,7 @@ def _bent_after(checked: CheckedModel, sublayer: TracedSublayer) -> Operation | 
 @rule(Phase.BRANCHES, "softmax-output", hides=(Phase.INIT, "gradient-zero"))
 def probabilities(checked: CheckedModel) -> Iterator[Finding]:
     """An output whose rows are positive and sum to one, where a loss such as cross_entropy expects logits."""
-    for at, value in checked.trace.outputs.items() if not checked.intents.says("probabilities") else ():
+    for at, value in checked.trace.outputs.items():
         x = checked.trace[value]
         made = checked.trace.made_by(checked.dataflow.root(value))
         softmax = made is not None and bare(made) in ("softmax", "_softmax")
@@ -138,51 +137,7 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
                 return
 
 
-@rule(Phase.HEADS, "branch-shifted")
-def shifted(checked: CheckedModel) -> Iterator[Finding]:
-    """Attentions that give to other positions what the query of one has asked for, as where windows are not rolled
-    back, or parts of a joint attention are taken apart in another order.
-    """
-    time = {stack.name: stack.time for stack in checked.anatomy.stacks}
-    found = [a for a in checked.attentions if _goes_elsewhere(a, time.get(a.sublayer.stack))]
-    if found:
-        yield Finding(
-            code="branch-shifted",
-            severity="error",
-            address=found[0].address,
-            measured=float(len(found)),
-            message="the result of a position's query is added to other positions, and not to its own"
-            f" ({many(len(found), 'attention')})",
-            remedy="undo each roll or permutation before the sum, torch.roll(x, (-s, -s), dims) by"
-            " torch.roll(x, (s, s), dims); split a joint attention in the order in which it was put together",
-        )
-
-
-def _goes_elsewhere(attention: MeasuredAttention, axis: int | None) -> bool:
-    """Whether other queries of one position, the first, the middle and the last, move the sum at others alone."""
-    trace, sublayer = attention.trace, attention.sublayer
-    read, total, query = sublayer.read, sublayer.total, attention.query
-    x = in_double(trace[read])
-    if axis is None or x.ndim != 3 or trace[total].shape != x.shape or x.shape[axis] < FEWEST:
-        return False
-    asked, base = (trace.replay({read: x}, [value], double=True)[0] for value in (query, total))
-    draw, judged = torch.Generator().manual_seed(0), False
-    for place in (0, x.shape[axis] // 2, x.shape[axis] - 1):
-        other = x.clone()
-        other.select(axis, place).normal_(generator=draw).mul_(x.std())
-        own = trace.replay({read: other}, [query], double=True)[0] != asked
-        noise = torch.randn(asked.shape, generator=draw).to(asked) * asked.std()
-        moved = trace.replay({read: x, query: torch.where(own, noise, asked)}, [total], double=True)[0] - base
-        size = moved.abs().max().item()
-        if own.all() or not size > EXACT * x.std():
-            continue
-        if moved.select(axis, place).abs().max() > EXACT * size:
-            return False
-        judged = True
-    return judged
-
-
-@rule(Phase.HEADS, "axes-mixed", hides=(*READ, "branch-shifted"))
+@rule(Phase.HEADS, "axes-mixed", hides=READ)
 def views(checked: CheckedModel) -> Iterator[Finding]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
     dataflow, trace = checked.dataflow, checked.trace

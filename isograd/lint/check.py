@@ -155,7 +155,7 @@ def _looked(
         formulas=_formulas(anatomy.sublayers),
         findings=tuple(replace(one, source=source_of(checked, one)) for one in found),
         missed=tuple(missed),
-        scheme=_scheme(checked),
+        scheme=initialization.scheme_of(checked),
     )
 
 
@@ -252,13 +252,6 @@ def _usual(config: PretrainedConfig) -> PretrainedConfig:
         elif isinstance(default, bool | float | str) and name[0] != "_" and own != default:
             setattr(made, name, default)
     return made
-
-
-def _scheme(checked: CheckedModel) -> str:
-    try:
-        return initialization.scheme_of(checked)
-    except Exception:  # a name is no finding: an unusual model goes without
-        return ""
 
 
 def _with_targets(model: nn.Module, inputs: Inputs) -> Inputs:

@@ -1,7 +1,6 @@
 """The model that is checked, and the questions that several rules ask about it."""
 
 import math
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,6 @@ from isograd.trace.attention import FUSED, MASKED
 from isograd.trace.dataflow import LAYOUT, SUMS, Dataflow, bare
 from isograd.trace.record import Operation, Trace, answer, anything, arguments, fitted, is_large, record, stand_in
 from isograd.trace.reduced import few_layers
-from isograd.trace.sublayers import TracedSublayer
 
 SAMPLE = 250_000  # entries whose standard deviation is known to 0.2 %
 
@@ -316,26 +314,6 @@ class CheckedModel:
                     found.update(flow.weights(last) if beside else ())
         return found
 
-    def head_scales(self, sublayer: TracedSublayer) -> Iterator[str]:
-        """Names of parameters with one entry per head that scale the last projection's output (after W_O)."""
-        heads = self.heads(sublayer)
-        value = sublayer.branch
-        while heads:
-            norm = self.dataflow.norms.get(value)
-            for operation in self.dataflow.chain(value):
-                yield from (n for n in self.dataflow.weights(operation) if self.parameters[n].numel() == heads)
-            value = self.dataflow.root(value)
-            if norm is None and value not in self.dataflow.norms:
-                return
-            value = (norm or self.dataflow.norms[value]).origin
-
-    def heads(self, sublayer: TracedSublayer) -> int:
-        """How many heads an attention has; 0 where that cannot be read off."""
-        if sublayer.attention is None:
-            return 0
-        shape = self.trace[sublayer.attention.reads[0]].shape
-        return shape[1] if len(shape) == 4 else 0
-
     @cached_property
     def by_role(self) -> dict[str, list[str]]:
         """Role -> names of the matrices of all stacks that have it."""
@@ -344,15 +322,6 @@ class CheckedModel:
             for name, role in sublayer.roles.items():
                 found.setdefault(role, []).append(name)
         return {role: list(dict.fromkeys(names)) for role, names in found.items()}
-
-    @cached_property
-    def head_count(self) -> int:
-        """Heads of the first attention; 0 where that is unknown."""
-        for attention in self.attentions:
-            shape = self.trace[attention.query].shape
-            if len(shape) == 4 and attention.places(attention.query) in (-2, -3):
-                return shape[-3 if attention.places(attention.query) == -2 else -2]
-        return 0
 
     def std(self, name: str) -> float:
         """The standard deviation of a parameter; of one with millions of entries, of rows evenly among them."""

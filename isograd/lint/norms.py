@@ -11,8 +11,8 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
 from isograd.lint.trial import Edit, Made, normed
-from isograd.trace.dataflow import LAYOUT, NORMS, SCALING, TracedNorm, bare
-from isograd.trace.record import Operation, record
+from isograd.trace.dataflow import LAYOUT, SCALING, TracedNorm, bare
+from isograd.trace.record import Operation
 
 TURNS = ("transpose", "permute", "t", "mT", "movedim", "swapaxes", "contiguous", "clone")
 OFF = 0.05  # of 1: an effective norm weight at init
@@ -158,8 +158,8 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
 
 
 @rule(
-    Phase.NORMS, "norm-weights", "norm-scale", hides={"norm-weights": (Phase.INIT, "placement-unsure",
-    "gradient-cut", "gradient-zero")}, suspicions=True,
+    Phase.NORMS, "norm-weights", "norm-scale", hides={"norm-weights": (Phase.INIT, "gradient-cut",
+    "gradient-zero")}, suspicions=True,
 )  # fmt: skip
 def weights(checked: CheckedModel) -> Iterator[Finding]:
     """Norms of the stream whose weights, as they act, do not begin at 1."""
@@ -327,32 +327,3 @@ def small(checked: CheckedModel) -> Iterator[Finding]:
             ),
         )
         return
-
-
-@rule(Phase.NORMS, "norm-dtype")
-def precision(checked: CheckedModel) -> Iterator[Finding]:
-    """Hand-written norms that compute their mean square in half precision; torch's own kernels do not."""
-    half = (torch.float16, torch.bfloat16)
-    if not any(p.dtype in half for p in checked.parameters.values()):
-        return
-    written = {
-        n.address
-        for n in checked.dataflow.norms.values()
-        if (o := checked.trace.made_by(n.result)) and bare(o) not in NORMS
-    }
-    trace = record(checked.model, checked.inputs, in_half=True)
-    for operation in trace.operations:
-        means = bare(operation) in ("mean", "var", "rsqrt", "linalg_vector_norm")
-        if means and operation.module in written and trace[operation.makes[0]].dtype in half:
-            bits = torch.finfo(trace[operation.makes[0]].dtype).bits
-            yield Finding(
-                code="norm-dtype",
-                severity="warning",
-                address=operation.module,
-                measured=float(bits),
-                message=f"this norm computes its {operation.name} in {bits} bits"
-                f" ({str(trace[operation.makes[0]].dtype).removeprefix('torch.')})",
-                remedy="cast to float32 before the mean square and back after it, as Llama's RMSNorm does, or call"
-                " torch.nn.functional.rms_norm",
-            )
-            return

@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
-from statistics import median
 
 from transformers import PreTrainedModel
 
@@ -53,20 +51,10 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     for stack in checked.anatomy.stacks:
         totals = {s.total: s for s in stack.sublayers}
         early = [s for s in stack.sublayers if s.skip_from and "post" not in s.norms and not s.design]
-        passed = [(s, totals[s.read]) for s in early if s.read in totals and not _goes_on(checked, s)]
+        passed = [(s, totals[s.read]) for s in early if s.read in totals]
         passed = [(s, lost) for s, lost in passed if s.kind == "ffn" != lost.kind]  # not around a whole stage
         if 2 * len(passed) >= stack.layers:
             yield _early(passed)
-
-
-def _goes_on(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
-    """Whether the sum that a branch reads reaches the output beside the branch: a second stream, as in RevNets."""
-    trace, seen, todo = checked.trace, {sublayer.branch, sublayer.read}, [sublayer.read]
-    while todo:
-        new = {v for o in trace.read_by(todo.pop()) for v in o.makes} - seen
-        seen |= new
-        todo += new
-    return not seen.isdisjoint(trace.outputs.values())
 
 
 def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
@@ -105,7 +93,7 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[Found]:
         begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
         begun &= attended is not None and attended[2] not in trace.below(operation.makes)  # powers of the weights
         begun &= scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching
-        if begun and attended and square and not _is_beside(checked, operation):
+        if begun and attended and square:
             yield operation.module, "attention", _sum_around(checked, operation, attended[0])
 
 
@@ -121,21 +109,6 @@ def _sum_around(checked: CheckedModel, attention: Operation, query: int) -> dict
     origin = dataflow.back(dataflow.data(asked[-1])[0])[0]
     end = next((v for v in sorted(trace.below(out.makes)) if trace[v].shape == trace[origin].shape), out.makes[0])
     return {end: plus((1.0, origin))}
-
-
-def _is_beside(checked: CheckedModel, attention: Operation) -> bool:
-    """Whether what its last matrix makes is added to what was not computed of it: x that a matrix of its own has made
-    wider, where a stage begins.
-    """
-    dataflow, start = checked.dataflow, attention.makes[0]
-    below = checked.trace.below([start])
-    for total in (o for o in checked.trace.operations if bare(o) in SUMS and len(dataflow.data(o)) == 2):
-        mine, others = ([v for v in dataflow.data(total) if (v in below) == own] for own in (True, False))
-        if mine and others and checked.trace[mine[0]].shape == checked.trace[others[0]].shape:
-            products = [o for o in dataflow.between(start, mine[0]) if dataflow.is_product(o)]
-            if len(products) == 1:
-                return True
-    return False
 
 
 def _replaced(checked: CheckedModel) -> Iterator[Found]:
@@ -224,97 +197,35 @@ def _holder(products: list[Operation]) -> str:
 
 @rule(
     Phase.WIRING, "shortcut-doubled", "factor-unexplained", hides={"shortcut-doubled": ("placement-mixed",
-    "placement-unsure", "deepnorm-swapped", "factor-unexplained")}, suspicions=True,
+    "deepnorm-swapped", "factor-unexplained")}, suspicions=True,
 )  # fmt: skip
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""
-    for stack in checked.anatomy.stacks:
-        plain = [s for s in stack.sublayers if "post" not in s.norms and not s.skip.learned and not _declared(checked)]
+    declared = any(checked.setting(name) for name in MULTIPLIERS)
+    for stack in checked.anatomy.stacks if not declared else ():
+        plain = [s for s in stack.sublayers if "post" not in s.norms and not s.skip.learned]
         doubled = [s for s in plain if abs(s.skip.value - 2) < EXACT or _again(checked, stack, s)]
-        scaled = [s for s in plain if s.skip.even and abs(s.skip.value - 1) > EXACT and s not in doubled]
-        scaled = [s for s in scaled if not _balanced(s)]
-        large = [s for s in plain if s.scale.even and s.scale.value > MOST and not s.scale.learned]
-        large = [s for s in large if s.kind != "ffn" or not checked.routed]  # experts times how many are chosen
+        odd = [s for s in stack.sublayers if s not in doubled and _is_unexplained(checked, stack, s)]
         if doubled:
             yield _doubled(doubled)
-        if scaled:
-            yield _factor(
-                scaled,
-                scaled[0].skip.value,
-                f"the shortcut is multiplied by {scaled[0].skip.value:.3g}: after {len(stack.sublayers)} sublayers what"
-                f" came in has {scaled[0].skip.value ** len(stack.sublayers):.2g} of its size",
-            )
-        if large and not scaled:
-            what = "is added twice" if abs(large[0].scale.value - 2) < EXACT else "is multiplied by"
-            number = "" if what.endswith("twice") else f" {large[0].scale.value:.3g}"
-            yield _factor(large, large[0].scale.value, f"the output of the {large[0].kind} {what}{number}")
-        yield from _on_sums(checked, stack)
-        small = _small_beside_one(stack) if not _declared(checked) else []
-        if small:
-            what = f"the output of the {small[0].kind} is multiplied by {small[0].scale.value:.3g}, others by 1"
-            yield _factor(small, small[0].scale.value, what)
-        if not (doubled or scaled or large or small):
-            yield from _odd_one(stack)
+        if odd:
+            skip, scale, kind = odd[0].skip.value, odd[0].scale.value, odd[0].kind
+            what = f"the sum is {skip:.3g} x + {scale:.3g} {kind}(x) in place of x + {kind}(x)"
+            yield _factor(odd, scale if abs(skip - 1) < EXACT else skip, what)
 
 
-def _on_sums(checked: CheckedModel, stack: TracedStack) -> Iterator[Finding]:
-    """What multiplies a sum before anything else reads it: the shortcut as well as the branch."""
-    dataflow = checked.dataflow
-    undone, vectors = list[tuple[TracedSublayer, float]](), list[tuple[TracedSublayer, float]]()
-    pairs = [(s, after.enters) for s, after in pairwise(stack.sublayers) if not (s.design or after.design)]
-    pairs += [(s, norm.origin) for s in stack.sublayers for norm in s.norms.get("post", [])[:1]]
-    for sublayer, value in pairs:
-        origin, crossed = dataflow.back(value, sublayer.total)
-        made = [o for o in dataflow.chain(value) if sublayer.total in dataflow.above(o.makes[0])]
-        if origin != sublayer.total or crossed or not made:
-            continue
-        trained = [n for o in made for n in dataflow.weights(o) if n in checked.parameters]
-        if any(checked.parameters[n].numel() > 1 for n in trained):
-            size = _factor_of(checked, sublayer.total, value)
-            if size is not None and size < 1 - OFF:
-                vectors.append((sublayer, size))
-        elif not trained and "post" in sublayer.norms:
-            size = _constant(made)
-            if all(abs(size - c) > EXACT for c in (1, 0.5, 0.5**0.5)):
-                undone.append((sublayer, size))
-    if vectors:
-        yield _factor(
-            [s for s, _ in vectors],
-            vectors[0][1],
-            f"a trained vector multiplies the whole sum by {vectors[0][1]:.2g}, the shortcut as well as the branch;"
-            " LayerScale is x + vector * f(norm(x))",
-        )
-    posts = [s for s in stack.sublayers if "post" in s.norms]
-    if len(undone) > 1 and len(undone) * 2 >= len(posts):
-        yield _factor(
-            [s for s, _ in undone],
-            undone[0][1],
-            f"the whole sum is multiplied by {undone[0][1]:.3g} and then normalized, which undoes it: in DeepNorm alpha"
-            " multiplies the shortcut alone, norm(alpha * x + f(x))",
-        )
-
-
-def _constant(made: list[Operation]) -> float:
-    """The product of the numbers that these operations multiply by."""
-    product = 1.0
-    for operation in made:
-        numbers = [a for a in operation.args[1:] if isinstance(a, int | float)]
-        if bare(operation) in ("mul", "div") and len(numbers) == 1:
-            product *= numbers[0] if bare(operation) == "mul" else 1 / numbers[0]
-    return product
-
-
-def _factor_of(checked: CheckedModel, total: int, value: int) -> float | None:
-    """|value| over |total|, where the one is the other times something."""
-    x, y = checked.trace[total].double(), checked.trace[value].double()
-    return None if x.numel() != y.numel() or not x.any() else (y.norm() / x.norm()).item()
-
-
-def _small_beside_one(stack: TracedStack) -> list[TracedSublayer]:
-    """Sublayers of one kind with a small constant on the branch, where those of another kind have none."""
-    fixed = [s for s in stack.sublayers if s.scale.even and not s.scale.learned]
-    plain = {s.kind for s in fixed if abs(s.scale.value - 1) < EXACT}
-    return [s for s in fixed if 0 < s.scale.value < LEAST and s.kind not in plain] if plain else []
+def _is_unexplained(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:
+    """Whether constants are neither 1, nor small on all kinds of branches alike, nor (x + f(x)) / sqrt(2)."""
+    skip, scale = sublayer.skip, sublayer.scale
+    if skip.learned or scale.learned or not (skip.even and scale.even):
+        return False
+    ones = {s.kind for s in stack.sublayers if not s.scale.learned and abs(s.scale.value - 1) < EXACT}
+    if 0 < scale.value < LEAST and ones and sublayer.kind not in ones:
+        return True
+    balanced = abs(skip.value**2 + scale.value**2 - 1) < 1e-2
+    routed = sublayer.kind == "ffn" and checked.routed  # experts times how many are chosen
+    large = scale.value > MOST and not routed
+    return "post" not in sublayer.norms and not balanced and (abs(skip.value - 1) > EXACT or large)
 
 
 def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) -> bool:
@@ -332,15 +243,6 @@ def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) 
         return False
     x = trace[earlier[-1].read].double()
     return x.shape == rest.shape and bool((rest - x).abs().max() < 1e-4 * size)
-
-
-def _balanced(sublayer: TracedSublayer) -> bool:
-    """(x + f(x)) / sqrt(2), which keeps the variance."""
-    return abs(sublayer.skip.value**2 + sublayer.scale.value**2 - 1) < 1e-2
-
-
-def _declared(checked: CheckedModel) -> bool:
-    return any(checked.setting(name) for name in MULTIPLIERS)
 
 
 def _doubled(found: list[TracedSublayer]) -> Finding:
@@ -377,26 +279,8 @@ def _factor(found: list[TracedSublayer], value: float, message: str) -> Finding:
     )
 
 
-def _odd_one(stack: TracedStack) -> Iterator[Finding]:
-    """One sublayer whose constant is another than that of all its like."""
-    for kind in dict.fromkeys(s.kind for s in stack.sublayers):
-        peers = [s for s in stack.sublayers if s.kind == kind and not s.skip.learned and not s.scale.learned]
-        if len(peers) < 3:
-            continue
-        usual = median(s.weight_ratio for s in peers)
-        odd = [s for s in peers if abs(s.weight_ratio - usual) > 1e-2 * usual and s.scale.even and s.skip.even]
-        if len(odd) == 1 and all(abs(s.weight_ratio - usual) < EXACT * usual for s in peers if s is not odd[0]):
-            yield _factor(
-                odd,
-                odd[0].weight_ratio,
-                f"here x counts {odd[0].weight_ratio:.3g} times as much as the branch, and {usual:.3g} times in the"
-                f" other {len(peers) - 1} {kind} sublayers",
-            )
-
-
 @rule(
-    Phase.WIRING, "shortcut-after-norm", hides=("placement-mixed", "placement-unsure", "final-norm-doubled",
-    "collapse-predicted"), suspicions=True,
+    Phase.WIRING, "shortcut-after-norm", hides=("placement-mixed", "collapse-predicted"), suspicions=True,
 )  # fmt: skip
 def after_norm(checked: CheckedModel) -> Iterator[Finding]:
     """x = norm(x); x = x + f(x): the shortcut starts after the norm, whose module belongs to what follows."""
@@ -434,8 +318,7 @@ def _belongs_to(norm: TracedNorm, after: TracedSublayer, before: TracedSublayer)
 
 
 @rule(
-    Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "placement-unsure", "final-norm-missing",
-    "parameter-unused"), suspicions=True,
+    Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "final-norm-missing", "parameter-unused"), suspicions=True,
 )  # fmt: skip
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""

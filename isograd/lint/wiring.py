@@ -44,9 +44,9 @@ def finite(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@rule(Phase.WIRING, "final-norm-missing", "final-norm-doubled", suspicions=True)
+@rule(Phase.WIRING, "final-norm-missing", suspicions=True)
 def final_norm(checked: CheckedModel) -> Iterator[Finding]:
-    """A stack whose last sum reaches the head without a norm, or through two norms in a row."""
+    """A stack whose last sum reaches the head without a norm."""
     for stack in checked.anatomy.stacks:
         last = stack.sublayers[-1]
         alone = stack.layers < 2 or len({s.total for s in stack.sublayers}) == 1  # one sum, or one layer, is no stack
@@ -54,27 +54,17 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
             continue
         with_norms = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
         bare = not stack.final and "post" not in last.norms and len(with_norms) * 2 > len(stack.sublayers)
-        if bare and _bare(checked, last.total) and not _scale_is_lost(checked, last.total):
+        if bare and _bare(checked, last.total):
             rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
                 code="final-norm-missing",
-                severity="warning" if _is_output(checked, last.total) else "error",
+                severity="error",
                 address=last.address,
                 measured=rms,
                 message=f"the sum after the last of {stack.layers} {last.placement} layers is read without a norm"
                 f" (its RMS is {rms:.3g}, and grows with depth)",
                 remedy="put a norm after the last layer, as TransformerEncoder(..., norm=LayerNorm(d)) does",
                 edit=Edit(says="a norm after the last layer", values={last.total: normed()}),
-            )
-        doubled = stack.final if "post" in last.norms else stack.final[1:]
-        if doubled:
-            yield Finding(
-                code="final-norm-doubled",
-                severity="info",
-                address=doubled[0].address,
-                measured=float(len(doubled) + 1),
-                message=f"the output of the last {last.placement} layer is normalized twice",
-                remedy="remove the final norm: a Post-LN layer ends in one",
             )
 
 
@@ -121,40 +111,6 @@ def _in_every_layer(odd: list[TracedSublayer], peers: list[TracedSublayer]) -> b
     names = Counter(numbered(s.address) for s in odd)
     others = {numbered(s.address) for s in peers if s not in odd}
     return min(names.values(), default=0) > 1 and names.keys().isdisjoint(others)
-
-
-@rule(Phase.WIRING, "placement-unsure")
-def unsure(checked: CheckedModel) -> Iterator[Finding]:
-    """Sublayers of which scaling shows something else than the walk through the operations."""
-    found = [s for s in checked.anatomy.sublayers if not s.sure and s.placement != "siamesenorm"]  # which reads two
-    if found and "not-finite" not in checked.reported:
-        yield Finding(
-            code="placement-unsure",
-            severity="info",
-            address=found[0].address,
-            measured=float(len(found)),
-            message=f"the norms look like {found[0].placement}, but scaling the sublayer's input or sum does not"
-            f" confirm it ({many(len(found), 'sublayer')})",
-            remedy="look at this sublayer: something between the norm and the branch depends on the scale",
-        )
-
-
-@rule(Phase.WIRING, "head-scale-after-out")
-def head_scale(checked: CheckedModel) -> Iterator[Finding]:
-    """HeadScale after W_O scales slices of the output, which belong to no head."""
-    found = [(s, name) for s in checked.anatomy.sublayers for name in checked.head_scales(s)]
-    if found:
-        sublayer, name = found[0]
-        heads = checked.heads(sublayer)
-        yield Finding(
-            code="head-scale-after-out",
-            severity="info",
-            address=name,
-            measured=float(heads),
-            message=f"{heads} head scales multiply slices of W_O's output, where heads are already mixed"
-            f" ({many(len(found), 'sublayer')})",
-            remedy="scale the heads before W_O, as NormFormer's paper does (fairseq's code does it after)",
-        )
 
 
 @rule(Phase.WIRING, "deepnorm-swapped", suspicions=True)
@@ -269,39 +225,6 @@ def _bare(checked: CheckedModel, value: int) -> bool:
             seen.update(new)
             todo += new
     return False
-
-
-def _scale_is_lost(checked: CheckedModel, value: int) -> bool:
-    """Whether the outputs stay the same where a sum is scaled: a norm comes after the next product."""
-    if _is_normed(checked, value):  # as by a BatchNorm, which in evaluation keeps the scale
-        return True
-    outputs = [v for v in checked.trace.outputs.values() if value in checked.dataflow.above(v) and v != value]
-    return bool(outputs) and all(checked.dataflow.unchanged(value, v) for v in outputs)
-
-
-def _is_normed(checked: CheckedModel, value: int) -> bool:
-    """Whether every way from a value to an output goes through a norm, if after the next product."""
-    every = set(checked.trace.outputs.values())
-    outputs = {v for v in every if checked.dataflow.root(v) != checked.dataflow.root(value)}  # offered beside
-    if outputs.isdisjoint(checked.trace.below([value])):
-        return False
-    todo, seen = [value], {value}
-    for at in todo:
-        if at in outputs:
-            return False
-        new = [m for o in checked.trace.read_by(at) for m in o.makes if m not in checked.dataflow.norms]
-        todo += [m for m in new if m not in seen]
-        seen.update(new)
-    return True
-
-
-def _is_output(checked: CheckedModel, value: int) -> bool:
-    """Whether a sum is what a backbone of a transformers model gives, for others to normalize."""
-    roots = {checked.dataflow.root(v) for v in checked.trace.outputs.values()}
-    products = [o for o in checked.trace.operations if checked.dataflow.is_product(o)]
-    below = checked.trace.below([value])
-    ends = not any(v in below for o in products for v in checked.dataflow.data(o))
-    return checked.config is not None and checked.dataflow.root(value) in roots and ends
 
 
 def _in_unread_module(checked: CheckedModel, name: str) -> bool:

@@ -93,7 +93,7 @@ def find_anatomy(model: nn.Module, inputs: Any) -> Anatomy:
         steps: list[Callable[[], None]] = [
             partial(_set_ends, dataflow, stack),
             partial(_set_posts_of_layers, stack),
-            partial(_place, dataflow, stack),
+            partial(_place, stack),
             partial(_set_first, dataflow, stack),
             partial(_count, dataflow, stack),
             partial(_set_families, dataflow, stack),
@@ -125,17 +125,9 @@ def _idle(trace: Trace) -> list[str]:
     return [a for a in idle if not (a.rpartition(".")[2].isdecimal() and a.rpartition(".")[0] in read)]
 
 
-def _place(dataflow: Dataflow, stack: TracedStack) -> None:
-    """Placements as the walk has them, and whether scaling confirms them: of a large model one of each form."""
-    sure: dict[Any, bool] = {}
-    for at, (sublayer, after) in enumerate(pairwise([*stack.sublayers, None])):
-        assert sublayer is not None
+def _place(stack: TracedStack) -> None:
+    for sublayer in stack.sublayers:
         sublayer.placement = placement_of(sublayer.norms)
-        end = sublayer.total if after is None else after.read
-        known: Any = form(dataflow.trace, dataflow.between(sublayer.read, end)) if dataflow.trace.shares else at
-        if known not in sure:
-            _probe(dataflow, sublayer, after)
-        sublayer.sure = sure.setdefault(known, sublayer.sure)
 
 
 def _without_inner(dataflow: Dataflow, stacks: list[TracedStack]) -> list[TracedStack]:
@@ -239,24 +231,6 @@ def _only_norm(dataflow: Dataflow, value: int) -> TracedNorm | None:
             if made is not None and dataflow.through(made) == at and made not in outputs:
                 todo.append(made)
     return found
-
-
-def _probe(dataflow: Dataflow, sublayer: TracedSublayer, after: TracedSublayer | None) -> None:
-    """Scale what goes in and what comes out, and compare with where the walk found norms."""
-    if (
-        sublayer.skip_from
-        or sublayer.design == "gated"
-        or any(not norm.scales for slot in sublayer.norms.values() for norm in slot)
-        or sublayer.norms.get("value")
-    ):
-        return  # what they give depends on the scale, or what is attended to does not
-    speaks = bool(dataflow.trace[sublayer.branch].any())  # a branch of zeros stays, whatever it reads
-    pre = dataflow.unchanged(sublayer.read, sublayer.branch)
-    if speaks and ("pre" in sublayer.norms) != pre and "out" not in sublayer.norms and not sublayer.norms.get("mid"):
-        sublayer.sure = False
-    if after is not None and after.total != sublayer.total and not (after.design or sublayer.design or after.skip_from):
-        post = dataflow.unchanged(sublayer.total, after.read)
-        sublayer.sure &= post == ("post" in sublayer.norms)
 
 
 def _count(dataflow: Dataflow, stack: TracedStack) -> None:

@@ -104,7 +104,7 @@ def load_function(text: str) -> Callable[..., Any]:
         thing = _named(text)
     if not callable(thing):
         raise ModelError(f"{text} is of type {type(thing).__name__}; expected a function")
-    return thing  # type: ignore[no-any-return]
+    return thing
 
 
 def maker_of(text: str) -> Any:

@@ -59,7 +59,6 @@ class TracedSublayer:
     Of its stack (`isograd.trace.anatomy`):
         address: of the module that holds the branch.
         placement: the name of its norms; see `placement_of`.
-        sure: whether the walk and the probes agree.
         stream: the value that is handed on: the sum, or after its post norm.
         stack, index, layer: the stack's name; the place in it of the sublayer and of its layer, from 1.
     """
@@ -81,7 +80,6 @@ class TracedSublayer:
     also: int | None = None
     address: str = ""
     placement: str = ""
-    sure: bool = True
     stream: int = -1
     stack: str = ""
     index: int = 0

@@ -140,7 +140,7 @@ def test_json(here: Path) -> None:
         assert set(finding) == known and finding["kind"] in ("fact", "suspicion")
         assert (finding["kind"] == "suspicion") == (finding["proof"] is not None) or finding["severity"] == "info"
         assert isinstance(finding["measured"], float)
-    assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "layers-identical", "parameter-unused"}
+    assert {f["code"] for f in told["findings"]} == {"final-norm-missing", "parameter-unused", "weights-copied"}
 
 
 def test_a_folder(here: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_folder(here: Path) -> None:
 
 def test_the_inputs_may_be_given(here: Path) -> None:
     assert "--batch" in refused("check", "some_models:Two")
-    assert called("check", "some_models:Two", "--batch", "some_models:batch", "--ignore", "layers-identical")[0] == 0
+    assert called("check", "some_models:Two", "--batch", "some_models:batch", "--ignore", "weights-copied")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,6 @@ def timm_vit() -> nn.Module:
     return model.eval()
 
 
-GAMMA = {"gains-decayed": "its norms call their weight `gamma`"}
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(build=of("GPT2LMHeadModel", "GPT2", **GPT), placements=PRE),
     "gpt-neox": Family(build=of("GPTNeoXForCausalLM", "GPTNeoX", **SMALL), placements=PRE),
@@ -242,10 +241,6 @@ FAMILIES: dict[str, Family] = {
     "dinov2": Family(
         build=of("Dinov2ForImageClassification", "Dinov2", mlp_ratio=2, **IMAGE),
         placements=SCALED,
-        findings={
-            "gains-decayed": "`lambda1` is a coefficient under a name that the Trainer does not know",
-            "option-unused": "`apply_layernorm` is read by the backbone class only",
-        },
     ),
     "swinv2": Family(
         build=of(
@@ -260,18 +255,13 @@ FAMILIES: dict[str, Family] = {
             num_labels=10,
         ),
         placements=OUT,
-        findings={"gains-decayed": "`logit_scale`, the temperature of each head, decays"},
         layers=4,
     ),
     "torch-encoder-pre": Family(build=lambda: encoder(norm_first=True), placements=PRE),
     "torch-encoder-post": Family(build=lambda: encoder(norm_first=False), placements=POST),
-    "torch-transformer": Family(
-        build=transformer,
-        placements=POST_PAIR,
-        findings={"final-norm-doubled": "torch adds a norm to each stack whatever `norm_first` says"},
-    ),
-    "x-transformers": Family(build=x_transformer(), placements=PRE, findings=GAMMA),
-    "x-transformers-sandwich": Family(build=x_transformer(sandwich_norm=True), placements=SANDWICH, findings=GAMMA),
+    "torch-transformer": Family(build=transformer, placements=POST_PAIR),
+    "x-transformers": Family(build=x_transformer(), placements=PRE),
+    "x-transformers-sandwich": Family(build=x_transformer(sandwich_norm=True), placements=SANDWICH),
     "timm-vit": Family(build=timm_vit, placements=PRE),
 }
 

@@ -9,8 +9,6 @@ from isograd.placement import CATALOGUE
 from tests.build import few
 
 TRUE = {  # of what the entry is
-    "normformer-fairseq": {"head-scale-after-out"},  # as fairseq's code has it, and NormFormer's paper has not
-    "normformer-fairseq-resscale": {"head-scale-after-out"},
     "no-norm": {"initial-loss"},  # what folding leaves of trained models: nothing bounds a stream of its own init
 }
 NAMED = ("denseformer", "x0-scalars", "gated-streams", "hyper-connections", "mhc", "siamesenorm")  # by their streams

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Trainer
 
 import isograd
 from isograd.trace import record
@@ -92,35 +91,9 @@ def not_normed(model: Any) -> bool:
     return not torch.allclose(last_vectors(model).var(-1, unbiased=False), torch.tensor(1.0), atol=2e-2)
 
 
-def final_norm_idles(model: Any) -> bool:
-    """Without its last norm the model computes the same."""
-    inputs = guess_inputs(model)
-    before = output(model, inputs)
-    owners = [
-        m
-        for m in (model, *model.modules())
-        for n in ("norm", "final_norm")
-        if isinstance(getattr(m, n, 0), nn.LayerNorm)
-    ]
-    for owner in owners:
-        setattr(owner, "norm" if hasattr(owner, "norm") else "final_norm", nn.Identity())
-    return bool(owners) and torch.allclose(output(model, inputs), before, atol=1e-3)
-
-
 def layers_are_equal(model: Any) -> bool:
     first, *others = (dict(layer.named_parameters()) for layer in model.layers)
     return all(torch.equal(first[n], other[n]) for other in others for n in first)
-
-
-def scale_behind_out(model: Any) -> bool:
-    """What W_O writes does not depend on the head scale."""
-    attn, inputs, seen = model.layers[0].attn, guess_inputs(model), []
-    handle = attn.out.register_forward_hook(lambda _, __, out: seen.append(out))
-    for factor in (1.0, 3.0):
-        attn.heads_norm.weight.data[0] = factor
-        output(model, inputs)
-    handle.remove()
-    return torch.equal(seen[0], seen[1])
 
 
 def has_no_gradient(model: Any) -> bool:
@@ -202,30 +175,8 @@ def ignores_the_source(model: Any) -> bool:
     return bool((changed(model, inputs, next(iter(inputs)), slice(0, 16)) == 0).all())
 
 
-def option_does_nothing(model: Any) -> bool:
-    """Built again with the option the other way round, from the same seed, it computes the same."""
-    name = "final_layer_norm" if hasattr(model.config, "final_layer_norm") else "normalize_before"
-    outputs = []
-    for value in (False, True):
-        config = type(model.config)(**(model.config.to_dict() | {name: value}))
-        torch.manual_seed(0)
-        outputs.append(output(type(model)(config), guess_inputs(model)))
-    return torch.equal(*outputs)
-
-
-def marian_was_told(model: Any) -> bool:
-    """Marian ignores both options always; the fault is to have given them."""
-    return hasattr(model.config, "normalize_before") and option_does_nothing(model)
-
-
 def head_is_apart(model: Any) -> bool:
     return model.config.tie_word_embeddings and model.head.weight is not model.tower.tokens.weight
-
-
-def trainer_decays_vectors(model: Any) -> bool:
-    """What transformers' Trainer would decay, asked of its own method."""
-    decayed = set(Trainer.get_decay_parameter_names(None, model))
-    return any(p.ndim < 2 for n, p in model.named_parameters() if n in decayed)
 
 
 def eps_weighs(model: Any) -> bool:
@@ -235,12 +186,6 @@ def eps_weighs(model: Any) -> bool:
     return bool(norm(x).var(-1, unbiased=False).mean() < 0.9)
 
 
-def norm_overflows(model: Any) -> bool:
-    """300^2 is more than float16 holds."""
-    norm = model.layers[0].attn_norm.half()
-    return not torch.allclose(norm(torch.full((1, WIDTH), 300.0).half()), torch.tensor(1.0).half(), atol=1e-2)
-
-
 def deep_and_post(model: Any) -> bool:
     """36 layers of Post-LN stayed at the unigram entropy at LR 1e-3, two seeds of two; Pre-LN trained."""
     return len(model.layers) == 36 and all(type(layer) is PostLayer for layer in model.layers)
@@ -248,9 +193,7 @@ def deep_and_post(model: Any) -> bool:
 
 PROOFS: dict[str, Callable[[Any], bool]] = {
     "final-norm-missing": not_normed,
-    "final-norm-doubled": final_norm_idles,
-    "layers-identical": layers_are_equal,
-    "head-scale-after-out": scale_behind_out,
+    "weights-copied": layers_are_equal,
     "parameter-unused": has_no_gradient,
     "placement-mixed": layers_differ_in_kind,
     "not-found": has_no_attention,
@@ -262,11 +205,8 @@ PROOFS: dict[str, Callable[[Any], bool]] = {
     "future-leaks": sees_the_future,
     "padding-leaks": sees_padding,
     "encoder-unused": ignores_the_source,
-    "option-unused": option_does_nothing,
     "embedding-untied": head_is_apart,
-    "gains-decayed": trainer_decays_vectors,
     "norm-eps": eps_weighs,
-    "norm-dtype": norm_overflows,
     "collapse-predicted": deep_and_post,
 }
 
@@ -274,17 +214,15 @@ PROOFS: dict[str, Callable[[Any], bool]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_one_and_its_twin_is_free_of_it(name: str) -> None:
     faulty, healthy, code = FAULTS[name]
-    proof = marian_was_told if name.startswith("marian") else PROOFS[code]
-    assert proof(built(faulty))
-    assert not proof(built(healthy))
+    assert PROOFS[code](built(faulty))
+    assert not PROOFS[code](built(healthy))
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_healthy_twin_starts_near_ln_v(name: str) -> None:
-    """And with a number in every place, and no vector of a gain that a Trainer decays."""
+    """And with a number in every place."""
     model = built(FAULTS[name][1])
     assert output(model, guess_inputs(model)).isfinite().all()
-    assert not trainer_decays_vectors(model)
     if hasattr(model, "head"):
         assert not loss_is_far(model)
 

@@ -587,7 +587,10 @@ LEGAL: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", LEGAL)
 def test_nothing_is_said_of_an_unusual_design(name: str) -> None:
     torch.manual_seed(0)
-    findings = isograd.check(LEGAL[name]())
+    model = LEGAL[name]()
+    findings = isograd.check(model)
+    if any(f.kind == "suspicion" and f.severity != "info" for f in findings):  # of a design the trial decides
+        findings = isograd.check(model, prove=True)
     assert [str(f) for f in findings if f.severity != "info"] == []
     assert findings.missed == ()
 

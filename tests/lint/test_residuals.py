@@ -1,7 +1,6 @@
 """Residuals that are no plain sum: what `isograd check` calls them, and what is wrong beside each."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import isograd
-from tests.lint.faults.plain import POSITIONS, VOCABULARY, WIDTH, Decoder, PostLayer, PreLayer, post, pre, started
-
-QUIET = {"gains-decayed"}  # by the names that these small models give
+from tests.lint.faults.plain import POSITIONS, VOCABULARY, WIDTH, Decoder, PostLayer, PreLayer, pre, started
 
 
 class HighwayLayer(PreLayer):
@@ -62,32 +59,6 @@ class SphereLayer(PreLayer):
         return x
 
 
-class AlphaLayer(PostLayer):
-    """norm(a (x + f(x))): a is undone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attn_norm(2.2 * (x + self.attn(x)))
-        return self.ffn_norm(2.2 * (x + self.ffn(x)))
-
-
-class ScaledSumLayer(PreLayer):
-    """LayerScale around the sum, not on the branch."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.scale_norm = nn.Parameter(torch.full((WIDTH,), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.attn_norm(x))
-        return self.scale_norm * (x + self.ffn(self.ffn_norm(x)))
-
-
-class ScaledBranchLayer(ScaledSumLayer):
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.scale_norm * self.attn(self.attn_norm(x))
-        return x + self.scale_norm * self.ffn(self.ffn_norm(x))
-
-
 def placements(model: nn.Module) -> set[str]:
     return set(isograd.check(model).placements.values())
 
@@ -95,7 +66,7 @@ def placements(model: nn.Module) -> set[str]:
 def codes(model: nn.Module) -> set[str]:
     findings = isograd.check(model)
     assert findings.missed == ()
-    return findings.codes - QUIET
+    return findings.codes
 
 
 @pytest.mark.parametrize("layer", [HighwayLayer, MovedLayer, LerpLayer])
@@ -157,24 +128,11 @@ def test_a_macaron_layer_may_end_in_a_norm() -> None:
     assert {found.placements[f"layers.{i}.ffn"] for i in range(4)} == {"pre+post"}
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (lambda: post(layer=AlphaLayer), {"factor-unexplained"}),
-        (lambda: pre(layer=ScaledSumLayer), {"factor-unexplained"}),
-        (lambda: pre(layer=ScaledBranchLayer), set()),
-        (post, set()),
-    ],
-)
-def test_a_factor_on_the_whole_sum(model: Callable[[], nn.Module], said: set[str]) -> None:
-    assert codes(model()) == said
-
-
 def test_one_norm_handed_to_every_layer() -> None:
     norm = nn.LayerNorm(WIDTH)
     model = pre(layer=lambda **options: PreLayer(norm=lambda _: norm))
     found = [f for f in isograd.check(model) if f.code == "layers-shared"]
-    assert [f.severity for f in found] == ["warning"] and found[0].measured == 8
+    assert [f.severity for f in found] == ["warning"] and found[0].measured == 4
     whole = PreLayer()
     assert "layers-shared" not in codes(started(Looped(whole)))  # all of a layer again: a Universal Transformer
 
@@ -189,29 +147,6 @@ class Looped(Decoder):
             x = self.layers[0](x)
         logits: Tensor = self.head(self.final_norm(x))
         return logits
-
-
-class Sines(Decoder):
-    """Sines and cosines beside token vectors from N(0, 1/d), times a factor."""
-
-    factor = math.sqrt(WIDTH)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        time = torch.arange(input_ids.shape[1])[:, None] / 1e4 ** (torch.arange(0, WIDTH, 2) / WIDTH)
-        x = self.tokens(input_ids) * self.factor + torch.cat([time.sin(), time.cos()], dim=-1)
-        for layer in self.layers:
-            x = layer(x)
-        logits: Tensor = self.head(self.final_norm(x))
-        return logits
-
-
-@pytest.mark.parametrize(("factor", "drowned"), [(math.sqrt(WIDTH), False), (WIDTH**1.5, True)])
-def test_fixed_positions_that_drown(factor: float, drowned: bool) -> None:
-    model = started(Sines([PreLayer() for _ in range(3)], nn.LayerNorm(WIDTH)))
-    del model.positions
-    nn.init.normal_(model.tokens.weight, std=WIDTH**-0.5)
-    model.factor = factor
-    assert ("positions-small" in isograd.check(model).codes) == drowned
 
 
 class TurnedNormLayer(nn.Module):
@@ -262,9 +197,9 @@ def test_a_share_of_the_first_layers_values() -> None:
             return logits
 
     found = isograd.check(started(Model([Layer() for _ in range(4)], nn.LayerNorm(WIDTH))))
-    assert [(f.code, f.severity) for f in found if f.code not in QUIET] == [("gradient-zero", "info")]
+    assert [(f.code, f.severity) for f in found] == [("gradient-zero", "info")]
 
 
 @pytest.mark.parametrize(("lr", "said"), [(1e-3, set()), (0.05, {"lr-high"}), (1.0, {"lr-high"})])
 def test_a_rate_that_no_adam_trains_with(lr: float, said: set[str]) -> None:
-    assert isograd.check(pre(), lr=lr, warmup=0).codes - QUIET == said
+    assert isograd.check(pre(), lr=lr, warmup=0).codes == said

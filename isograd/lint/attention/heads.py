@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from isograd.errors import many
-from isograd.lint.attention.measured import STILL, MeasuredAttention
+from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import READ, Phase, rule
@@ -18,7 +18,7 @@ STEP = 1e-2  # of scores, to see what the softmax reads of them
 NEAR = 0.05  # relative: two scales that are the same
 
 
-@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed", "branch-shifted"))
+@rule(Phase.HEADS, "heads-mixed", hides=(*READ, "axes-mixed"))
 def split(checked: CheckedModel) -> Iterator[Finding]:
     """Heads that hold parts of several positions, as a view without a transpose makes them."""
     found = [(a, what) for a in checked.attentions if (what := _mixed(a)) is not None]
@@ -108,65 +108,6 @@ def _joined(attention: MeasuredAttention, mixture: int) -> int:
     branch, dataflow = attention.sublayer.branch, attention.dataflow
     products = (o for o in dataflow.between(mixture, branch) if dataflow.is_product(o))
     return next((o.makes[0] for o in products if attention.trace[o.makes[0]].ndim >= 3), branch)
-
-
-@rule(Phase.HEADS, "kv-heads-order")
-def groups(checked: CheckedModel) -> Iterator[Finding]:
-    """Shared keys and values in another order than that of checkpoints: query head h reads key head h // group."""
-    pairs = [(a, _order(a, a.key), _order(a, a.value)) for a in checked.attentions]
-    found = [(a, keys, values) for a, keys, values in pairs if "strided" in (keys, values)]
-    if found:
-        attention, keys, values = found[0]
-        differ = keys != values
-        what = (
-            "a query head reads the keys of one head and the values of another"
-            if differ
-            else "query head h reads key head h modulo their number; Llama and what came after it read h // group, and"
-            " checkpoints assume that order"
-        )
-        yield Finding(
-            code="kv-heads-order",
-            severity="error" if differ else "info",
-            address=attention.address,
-            measured=float(len(found)),
-            message=f"{what} ({many(len(found), 'attention')})",
-            remedy="repeat each head in place: k.repeat_interleave(H // H_kv, dim=1), not k.repeat(1, H // H_kv, 1, 1)",
-        )
-
-
-def _order(attention: MeasuredAttention, value: int) -> str | None:
-    """ "blocks" or "strided": which of the repeated heads move with the first head of the projection."""
-    trace, made, places = attention.trace, attention.projection(value), attention.places(value)
-    if made is None or places not in (-2, -3) or trace[value].ndim != 4:
-        return None
-    heads = -3 if places == -2 else -2
-    width = trace[value].shape[-1]
-    start = _first_channel(attention, made, value)
-    if start is None or trace[made].shape[-1] < 2 * width:
-        return None
-    other = trace[made].clone()
-    other[..., start : start + width] += 1
-    gap = (trace.replay({made: other}, [value])[0] - trace[value]).abs()
-    reached = (gap.transpose(0, heads).flatten(1).amax(1) > STILL * trace[value].abs().max()).nonzero().flatten()
-    if not 2 <= len(reached) < trace[value].shape[heads]:
-        return None
-    return "blocks" if reached[-1] - reached[0] == len(reached) - 1 else "strided"
-
-
-def _first_channel(attention: MeasuredAttention, made: int, value: int) -> int | None:
-    """The first channel of a projection that a query, key or value reads."""
-    trace = attention.trace
-    low, high = 0, trace[made].shape[-1]
-
-    def reaches(stop: int) -> bool:
-        other = trace[made].clone()
-        other[..., :stop] += 1
-        return not torch.equal(trace.replay({made: other}, [value])[0], trace[value])
-
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return low if reaches(high) else None
 
 
 @rule(Phase.HEADS, "attention-scale", suspicions=True)

@@ -231,7 +231,7 @@ def _passes(attention: MeasuredAttention) -> bool:
 
 
 @rule(
-    Phase.MASKS, "future-leaks", "mask-blocks-self", "masks-differ", hides={"future-leaks": ("output-not-finite",
+    Phase.MASKS, "future-leaks", "mask-blocks-self", hides={"future-leaks": ("output-not-finite",
     "padding-leaks", "positions-missing")},
 )  # fmt: skip
 def future(checked: CheckedModel) -> Iterator[Finding]:
@@ -279,14 +279,6 @@ def _of_stack(checked: CheckedModel, own: list[Seen]) -> Iterator[Finding]:
     says = f"{len(causal)} of {len(own)} attentions of the stack are causal" if causal else author
     if both and says and (2 * len(causal) >= len(own) or author):
         yield _finding("future-leaks", both, own, f"{_how(both[0])}, but {says}", _unmask(both[0]))
-    elif both and causal:
-        yield _finding(
-            "masks-differ",
-            causal,
-            own,
-            f"attends to earlier positions only, but {len(both)} of {len(own)} attentions read both ways",
-            "pass all layers the same mask",
-        )
 
 
 def _how(seen: Seen) -> str:

@@ -228,8 +228,7 @@ class HyperEquation(Equation):
                 scaled = scaled * (1 + weight if self.has("weights-around-1") else weight)
                 inner = [(scaled * row).sum(-1, keepdim=True) for row in maps]
                 by = [*factors[:1].expand(n + 1), factors[1]]
-                inside = self.has("factor-inside-tanh")
-                rows = [bend(f * t) if inside else f * bend(t) for f, t in zip(by, inner, strict=True)]
+                rows = [f * bend(t) for f, t in zip(by, inner, strict=True)]
                 a[j] = [old + row for old, row in zip(a[j], rows[: n + 1], strict=True)]
                 b[j] = b[j] + rows[n + 1]
         return a, b
@@ -273,7 +272,7 @@ class ProjectedEquation(HyperEquation):
         read, write = (self.logits(address, state, block, n, block * n) for block in blocks)
         missing = self.has("read-eps-missing")
         independent = self.stream.maps == "independent"
-        above = eps if independent and not self.has("write-eps-missing") else 0.0
+        above = eps if independent else 0.0
         most = 1.0 if self.has("write-not-doubled") else self.stream.magnitude if independent else 2.0
         return [_sigmoid(t) + (0.0 if missing else eps) for t in read], [most * _sigmoid(t) + above for t in write]
 
@@ -401,12 +400,8 @@ class DepthAverageEquation(OfTheLayer):
         left.append(x)
         if site.layer % self.stream.period == 0:
             shares = self.of(k, "stream.shares")
-            if self.has("newest-first"):
-                shares = shares.flip(0)
             chosen = [v for j, v in enumerate(left) if (site.layer - j) % self.stream.dilation == 0]
             x = _sum(a * v for a, v in zip(shares, chosen, strict=True))
-        if self.has("averages-averaged"):
-            left[-1] = x
         return x, *left
 
 
@@ -415,10 +410,9 @@ class FirstInputEquation(OfTheLayer):
 
     def here(self, state: Any, k: int) -> Tensor:
         x, origin = state
-        if not (self.begins(k) or self.has("every-sublayer")):
+        if not self.begins(k):
             return _tensor(x)
-        at = k if self.begins(k) else k - self.every[k].slots // self.every[k].layers + 1
-        keep, first = (self.of(at, f"stream.{name}.weight") for name in ("keep", "first"))
+        keep, first = (self.of(k, f"stream.{name}.weight") for name in ("keep", "first"))
         if self.has("coefficients-swapped"):
             keep, first = first, keep
         return keep * x + first * origin
@@ -440,8 +434,6 @@ class AffineEquation(Equation):
 
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         r, g, c, d = (self.of(k, f"stream.{name}.weight") for name in ("skip", "scale", "skip_offset", "scale_offset"))
-        if self.has("offset-after-factor"):
-            return state * r + c + u * g + d
         return (state + c) * r + (u + d) * g
 
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from isograd.placement import Norm, Placement, Residual, sites
 from isograd.placement.streams import (
-    Affine,
     DepthAttention,
-    DepthAverage,
     FirstInput,
     Hyper,
     LayerSkip,
@@ -106,12 +104,6 @@ MISTAKES: tuple[Mistake, ...] = (
         of=_maps("sinkhorn", "independent"),
     ),
     Mistake(
-        name="write-eps-missing",
-        found="the write map is magnitude * sigmoid(.) alone",
-        remedy="add eps to it: magnitude * sigmoid(.) + eps",
-        of=_maps("independent"),
-    ),
-    Mistake(
         name="write-not-doubled",
         found="the write map is sigmoid(.)",
         remedy="multiply it by 2 (HY-V4: by hc_magnitude), so that it begins at about 1",
@@ -133,12 +125,6 @@ MISTAKES: tuple[Mistake, ...] = (
         name="tanh-missing",
         found="the computed part of the maps is the projection itself",
         remedy="take tanh of the projection",
-        of=_maps("computed"),
-    ),
-    Mistake(
-        name="factor-inside-tanh",
-        found="the factor is inside the tanh of the computed part",
-        remedy="factors[0] * tanh(.) in place of tanh(factors[0] * .), and likewise for beta",
         of=_maps("computed"),
     ),
     Mistake(
@@ -218,30 +204,6 @@ MISTAKES: tuple[Mistake, ...] = (
         found="the plain sum keeps what it was opened with",
         remedy="write the branch to both: Q <- Q + u",
         of=_stream(TwoStreams),
-    ),
-    Mistake(
-        name="averages-averaged",
-        found="averages are averaged: X_j is what the layer after j read, not what layer j left",
-        remedy="keep what each layer leaves, before the average, as X_j",
-        of=_stream(DepthAverage),
-    ),
-    Mistake(
-        name="newest-first",
-        found="the weights are read from X_l down to X_0",
-        remedy="the first weight is X_0's, the last X_l's",
-        of=_stream(DepthAverage),
-    ),
-    Mistake(
-        name="every-sublayer",
-        found="the scalars act before every sublayer",
-        remedy="x <- r x + z x_0 once per layer, before its attention",
-        of=_stream(FirstInput),
-    ),
-    Mistake(
-        name="offset-after-factor",
-        found="offsets are added after the factors: x r + c",
-        remedy="(x + c) * r + (u + d) * g",
-        of=_stream(Affine),
     ),
 )
 

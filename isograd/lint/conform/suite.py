@@ -1,7 +1,7 @@
 """`isograd.conform(adapter, "mhc")`: does an implementation compute what the paper says?
 
 An adapter is driven sublayer by sublayer with given weights, inputs and branch outputs, and what it reads is compared
-with the equations in float64. A stream that has no equations is still asked for what must be true of any.
+with the equations in float64.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from isograd.errors import UserError, one_line
 from isograd.lint.conform.driven import LOOSE, Driven, difference_of, modules_of
 from isograd.lint.conform.equations import equation_of
-from isograd.lint.conform.invariants import APART, Statement, invariants_of, positions_apart
 from isograd.lint.conform.setting import Make, Setting, design_of
 from isograd.lint.conform.verdict import Conformance, Row, narrowed, recognized, unknown
 from isograd.placement import Placement
@@ -22,7 +21,7 @@ from isograd.placement.streams import Hyper
 from isograd.residual import wiring
 
 PARTS = {"reads": slice(0, 1), "writes and mixes": slice(1, -1), "close": slice(-1, None)}  # of the outputs
-STEP = 1e-5  # of a difference quotient
+CHECKS = (*PARTS, "gradients", "init", "meta device")
 
 
 def conform(adapter: Make, design: str | Placement) -> Conformance:
@@ -31,12 +30,10 @@ def conform(adapter: Make, design: str | Placement) -> Conformance:
     Args:
         adapter: a class or function that takes a `Setting` and gives an adapter; see `Adapter`.
         design: an entry of the catalogue by name, or a `Placement` of your own. The equations of a stream of your own
-            are what its method `equation` returns, a class derived from `Equation`; without one, the checks that need
-            none are made.
+            are what its method `equation` returns, a class derived from `Equation`.
 
     Raises:
-        UserError: no such entry, one that acts inside the attention, or an adapter that cannot be made or lacks a
-            method.
+        UserError: no such entry, one without equations, or an adapter that cannot be made or lacks a method.
     """
     if not callable(adapter) or isinstance(adapter, nn.Module):
         raise UserError(
@@ -44,7 +41,10 @@ def conform(adapter: Make, design: str | Placement) -> Conformance:
         )
     placement = design_of(design) if isinstance(design, str) else wiring(design)
     called = getattr(adapter, "__name__", type(adapter).__name__)
-    name = design if isinstance(design, str) else type(placement.stream).__name__
+    kind = type(placement.stream).__name__
+    if equation_of(placement.stream) is None:
+        raise UserError(f"{kind} has no method `equation`: docs/conform.md says how to write its equations")
+    name = design if isinstance(design, str) else kind
     return Suite(adapter, Setting(placement=placement)).verdict(name, called)
 
 
@@ -53,13 +53,11 @@ class Suite(Driven):
 
     def __init__(self, make: Make, setting: Setting) -> None:
         super().__init__(make, setting)
-        self.without_equations = equation_of(setting.stream) is None
-        checks = self.checks()
         skips = self.skips
-        wrong = [name for name in skips if name not in checks] if isinstance(skips, Mapping) else None
+        wrong = [name for name in skips if name not in CHECKS] if isinstance(skips, Mapping) else None
         if wrong != []:
             what = ", ".join(map(repr, wrong)) if wrong else f"a {type(skips).__name__}"
-            raise UserError(f"skips: {what}; expected a dict from checks to reasons, the checks {', '.join(checks)}")
+            raise UserError(f"skips: {what}; expected a dict from checks to reasons, the checks {', '.join(CHECKS)}")
 
     def verdict(self, name: str, called: str) -> Conformance:
         rows = [*self.rows()]
@@ -71,30 +69,11 @@ class Suite(Driven):
             placement=name, adapter=called, rows=tuple(rows), mistakes=mistakes, remedies=tuple(remedies)
         )
 
-    def checks(self) -> tuple[str, ...]:
-        alone = (APART,) if self.without_equations else ()
-        return (*PARTS, "gradients", *alone, *invariants_of(self.setting), "init", "meta device")
-
     def rows(self) -> Iterator[Row]:
-        if self.without_equations:
-            yield from self.rows_of_any()
-            return
         for check, part in PARTS.items():
             yield self.row(check, self.tolerance, partial(self.compared, part))
         yield self.row("gradients", 10 * self.tolerance, self.gradients)
-        for check, statement in invariants_of(self.setting).items():
-            yield self.row(check, 2e-3, partial(self.stated, statement))
         yield self.row("init", LOOSE, self.init)
-        yield self.row("meta device", self.tolerance, self.meta)
-
-    def rows_of_any(self) -> Iterator[Row]:
-        """What is true of a stream whatever its equations are."""
-        kind = type(self.setting.stream).__name__
-        missing = f"{kind} has no method `equation`: docs/conform.md says how to write its equations"
-        for check in (*PARTS, "init"):
-            yield Row(check=check, status="skipped", found=self.skips.get(check, missing))
-        yield self.row("gradients", 1e-6, self.quotients)
-        yield self.row(APART, self.tolerance, partial(self.stated, positions_apart))
         yield self.row("meta device", self.tolerance, self.meta)
 
     def row(self, check: str, tolerance: float, measure: Callable[[], tuple[float, str]]) -> Row:
@@ -124,9 +103,6 @@ class Suite(Driven):
         one = len(found) == len(self.cases)
         return max(difference for *_, difference in found), f"in {first}" if one else f"first in {first}"
 
-    def stated(self, statement: Statement) -> tuple[float, str]:
-        return statement(self), ""
-
     def gradients(self) -> tuple[float, str]:
         """Of a fixed linear form of all outputs, with respect to x and to each branch's output."""
         weights = self.usual
@@ -144,23 +120,6 @@ class Suite(Driven):
         self.at = "backward"
         weights = [weight.to(out) for weight, out in zip(_directions(outputs), outputs, strict=True)]
         return [*torch.autograd.grad(outputs, [x, *us], weights, allow_unused=True, materialize_grads=True)]
-
-    def quotients(self) -> tuple[float, str]:
-        """Of the same linear form along a random direction: autograd's against a difference quotient."""
-        if self.dtype is not torch.float64:
-            raise Skip(f"a difference quotient needs float64, and the adapter computes in {self.dtype}")
-        weights, given = self.usual, [self.x, *self.us]
-        draw = torch.Generator().manual_seed(2)
-        ways = [torch.randn(t.shape, generator=draw, dtype=torch.float64) for t in given]
-        slopes = [slope.cpu() for slope in self.gradient(self.loaded(weights), given)]
-
-        def form(step: float) -> Tensor:
-            x, *us = (t + step * way for t, way in zip(given, ways, strict=True))
-            outputs = [out.detach().cpu() for out in self.outputs(self.loaded(weights), x, us)]
-            return _total(outputs, _directions(outputs))
-
-        expected = (form(STEP) - form(-STEP)) / (2 * STEP)
-        return difference_of(_total(slopes, ways), expected), "from a difference quotient along a random direction"
 
     def init(self) -> tuple[float, str]:
         made = self.built()
@@ -222,10 +181,6 @@ def _directions(outputs: list[Tensor]) -> list[Tensor]:
     """The coefficients of a fixed linear form of all outputs."""
     draw = torch.Generator().manual_seed(1)
     return [torch.randn(out.shape, generator=draw, dtype=torch.float64) for out in outputs]
-
-
-def _total(tensors: list[Tensor], by: list[Tensor]) -> Tensor:
-    return torch.stack([(one * weight).sum() for one, weight in zip(tensors, by, strict=True)]).sum()
 
 
 class Skip(Exception):  # noqa: N818  (no error)

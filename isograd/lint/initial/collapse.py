@@ -10,13 +10,9 @@ Post-LN has two lines: where branches begin with a fifth of the stream (Xavier),
 GPT-2's N(0, 0.02^2)), which tolerates more. A stack in between is judged by the second, and warned of by the first.
 """
 
-import ast
-import copy
-import inspect
 import math
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -280,109 +276,12 @@ def norms_moved(checked: CheckedModel, traced: TracedStack) -> str:
     if owner is None or type(owner).__module__.startswith("transformers."):  # whose code is not the user's to write
         return OTHERS
     own = [name.removesuffix(".weight").rpartition(".")[2] for name in names]
-    lines = moved_lines(owner, own) or [f"x = x + f(self.{own[0]}(x)) in place of x = self.{own[0]}(x + f(x))"]
     last = f"in {type(_holder(checked.model, layers[0])).__name__}.forward a LayerNorm after the last layer"
-    where = f" in {type(owner).__name__}.forward {', and '.join(lines)}; {last}"
-    return f"normalize what each branch reads, not the sum (Pre-LN):{where}"
+    where = f"in {type(owner).__name__}.forward x + f(self.{own[0]}(x)) in place of self.{own[0]}(x + f(x)); {last}"
+    return f"normalize what each branch reads, not the sum (Pre-LN): {where}"
 
 
 OTHERS = "take a model that normalizes what each branch reads, not the sum (Pre-LN)"
-
-
-def moved_lines(owner: nn.Module, norms: Iterable[str]) -> list[str]:
-    """The lines of a module's forward that apply a norm to a sum, with the norm moved to what the branch reads.
-
-    All else in them stays: dropout, factors, further arguments. Lines of another form are left out.
-    """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(type(owner).forward)))
-    except (OSError, TypeError, SyntaxError):
-        return []
-    lines = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Return)]
-    lines.sort(key=lambda node: node.lineno)
-    found = [_line_moved(line, lines[:at], set(norms)) for at, line in enumerate(lines)]
-    return list(dict.fromkeys(line for line in found if line is not None))
-
-
-Line = ast.Assign | ast.Return
-
-
-def _line_moved(line: Line, before: Sequence[Line], norms: set[str]) -> str | None:
-    """
-    >>> _line_moved(ast.parse("y = self.ln(y + self.drop(self.f(y, mask)))").body[0], [], {"ln"})
-    'y = y + self.drop(self.f(self.ln(y), mask)) in place of y = self.ln(y + self.drop(self.f(y, mask)))'
-    """
-    call = line.value
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in norms:
-        return None
-    total = call.args[0] if len(call.args) == 1 else None
-    if not isinstance(total, ast.BinOp) or not isinstance(total.op, ast.Add):
-        return None
-    norm = ast.unparse(call.func)
-    reads = [_read(*pair, norm, before) for pair in ((total.left, total.right), (total.right, total.left))]
-    if not any(reads):
-        return None
-    normed, made = max(filter(None, reads), key=lambda one: one[1].lineno if one[1] else math.inf)
-    after = copy.copy(line)
-    if made is not None:  # the branch has a line of its own
-        after.value = total
-        return f"{normed.put(made)}, and {ast.unparse(after)} in place of {ast.unparse(line)}"
-    sides = [
-        side if _stream(side) == normed.name else normed.visit(side)
-        for side in copy.deepcopy([total.left, total.right])
-    ]
-    after.value = ast.BinOp(left=sides[0], op=ast.Add(), right=sides[1])
-    return f"{ast.unparse(after)} in place of {ast.unparse(line)}"
-
-
-def _stream(term: ast.expr) -> str | None:
-    """The name of x in a term x or c x; None of one that calls something."""
-    names = _names(term)
-    return names.pop() if len(names) == 1 and not any(isinstance(n, ast.Call) for n in ast.walk(term)) else None
-
-
-def _read(
-    term: ast.expr, branch: ast.expr, norm: str, before: Sequence[Line]
-) -> tuple["_Normed", ast.Assign | None] | None:
-    """What normalizes x in the branch of x + branch, and the line before in which it reads x, None where it is this
-    one; None where the branch reads no x.
-    """
-    stream = _stream(term)
-    if stream is None:
-        return None
-    normed = _Normed(stream, norm)
-    if stream in _names(branch):
-        return normed, None
-    made = normed.among(before, _names(branch))
-    return None if made is None else (normed, made)
-
-
-def _names(term: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(term) if isinstance(node, ast.Name) and node.id != "self"}
-
-
-class _Normed(ast.NodeTransformer):
-    """Puts norm(x) in the place of x."""
-
-    def __init__(self, name: str, norm: str) -> None:
-        self.name, self.norm = name, norm
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.parse(f"{self.norm}({self.name})", mode="eval").body if node.id == self.name else node
-
-    def put(self, line: ast.Assign) -> str:
-        after = copy.deepcopy(line)
-        after.value = self.visit(after.value)
-        return f"{ast.unparse(after)} in place of {ast.unparse(line)}"
-
-    def among(self, before: Sequence[Line], wanted: set[str]) -> ast.Assign | None:
-        """The last line before that makes one of the names from x, or makes what such a line reads."""
-        for line in reversed(before):
-            if isinstance(line, ast.Assign) and wanted & {name for target in line.targets for name in _names(target)}:
-                if self.name in _names(line.value):
-                    return line
-                wanted = wanted | _names(line.value)
-        return None
 
 
 def _holder(model: nn.Module, layer: str) -> nn.Module:

@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Iterator
-from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -17,42 +16,36 @@ from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.running.gradients import gradients_of
 from isograd.lint.trial import Edit, drawn
 from isograd.lint.wiring import waits, waits_for
-from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
-from isograd.trace.parts import parts
+from isograd.trace.dataflow import common_address, numbered
 from isograd.trace.record import anything
-from isograd.trace.sublayers import TracedSublayer
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
-ALIKE = 1e-5  # relative: two positions that rounding alone tells apart
-UNEVEN = 1.4  # times the size of the other heads' parts
 SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
 
 @rule(
     Phase.VALUES, "weights-zero", hides=(Phase.INIT, Phase.WIRING, "embedding-untied", "weights-constant",
-    "weights-partial", "weights-copied", "option-unused", "positions-missing", "encoder-unused", "gradient-zero")
+    "weights-partial", "weights-copied", "positions-missing", "encoder-unused", "gradient-zero"),
 )  # fmt: skip
 def zero(checked: CheckedModel) -> Iterator[Finding]:
     """Whole matrices of zeros where no published init has them."""
     if not checked.at_init:
         return
     found: list[tuple[str, str]] = []
-    excused = checked.adapters | checked.idle_writers | _from_a_bottleneck(checked)
+    excused = checked.adapters | checked.idle_writers
     for role, names in checked.by_role.items():
         empty = [n for n in names if not anything(checked.parameters[n]) and n not in excused]
-        empty = [n for n in empty if not _gates(checked, n) and not _ends_a_branch(checked, n)]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
             found += [(n, f"{role} matrix") for n in empty]
     found += [(n, "table of token vectors") for n in _token_tables(checked) if not anything(checked.parameters[n])]
     if found:
         name, what = found[0]
-        likes = [n for n in checked.parameters if numbered(n) == numbered(name)]
-        meant = len(likes) > 1 and not any(anything(checked.parameters[n]) for n in likes)  # in every layer
+        meant = not any(anything(checked.parameters[n]) for n in checked.parameters if numbered(n) == numbered(name))
         yield Finding(
             code="weights-zero",
-            kind="suspicion" if meant else "fact",
+            kind="suspicion" if meant else "fact",  # zeros in every layer may be a design
             severity="error",
             address=name,
             measured=float(len(found)),
@@ -69,46 +62,9 @@ def _redrawn(checked: CheckedModel, names: list[str]) -> Edit:
     return Edit(says="drawn at random", parameters={n: drawn(std) for n, std in sizes.items()})
 
 
-def _from_a_bottleneck(checked: CheckedModel) -> set[str]:
-    """Last matrices of branches narrower than half the stream: adapters and low-rank maps beside it begin at 0."""
-    every = parts(checked.anatomy)
-    return {part.name for part in every if part.role in MAY_BE_ZERO and 2 * part.fan_in <= part.fan_out}
-
-
-def _ends_a_branch(checked: CheckedModel, name: str) -> bool:
-    """Whether what a matrix makes is gated and added, as that of a triangle update, and its likes all begin at 0."""
-    dataflow = checked.dataflow
-    if any(checked.parameters[n].any() for n in checked.parameters if numbered(n) == numbered(name)):
-        return False
-    for sublayer in checked.anatomy.sublayers:
-        for product in (o for o in checked.trace.operations if name in sublayer.roles and dataflow.is_product(o)):
-            if name in dataflow.weights(product):
-                after = dataflow.between(product.makes[0], sublayer.branch)
-                return bool(after) and all(bare(o) in SCALING | LAYOUT for o in after)
-    return False
-
-
-def _gates(checked: CheckedModel, name: str) -> bool:
-    """Whether what a matrix makes goes straight into a softmax or a gate, or says where to sample: even weights pass a
-    gradient.
-    """
-    trace, dataflow = checked.trace, checked.dataflow
-    todo = [o.makes[0] for o in trace.operations if dataflow.is_product(o) and name in dataflow.weights(o)]
-    ends: list[bool] = []
-    for value in todo:
-        for operation in trace.read_by(value):
-            alone = len(dataflow.data(operation)) == 1
-            if bare(operation) in SCALING | LAYOUT | {"stack", "cat"} and (alone or bare(operation) != "sub"):
-                todo += [made for made in operation.makes if made not in todo]
-            else:
-                gate = bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh")
-                ends.append(gate or operation.name.startswith("grid_sampl"))
-    return bool(ends) and all(ends)
-
-
 @rule(
     Phase.VALUES, "weights-constant", hides=(Phase.INIT, "weights-mean", "weights-partial", "weights-copied",
-    "layers-identical", "gradient-zero")
+    "gradient-zero"),
 )  # fmt: skip
 def constant(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices whose rows, or columns, are all the same."""
@@ -129,32 +85,6 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
             remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
             edit=_redrawn(checked, [n for n, _ in found]),
         )
-    yield from _equal_queries(checked)
-
-
-def _equal_queries(checked: CheckedModel) -> Iterator[Finding]:
-    """Trained vectors, as the queries of a decoder, that begin equal and stay so: no position or dropout parts them."""
-    trace = checked.trace
-    if any(isinstance(m, nn.Dropout) and m.p > 0 for m in checked.model.modules()):
-        return
-    for stack in checked.anatomy.stacks:
-        x, above = trace[stack.sublayers[-1].total], checked.dataflow.above(stack.first)
-        if x.ndim != 3 or x.shape[1] < 2 or not (x - x[:, :1]).abs().max() <= ALIKE * x.abs().max():
-            continue
-        for value, name in trace.names.items():
-            rows = trace[value].shape[-2:-1]
-            if value in above and rows == x.shape[1:2] and trace[value].shape[-1] == x.shape[2]:
-                yield Finding(
-                    code="weights-constant",
-                    severity="error",
-                    address=name,
-                    measured=float(rows[0]),
-                    message=f"the {rows[0]} vectors of {name} begin equal, and nothing tells their positions apart:"
-                    " they compute the same, get one gradient and stay equal",
-                    remedy=f"nn.init.normal_({name}, std=0.02), or add positions to them",
-                    edit=Edit(says="drawn at random", parameters={name: drawn(0.02)}),
-                )
-                return
 
 
 def _constant(weight: Tensor) -> str | None:
@@ -168,7 +98,7 @@ def _constant(weight: Tensor) -> str | None:
 
 
 @rule(
-    Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero")
+    Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero"),
 )  # fmt: skip
 def centre(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are not drawn around 0."""
@@ -196,9 +126,9 @@ def _sideways(weight: Tensor) -> float:
     return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
 
 
-@rule(Phase.VALUES, "weights-partial", hides=("init-std", "init-depth", "weights-copied"))
+@rule(Phase.VALUES, "weights-partial", hides=("init-std", "weights-copied"))
 def partial(checked: CheckedModel) -> Iterator[Finding]:
-    """Rows, columns, heads or parts of a matrix that are zero, equal to others, or of another size."""
+    """Rows, columns, heads or parts of a matrix that are zero or equal to others."""
     if not checked.at_init:
         return
     found = [(n, what) for n in _matrices(checked) if (what := _damage(checked, n)) is not None]
@@ -232,7 +162,7 @@ def _damage(checked: CheckedModel, name: str) -> str | None:
         copies = len(lines) - max(empty - 1, 0) - _distinct(lines)
         if copies > spare:
             return f"{copies} of {len(lines)} {axis_} are copies of others"
-    return None if table else _uneven_heads(checked, name, weight)
+    return None
 
 
 def _distinct(lines: Tensor) -> int:
@@ -243,149 +173,43 @@ def _distinct(lines: Tensor) -> int:
     return int((~again).sum()) + (len(torch.unique(lines[again], dim=0)) if again.any() else 0)
 
 
-def _uneven_heads(checked: CheckedModel, name: str, weight: Tensor) -> str | None:
-    """Of a projection into or out of heads: one head's part of another size than the rest."""
-    role = next((r for r, names in checked.by_role.items() if name in names), "")
-    heads = checked.head_count
-    if not heads or role not in ("query", "key", "value", "attn_out"):
-        return None
-    lines = weight.T if role == "attn_out" else weight
-    if len(lines) % heads or len(lines) // heads * lines.shape[1] < 64:
-        return None
-    stds = lines.reshape(heads, -1).std(1).tolist()
-    usual = median(stds)
-    odd = [i for i, std in enumerate(stds) if usual and not 1 / UNEVEN < std / usual < UNEVEN]
-    if odd and len(odd) * 2 < heads:
-        return f"head {odd[0]} has {stds[odd[0]] / usual:.3g} times the standard deviation of the others"
-    return None
-
-
-@rule(Phase.VALUES, "weights-copied")
-def copies(checked: CheckedModel) -> Iterator[Finding]:
-    """Different matrices of one layer, or one role in some layers, that begin with the same numbers."""
-    if not checked.at_init or "layers-identical" in checked.reported:
-        return
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for name in dict.fromkeys(name for names in checked.by_role.values() for name in names):
-        weight = checked.parameters[name].float()
-        if weight.numel() >= 16 and len(weight.flatten()[:256].unique()) > 3:  # an identity is not drawn
-            groups.setdefault((weight.shape, *weight.flatten()[:32].tolist()), []).append(name)
-    alike = [g for g in groups.values() if len(g) > 1 and torch.equal(*(checked.parameters[n] for n in g[:2]))]
-    alike = [g for g in alike if len({numbered(n) for n in g}) > 1]  # of one matrix in all layers see layers-identical
-    if alike:
-        one, other = alike[0][:2]
-        yield Finding(
-            code="weights-copied",
-            severity="warning",
-            address=other,
-            measured=float(sum(map(len, alike))),
-            message=f"{other} is initialized with the numbers of {one}, as a copy is ({many(len(alike), 'pair')})",
-            remedy="initialize each matrix separately, after any copy.deepcopy",
-            edit=_redrawn(checked, [n for group in alike for n in group[1:]]),
-        )
-
-
-@rule(Phase.REGISTERED, "layers-shared", hides=("layers-identical", "weights-copied", "init-std"))
+@rule(Phase.REGISTERED, "layers-shared", hides=("weights-copied", "init-std"))
 def shared(checked: CheckedModel) -> Iterator[Finding]:
-    """One module that stands several times in a list of layers."""
+    """One module that stands several times in a list of layers, or a part that all layers share beside their own."""
     for address, module in checked.model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
-            continue
-        parts = [part for part in module if isinstance(part, nn.Module) and any(p.ndim >= 2 for p in part.parameters())]
-        if len(parts) > 1 and len({id(part) for part in parts}) < len(parts):
-            yield _shared(address, len(parts), len({id(part) for part in parts}), said=says_shared(checked))
+        parts = [*module] if isinstance(module, nn.ModuleList | nn.Sequential) else []
+        parts = [p for p in parts if isinstance(p, nn.Module) and any(w.ndim >= 2 for w in p.parameters())]
+        different = len({id(part) for part in parts})
+        if different < len(parts):
+            yield Finding(
+                code="layers-shared",
+                severity="info" if says_shared(checked) else "error",
+                address=address,
+                measured=float(different),
+                message=f"the {len(parts)} layers of {address or 'the model'} share {many(different, 'module')}: they"
+                " are not separate, and train as one",
+                remedy="build each layer: nn.ModuleList([Layer() for _ in range(n)]), not [Layer()] * n",
+            )
             return
-        firsts = {id(p): i for i, part in enumerate(reversed(parts)) for p in part.parameters() if p.ndim >= 2}
-        total = sum(sum(p.ndim >= 2 for p in part.parameters()) for part in parts)
-        unlike = len({type(part) for part in parts}) > 1
-        if parts and not unlike and len(firsts) < total:
-            if not _every_other(parts):
-                own = [{id(p) for p in part.parameters() if p.ndim >= 2} for part in parts]
-                places = [[i for i, part in enumerate(own) if one in part] for one in set().union(*own)]
-                periods = [at[1] - at[0] for at in places if len(at) > 1]
-                regular = all(at == [*range(at[0], len(parts), at[1] - at[0])] for at in places if len(at) > 1)
-                by_all = regular and len({*periods}) == 1  # as one projection of keys for the attentions of all layers
-                yield _shared(address, total, len(firsts), "matrices", said=by_all or says_shared(checked))
-                return
-            common = f"{address}.0.{inner}" if (inner := _in_every(parts)) else ""
-            branches = [n for names in checked.by_role.values() for n in names]  # no table of relative positions
-            held = common and any(n.startswith(f"{common}.") or n == f"{common}.weight" for n in branches)
-            if held and not isinstance(checked.model, PreTrainedModel) and not says_shared(checked):
-                yield _shared_part(common, len(parts))
-                return
-    yield from _shared_norms(checked)
-
-
-def _shared_norms(checked: CheckedModel) -> Iterator[Finding]:
-    """One norm's weight in several layers whose matrices are their own."""
     for stack in checked.anatomy.stacks:
-        uses: dict[str, list[TracedSublayer]] = {}
+        layers: dict[str, set[int]] = {}
         for sublayer in stack.sublayers:
-            for name in {norm.weight for slot in sublayer.norms.values() for norm in slot if norm.weight}:
-                uses.setdefault(name, []).append(sublayer)
-        found = {name: users for name, users in uses.items() if _apart(users)}
-        if found:
-            name, users = next(iter(found.items()))
+            norms = {norm.weight for slot in sublayer.norms.values() for norm in slot if norm.weight}
+            for name in (*sublayer.roles, *norms):
+                layers.setdefault(name, set()).add(sublayer.layer)
+        common = [name for name, of in layers.items() if len(of) == stack.layers > 1]
+        on_purpose = isinstance(checked.model, PreTrainedModel) or says_shared(checked)
+        if common and len(common) < len(layers) and not on_purpose:
             yield Finding(
                 code="layers-shared",
                 severity="warning",
-                address=name.rpartition(".")[0],
-                measured=float(len(users)),
-                message=f"{len(users)} layers share this norm, while their matrices are their own"
-                f" ({many(len(found), 'norm')})",
-                remedy="build a norm in each layer, instead of passing one to all",
+                address=common_address(common).removesuffix(".weight"),
+                measured=float(stack.layers),
+                message=f"{stack.layers} layers share {many(len(common), 'parameter')}, first {common[0]}, while others"
+                " are their own",
+                remedy="build this part in each layer, not once before the loop, unless sharing is intended",
             )
-
-
-def _apart(users: list[TracedSublayer]) -> bool:
-    """Whether these are sublayers of several layers, no two with a matrix in common."""
-    roles = [name for user in users for name in user.roles]
-    return len({user.layer for user in users}) > 1 and len(roles) == len(set(roles)) and all(u.roles for u in users)
-
-
-def _every_other(parts: list[nn.Module]) -> bool:
-    """Whether all parts share alike, on purpose: each has as many parameters in common with some other; the first may
-    have its own, as Perceiver's.
-    """
-    counts: dict[int, int] = {}
-    for part in parts:
-        for p in part.parameters():
-            counts[id(p)] = counts.get(id(p), 0) + 1
-    having = [sum(counts[id(p)] > 1 for p in part.parameters()) for part in parts]
-    return len(set(having)) == 1 or (len(having) > 2 and len(set(having[1:])) == 1)
-
-
-def _in_every(parts: list[nn.Module]) -> str:
-    """The submodule with matrices that all parts hold, beside matrices of their own; "" where there is none."""
-    held = [{id(p) for p in part.parameters() if p.ndim >= 2} for part in parts]
-    common = set.intersection(*held)
-    if any(part <= set().union(*held[:i], *held[i + 1 :]) for i, part in enumerate(held)):  # whole layers come again
-        return ""
-    names = [n for n, p in parts[0].named_parameters() if id(p) in common and len(common) < len(held[0])]
-    return common_address(names).removesuffix(".weight")
-
-
-def _shared_part(address: str, built: int) -> Finding:
-    return Finding(
-        code="layers-shared",
-        severity="warning",
-        address=address,
-        measured=float(built),
-        message=f"{built} layers share this module, while their other matrices are their own",
-        remedy="build it in each layer, not once before the loop, unless sharing is intended",
-    )
-
-
-def _shared(address: str, built: int, different: int, what: str = "layers", *, said: bool) -> Finding:
-    return Finding(
-        code="layers-shared",
-        severity="info" if said else "error",
-        address=address,
-        measured=float(different),
-        message=f"the {built} {what} of {address or 'the model'} share {many(different, 'module')}: they are not"
-        " separate, and train as one",
-        remedy="build each layer: nn.ModuleList([Layer() for _ in range(n)]), not [Layer()] * n",
-    )
+            return
 
 
 @rule(Phase.REGISTERED, "unregistered", hides=(*RUN, Phase.GRADIENTS), stops=("unregistered",))

@@ -3,13 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import Trainer
-
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
-from isograd.models import IsogradPreTrainedModel
 
 MOST = 0.05  # of a rate in Adam
 HIGH = 20.0  # times the median rate of the groups
@@ -93,7 +90,7 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@rule(Phase.OPTIMIZER, "norms-decayed", "weight-decay-high", hides={"norms-decayed": ("gains-decayed",)})
+@rule(Phase.OPTIMIZER, "norms-decayed", "weight-decay-high")
 def decays(checked: CheckedModel) -> Iterator[Finding]:
     """Weight decay on norm weights and coefficients, or one that holds weights at 0."""
     if checked.optimizer is None:
@@ -122,26 +119,6 @@ def decays(checked: CheckedModel) -> Iterator[Finding]:
             measured=decay,
             message=f"weight_decay is {decay:g}: at this strength weights shrink faster than they learn",
             remedy="take 0.01 to 0.1",
-        )
-
-
-@rule(Phase.OPTIMIZER, "gains-decayed")
-def decay(checked: CheckedModel) -> Iterator[Finding]:
-    """Norm weights and coefficients that the weight decay of transformers' Trainer would pull to zero."""
-    model = checked.model
-    decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of the Trainer
-    wrong = [name for name in (*checked.norm_weights, *checked.coefficients) if name in decayed]
-    wrong.sort(key=list(checked.parameters).index)
-    if wrong and not isinstance(model, IsogradPreTrainedModel):  # isograd train decides by role
-        many = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        yield Finding(
-            code="gains-decayed",
-            severity="info",
-            address=wrong[0],
-            measured=float(len(wrong)),
-            message=f"transformers' Trainer would apply weight decay to this norm weight or coefficient{many}: it"
-            " decides by name",
-            remedy="pass the optimizer two parameter groups: matrices with weight decay, the rest without",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tests.lint.faults import initialization, options, reading, wiring
-from tests.lint.faults.plain import RMSNorm, post, pre, xavier
+from tests.lint.faults.plain import post, pre, xavier
 from tests.lint.faults.pretrained import SmallForMaskedLM, SmallForSeq2SeqLM, small
 
 Builder = Callable[[], nn.Module]
@@ -28,24 +28,12 @@ _WIRING: dict[str, Pair] = {
         "final-norm-missing",
     ),
     "decoder-without-final-norm": (wiring.without_final, pre, "final-norm-missing"),
-    "torch-transformer": (wiring.torch_transformer, wiring.torch_transformer_of_own_stacks, "final-norm-doubled"),
-    "torch-encoder-post-with-norm": (
-        lambda: wiring.torch_encoder(norm_first=False, final=True),
-        lambda: wiring.torch_encoder(norm_first=False, final=False),
-        "final-norm-doubled",
-    ),
-    "post-ln-with-final-norm": (wiring.with_final_on_post, post, "final-norm-doubled"),
     "torch-encoder-cloned": (
         lambda: wiring.torch_encoder(norm_first=False, final=False, cloned=True),
         lambda: wiring.torch_encoder(norm_first=False, final=False),
-        "layers-identical",
+        "weights-copied",
     ),
-    "layers-deep-copied": (wiring.deep_copied, pre, "layers-identical"),
-    "normformer-head-scale": (
-        lambda: pre(layer=wiring.FairseqNormFormerLayer),
-        lambda: pre(layer=wiring.NormFormerLayer),
-        "head-scale-after-out",
-    ),
+    "layers-deep-copied": (wiring.deep_copied, pre, "weights-copied"),
     "qk-norm-not-applied": (
         lambda: pre(layer=wiring.ForgottenNormLayer),
         lambda: pre(layer=wiring.NormedLayer),
@@ -97,25 +85,8 @@ _READING: dict[str, Pair] = {
     ),
 }
 _OPTIONS: dict[str, Pair] = {
-    "final-norm-flag": (lambda: small(options.DeafForCausalLM, final_layer_norm=False), small, "option-unused"),
-    "marian-normalize-before": (
-        lambda: options.marian(normalize_before=True, add_final_layer_norm=True),
-        options.marian,
-        "option-unused",
-    ),
     "embedding-not-tied": (lambda: small(options.UntiedForCausalLM), small, "embedding-untied"),
-    "rmsnorm-decayed": (
-        lambda: pre(layer=options.TerseLayer, norm=RMSNorm),
-        lambda: pre(norm=RMSNorm),
-        "gains-decayed",
-    ),
-    "layerscale-decayed": (
-        lambda: pre(layer=options.ScaledLayer),
-        lambda: pre(layer=options.SparedLayer),
-        "gains-decayed",
-    ),
     "eps-large": (lambda: options.eps(1e-2), lambda: options.eps(1e-5), "norm-eps"),
-    "norm-in-half": (lambda: options.half(options.HalfRMSNorm), lambda: options.half(RMSNorm), "norm-dtype"),
     "post-ln-36": (lambda: xavier(post(36)), lambda: xavier(pre(36)), "collapse-predicted"),
 }
 FAULTS: dict[str, Pair] = _WIRING | _STARTS | _READING | _OPTIONS
