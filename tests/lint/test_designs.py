@@ -1,10 +1,78 @@
-"""Changes that are tried: what they compute."""
+"""Designs of docs/results/designs: what the check says of those that look wrong, and of those that look right."""
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
+import isograd
+from benchmarks.designs import DESIGNS, HARMLESS, Design, built, provoked, reached
 from isograd.lint.trial import Edit, Program, plus
 from isograd.trace.record import record
+
+RIGHT = [design for design in DESIGNS if design.changes]
+WRONG = [design for design in DESIGNS if design.mended]
+CODES = {
+    "shift": ("future-leaks", "fact"),
+    "names": ("norm-weights", "suspicion"),
+    "view": ("heads-mixed", "suspicion"),
+}
+
+
+def by_name(designs: list[Design]) -> dict[str, Any]:
+    return {"argvalues": designs, "ids": [design.name for design in designs]}
+
+
+def serious(model: nn.Module, prove: bool) -> list[tuple[str, str, str]]:
+    found = isograd.check(model, prove=prove)
+    assert not found.missed
+    return [(f.severity, f.code, f.kind) for f in found if f.severity != "info"]
+
+
+@pytest.mark.parametrize("design", **by_name(RIGHT))
+def test_a_design_that_looks_wrong_has_no_finding(design: Design) -> None:
+    assert not serious(built(design.build), prove=False)
+
+
+@pytest.mark.parametrize("design", **by_name(WRONG))
+def test_its_mend_has_no_finding(design: Design) -> None:
+    assert design.mended is not None
+    assert not serious(built(design.mended), prove=False)
+
+
+@pytest.mark.parametrize("design", **by_name(WRONG))
+def test_a_mistake_is_suspected_at_least(design: Design) -> None:
+    code, kind = CODES[design.name]
+    untried = "error" if kind == "fact" else "warning"
+    assert serious(built(design.build), prove=False) == [(untried, code, kind)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", **by_name(WRONG))
+def test_a_design_that_looks_right_has_an_error(design: Design) -> None:
+    assert serious(built(design.build), prove=True) == [("error", *CODES[design.name])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", **by_name(RIGHT))
+def test_what_a_strict_reader_would_ask_for_does_not_train_better(design: Design) -> None:
+    proofs = provoked(design)
+    assert proofs and {proof["verdict"] for proof in proofs} == {"overturned"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_mistake_without_harm_is_an_info(name: str) -> None:
+    found = isograd.check(built(HARMLESS[name]), prove=True)
+    assert {f.severity for f in found} == {"info"} and any(f.proof for f in found)
+
+
+def test_the_first_position_reads_the_last_token_until_mended() -> None:
+    design = next(d for d in WRONG if d.name == "shift")
+    assert design.mended is not None
+    as_is, mended = reached(design.build), reached(design.mended)
+    assert as_is[0] > 1e-4 and not any(mended[:-1]) and mended[-1] > 1e-4
 
 
 class Stack(nn.Module):
