@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import isograd
-from benchmarks.designs import DESIGNS, HARMLESS, Design, built, provoked, reached
+from benchmarks.designs import DESIGNS, MORE, Design, built, provoked, reached
 from isograd.lint.trial import Edit, Program, plus
 from isograd.trace.record import record
 
@@ -30,9 +30,16 @@ def serious(model: nn.Module, prove: bool) -> list[tuple[str, str, str]]:
     return [(f.severity, f.code, f.kind) for f in found if f.severity != "info"]
 
 
-@pytest.mark.parametrize("design", **by_name(RIGHT))
+@pytest.mark.parametrize("design", **by_name([d for d in RIGHT if d.name != "sphere"]))
 def test_a_design_that_looks_wrong_has_no_finding(design: Design) -> None:
     assert not serious(built(design.build), prove=False)
+
+
+@pytest.mark.slow
+def test_a_suspicion_of_ngpt_is_overturned() -> None:
+    """Its matrices may begin with any size: they are normalized where they are read."""
+    sphere = next(d for d in RIGHT if d.name == "sphere")
+    assert not serious(built(sphere.build), prove=True)
 
 
 @pytest.mark.parametrize("design", **by_name(WRONG))
@@ -62,10 +69,9 @@ def test_what_a_strict_reader_would_ask_for_does_not_train_better(design: Design
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HARMLESS)
-def test_a_mistake_without_harm_is_an_info(name: str) -> None:
-    found = isograd.check(built(HARMLESS[name]), prove=True)
-    assert {f.severity for f in found} == {"info"} and any(f.proof for f in found)
+def test_two_mistakes_more() -> None:
+    normed, wide = (serious(built(build), prove=True) for build in MORE.values())
+    assert normed == [("error", "shortcut-after-norm", "suspicion")] and not wide
 
 
 def test_the_first_position_reads_the_last_token_until_mended() -> None:
