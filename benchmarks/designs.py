@@ -564,8 +564,8 @@ def page(content: Row) -> str:
         "## Setting",
         f"Each model: {LAYERS} layers, width {WIDTH}, {HEADS} heads, {VOCAB} tokens, built once, with seed 0, in"
         " `benchmarks/designs.py`; the trial makes its data itself, permutes the columns of the weights for each seed,"
-        " and takes the best of three learning rates after 20 steps on a further seed. Seconds are processor time of one core."
-        f" {content['versions']}; {content['processor']}.",
+        " and takes the best of three learning rates after 20 steps on a further seed. Seconds are processor time of"
+        f" one core. {content['versions']}; {content['processor']}.",
         "    python -m benchmarks.designs --out docs/results/designs",
     ]
     return "\n\n".join(map(_filled, parts)) + "\n"
