@@ -65,6 +65,7 @@ MENUS = {  # caption -> pages, with a shorter name than their title where that w
         "measured": "",
         "results/README": "",
         "results/reproduce/README": "",
+        "results/designs/README": "Six designs, checked",
         "accept": "Acceptance",
         "api/README": "",
     },

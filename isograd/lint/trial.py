@@ -267,6 +267,8 @@ class Program:
         swapped: dict[int, Tensor] = {}
 
         def of(value: int) -> Tensor:
+            if value in swapped and value not in readers:  # a shortcut carries the changed stream
+                return swapped[value]
             if value in known:
                 return known[value]
             if value not in self._kept:
