@@ -26,7 +26,7 @@ from isograd.errors import many
 from isograd.files import read_json, write_json, write_text
 from isograd.lab.report.style import drawing, label, plain, save, settings, shade
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.trial import SEEDS, STEPS, Edit, Trial
+from isograd.lint.proof.trial import PLANS, SEEDS, Edit, Trial
 from isograd.machine import processor
 from isograd.trace.anatomy import find_anatomy
 from isograd.trace.inputs import guess_inputs, run
@@ -556,7 +556,7 @@ def page(content: Row) -> str:
         f"Of three published designs that look wrong `isograd check` reports {_COUNTS[reported]} as an error or a"
         f" warning; of three that look right and are not, {_COUNTS[caught]} as an error.",
         _table(rows),
-        _READ.format(steps=STEPS, seeds=len(SEEDS)),
+        _READ.format(steps=PLANS[0][0], seeds=len(SEEDS)),
         *(_section(design, rows[design.name]) for design in DESIGNS),
         "## Two mistakes more",
         "Written for this page as well, and kept as they came out.",

@@ -112,7 +112,7 @@ def _sarif(findings: "Findings", asked: "_Asked") -> dict[str, Any]:
 
 
 def _diff(findings: "Findings") -> str:
-    from isograd.lint.fix import diff
+    from isograd.lint.proof.fix import diff
 
     return diff(findings, Path.cwd())
 

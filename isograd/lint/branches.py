@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Edit, Made
 from isograd.lint.rules import READ, Phase, rule
-from isograd.lint.trial import Edit, Made
 from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer

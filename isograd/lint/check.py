@@ -21,14 +21,14 @@ from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.checked_model import CheckedModel, is_quantized, opened
 from isograd.lint.findings import Finding, Findings, Severity, by_harm
-from isograd.lint.fix import fixed
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.intent import Intents
+from isograd.lint.proof.fix import fixed
+from isograd.lint.proof.trial import Trial
 from isograd.lint.rules import explained, in_order
 from isograd.lint.running import forward, gradients, targets
 from isograd.lint.running import optimizer as optimizers
 from isograd.lint.source import source_of
-from isograd.lint.trial import Trial
 from isograd.trace.anatomy import Anatomy, find_anatomy
 from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run
 from isograd.trace.record import answer, is_large, unwrapped
@@ -76,9 +76,9 @@ def check(
     """Look for wiring and initialization bugs in a Transformer, in seconds.
 
     The model is copied, and never changed. A fact is reported as it was measured. A suspicion is tried: the recorded
-    computation is trained for some tens of steps with and without the change, in three seeds (`isograd.lint.trial`). It
-    is an error where the change trains better in all of them, an info where it does not, a warning where nothing was
-    tried.
+    computation is trained for some tens of steps with and without the change, in three seeds: see
+    `isograd.lint.proof.trial`. It is an error where the change trains better in all of them, an info where it does not, a
+    warning where nothing was tried.
 
     Args:
         model: any `nn.Module`.
@@ -89,7 +89,7 @@ def check(
         against: a model of the same parts: where it begins or computes otherwise is reported.
         lr, warmup: peak learning rate and warm-up steps to come; with them a Post-LN stack is judged.
         intent: what the model is meant to do where its code does not say so; see `isograd.lint.intent.INTENTS`.
-        fix: put a copy of the model with the confirmed changes into `findings.fixed`; see `isograd.lint.fix`.
+        fix: put a copy of the model with the confirmed changes into `findings.fixed`; see `isograd.lint.proof.fix`.
         prove: try suspicions for as long as it takes (True), not at all (False), or for eight seconds (None).
         ignore: codes that are not reported.
         name: what to call the model.

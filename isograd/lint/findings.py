@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from isograd.errors import many
 
 if TYPE_CHECKING:
+    from isograd.lint.proof.trial import Edit, Proof
     from isograd.lint.source import Source
-    from isograd.lint.trial import Edit, Proof
 
 Severity = Literal["error", "warning", "info"]
 Kind = Literal["fact", "suspicion"]

@@ -9,8 +9,8 @@ from torch import Tensor
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Edit, Made, normed
 from isograd.lint.rules import Phase, rule
-from isograd.lint.trial import Edit, Made, normed
 from isograd.trace.dataflow import LAYOUT, SCALING, TracedNorm, bare
 from isograd.trace.record import Operation
 

@@ -4,8 +4,8 @@
     def axis(checked): ...
 
 Every code is of one of two kinds. A fact is shown by a computation that anybody can repeat: a value changed here moves
-an output there. A suspicion says that a design is unwise; it is an error only when `isograd.lint.trial` has tried the
-change and seen the model train better.
+an output there. A suspicion says that a design is unwise; it is an error only when `isograd.lint.proof.trial` has tried
+the change and seen the model train better.
 
 A consequence is not reported beside its cause: heads that are split by a view seem to have masks that leak. A new rule
 is a function with this line above it, a page docs/check/CODE.md and a test.

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Edit, Made, normed, plus
 from isograd.lint.rules import Phase, rule
-from isograd.lint.trial import Edit, Made, normed, plus
 from isograd.trace.anatomy import TracedStack
 from isograd.trace.attention import FUSED, is_attention, query_key_value
 from isograd.trace.dataflow import SUMS, TracedNorm, bare, common_address, numbered

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Edit, normed, plus
 from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.shortcuts import before_branch
-from isograd.lint.trial import Edit, normed, plus
 from isograd.models import IsogradPreTrainedModel
 from isograd.trace.anatomy import SMALL, TracedStack
 from isograd.trace.dataflow import numbered

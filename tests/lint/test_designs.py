@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import isograd
 from benchmarks.designs import DESIGNS, MORE, Design, built, provoked, reached
-from isograd.lint.trial import Edit, Program, plus
+from isograd.lint.proof.trial import Edit, Program, plus
 from isograd.trace.record import record
 
 RIGHT = [design for design in DESIGNS if design.changes]

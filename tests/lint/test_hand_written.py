@@ -13,7 +13,6 @@ import isograd
 from isograd.cli import main
 from isograd.errors import InputsError
 from tests.lint.faults.plain import VOCABULARY, WIDTH, Decoder, pre
-from tests.lint.faults.pretrained import SmallConfig, SmallForCausalLM
 
 
 class LossBeside(nn.Module):
@@ -74,14 +73,6 @@ class Gridded(LossBeside):
 def test_an_input_that_cannot_be_another_is_left_as_it_is() -> None:
     findings = isograd.check(Gridded(), (ids(2, 9), torch.tensor([[2, 9]])))
     assert not any("encoder-unused" in line for line in (*findings.codes, *findings.missed))
-
-
-class Stored(SmallForCausalLM):
-    """Keeps what it reads of its configuration, and does nothing with it."""
-
-    def __init__(self, config: SmallConfig) -> None:
-        super().__init__(config)
-        self.factor = 8.0 if config.scale_logits else 1.0
 
 
 def test_a_decoder_that_makes_its_ids_of_the_encoders_leaks_no_future() -> None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import isograd
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.fix import diff, rewritten
 from isograd.lint.intent import INTENTS, Intents
-from isograd.lint.task import task_of
-from isograd.lint.trial import Edit, Program, Trial, plus, times
+from isograd.lint.proof.fix import diff, rewritten
+from isograd.lint.proof.task import task_of
+from isograd.lint.proof.trial import Edit, Program, Trial, plus, times
 from isograd.trace.anatomy import find_anatomy
 from isograd.trace.inputs import guess_inputs
 from tests.lint.faults.plain import VOCABULARY, WIDTH, Decoder, PreLayer, pre

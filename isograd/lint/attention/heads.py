@@ -10,8 +10,8 @@ from isograd.errors import many
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Edit, Made, times
 from isograd.lint.rules import READ, Phase, rule
-from isograd.lint.trial import Edit, Made, times
 from isograd.trace.dataflow import bare
 
 STEP = 1e-2  # of scores, to see what the softmax reads of them

@@ -12,8 +12,8 @@ from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import declares_causal
+from isograd.lint.proof.trial import Edit, Made
 from isograd.lint.rules import READ, Phase, rule
-from isograd.lint.trial import Edit, Made
 from isograd.trace.dataflow import bare
 
 View = Literal["left", "right", "both", "prefix", "itself", "ahead", "not-itself", "other"]

@@ -12,8 +12,8 @@ from isograd.lint.attention.masks import SHORTEST, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Edit
 from isograd.lint.rules import Phase, rule
-from isograd.lint.trial import Edit
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, different
 from isograd.trace.record import Operation
 

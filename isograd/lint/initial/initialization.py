@@ -10,8 +10,8 @@ from torch import Tensor
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel, sample
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Edit, drawn, scaled
 from isograd.lint.rules import Phase, rule
-from isograd.lint.trial import Edit, drawn, scaled
 from isograd.placement import Role
 from isograd.placement.schemes import BASES, RANGE, SCHEMES, Scheme, Shape
 from isograd.trace.dataflow import bare, numbered

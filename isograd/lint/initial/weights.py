@@ -12,9 +12,9 @@ from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import says_shared
+from isograd.lint.proof.trial import Edit, drawn
 from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.running.gradients import gradients_of
-from isograd.lint.trial import Edit, drawn
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import common_address, numbered
 from isograd.trace.record import anything

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.proof.trial import Program
 from isograd.lint.rules import Phase, rule
-from isograd.lint.trial import Program
 from isograd.trace.record import Trace
 
 MOST = 0.9  # of the positions that have a target

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from isograd.lint.checked_model import CheckedModel
-from isograd.lint.task import Task, task_of
+from isograd.lint.proof.task import Task, task_of
 from isograd.trace.record import Operation, Trace, Value, filled
 
 Verdict = Literal["confirmed", "overturned", "untried"]

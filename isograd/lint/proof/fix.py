@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.lint.trial import Edit
+from isograd.lint.proof.trial import Edit
 
 Port = tuple[str, int]  # a module's address, and the number of its argument, or -1 - i of what it returns
 
@@ -48,11 +48,11 @@ def _apply(checked: CheckedModel, model: nn.Module, edit: Edit) -> None:
     wanted = {value: _places(checked, edit, value) for value in edit.values}
     kept = _Kept()
     sources = {value: _port(checked, value) for value in _reads(checked, edit)}
-    for value, port in sources.items():
-        kept.watch(model, value, port)
     for value, ports in wanted.items():
         for address, number in ports:
             _hook(model.get_submodule(address), number, partial(edit.values[value], of=kept.of))
+    for value, port in sources.items():  # after the changes: a shortcut carries the changed stream
+        kept.watch(model, value, port)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, begin in edit.parameters.items():

@@ -1,0 +1,1 @@
+"""A suspicion is tried: what is trained, how it is judged, and what is confirmed is applied."""
