@@ -51,10 +51,20 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     for stack in checked.anatomy.stacks:
         totals = {s.total: s for s in stack.sublayers}
         early = [s for s in stack.sublayers if s.skip_from and "post" not in s.norms and not s.design]
-        passed = [(s, totals[s.read]) for s in early if s.read in totals]
+        passed = [(s, totals[s.read]) for s in early if s.read in totals and not _goes_on(checked, s)]
         passed = [(s, lost) for s, lost in passed if s.kind == "ffn" != lost.kind]  # not around a whole stage
         if 2 * len(passed) >= stack.layers:
             yield _early(passed)
+
+
+def _goes_on(checked: CheckedModel, sublayer: TracedSublayer) -> bool:
+    """Whether the sum that a branch reads reaches the output beside the branch: a second stream, as in RevNets."""
+    trace, seen, todo = checked.trace, {sublayer.branch, sublayer.read}, [sublayer.read]
+    while todo:
+        new = {v for o in trace.read_by(todo.pop()) for v in o.makes} - seen
+        seen |= new
+        todo += new
+    return not seen.isdisjoint(trace.outputs.values())
 
 
 def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
@@ -93,7 +103,7 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[Found]:
         begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
         begun &= attended is not None and attended[2] not in trace.below(operation.makes)  # powers of the weights
         begun &= scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching
-        if begun and attended and square:
+        if begun and attended and square and not _is_beside(checked, operation):
             yield operation.module, "attention", _sum_around(checked, operation, attended[0])
 
 
@@ -109,6 +119,21 @@ def _sum_around(checked: CheckedModel, attention: Operation, query: int) -> dict
     origin = dataflow.back(dataflow.data(asked[-1])[0])[0]
     end = next((v for v in sorted(trace.below(out.makes)) if trace[v].shape == trace[origin].shape), out.makes[0])
     return {end: plus((1.0, origin))}
+
+
+def _is_beside(checked: CheckedModel, attention: Operation) -> bool:
+    """Whether what its last matrix makes is added to what was not computed of it: x that a matrix of its own has made
+    wider, where a stage begins.
+    """
+    dataflow, start = checked.dataflow, attention.makes[0]
+    below = checked.trace.below([start])
+    for total in (o for o in checked.trace.operations if bare(o) in SUMS and len(dataflow.data(o)) == 2):
+        mine, others = ([v for v in dataflow.data(total) if (v in below) == own] for own in (True, False))
+        if mine and others and checked.trace[mine[0]].shape == checked.trace[others[0]].shape:
+            products = [o for o in dataflow.between(start, mine[0]) if dataflow.is_product(o)]
+            if len(products) == 1:
+                return True
+    return False
 
 
 def _replaced(checked: CheckedModel) -> Iterator[Found]:

@@ -54,7 +54,7 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
             continue
         with_norms = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
         bare = not stack.final and "post" not in last.norms and len(with_norms) * 2 > len(stack.sublayers)
-        if bare and _bare(checked, last.total):
+        if bare and _bare(checked, last.total) and not _scale_is_lost(checked, last.total):
             rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
                 code="final-norm-missing",
@@ -225,6 +225,30 @@ def _bare(checked: CheckedModel, value: int) -> bool:
             seen.update(new)
             todo += new
     return False
+
+
+def _scale_is_lost(checked: CheckedModel, value: int) -> bool:
+    """Whether the outputs stay the same where a sum is scaled: a norm comes after the next product."""
+    if _is_normed(checked, value):  # as by a BatchNorm, which in evaluation keeps the scale
+        return True
+    outputs = [v for v in checked.trace.outputs.values() if value in checked.dataflow.above(v) and v != value]
+    return bool(outputs) and all(checked.dataflow.unchanged(value, v) for v in outputs)
+
+
+def _is_normed(checked: CheckedModel, value: int) -> bool:
+    """Whether every way from a value to an output goes through a norm, if after the next product."""
+    every = set(checked.trace.outputs.values())
+    outputs = {v for v in every if checked.dataflow.root(v) != checked.dataflow.root(value)}  # offered beside
+    if outputs.isdisjoint(checked.trace.below([value])):
+        return False
+    todo, seen = [value], {value}
+    for at in todo:
+        if at in outputs:
+            return False
+        new = [m for o in checked.trace.read_by(at) for m in o.makes if m not in checked.dataflow.norms]
+        todo += [m for m in new if m not in seen]
+        seen.update(new)
+    return True
 
 
 def _in_unread_module(checked: CheckedModel, name: str) -> bool:

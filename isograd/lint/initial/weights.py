@@ -16,7 +16,7 @@ from isograd.lint.proof.trial import Edit, drawn
 from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.running.gradients import gradients_of
 from isograd.lint.wiring import waits, waits_for
-from isograd.trace.dataflow import common_address, numbered
+from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
 from isograd.trace.record import anything
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
@@ -35,7 +35,9 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     found: list[tuple[str, str]] = []
     excused = checked.adapters | checked.idle_writers
     for role, names in checked.by_role.items():
-        empty = [n for n in names if not anything(checked.parameters[n]) and n not in excused]
+        empty = [
+            n for n in names if not anything(checked.parameters[n]) and n not in excused and not _gates(checked, n)
+        ]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
             found += [(n, f"{role} matrix") for n in empty]
@@ -60,6 +62,24 @@ def _redrawn(checked: CheckedModel, names: list[str]) -> Edit:
     """Matrices drawn as nn.Linear draws them, tables as GPT-2 does."""
     sizes = {n: 0.02 if n in checked.tables else (3 * checked.parameters[n].shape[-1]) ** -0.5 for n in names}
     return Edit(says="drawn at random", parameters={n: drawn(std) for n, std in sizes.items()})
+
+
+def _gates(checked: CheckedModel, name: str) -> bool:
+    """Whether what a matrix makes goes straight into a softmax or a gate, or says where to sample: even weights pass a
+    gradient.
+    """
+    trace, dataflow = checked.trace, checked.dataflow
+    todo = [o.makes[0] for o in trace.operations if dataflow.is_product(o) and name in dataflow.weights(o)]
+    ends: list[bool] = []
+    for value in todo:
+        for operation in trace.read_by(value):
+            alone = len(dataflow.data(operation)) == 1
+            if bare(operation) in SCALING | LAYOUT | {"stack", "cat"} and (alone or bare(operation) != "sub"):
+                todo += [made for made in operation.makes if made not in todo]
+            else:
+                gate = bare(operation) in ("softmax", "_softmax", "sigmoid", "tanh")
+                ends.append(gate or operation.name.startswith("grid_sampl"))
+    return bool(ends) and all(ends)
 
 
 @rule(
