@@ -64,6 +64,19 @@ def _redrawn(checked: CheckedModel, names: list[str]) -> Edit:
     return Edit(says="drawn at random", parameters={n: drawn(std) for n, std in sizes.items()})
 
 
+def _ends_a_branch(checked: CheckedModel, name: str) -> bool:
+    """Whether what a matrix makes is gated and added, as that of a triangle update, and its likes all begin at 0."""
+    dataflow = checked.dataflow
+    if any(checked.parameters[n].any() for n in checked.parameters if numbered(n) == numbered(name)):
+        return False
+    for sublayer in checked.anatomy.sublayers:
+        for product in (o for o in checked.trace.operations if name in sublayer.roles and dataflow.is_product(o)):
+            if name in dataflow.weights(product):
+                after = dataflow.between(product.makes[0], sublayer.branch)
+                return bool(after) and all(bare(o) in SCALING | LAYOUT for o in after)
+    return False
+
+
 def _gates(checked: CheckedModel, name: str) -> bool:
     """Whether what a matrix makes goes straight into a softmax or a gate, or says where to sample: even weights pass a
     gradient.
