@@ -36,7 +36,11 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
     excused = checked.adapters | checked.idle_writers
     for role, names in checked.by_role.items():
         empty = [
-            n for n in names if not anything(checked.parameters[n]) and n not in excused and not _gates(checked, n)
+            n
+            for n in names
+            if not anything(checked.parameters[n])
+            and n not in excused
+            and not (_gates(checked, n) or _ends_a_branch(checked, n))
         ]
         allowed = all(part in MAY_BE_ZERO for part in role.split("+"))
         if empty and not (allowed and len(empty) == len(names)):
