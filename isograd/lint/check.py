@@ -77,8 +77,8 @@ def check(
 
     The model is copied, and never changed. A fact is reported as it was measured. A suspicion is tried: the recorded
     computation is trained for some tens of steps with and without the change, in three seeds: see
-    `isograd.lint.proof.trial`. It is an error where the change trains better in all of them, an info where it does not, a
-    warning where nothing was tried.
+    `isograd.lint.proof.trial`. It is an error where the change trains better in all of them, an info where it does not,
+    a warning where nothing was tried.
 
     Args:
         model: any `nn.Module`.
@@ -164,7 +164,7 @@ def _asked(checked: CheckedModel, ignored: frozenset[str], missed: list[str], tr
 
     A rule that a suspicion had silenced is asked after all where the suspicion was overturned.
     """
-    found: dict[Finding, None] = {}
+    every: dict[Finding, None] = {}
     asked: set[int] = set()
     while True:
         for at, one in enumerate(in_order()):
@@ -174,19 +174,19 @@ def _asked(checked: CheckedModel, ignored: frozenset[str], missed: list[str], tr
             try:
                 for finding in one.run(checked):
                     doubted = finding.code in one.suspicions or finding.kind == "suspicion"
-                    found.setdefault(replace(finding, kind="suspicion" if doubted else "fact"))
+                    every.setdefault(replace(finding, kind="suspicion" if doubted else "fact"))
                     checked.reported.add(finding.code)
             except Exception as error:  # one rule that cannot look at an unusual model does not stop the others
                 line = f"{' '.join(one.codes)}: {type(error).__name__}: {' '.join(str(error).split())}"
                 missed.append(line[:200])
         hidden = ignored | explained(checked.reported)
-        found = {finding: None for finding in found if finding.code not in hidden}
+        found = [finding for finding in every if finding.code not in hidden]
         doubtful = [f for f in found if f.kind == "suspicion" and f.severity != "info" and f.proof is None]
         if not doubtful:
-            return list(found)
+            return found
         tried = {one: tried_out(one, trial) for one in doubtful}
-        found = {tried.get(one, one): None for one in found}
-        checked.reported -= {f.code for f in tried.values() if f.severity == "info"}
+        every = {tried.get(one, one): None for one in every}
+        checked.reported = {f.code for f in every if f.proof is None or f.proof.verdict != "overturned"}
 
 
 def tried_out(finding: Finding, trial: Trial) -> Finding:

@@ -177,7 +177,8 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
 def padding(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs at real positions that change with what stands where the mask says padding."""
     named = _named(checked)
-    shown = any(isinstance(x, Tensor) and _real_places(x, named) is not None for x in named.values())
+    given = (x for n, x in named.items() if isinstance(x, Tensor) and not n.startswith(_LABELS))
+    shown = any(_real_places(x, named) is not None for x in given)
     for mask_name, name in () if shown else _masked_inputs(checked):
         mask, ids = named.get(mask_name), named[name]
         like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
@@ -212,7 +213,8 @@ def _shown_padding(checked: CheckedModel) -> Iterator[Finding]:
     """Masks and lengths whose rows of the batch end in padding, whatever they are called: what stands there changes."""
     named = _named(checked)
     base = _answer(checked, checked.inputs)
-    real = {n: r for n, x in named.items() if isinstance(x, Tensor) and (r := _real_places(x, named)) is not None}
+    masks = {n: x for n, x in named.items() if isinstance(x, Tensor) and not n.startswith(_LABELS)}
+    real = {n: r for n, x in masks.items() if (r := _real_places(x, named)) is not None}
     for mask_name, places in real.items() if base is not None else ():
         for name, x in named.items():
             if not isinstance(x, Tensor) or name in real or x.shape[:2] != places.shape or name.startswith(_LABELS):

@@ -16,7 +16,7 @@ WRONG = [design for design in DESIGNS if design.mended]
 CODES = {
     "shift": ("future-leaks", "fact"),
     "names": ("norm-weights", "suspicion"),
-    "view": ("heads-mixed", "suspicion"),
+    "view": ("heads-mixed", "fact"),
 }
 
 

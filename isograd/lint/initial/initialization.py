@@ -21,7 +21,6 @@ LOUD = 3.0  # standard deviation of logits at which the softmax has chosen befor
 MORE = 3.0  # nats above ln V
 DROWNS = 10.0  # standard deviation of positions over that of tokens
 LARGEST, SMALLEST = 4.0, 5e-4  # growth by a matrix; its standard deviation
-TOGETHER = 1.2  # growth by a matrix, where most that read the stream have that much
 RULED_OUT = -1e4  # logits that some models give to classes that cannot be
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 ALONE = 2.0  # times off, of one weight among its like in other layers
@@ -187,12 +186,9 @@ def sizes(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices of the layers that multiply the size of what they read by far more than 1, or by next to nothing."""
     if not checked.at_init:
         return
-    every = [n for role, names in checked.by_role.items() if not role.endswith("_out") for n in names]
-    usual = median(checked.std(n) * math.sqrt(_fan_in(checked.parameters[n])) for n in every) if every else 0.0
-    most = LARGEST if usual < TOGETHER else TOGETHER
     for role, names in checked.by_role.items():
         grows = {n: checked.std(n) * math.sqrt(_fan_in(checked.parameters[n])) for n in names}
-        large = [n for n, g in grows.items() if g > most]
+        large = [n for n, g in grows.items() if g > LARGEST]
         writes = any(part in ("attn_out", "ffn_out") for part in role.split("+"))
         tiny = [
             n for n, g in grows.items() if 0 < checked.std(n) < SMALLEST and not (writes or _begins_at_bias(checked, n))
