@@ -59,7 +59,8 @@ class CheckedModel:
         self.against = against
         self.intents = intents or Intents()
         self.loss = loss
-        self.batch = inputs if batch is None else batch
+        alone = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+        self.batch = alone if batch is None else batch
         self.shown = model if shown is None else shown
         self.large = is_large(model)
         self.reported: set[str] = set()
@@ -80,7 +81,10 @@ class CheckedModel:
         """
         if self.loss is None:
             return self.trace
-        trace = with_loss(self.model, self.loss, self.inputs, self.batch)
+        try:
+            trace = with_loss(self.model, self.loss, self.inputs, self.batch)
+        except Exception:  # a loss of another batch than the one that was guessed
+            return self.trace
         same = all(a.makes == b.makes for a, b in zip(self.trace.operations, trace.operations, strict=False))
         return trace if same else None
 
@@ -194,9 +198,22 @@ class CheckedModel:
         """
         if self.named_time_first is not None:
             return self.named_time_first
+        if self.rows_of_outputs == 0:
+            return False
         if self.takes_ids:
             return self.places_vary == 0
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
+
+    @property
+    def rows_of_outputs(self) -> int | None:
+        """The axis of the first sequences given that is as long as an output that has one row for each of them."""
+        given = next((self.trace[v] for v in self.trace.inputs.values() if self.trace[v].ndim in (2, 3)), None)
+        made = next((self.trace[v] for v in self.trace.outputs.values() if self.trace[v].ndim), None)
+        if given is None or made is None or made.ndim > 2 or given.shape[0] == given.shape[1]:
+            return None
+        if made.shape == given.shape[:2]:  # a number for each position
+            return None
+        return next((axis for axis in (0, 1) if made.shape[0] == given.shape[axis]), None)
 
     @cached_property
     def token_stacks(self) -> list[TracedStack]:

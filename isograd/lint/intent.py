@@ -82,6 +82,9 @@ def declares_causal(checked: "CheckedModel", stack: str | None = None) -> str | 
         lengths = {checked.trace[v].shape[-1] for v in checked.trace.inputs.values() if checked.trace[v].ndim == 2}
         as_long = checked.trace[stacks[stack].first].shape[1] in lengths  # no latent vectors
         return f"the {stack} writes what it is to predict" if stacks[stack] in crossed and as_long else None
+    rows = {len(checked.parameters[n]) for n, by_ids in checked.tables.items() if by_ids}
+    if checked.config is None and checked.trace[checked.logits].shape[-1] not in rows:
+        return None  # it does not write tokens, whatever its parts are called
     writing = [s.name for s in stacks.values() if s.sublayers[-1].total in checked.reaching]
     if stack is not None and writing[-1:] != [stack]:
         return None
@@ -102,6 +105,7 @@ def declares_both(checked: "CheckedModel") -> bool:
 FIRST = re.compile(  # b, t, d = x.shape
     r"^\s*(?P<first>[A-Za-z_]\w*)\s*,\s*(?P<second>[A-Za-z_]\w*)\b[^=\n]*=\s*\w+\.(shape|size\(\))", re.M
 )
+TURNED = re.compile(r"permute\(\s*1\s*,\s*0|transpose\(\s*0\s*,\s*1\s*\)|transpose\(\s*1\s*,\s*0\s*\)")
 BATCH_NAMES = re.compile(r"^(b|bs|bsz|n|batch\w*|n_?batch|B|N|num_?seqs?)$")
 TIME_NAMES = re.compile(r"^(t|l|s|seq\w*|time\w*|T|L|S|steps?|length|src_len|tgt_len|n_?steps)$")
 
@@ -110,6 +114,12 @@ def says_time_first(model: torch.nn.Module) -> bool | None:
     """Whether the code of its modules calls the axes (time, batch), or (batch, time); None where it calls them neither
     or both.
     """
+    try:
+        own = inspect.getsource(type(model))
+    except (OSError, TypeError):
+        own = ""
+    if TURNED.search(own):  # it takes (batch, time) and turns them for what is inside
+        return None
     votes = set()
     homes = {type(m).__module__ for m in model.modules()}
     for home in homes - {name for name in homes if name.startswith(("torch.", "transformers."))}:

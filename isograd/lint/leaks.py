@@ -16,6 +16,7 @@ from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import bare
 
 LOPSIDED = 0.75  # of what is read of the past: more of the future is a view to both sides
+PLACED = 1e-3  # of the largest output: more than other sums in a batch do
 CHANGED = 1e-5  # of the largest output: more than another order of rounding does
 
 
@@ -36,6 +37,9 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     moved = _run(checked, _given(checked, named | {place: other}))
     if moved is None or moved.shape != base.shape:
         return
+    if (placed := _of_place(checked, named, len(x))) is not None:
+        yield placed
+        return
     crossed = base.shape == (len(x), len(x)) and len(beside) > 1  # each text of a batch against each image, as CLIP's
     gap = 0.0 if crossed else ((moved - base)[1:].abs().max() / base.abs().max()).item()
     where = _first_across(checked, x.shape[0])
@@ -53,6 +57,27 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+def _of_place(checked: CheckedModel, named: dict[str, Any], count: int) -> Finding | None:
+    """Equal sequences in one batch whose outputs differ: what is added goes by the place in the batch."""
+    parts = {n: v for n, v in named.items() if isinstance(v, Tensor) and v.ndim and len(v) == count}
+    alike = {n: v[:1].expand_as(v).clone() for n, v in parts.items()}
+    made = _run(checked, _given(checked, named | alike))
+    if made is None or not made.is_floating_point() or made.shape[:1] != (count,) or made.shape == (count, count):
+        return None
+    gap = ((made - made[:1]).abs().max() / made.abs().max().clamp_min(1e-30)).item()
+    if not gap > PLACED:
+        return None
+    return Finding(
+        code="batch-leaks",
+        severity="error",
+        address=next(iter(parts)),
+        measured=gap,
+        message=f"{count} equal sequences in one batch give outputs that differ by {gap:.2g} of the largest: something"
+        " is added by the place in the batch, as positions indexed by x.size(0) of (batch, time) are",
+        remedy="index positions by the axis of time: pe[: x.size(1)] of (batch, time, d)",
+    )
+
+
 def _positions_first(checked: CheckedModel) -> bool:
     """Whether positions stand on axis 0, as in (time, batch) ids: absolute ones then differ along it; or in patches of
     one picture after another.
@@ -61,7 +86,8 @@ def _positions_first(checked: CheckedModel) -> bool:
         return True
     if any("grid" in name for name in checked.trace.inputs):
         return True
-    return not any(stack.time == 1 for stack in checked.anatomy.stacks) and checked.places_vary == 0
+    by_places = checked.places_vary == 0 and checked.rows_of_outputs != 0
+    return by_places and not any(stack.time == 1 for stack in checked.anatomy.stacks)
 
 
 def _first_across(checked: CheckedModel, batch_size: int) -> str | None:
@@ -90,7 +116,7 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
         return  # of a source as long as the target, the target is what is predicted
     shown = (reach & ~torch.eye(len(reach), dtype=torch.bool)).any(0)  # what stands in the padding moves nothing else
     reach = reach[shown][:, shown]
-    if is_prefix(reach):
+    if len(reach) < SHORTEST or is_prefix(reach):
         return
     length = len(reach)
     ahead = torch.triu(reach, diagonal=1)
@@ -250,7 +276,8 @@ _LABELS = ("label", "target", "y", "answer", "truth")
 
 def _answer(checked: CheckedModel, inputs: Any) -> Tensor | None:
     """The first output that is no single number, as a loss is."""
-    return next((t for t in _outputs(checked, inputs) if t.ndim), None)
+    made = next((t for t in _outputs(checked, inputs) if t.ndim), None)
+    return _turned(checked, made) if made is not None and made.ndim >= 3 else made
 
 
 def _real_places(x: Tensor, named: dict[str, Any]) -> Tensor | None:
@@ -478,7 +505,7 @@ def _others(checked: CheckedModel, x: Tensor) -> Tensor:
     if x.dtype == torch.bool:
         return ~x
     if x.is_floating_point():
-        return x + torch.randn(x.shape, generator=draw).to(x)
+        return x + torch.randn(x.shape, generator=draw).to(x) * (x.std() if x.numel() > 1 else x.abs()).clamp_min(1.0)
     ids = (getattr(checked.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls"))
     special = torch.tensor([i for i in ids if isinstance(i, int)], dtype=x.dtype)
     used = torch.unique(x)

@@ -5,6 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+import torch
+
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -31,6 +33,10 @@ PROFILED = 12  # sublayers from which on a good profile's skips have grown
 def finite(checked: CheckedModel) -> Iterator[Finding]:
     """Parameters that are no numbers: nothing else that is measured says anything."""
     doubtful = {n: p for n, p in checked.parameters.items() if not p.sum().isfinite()}
+    trained = {n for n, p in checked.model.named_parameters() if p.requires_grad}
+    doubtful = {
+        n: p for n, p in doubtful.items() if n in trained or not (p.isfinite() | (p == -torch.inf)).all()
+    }  # masks
     bad = {n: count for n, p in doubtful.items() if (count := int((~p.isfinite()).sum()))}
     if bad:
         others = f", and {many(len(bad) - 1, 'more parameter')}" if len(bad) > 1 else ""

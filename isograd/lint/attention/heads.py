@@ -94,7 +94,7 @@ def _joins_wrongly(attention: MeasuredAttention) -> bool:
     end = _joined(attention, attention.mixture)
     result = attention.trace[end]
     time = attention.trace[attention.mixture].shape[places]
-    axes = [d for d in (1, 0) if result.ndim >= 3 and result.shape[d] == time]
+    axes = [d for d in (1, 0) if result.ndim == 3 and result.shape[d] == time and [*result.shape].count(time) == 1]
     moved = attention.moved(attention.mixture, end, places) if axes and time > 2 else None
     if moved is None:
         return False

@@ -14,7 +14,6 @@ from isograd.lint.findings import Finding
 from isograd.lint.intent import says_shared
 from isograd.lint.proof.trial import Edit, drawn
 from isograd.lint.rules import RUN, Phase, rule
-from isograd.lint.running.gradients import gradients_of
 from isograd.lint.wiring import waits, waits_for
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
 from isograd.trace.record import anything
@@ -107,9 +106,8 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices whose rows, or columns, are all the same."""
     if not checked.at_init:
         return
-    found = [(n, what) for n in _matrices(checked) if (what := _constant(checked.parameters[n])) is not None]
-    slopes = gradients_of(checked, [n for n, _ in found]) if found else {}
-    found = [(n, what) for n, what in found if (slope := slopes.get(n)) is None or _constant(slope) == what]
+    mine = [n for n in _matrices(checked) if n in checked.applied or n in checked.tables]  # no rates of a recurrence
+    found = [(n, what) for n in mine if (what := _constant(checked.parameters[n])) is not None]
     if found:
         name, what = found[0]
         yield Finding(
@@ -141,7 +139,7 @@ def centre(checked: CheckedModel) -> Iterator[Finding]:
     """Matrices that are not drawn around 0."""
     if not checked.at_init:
         return
-    drawn_ones = [n for n in _matrices(checked) if n in checked.applied or n in checked.tables]
+    drawn_ones = [n for n in _matrices(checked) if n in checked.applied]  # no table of sines, no logarithm of a rate
     found = [(n, ratio) for n in drawn_ones if (ratio := _sideways(checked.parameters[n])) > SIDEWAYS]
     if found:
         name, ratio = found[0]

@@ -61,7 +61,10 @@ def task_of(checked: CheckedModel, loss: Any = None) -> Task | str:
         loss: of the output and the batch, where the user gave it.
     """
     if loss is not None:
-        return _own(with_loss(checked.model, loss, checked.inputs, checked.batch), "your loss")
+        try:
+            return _own(with_loss(checked.model, loss, checked.inputs, checked.batch), "your loss")
+        except Exception:  # a loss of another batch than the one that was guessed
+            pass
     trace = _larger(checked)
     losses = [v for v in trace.outputs.values() if trace[v].ndim == 0 and trace[v].is_floating_point()]
     if losses:

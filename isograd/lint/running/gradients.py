@@ -63,7 +63,7 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
     if not none and not zero and not choosing and (wrong := _wrong_derivative(checked)) is not None:
         yield Finding(
             code="gradient-cut",
-            severity="info" if checked.recurs else "error",  # truncated on purpose, maybe
+            severity="info" if checked.recurs or not _detached(checked) else "error",  # truncated on purpose, maybe
             address=_detached(checked) or "",
             measured=wrong,
             message=f"the loss changes with the token vectors by another amount than the gradient says (off by"
@@ -246,16 +246,6 @@ def _only_chooses(checked: CheckedModel, name: str) -> bool:
         chosen |= len(numbers) < len(made)
         reached.update(numbers)
     return chosen and reached.isdisjoint(trace.outputs.values())
-
-
-def gradients_of(checked: CheckedModel, names: list[str]) -> dict[str, Tensor | None]:
-    """The gradients of these parameters under labels of chance, where the model has a pass backward."""
-    mine = dict(checked.few.named_parameters())
-    wanted = {n: mine[n] for n in names if n in mine and mine[n].requires_grad}
-    try:
-        return _gradients(checked.few, checked, wanted) if wanted else {}
-    except RuntimeError:  # a step of its own has no derivative
-        return {}
 
 
 def _gradients(

@@ -14,6 +14,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.proof.trial import Program
 from isograd.lint.rules import Phase, rule
+from isograd.trace.dataflow import bare
 from isograd.trace.record import Trace
 
 MOST = 0.9  # of the positions that have a target
@@ -81,6 +82,35 @@ def targets(checked: CheckedModel) -> Iterator[Finding]:
                 " it reads what it is to predict",
                 remedy="predict from positions before the target: a causal mask, or the output at the position before",
                 at=scored.made,
+            )
+            return
+
+
+COMPARES = ("sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits")
+
+
+@rule(Phase.DATA, "loss-broadcast")
+def broadcast(checked: CheckedModel) -> Iterator[Finding]:
+    """A loss of predictions (n, 1) and targets (n): each prediction is compared with the targets of all."""
+    trace = checked.loss_trace
+    losses = [] if trace is None else [v for v in trace.outputs.values() if trace[v].ndim == 0]
+    above = trace.above(losses) if trace is not None and losses else set()
+    if trace is None:
+        return
+    for operation in trace.operations:
+        shapes = [tuple(trace[v].shape) for v in operation.reads[:2]]
+        if bare(operation) not in COMPARES or len(shapes) < 2 or above.isdisjoint(operation.makes):
+            continue
+        n = max((shape[0] for shape in shapes if shape), default=0)
+        if n > 1 and {(n,), (n, 1)} == set(shapes) and any(v in checked.dataflow.live for v in operation.reads):
+            yield Finding(
+                code="loss-broadcast",
+                severity="error",
+                address="",
+                measured=float(n),
+                message=f"the loss compares predictions and targets of the shapes {shapes[0]} and {shapes[1]}: they are"
+                f" spread to ({n}, {n}), and each prediction is drawn to the mean of all targets",
+                remedy="give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)",
             )
             return
 
