@@ -98,7 +98,7 @@ def broadcast(checked: CheckedModel) -> Iterator[Finding]:
     if trace is None:
         return
     for operation in trace.operations:
-        shapes = [tuple(trace[v].shape) for v in operation.reads[:2]]
+        shapes = [_before_spread(trace, v) for v in operation.reads[:2]]
         if bare(operation) not in COMPARES or len(shapes) < 2 or above.isdisjoint(operation.makes):
             continue
         n = max((shape[0] for shape in shapes if shape), default=0)
@@ -113,6 +113,12 @@ def broadcast(checked: CheckedModel) -> Iterator[Finding]:
                 remedy="give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)",
             )
             return
+
+
+def _before_spread(trace: Trace, value: int) -> tuple[int, ...]:
+    """The shape of a value before it was expanded, as torch's losses do it."""
+    made = trace.made_by(value)
+    return tuple(trace[made.reads[0] if made is not None and bare(made) == "expand" else value].shape)
 
 
 def _shifts_itself(checked: CheckedModel) -> bool:
