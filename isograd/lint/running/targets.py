@@ -102,7 +102,7 @@ def broadcast(checked: CheckedModel) -> Iterator[Finding]:
         if bare(operation) not in COMPARES or len(shapes) < 2 or above.isdisjoint(operation.makes):
             continue
         n = max((shape[0] for shape in shapes if shape), default=0)
-        if n > 1 and {(n,), (n, 1)} == set(shapes) and any(v in checked.dataflow.live for v in operation.reads):
+        if n > 1 and {(n,), (n, 1)} == set(shapes):
             yield Finding(
                 code="loss-broadcast",
                 severity="error",
