@@ -320,7 +320,7 @@ def _nothing_found(anatomy: Anatomy) -> Finding:
     operations = len(anatomy.trace.operations)
     return Finding(
         code="not-found",
-        severity="warning",
+        severity="info",
         address="",
         measured=float(operations),
         message=f"no residual connection found in {operations:,} operations: nothing of the form x + f(x)",

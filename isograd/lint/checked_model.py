@@ -1,6 +1,7 @@
 """The model that is checked, and the questions that several rules ask about it."""
 
 import math
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -198,16 +199,20 @@ class CheckedModel:
         """
         if self.named_time_first is not None:
             return self.named_time_first
-        if self.rows_of_outputs == 0:
-            return False
+        if self.rows_of_outputs is not None:
+            return self.rows_of_outputs == 1
         if self.takes_ids:
             return self.places_vary == 0
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
 
     @property
     def rows_of_outputs(self) -> int | None:
-        """The axis of the first sequences given that is as long as an output that has one row for each of them."""
-        given = next((self.trace[v] for v in self.trace.inputs.values() if self.trace[v].ndim in (2, 3)), None)
+        """The axis of the first sequences given that is as long as one number for each of them, given or returned."""
+        every = [self.trace[v] for v in self.trace.inputs.values()]
+        given = next((x for x in every if x.ndim in (2, 3)), None)
+        lengths = {len(x) for x in every if x.ndim == 1}
+        if given is not None and given.shape[0] != given.shape[1] and lengths & {*given.shape[:2]}:
+            return [*given.shape[:2]].index((lengths & {*given.shape[:2]}).pop())
         made = next((self.trace[v] for v in self.trace.outputs.values() if self.trace[v].ndim), None)
         if given is None or made is None or made.ndim > 2 or given.shape[0] == given.shape[1]:
             return None
@@ -359,7 +364,9 @@ class _WithLoss(nn.Module):
 
 def with_loss(model: nn.Module, loss: Any, inputs: Any, batch: Any) -> Trace:
     """The trace of a model and of a loss of its output and the batch; its only output is the loss."""
-    trace = record(_WithLoss(model, loss, batch), inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says of a loss is looked for
+        trace = record(_WithLoss(model, loss, batch), inputs)
     trace.names = {value: name.removeprefix("model.") for value, name in trace.names.items()}
     return trace
 

@@ -20,7 +20,6 @@ from isograd.trace.record import Trace
 MOST = 0.9  # of the positions that have a target
 ALIKE = 0.999  # correlation of a squared error's gradient with prediction minus target
 FEWEST = 4  # positions with a target
-EARLY = 2  # the position whose prediction is looked at
 STILL = 1e-5  # of the largest prediction: what rounding may move
 WORDS = {0: "its own token", 2: "the token after the next: labels are shifted twice", -1: "the token before it"}
 
@@ -86,7 +85,15 @@ def targets(checked: CheckedModel) -> Iterator[Finding]:
             return
 
 
-COMPARES = ("sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits")
+COMPARES = (
+    "broadcast_tensors",
+    "sub",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy_with_logits",
+)
 
 
 @rule(Phase.DATA, "loss-broadcast")
@@ -162,7 +169,7 @@ def _scored(checked: CheckedModel) -> Iterator[Scored]:
             found = _shift(trace[given], trace[made].detach(), slope)
             if found is not None:
                 shift, share, places = found
-                latest, later = _reads(checked, given, made)
+                latest, later = _reads(checked, given, made, slope)
                 if latest is not None:
                     yield Scored(
                         name=name, given=given, made=made, shift=shift, share=share, places=places, latest=latest,
@@ -212,23 +219,25 @@ def _shift(given: Tensor, made: Tensor, slope: Tensor) -> tuple[int, float, int]
     return best
 
 
-def _reads(checked: CheckedModel, given: int, made: int) -> tuple[int | None, bool]:
+def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor) -> tuple[int | None, bool]:
     """How far after its own position a prediction reads the input, as far as the next; and whether it reads what stands
-    later than that. An early one is looked at: what stands last may be padding.
+    later than that. The first one that the loss scores is looked at: what stands before it may be a prefix.
     """
     trace = checked.trace
     x = trace[given]
     size = trace[made].abs().max() * STILL
-    if min(x.shape[1], trace[made].shape[1]) <= EARLY + 2:
+    places = (slope.abs().amax(-1) > 0)[:, 1 : min(x.shape[1], trace[made].shape[1]) - 2].nonzero()
+    if not len(places):
         return None, False
+    row, at = int(places[0, 0]), int(places[0, 1]) + 1
 
     def moves(first: int, last: int) -> bool:
         other = x.clone()
         part = other[:, first:last]
         fresh = part.roll(1, 0) if not x.is_floating_point() else part + torch.ones_like(part)
         other[:, first:last] = torch.where(fresh == part, x.flatten()[0], fresh)
-        gap = (trace.replay({given: other}, [made])[0] - trace[made]).abs().amax((0, 2))
-        return bool(gap[EARLY] > size)
+        gap = (trace.replay({given: other}, [made])[0] - trace[made]).abs().amax(2)
+        return bool(gap[row, at] > size)
 
-    latest = next((by for by in (1, 0, -1) if moves(EARLY + by, EARLY + by + 1)), None)
-    return latest, moves(EARLY + 2, x.shape[1])
+    latest = next((by for by in (1, 0, -1) if moves(at + by, at + by + 1)), None)
+    return latest, moves(at + 2, x.shape[1])
