@@ -8,7 +8,10 @@ clean), fault. A row of the result has what was found; whether a fault was named
 
     python -m benchmarks.blind --sum first-sight.csv [..]
 
-gives the share of faults named, and of clean models with an error, or an error or warning, with Wilson's intervals.
+gives the share of faults named, and of clean models with an error, or an error or warning, with Wilson's intervals. The
+sets of this release are in blind_sets.tar.xz; each was counted once, before its authors' answers were read.
+
+    python -m benchmarks.blind --curve docs/results/first-sight/series.csv
 """
 
 import argparse
@@ -20,6 +23,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from isograd.lab.statistics import wilson
 
 FIELDS = ("set", "file", "kind", "named", "errors", "warnings", "infos", "crash", "seconds", "fault", "said")
 LIMIT = 180  # seconds of one model
@@ -85,17 +90,13 @@ def rows(folder: Path, old: bool = False, only: str = "") -> list[dict[str, str]
     return made
 
 
-def wilson(hits: int, of: int, z: float = 1.96) -> str:
+def share(hits: int, of: int) -> str:
     """
-    >>> wilson(28, 56)
+    >>> share(28, 56)
     '28 of 56, 50 % (37 .. 63)'
     """
-    if not of:
-        return "0 of 0"
-    share, room = hits / of, z * z / of
-    middle, half = share + room / 2, z * (share * (1 - share) / of + room / of / 4) ** 0.5
-    low, high = ((middle + sign * half) / (1 + room) for sign in (-1, 1))
-    return f"{hits} of {of}, {100 * share:.0f} % ({100 * low:.0f} .. {100 * high:.0f})"
+    middle, low, high = interval(hits, of) if of else (0.0, 0.0, 0.0)
+    return f"{hits} of {of}, {middle:.0f} % ({low:.0f} .. {high:.0f})"
 
 
 def told(made: list[dict[str, str]]) -> str:
@@ -103,14 +104,45 @@ def told(made: list[dict[str, str]]) -> str:
     clean = [row for row in made if row["kind"] == "clean"]
     seconds = sorted(float(row["seconds"] or 0) for row in made)
     return "\n".join((
-        f"faults named: {wilson(sum(row['named'] == 'yes' for row in faults), len(faults))}",
-        f"faults with an alarm: {wilson(sum(bool(r['errors'] + r['warnings']) for r in faults), len(faults))}",
-        f"clean models with an error: {wilson(sum(bool(row['errors']) for row in clean), len(clean))}",
+        f"faults named: {share(sum(row['named'] == 'yes' for row in faults), len(faults))}",
+        f"faults with an alarm: {share(sum(bool(r['errors'] + r['warnings']) for r in faults), len(faults))}",
+        f"clean models with an error: {share(sum(bool(row['errors']) for row in clean), len(clean))}",
         f"clean models with an error or a warning: "
-        f"{wilson(sum(bool(row['errors'] + row['warnings']) for row in clean), len(clean))}",
+        f"{share(sum(bool(row['errors'] + row['warnings']) for row in clean), len(clean))}",
         f"crashes: {sum(bool(row['crash']) for row in made)}",
         f"seconds: median {seconds[len(seconds) // 2]:.1f}, most {seconds[-1]:.1f}",
     ))  # fmt: skip
+
+
+def interval(hits: int, of: int) -> tuple[float, float, float]:
+    """Share, and Wilson's bounds at 95 %, in percent."""
+    bounds = wilson(hits, of)
+    return 100 * hits / of, 100 * bounds.low, 100 * bounds.high
+
+
+def curve(path: Path) -> None:
+    """series.svg: first sight set by set, with intervals."""
+    from isograd.lab.report import style
+    from isograd.lab.report.style import drawing, label, shade
+
+    rows = list(csv.DictReader(path.open()))
+    with style.settings():
+        drawn = drawing(1, height=4.4)
+        (axes,) = drawn.panels
+        for name, hits, of, colour in (
+            ("faults named", "named", "faults", shade(0.9)),
+            ("clean models with an error or a warning", "alarms", "clean", shade(0.1)),
+        ):
+            points = [interval(int(row[hits]), int(row[of])) for row in rows]
+            middles = [point[0] for point in points]
+            bars = [[m - low for m, low, _ in points], [high - m for m, _, high in points]]
+            axes.errorbar(range(len(rows)), middles, yerr=bars, label=name, color=colour, marker="o", capsize=3)
+        axes.set_xticks(
+            range(len(rows)), [row["set"].replace(": ", "\n").replace(" (", "\n(") for row in rows], fontsize=7
+        )
+        axes.set_ylim(0, 100)
+        label(axes, "", "percent of the models")
+        style.save(drawn, path.with_name("series"), ("svg",))
 
 
 def main() -> None:
@@ -120,7 +152,11 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--old", action="store_true", help="of a version without loss=")
     parser.add_argument("--sum", nargs="*", type=Path)
+    parser.add_argument("--curve", type=Path, help="draw the series of all sets beside its table")
     asked = parser.parse_args()
+    if asked.curve:
+        curve(asked.curve)
+        return
     if asked.sum:
         made = [row for path in asked.sum for row in csv.DictReader(path.open())]
     else:

@@ -326,8 +326,10 @@ def tests_passed(job: str, least: int) -> Rule:
     return rule
 
 
-def causes_named(table: Callable[[Folders], Path], named: int, clean: int) -> Rule:
-    """Of the held-out mistakes that do harm, at least so many causes are named; models without one have no alarm."""
+def causes_named(table: Callable[[Folders], Path], named: int, told: int, clean: int) -> Rule:
+    """Of the held-out mistakes that do harm, at least so many causes are named by an error or a warning, so many with
+    those whose change was tried without harm; models without one have no alarm.
+    """
 
     def rule(folders: Folders) -> Measured:
         from benchmarks.faults import tables
@@ -338,10 +340,11 @@ def causes_named(table: Callable[[Folders], Path], named: int, clean: int) -> Ru
         rows = [judged(row) for row in tables.read_as(Row, table(folders))]
         harmful = with_harm(rows, tables.read_as(Cost, RESULTS / "faults/costs.csv"))
         right, healthy = sum(row.right for row in harmful), [row for row in rows if not row.cause]
+        said = sum(row.told for row in harmful)
         silent = sum(row.silent and not row.crash for row in healthy)
         return Measured(
-            said=f"cause named in {right} of {len(harmful)}, silent on {silent} of {len(healthy)}",
-            holds=len(harmful) == 226 and right >= named and silent == len(healthy) == clean,
+            said=f"cause named in {right} of {len(harmful)}, told in {said}, silent on {silent} of {len(healthy)}",
+            holds=len(harmful) == 226 and right >= named and said >= told and silent == len(healthy) == clean,
         )
 
     return rule

@@ -63,7 +63,7 @@ def _families(folders: Folders) -> Measured:
     from tests.lint.faults import FAULTS
 
     return Measured(
-        said=f"{len(FAMILIES)} families, {len(FAULTS)} faults", holds=(len(FAMILIES), len(FAULTS)) == (45, 34)
+        said=f"{len(FAMILIES)} families, {len(FAULTS)} faults", holds=(len(FAMILIES), len(FAULTS)) == (45, 25)
     )
 
 
@@ -196,18 +196,18 @@ _GLUE = (
     " 0.674), and 0.520 on RTE, no better than from scratch (0.516) or than the majority class (0.527)."
 )
 _CHECK = (
-    "Of 45 families of models `isograd check` finds the placement, and of 34 known faults each one, with nothing"
+    "Of 45 families of models `isograd check` finds the placement, and of 25 known faults each one, with nothing"
     " reported of its healthy twin: check."
 )
 
 _FIRST_SIGHT = (
-    "Of models that somebody wrote without sight of its rules, most of unusual design, `isograd check` names the"
-    " fault in 28 of 56 (95 % interval 37 to 63 %), and it has an alarm on 21 of 60 without one (24 to 48 %): at first"
-    " sight."
+    "Of 136 models that somebody wrote without sight of its rules, `isograd check` names the fault in 51 of 68 (95 %"
+    " interval 64 to 84 %), and it has an alarm on 10 of 68 without one (8 to 25 %): at first sight."
 )
 _FAULTS = (
-    "Of 226 harmful mistakes put into plain models of four styles that no rule was tuned on, it names the cause of 204,"
-    " and it has no alarm on 54 such models without a mistake: faults."
+    "Of 226 mistakes put into plain models of four styles that no rule was tuned on, it names the cause of 159 by an"
+    " error or a warning, and of 42 more it says that the change was tried and no harm was seen; it has no alarm on 54"
+    " such models without a mistake: faults."
 )
 
 _PREDICTED = (
@@ -554,7 +554,7 @@ ROWS = [
         sentence=_FIRST_SIGHT,
         rule="the stored counts, of each set before anything was mended for it, sum to these",
         n="116 models in three sets",
-        measure=rules.at_first_sight(named=(28, 56), alarms=(21, 60)),
+        measure=rules.at_first_sight(named=(51, 68), alarms=(10, 68)),
         tier="slice",
         stored=True,
     ),
@@ -564,7 +564,9 @@ ROWS = [
         sentence=_FAULTS,
         rule="the stored table has so many mistakes, causes named and models without an alarm",
         n="280 models, four bases held out by hash",
-        measure=rules.causes_named(lambda _: rules.RESULTS / "faults/check-held-out.csv", named=204, clean=54),
+        measure=rules.causes_named(
+            lambda _: rules.RESULTS / "faults/check-held-out.csv", named=159, told=201, clean=54
+        ),
         tier="slice",
         stored=True,
     ),
@@ -572,10 +574,10 @@ ROWS = [
         name="faults-held-out",
         page=README,
         sentence=_FAULTS,
-        rule="at least 200 causes are named, and no model without a mistake has an alarm",
+        rule="at least 150 causes are named and 195 told, and no model without a mistake has an alarm",
         n="280 models, four bases held out by hash",
         measure=rules.causes_named(
-            lambda folders: folders["faults-held-out"] / "check-held-out.csv", named=200, clean=54
+            lambda folders: folders["faults-held-out"] / "check-held-out.csv", named=150, told=195, clean=54
         ),
         jobs=("faults-held-out",),
     ),
@@ -584,7 +586,7 @@ ROWS = [
         page=MEASURED,
         sentence=_CHECK,
         rule="the tests have so many families and faults",
-        n="45 families, 34 faults",
+        n="45 families, 25 faults",
         measure=_families,
         tier="slice",
     ),
@@ -593,8 +595,8 @@ ROWS = [
         page=MEASURED,
         sentence=_CHECK,
         rule="their tests pass",
-        n="45 families, 34 faults",
-        measure=rules.tests_passed("check-models", 45 + 34),
+        n="45 families, 25 faults",
+        measure=rules.tests_passed("check-models", 45 + 25),
         jobs=("check-models",),
     ),
     Row(

@@ -102,7 +102,7 @@ def explained(codes: set[str]) -> frozenset[str]:
 
     >>> import isograd.lint.check
     >>> sorted(explained({"not-finite", "output-not-finite", "future-leaks"}))[:2]
-    ['admin-unprofiled', 'attention-scale']
+    ['admin-unprofiled', 'attention-flat']
     >>> "shortcut-missing" in explained({"shortcut-missing"})
     False
     """

@@ -438,7 +438,11 @@ def trained(model: Stack, *, watched: bool = True, signal: str = "gradients") ->
     ("order", "cause", "remedy"),
     [
         ("crossed", "isograd.check finds shortcut-after-norm at blocks.0", "keep x: x = x + f(norm(x))"),
-        ("sum", "4 Post-LN layers: each norm is on the sum", "in Block.forward x = x + self.mix(self.ln1(x), mask)"),
+        (
+            "sum",
+            "4 Post-LN layers: each norm is on the sum",
+            "normalize what each branch reads, not the sum (Pre-LN): in Block.forward",
+        ),
     ],
 )
 def test_a_warning_names_the_wiring_of_the_model_once(
