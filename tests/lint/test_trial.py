@@ -1,5 +1,6 @@
 """Suspicions that are tried: the replay is the model, what mends is confirmed, what does nothing is not."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,16 @@ def test_what_cannot_be_tried_says_why(small: CheckedModel) -> None:
         ),
     ):
         assert proof.verdict == "untried" and why in proof.says, proof
+
+
+def test_a_large_model_is_tried_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isograd.trace.record.LARGE", 1_000)
+    torch.manual_seed(0)
+    model = pre(2, layer=Replacing)
+    monkeypatch.setattr(sys.modules["isograd.lint.check"], "BUDGET", 100.0)
+    for prove, severity, said in ((None, "warning", "50M parameters"), (True, "error", "3 of 3 seeds")):
+        (found,) = [one for one in isograd.check(model, prove=prove) if one.code == "shortcut-missing"]
+        assert found.severity == severity and found.proof is not None and said in found.proof.says
 
 
 def test_severity_is_what_the_proof_says() -> None:

@@ -169,8 +169,8 @@ class Trial:
 
     @cached_property
     def task(self) -> Task:
-        if self.checked.large:
-            raise Untried("the model has more than 50M parameters; --prove tries it") if self.budget else Untried("")
+        if self.checked.large and self.budget is not None:
+            raise Untried("the model has more than 50M parameters; --prove tries it")
         made = task_of(self.checked, self._loss)
         if isinstance(made, str):
             raise Untried(made)
