@@ -582,8 +582,8 @@ is a computation that anybody can repeat. A *suspicion* is tried: the recorded c
 with and without the change, each at the best of three learning rates; it is an error where the model trains better
 in all of {seeds} seeds. *Gain*: the loss as it is minus that with the change, mean of the second half of the steps, in
 nats (natural logarithm), by seed; positive where the change helps. *Control*: how far the loss of the model as it is
-moves when all its parameters are moved by a thousandth. A gain counts where it is more than twice the control and more
-than 2 % of what was learned."""
+moves when all its parameters are moved by a thousandth. A gain counts where it is more than the control and more than
+1 % of what was learned."""
 _COUNTS = ("none", "one", "two", "three")
 
 

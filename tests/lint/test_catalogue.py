@@ -8,9 +8,7 @@ from isograd.models import IsogradConfig, IsogradForCausalLM
 from isograd.placement import CATALOGUE
 from tests.build import few
 
-TRUE = {  # of what the entry is
-    "no-norm": {"initial-loss"},  # what folding leaves of trained models: nothing bounds a stream of its own init
-}
+TRUE: dict[str, set[str]] = {}  # name -> what is found of what the entry is
 NAMED = ("denseformer", "x0-scalars", "gated-streams", "hyper-connections", "mhc", "siamesenorm")  # by their streams
 
 
