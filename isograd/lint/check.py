@@ -89,7 +89,7 @@ def check(
         against: a model of the same parts: where it begins or computes otherwise is reported.
         lr, warmup: peak learning rate and warm-up steps to come; with them a Post-LN stack is judged.
         intent: what the model is meant to do where its code does not say so; see `isograd.lint.intent.INTENTS`.
-        fix: put a copy of the model with the confirmed changes into `findings.fixed`; see `isograd.lint.proof.fix`.
+        fix: put a copy of the model with the changes of its errors into `findings.fixed`; see `isograd.lint.proof.fix`.
         prove: try suspicions for as long as it takes (True), not at all (False), or for eight seconds (None).
         ignore: codes that are not reported.
         name: what to call the model.
@@ -141,7 +141,7 @@ def _looked(
     quantized = is_quantized(model)
     if quantized:
         missed.append("the matrices, which are quantized: check the model before it is quantized")
-    found = _asked(checked, ignored, missed, Trial(checked, budget, loss)) if seen and not quantized else []
+    found = _asked(checked, ignored, missed, Trial(checked, budget)) if seen and not quantized else []
     if not anatomy.stacks and not quantized:
         found.append(_nothing_found(anatomy))
     idle = [a for a in anatomy.idle if not any(f.address == a or f.address.startswith(f"{a}.") for f in found)]

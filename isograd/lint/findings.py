@@ -56,8 +56,8 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         fields = ("code", "severity", "kind", "address", "measured", "message", "remedy", "page")
-        told = {name: getattr(self, name) for name in fields}
-        return told | {name: part and part.as_dict() for name in ("proof", "source") for part in [getattr(self, name)]}
+        plain = {name: getattr(self, name) for name in fields}
+        return plain | {name: part and part.as_dict() for name in ("proof", "source") for part in [getattr(self, name)]}
 
 
 @dataclass(frozen=True, kw_only=True)

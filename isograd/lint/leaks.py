@@ -203,7 +203,7 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
 def padding(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs at real positions that change with what stands where the mask says padding."""
     named = _named(checked)
-    given = (x for n, x in named.items() if isinstance(x, Tensor) and not n.startswith(_LABELS))
+    given = (x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n))
     shown = any(_real_places(x, named) is not None for x in given)
     for mask_name, name in () if shown else _masked_inputs(checked):
         mask, ids = named.get(mask_name), named[name]
@@ -239,11 +239,11 @@ def _shown_padding(checked: CheckedModel) -> Iterator[Finding]:
     """Masks and lengths whose rows of the batch end in padding, whatever they are called: what stands there changes."""
     named = _named(checked)
     base = _answer(checked, checked.inputs)
-    masks = {n: x for n, x in named.items() if isinstance(x, Tensor) and not n.startswith(_LABELS)}
+    masks = {n: x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n)}
     real = {n: r for n, x in masks.items() if (r := _real_places(x, named)) is not None}
     for mask_name, places in real.items() if base is not None else ():
         for name, x in named.items():
-            if not isinstance(x, Tensor) or name in real or x.shape[:2] != places.shape or name.startswith(_LABELS):
+            if not isinstance(x, Tensor) or name in real or x.shape[:2] != places.shape or _is_label(name):
                 continue
             padding = ~places.reshape(*places.shape, *[1] * (x.ndim - 2))
             moved = _answer(checked, _given(checked, named | {name: torch.where(padding, _anything_else(x), x)}))
@@ -271,7 +271,8 @@ def _shown_padding(checked: CheckedModel) -> Iterator[Finding]:
                 return
 
 
-_LABELS = ("label", "target", "y", "answer", "truth")
+def _is_label(name: str) -> bool:
+    return name == "y" or name.startswith(("label", "target", "answer", "truth"))
 
 
 def _answer(checked: CheckedModel, inputs: Any) -> Tensor | None:

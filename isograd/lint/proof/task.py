@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from isograd.lint.checked_model import CheckedModel, with_loss
+from isograd.lint.checked_model import CheckedModel
 from isograd.trace.record import Trace, record
 
 SEQUENCES, PICTURES = 8, 4
@@ -54,17 +54,11 @@ class Task:
     loss: Callable[[list[Tensor], Tensor], Tensor]
 
 
-def task_of(checked: CheckedModel, loss: Any = None) -> Task | str:
-    """The task, or why there is none, in words.
-
-    Args:
-        loss: of the output and the batch, where the user gave it.
-    """
-    if loss is not None:
-        try:
-            return _own(with_loss(checked.model, loss, checked.inputs, checked.batch), "your loss")
-        except Exception:  # a loss of another batch than the one that was guessed
-            pass
+def task_of(checked: CheckedModel) -> Task | str:
+    """The task, or why there is none, in words. The loss that the user gave goes before all."""
+    scored = checked.loss_trace if checked.loss is not None else None
+    if scored is not None and scored is not checked.trace:
+        return _own(scored, "your loss")
     trace = _larger(checked)
     losses = [v for v in trace.outputs.values() if trace[v].ndim == 0 and trace[v].is_floating_point()]
     if losses:
@@ -244,7 +238,7 @@ def _fitting(trace: Trace, ids: list[int], numbers: list[int], output: int) -> T
         made, out = list[Batch](), None
         mixes: dict[int, Tensor] = {}
         for _ in range(BATCHES):
-            data, told = dict[int, Tensor](), torch.zeros(1)
+            data, mixed = dict[int, Tensor](), torch.zeros(1)
             for value in (*ids, *numbers):
                 x = trace[value]
                 if value in tables:
@@ -257,10 +251,10 @@ def _fitting(trace: Trace, ids: list[int], numbers: list[int], output: int) -> T
                 rows = rows.flatten(1)
                 if value not in mixes:
                     mixes[value] = torch.randn(rows.shape[1], FEATURES, generator=draw) / rows.shape[1] ** 0.5
-                told = told + rows @ mixes[value]
+                mixed = mixed + rows @ mixes[value]
             if out is None:
                 out = torch.randn(FEATURES, shape[1:].numel(), generator=draw) / FEATURES**0.5
-            made.append((data, (2 * told.tanh() @ out)))
+            made.append((data, (2 * mixed.tanh() @ out)))
         whole = torch.cat([target for _, target in made])
         mean, std = whole.mean(0), whole.std(0).clamp_min(1e-3)
         if len(made[0][1]) != shape[0]:  # sequences do not stand in front

@@ -100,13 +100,11 @@ class Trial:
         budget: seconds of processor time for all trials together; None for as long as they take.
     """
 
-    def __init__(self, checked: CheckedModel, budget: float | None, loss: Any = None) -> None:
+    def __init__(self, checked: CheckedModel, budget: float | None) -> None:
         self.checked = checked
         self.budget = budget
         self.begun = time.process_time()
-        self._loss = loss
-        self._runs: dict[tuple[int, float, int, int], list[float]] = {}
-        self._reason = ""
+        self._runs: dict[tuple[Edit | int, float, int, int], list[float]] = {}
 
     def of(self, edit: Edit | None) -> Proof:
         """Train with and without a change. Nothing is raised: what cannot be tried says why."""
@@ -144,16 +142,16 @@ class Trial:
         drawn_anew = stdev(as_is) if edit.redraws else 0.0  # another draw of the same init differs as well
         least = max(MARGIN * learned, APART * noise, drawn_anew)
         better, worse = sum(g > least for g in gains), sum(g < -least for g in gains)
-        told = f"with the change ({edit.says}) the loss after {steps} steps is"
+        outcome = f"with the change ({edit.says}) the loss after {steps} steps is"
         verdict: Verdict = "overturned"
         if not learned > LEARNED * abs(first):
             verdict, says = "untried", f"tried for {steps} steps: neither learned anything"
         elif better == len(SEEDS):
-            verdict, says = "confirmed", f"{told} {median(gains):.2g}{unit} lower ({better} of {better} seeds)"
+            verdict, says = "confirmed", f"{outcome} {median(gains):.2g}{unit} lower ({better} of {better} seeds)"
         elif worse == len(SEEDS):
-            says = f"no harm seen: {told} {-median(gains):.2g}{unit} higher ({worse} of {worse} seeds)"
+            says = f"no harm seen: {outcome} {-median(gains):.2g}{unit} higher ({worse} of {worse} seeds)"
         else:
-            says = f"no harm seen: {told} not {least:.2g}{unit} lower in {len(SEEDS) - better} of {len(SEEDS)} seeds"
+            says = f"no harm seen: {outcome} not {least:.2g}{unit} lower in {len(SEEDS) - better} of {len(SEEDS)} seeds"
         return Proof(
             verdict=verdict,
             says=f"{says}; task: {self.task.name}",
@@ -171,7 +169,7 @@ class Trial:
     def task(self) -> Task:
         if self.checked.large and self.budget is not None:
             raise Untried("the model has more than 50M parameters; --prove tries it")
-        made = task_of(self.checked, self._loss)
+        made = task_of(self.checked)
         if isinstance(made, str):
             raise Untried(made)
         return made
@@ -211,7 +209,7 @@ class Trial:
         return min(ends, key=lambda rate: ends[rate])
 
     def _run(self, edit: Edit | None, rate: float, seed: int, steps: int, moved: int = 0) -> list[float]:
-        key = (id(edit) if edit else moved, rate, seed, steps)
+        key = (edit or moved, rate, seed, steps)  # which keeps the edit alive
         if key not in self._runs:
             self._runs[key] = self._trained(edit, rate, seed, steps, moved)
         return self._runs[key]
