@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from isograd.diagnose.watch.loops.replay import OwnLoop
     from isograd.lint import check
     from isograd.lint.conform import conform
+    from isograd.preflight import preflight
     from isograd.models import (
         IsogradConfig,
         IsogradForCausalLM,
@@ -47,6 +48,7 @@ _ROOMS = {  # the other public names -> where they are
     "check": "isograd.lint",
     "conform": "isograd.lint.conform",
     "graft": "isograd.convert.graft",
+    "preflight": "isograd.preflight",
     "transfer": "isograd.lab.transfer",
     "watch": "isograd.diagnose.watch",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "conform",
     "get",
     "graft",
+    "preflight",
     "register",
     "transfer",
     "watch",

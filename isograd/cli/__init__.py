@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 # `parser.chosen` takes one by what is typed.
 VERBS = {
     "check": "check.check",
+    "preflight": "preflight.preflight",
     "show": "catalogue.show",
     "conform": "conform.conform",
     "doctor": "doctor.doctor",
 }
-FIRST = ("check", "explain", "compare", "train", "report")  # what most people come for
+FIRST = ("check", "preflight", "explain", "compare", "train", "report")  # what most people come for
 STOREYS = ("isograd", "isograd.convert", "isograd.lab", "isograd.papers")  # each says its own verbs, in its room `cli`
 
 

@@ -89,26 +89,32 @@ def check(
     )  # fmt: skip
     must_be_writable(sarif, "--sarif")
     findings = _findings(asked, ignore or [])
+    return written(findings, asked.optimizer or asked.model, "diff" if diff else format, sarif)
+
+
+def written(findings: "Findings", made_by: str, how: str | None, sarif: Path | None) -> Result:
+    """Findings in one of the formats, and into a file of SARIF too; exit code 1 with an error.
+
+    Args:
+        made_by: what was named on the command line, for the line of findings without one of their own.
+        how: text, json, github, sarif or diff.
+    """
     if sarif is not None:
-        write_json(sarif, _sarif(findings, asked))
+        write_json(sarif, _sarif(findings, made_by))
     shown: dict[str | None, Callable[[], None]] = {
         "diff": lambda: print(_diff(findings), end=""),
         "json": lambda: print_json(findings.as_dict()),
-        "sarif": lambda: print_json(_sarif(findings, asked)),
-        "github": lambda: _print_commands(findings, asked),
+        "sarif": lambda: print_json(_sarif(findings, made_by)),
+        "github": lambda: _print_commands(findings, made_by),
     }
-    return Result(
-        findings.as_dict(),
-        shown.get("diff" if diff else format, lambda: _print(findings)),
-        code=1 if findings.errors else 0,
-    )
+    return Result(findings.as_dict(), shown.get(how, lambda: _print(findings)), code=1 if findings.errors else 0)
 
 
-def _sarif(findings: "Findings", asked: "_Asked") -> dict[str, Any]:
+def _sarif(findings: "Findings", made_by: str) -> dict[str, Any]:
     from isograd import __version__
     from isograd.lint import formats
 
-    return formats.sarif(findings, _places(findings, asked), __version__)
+    return formats.sarif(findings, _places(findings, made_by), __version__)
 
 
 def _diff(findings: "Findings") -> str:
@@ -117,21 +123,21 @@ def _diff(findings: "Findings") -> str:
     return diff(findings, Path.cwd())
 
 
-def _print_commands(findings: "Findings", asked: "_Asked") -> None:
+def _print_commands(findings: "Findings", made_by: str) -> None:
     from isograd.lint import formats
 
-    if commands := formats.github(findings, _places(findings, asked)):
+    if commands := formats.github(findings, _places(findings, made_by)):
         print(commands)
     print(_summary(findings))
 
 
-def _places(findings: "Findings", asked: "_Asked") -> "dict[Finding, SourcePlace]":
+def _places(findings: "Findings", made_by: str) -> "dict[Finding, SourcePlace]":
     from isograd.lint.formats import places
     from isograd.trace.load import maker_of
 
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()  # paths are relative to the repository
     root = workspace if Path.cwd().is_relative_to(workspace) else Path.cwd()
-    return places(findings, maker_of(asked.optimizer or asked.model), root)
+    return places(findings, maker_of(made_by), root)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,12 +235,16 @@ def _trained(text: str) -> tuple[Any, Any]:
 
 def _print(findings: "Findings") -> None:
     from rich.markup import escape
+    from rich.padding import Padding
     from rich.text import Text
 
     from isograd.lint.findings import cures
 
     console = output()
     console.print(Text(findings.model, style="bold"))
+    for name, said in getattr(findings, "groups", {}).items():  # of preflight
+        if said:
+            console.print(Padding(Text.assemble((f"{name:<10} ", "bold"), said, overflow="fold"), (0, 0, 0, 0)))
     if findings.placements:
         rows = [[escape(cell) for cell in group] for group in _groups(findings)]
         print_table(["sublayers", "placement", "formula"], rows, left=3)

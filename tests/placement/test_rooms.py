@@ -24,6 +24,7 @@ STOREYS = {
         {"trace"},
         {"lint"},
         {"diagnose"},
+        {"preflight"},
         {"cli", "pytest_plugin"},
     ],
     "convert": [{"convert"}, {"convert.cli"}],

@@ -1,0 +1,74 @@
+"""`isograd preflight FILE.py:setup`: the step around a model, looked at before the run."""
+
+import warnings
+from typing import Annotated, Any, Literal
+
+from isograd.cli.check import written
+from isograd.cli.console import Result, announce, loading, must_be_writable
+from isograd.cli.parser import EACH, File
+from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
+
+
+def preflight(
+    setup: str,
+    *,
+    steps: int | None = None,
+    intent: Annotated[list[Annotated[str, "INTENT"]], EACH] | None = None,
+    prove: bool = False,
+    no_prove: bool = False,
+    ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
+    format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
+    json: bool = False,
+    sarif: File | None = None,
+) -> Result:
+    """Look at the whole training step before a run: loss, data, optimizer, schedule, precision, resume, and the model.
+
+    SETUP is package.module:callable or file.py:callable, a function without arguments that returns a Trainer of
+    transformers or trl; (LightningModule, Trainer, data); or a dict with model, data and optimizer, and as the run has
+    them loss, scheduler, scaler, steps, accumulate, clip, autocast, step, save and load.
+
+    A few batches are taken and a few updates made, and everything is put back.
+
+    examples:
+      isograd preflight train.py:setup
+      isograd preflight my_training.setup:make --steps 20000
+      isograd preflight train.py:setup --format github
+
+    Exit code 1 with a finding of severity error, 2 on bad input.
+
+    Args:
+        setup: package.module:callable, or file.py:callable
+        steps: planned updates, where the setup does not say so
+        intent: what the model is meant to do, as in `isograd check`; can be repeated
+        prove: try every suspicion about the model, however long it takes
+        no_prove: try none
+        ignore: a code that is not reported; can be repeated
+        format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
+        sarif: a file that the findings are also written to, as SARIF 2.1.0
+    """
+    if json and format not in (None, "json"):
+        raise UserError(f"--json and --format {format}: give one of them")
+    if prove and no_prove:
+        raise UserError("--prove and --no-prove: give one of them")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps {steps}: expected a number of updates, 1 or more")
+    must_be_writable(sarif, "--sarif")
+    announce(f"loading torch and {setup} ...")
+    with loading():
+        from isograd.preflight import report
+        from isograd.trace.load import load_callable
+
+        with refusing(ValueError):
+            report.known(ignore or [])
+        given = load_callable(setup)()
+        parts: dict[str, Any] = {} if steps is None else {"steps": steps}
+        announce("taking batches and a few updates ...")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # those of the program
+                found = report.preflight(
+                    given, ignore=ignore or [], prove=prove or (False if no_prove else None), intent=intent or (), name=setup, **parts
+                )  # fmt: skip
+        except (InputsError, ModelError) as error:
+            raise UserError(f"{setup}: {one_line(error)}") from error
+    return written(found, setup, format, sarif)

@@ -1,0 +1,218 @@
+"""The data: finite, in range, different from batch to batch and from epoch to epoch, with targets that say something."""
+
+import hashlib
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isograd.preflight.recorder import CLASSES, NUMBERS
+from isograd.preflight.seen import Seen, tensors_in
+from isograd.preflight.told import Told, finding
+
+FAR = 20.0  # of a mean or a standard deviation
+COPIED = 0.9999
+SEQUENTIAL = ("SequentialSampler",)
+
+
+def look(seen: Seen) -> Told:
+    """All of the data."""
+    batches, again = seen.epochs
+    if not batches:
+        yield finding("data-empty", "error", "the data gives no batch", "pass data that can be iterated", 0.0)
+        return
+    yield from _finite(seen)
+    yield from _repeated(seen, [_mark(b) for b in batches], [_mark(b) for b in again])
+    yield from _targets(seen)
+    yield from _numbers(seen)
+
+
+def _mark(batch: Any) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors_in(batch):
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _finite(seen: Seen) -> Told:
+    for at, batch in enumerate(seen.batches):
+        for name, leaf in seen.leaves(batch).items():
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                share = float((~torch.isfinite(leaf)).float().mean())
+                if "mask" in name or "bias" in name:
+                    continue
+                yield finding(
+                    "data-not-finite", "error", f"{share:.1%} of {name or 'the batch'} is NaN or inf in batch {at + 1}",
+                    "drop or fill such rows where the data is read", share,
+                )  # fmt: skip
+                return
+
+
+def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Told:
+    count = len(marks)
+    if count > 2 and len(set(marks)) == 1:
+        yield finding(
+            "same-batch", "error", f"the first {count} batches are equal", "take the next batch in every step", float(count)
+        )
+        return
+    doubled = count - len(set(marks))
+    if count > 3 and doubled > count / 4:
+        yield finding(
+            "same-batch", "warning", f"{doubled} of the first {count} batches of an epoch have been in it before",
+            "draw without replacement, or seed the workers apart", doubled / count,
+        )  # fmt: skip
+    rows = [row for batch in seen.batches[:4] for row in _equal_rows(batch)]
+    if rows and min(rows) > 0.99:
+        yield finding(
+            "same-rows", "error", "all rows of a batch are equal", "draw a new sample for each row", min(rows)
+        )
+    loader = seen.setup.data
+    sampler = type(getattr(loader, "sampler", None)).__name__
+    same = len(marks) > 2 and marks == again
+    if same and sampler in ("RandomSampler", "DistributedSampler", "WeightedRandomSampler"):
+        yield finding(
+            "epochs-alike", "warning", f"two epochs begin with the same {count} batches in the same order, though {sampler} shuffles",
+            "do not seed its generator anew in every epoch; call set_epoch of a DistributedSampler", 1.0,
+        )  # fmt: skip
+    elif same:
+        yield f"{count} batches, each its own; a second epoch has the same order (nothing shuffles)"
+    else:
+        yield f"{count} batches, each its own{'; a second epoch has another order' if again else ''}"
+
+
+def _equal_rows(batch: Any) -> list[float]:
+    found = []
+    for leaf in tensors_in(batch)[:1]:
+        if leaf.ndim > 1 and len(leaf) > 2 and leaf[0].numel() > 3:
+            found.append(float((leaf[1:] == leaf[:1]).flatten(1).all(1).float().mean()))
+    return found
+
+
+def _targets(seen: Seen) -> Told:
+    """Of classes: present, several, not sorted by class; of all that a loss has got."""
+    calls = [c for c in seen.record.losses if c.name in CLASSES and not c.target.is_floating_point()]
+    empty = [c for c in calls if c.training and not int(c.rows[2].sum())]
+    first = seen.main
+    if empty:
+        yield finding(
+            "batch-without-targets", "error", f"{len(empty)} of {len(calls)} losses have no target that counts: 0 / 0, or nothing to learn",
+            "leave such batches out, or cut them so that an answer is in them", len(empty) / len(calls),
+        )  # fmt: skip
+    if first is None or first.name not in CLASSES or first.target.is_floating_point():
+        return
+    rows = [c.rows for c in calls if c.given.shape[-1] == first.given.shape[-1] and int(c.rows[2].sum())]
+    if not rows:
+        return
+    classes = rows[0][0].shape[-1]
+    present = [set(t[m].tolist()) for _, t, m in rows]
+    every = set().union(*present)
+    sizes = [int(m.sum()) for _, _, m in rows]
+    if len(every) == 1 and sum(sizes) > 8:
+        yield finding(
+            "targets-constant", "error", f"all {sum(sizes)} targets seen are class {next(iter(every))}",
+            "print the targets where they are made: another column, a default or padding was read", float(sum(sizes)),
+        )  # fmt: skip
+    elif len(every) > 1 and all(len(p) == 1 for p in present) and min(sizes) > 3:
+        yield finding(
+            "data-sorted", "error", f"each batch has targets of one class only, and {len(every)} classes occur: the data is sorted",
+            "shuffle the data: DataLoader(..., shuffle=True)", float(len(every)),
+        )  # fmt: skip
+    else:
+        counted = Counter(x for _, t, m in rows for x in t[m].tolist())
+        top = counted.most_common(1)[0][1] / sum(counted.values())
+        ignored = 1 - sum(sizes) / max(1, sum(len(t) for _, t, _ in rows))
+        yield f"{len(every):,} of {classes:,} classes occur, the most frequent in {top:.0%}; {ignored:.0%} of the positions are not counted"
+    yield from _sorted_batches(seen)
+
+
+def _sorted_batches(seen: Seen) -> Told:
+    """A whole epoch's worth of labels in order, more than chance allows."""
+    labels = [label for batch in seen.batches for label in [_label(seen, batch)] if label is not None]
+    if len(labels) < 4:
+        return
+    whole = torch.cat(labels)
+    if len(whole) < 32 or whole.unique().numel() < 2 or whole.unique().numel() > len(whole) / 4:
+        return
+    same = float((whole[1:] == whole[:-1]).float().mean())
+    share = torch.bincount(whole - whole.min()).float() / len(whole)
+    chance = float((share * share).sum())
+    if same > 0.9 and same > chance + 5 * math.sqrt(chance * (1 - chance) / len(whole)) + 0.2 and all(len(set(x.tolist())) > 1 for x in labels[:0]):
+        yield finding(
+            "data-sorted", "warning", f"{same:.0%} of neighbours have the same class, and {chance:.0%} would by chance",
+            "shuffle the data: DataLoader(..., shuffle=True)", same,
+        )  # fmt: skip
+
+
+def _label(seen: Seen, batch: Any) -> Tensor | None:
+    leaves = [x for x in tensors_in(batch) if not x.is_floating_point() and x.ndim == 1 and x.dtype != torch.bool]
+    return leaves[-1] if leaves else None
+
+
+def _numbers(seen: Seen) -> Told:
+    """Inputs and targets that are numbers: of a size that a network takes, and no target among the inputs."""
+    call = seen.main
+    if call is not None and call.name in NUMBERS:
+        targets = torch.cat([c.target.flatten().float() for c in seen.of_kind(*NUMBERS)][:50])
+        mean, std = float(targets.mean()), float(targets.std())
+        if std == 0 and targets.numel() > 8:
+            yield finding("targets-constant", "error", f"all {targets.numel()} targets seen are {mean:g}", "print the targets where they are made", 1.0)
+        elif max(abs(mean), std) > FAR or (std < 1 / FAR / 5 and abs(mean) < 1):
+            yield finding(
+                "targets-scale", "warning", f"targets have mean {mean:.3g} and standard deviation {std:.3g}; a network begins near 0 and 1",
+                "subtract their mean, divide by their standard deviation, and undo it after prediction", std,
+            )  # fmt: skip
+        else:
+            yield f"targets have mean {mean:.2g} and standard deviation {std:.2g}"
+    for name, sizes in _floats(seen).items():
+        mean, std = float(sizes.mean()), float(sizes.std())
+        if max(abs(mean), std) > FAR:
+            yield finding(
+                "inputs-scale", "warning", f"{name or 'the input'} has mean {mean:.3g} and standard deviation {std:.3g}; a network takes about 0 and 1",
+                "normalize it: (x - mean) / std, with those of the training data", std,
+            )  # fmt: skip
+    yield from _copied(seen)
+
+
+def _floats(seen: Seen) -> dict[str, Tensor]:
+    """Numbers that a model reads: what its forward passes got."""
+    found: dict[str, Tensor] = {}
+    inputs = next((f.inputs for f in seen.forwards if f.inputs is not None), None)
+    given = {id(t) for t in tensors_in(inputs)} if inputs is not None else set()
+    for forward in seen.forwards[:4]:
+        if forward.inputs is None:
+            continue
+        args, kwargs = forward.inputs
+        for name, leaf in [*((f"input {i}" if i else "", a) for i, a in enumerate(args)), *kwargs.items()]:
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 8 and "mask" not in name and leaf.ndim > 1 and id(leaf) in given:
+                found.setdefault(name, leaf.detach().float())
+    return {name: leaf[torch.isfinite(leaf)] for name, leaf in found.items() if not name.startswith(("time", "pos", "label", "target"))}
+
+
+def _copied(seen: Seen) -> Told:
+    """A target that stands among the inputs of its own row."""
+    inputs = next((f.inputs for f in seen.forwards if f.inputs is not None), None)
+    call = next((c for c in seen.record.losses if c.update == 0), None)
+    if inputs is None or call is None or call.name not in (*NUMBERS, *CLASSES, "binary_cross_entropy_with_logits"):
+        return
+    target = call.target.detach().float()
+    for leaf in tensors_in(inputs):
+        if not leaf.is_floating_point() or leaf.ndim < 2 or len(leaf) != len(target) or len(leaf) < 8:
+            continue
+        mine = leaf.detach().float().flatten(1)
+        theirs = target.flatten(1) if target.ndim > 1 else target[:, None]
+        if mine.shape[1] > 4096 or theirs.shape[1] > 64:
+            continue
+        a = (mine - mine.mean(0)) / mine.std(0).clamp(min=1e-9)
+        b = (theirs - theirs.mean(0)) / theirs.std(0).clamp(min=1e-9)
+        alike = (a.T @ b / (len(a) - 1)).abs()
+        alike[mine.std(0) < 1e-6] = 0
+        if float(alike.max()) > COPIED:
+            where = divmod(int(alike.argmax()), alike.shape[1])
+            yield finding(
+                "target-in-inputs", "error", f"target {where[1]} equals entry {where[0]} of the inputs of its row (correlation {float(alike.max()):.4f})",
+                "take the column of the target out of the inputs, or cut windows so that they end before it", float(alike.max()),
+            )  # fmt: skip
+            return

@@ -1,0 +1,257 @@
+"""The loss: of which targets, over which positions, weighted how, and whether it is what it seems to be."""
+
+import math
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from isograd.diagnose.watch.batches import mixed
+from isograd.preflight.recorder import CLASSES, NUMBERS, LossCall
+from isograd.preflight.seen import Seen
+from isograd.preflight.told import Told, finding
+
+SHIFTED = {0: "the token that the prediction has read last", 2: "the token after the next", -1: "the token before the last", 3: "the third token ahead"}
+SHOWN = 0.5  # of the targets, from which on they are visible
+PADDED = 0.02  # of the targets
+UNEQUAL = 3.0  # targets of one part over those of another
+EXACT = 0.03
+
+
+def look(seen: Seen) -> Told:
+    """All of the loss."""
+    yield from _said(seen)
+    yield from _predicts(seen)
+    yield from _padding(seen)
+    yield from _form(seen)
+    yield from _weights(seen)
+
+
+def _said(seen: Seen) -> Told:
+    call = seen.main
+    if call is None:
+        losses = [value for _, _, value in seen.record.backwards]
+        yield f"formed by no function of torch.nn.functional{f', {losses[0]:.3g} at first' if losses else ''}"
+        return
+    if call.name in CLASSES:
+        given, _, counts = call.rows
+        classes, scored = given.shape[-1], int(counts.sum())
+        value = f"{call.value:.2f}, " if call.value is not None and call.reduction == "mean" else ""
+        yield f"{value}cross-entropy of {scored:,} targets over {classes:,} classes; a guess loses {math.log(classes):.2f}"
+    else:
+        value = f"{call.value:.3g}, " if call.value is not None else ""
+        yield f"{value}{call.name.replace('_', ' ')} of {call.given.numel():,} predictions"
+
+
+def _predicts(seen: Seen) -> Told:
+    """Which token a causal model is to predict, and whether a target is visible."""
+    read = seen.reading
+    if read is None:
+        return
+    if read.offset is None:
+        call = seen.main
+        if call is not None and call.target.ndim and not read.both:
+            rows = call.rows[1]
+            if rows.numel() == read.ids.numel() and mixed(read.ids, _shape(rows, read.ids)):
+                yield finding(
+                    "targets-mixed", "error", "the targets are the next tokens of other rows of the batch",
+                    "take inputs and targets from one slice, and shuffle both together", read.share,
+                )  # fmt: skip
+        yield "targets are not the ids of the input, wherever shifted"
+        return
+    if read.both:
+        if read.tried and read.visible > SHOWN and read.offset > 0:
+            yield finding(
+                "target-leaks", "error",
+                f"the target is the id {_places(read.offset)} in {read.name}, and the model reads it: changing it moved the"
+                f" prediction in {read.visible:.0%} of {read.tried} tries",
+                "mask the attention: is_causal=True, or a triangular mask, in every layer", read.visible,
+            )  # fmt: skip
+        elif read.tried and read.offset == 0:
+            yield finding(
+                "target-leaks", "error",
+                f"at {read.share:.0%} of the positions that count the target is the id that stands there in {read.name}, and"
+                " the model reads it",
+                "hide what is to be predicted: put the mask token there, or count masked positions only", read.share,
+            )  # fmt: skip
+        return
+    if read.ahead == 1:
+        yield f"each prediction is scored against the next token of {read.name}, and cannot read it"
+    elif read.ahead is not None and read.ahead <= 0 and read.tried and read.visible > SHOWN:
+        yield finding(
+            "target-leaks", "error",
+            f"the target is {SHIFTED.get(read.ahead, 'an earlier token')}: changing it moved its own prediction in"
+            f" {read.visible:.0%} of {read.tried} tries",
+            "shift once: logits[:, :-1] against ids[:, 1:]", read.visible,
+        )  # fmt: skip
+    elif read.ahead is not None:
+        yield finding(
+            "loss-shifted", "error",
+            f"at {read.share:.0%} of the positions the target is {SHIFTED.get(read.ahead, f'the token {read.ahead} places ahead')}"
+            " instead of the next",
+            "shift once, in the data or in the loss: logits[:, :-1] against ids[:, 1:]", float(read.ahead),
+        )  # fmt: skip
+
+
+def _shape(rows: Tensor, ids: Tensor) -> Tensor:
+    return rows.view(len(ids), -1)
+
+
+def _places(offset: int) -> str:
+    return "of the next position" if offset == 1 else f"{offset} places later"
+
+
+def _padding(seen: Seen) -> Told:
+    """Targets where there is padding."""
+    worst, share = None, 0.0
+    for batch in seen.batches[:4]:
+        try:
+            mode = seen.formed(batch)
+        except Exception:
+            return
+        calls = [call for call in mode.losses if call.name in CLASSES]
+        call = max(calls, key=lambda c: c.given.numel(), default=None)
+        if call is None or call.settings.get("reduction") == "none" or call.target.is_floating_point():
+            return
+        _, target, counts = call.rows
+        for padded in _padded(seen, batch, len(target), target):
+            part = float((padded & counts).sum() / counts.sum().clamp(min=1))
+            if part > share:
+                worst, share = call, part
+    if worst is not None and share > PADDED:
+        yield finding(
+            "padding-scored", "error",
+            f"{share:.0%} of the targets that the loss counts are padding: the model learns to predict it",
+            "give these positions the label -100, or pass ignore_index to the loss", share,
+        )  # fmt: skip
+
+
+def _padded(seen: Seen, batch: object, count: int, target: Tensor) -> list[Tensor]:
+    """Which targets are padding: by a mask of the batch, or by one id that fills the ends of rows."""
+    found = []
+    leaves = seen.leaves(batch)
+    for name, mask in leaves.items():
+        if "mask" in name and "loss" not in name and mask.ndim == 2 and count % len(mask) == 0:
+            real = mask == 0 if "key_padding" in name else mask != 0
+            if 0 < int(real.sum()) < real.numel() and bool((real[:, 1:] <= real[:, :-1]).all() or (real[:, 1:] >= real[:, :-1]).all()):
+                length = count // len(mask)
+                if length in (mask.shape[1], mask.shape[1] - 1):
+                    found.append(~real[:, mask.shape[1] - length :].reshape(-1))
+    filler = filler_of(list(leaves.values()))
+    if filler is not None:
+        for ids in leaves.values():
+            if not ids.is_floating_point() and ids.ndim == 2 and count % len(ids) == 0 and ids.dtype != torch.bool:
+                length = count // len(ids)
+                if length in (ids.shape[1], ids.shape[1] - 1):
+                    rows = target.view(len(ids), length)
+                    filled = rows == filler
+                    tail = filled.flip(1).cumprod(1).flip(1).bool()
+                    tail[:, 1:] &= filled[:, :-1]
+                    tail[:, 0] &= filled.all(1)
+                    found.append(tail.reshape(-1))
+                    break
+    return found
+
+
+def filler_of(leaves: list[Tensor]) -> int | None:
+    """The id that fills the ends of rows, of different lengths, in a matrix of ids."""
+    for ids in leaves:
+        if ids.is_floating_point() or ids.ndim != 2 or ids.shape[1] < 4 or len(ids) < 2 or ids.dtype == torch.bool:
+            continue
+        last = Counter(ids[:, -1].tolist()).most_common(1)[0]
+        tails = [int((row == last[0]).flip(0).cumprod(0).sum()) for row in ids]
+        long = [t for t in tails if t > 1]
+        if len(long) >= max(2, len(ids) / 4) and len(set(tails)) > 1 and max(tails) < ids.shape[1] and last[0] >= 0:
+            inside = sum(int((row[: len(row) - t] == last[0]).sum()) for row, t in zip(ids, tails, strict=True))
+            if inside <= 0.1 * sum(tails):
+                return int(last[0])
+    return None
+
+
+def _form(seen: Seen) -> Told:
+    """What the loss function got."""
+    for call in seen.record.losses[:40]:
+        shapes = tuple(call.given.shape), tuple(call.target.shape)
+        if call.name in NUMBERS and shapes[0] != shapes[1] and call.given.numel() > 1:
+            spread = torch.broadcast_shapes(*shapes)
+            if math.prod(spread) > max(call.given.numel(), call.target.numel()):
+                yield finding(
+                    "loss-broadcast", "error",
+                    f"predictions {shapes[0]} and targets {shapes[1]} are spread to {tuple(spread)}: each prediction is drawn to the"
+                    " mean of all targets",
+                    "give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)", float(math.prod(spread)),
+                )  # fmt: skip
+                break
+        if call.name == "cross_entropy" and _probabilities(call):
+            yield finding(
+                "loss-of-probabilities", "error",
+                "cross_entropy takes logits and got probabilities (rows that sum to 1): it applies softmax again, and the loss"
+                f" cannot fall below {_floor(call):.2f}",
+                "pass the logits, without softmax", call.value or 0.0,
+            )  # fmt: skip
+            break
+        if call.name == "nll_loss" and bool((call.rows[0] > 1e-4).any()):
+            what = "probabilities" if "Softmax" in call.made_by else "values above 0"
+            yield finding(
+                "loss-of-probabilities", "error",
+                f"nll_loss takes logarithms of probabilities and got {what}",
+                "pass log_softmax(logits, -1), or take cross_entropy of the logits", call.value or 0.0,
+            )  # fmt: skip
+            break
+        if call.name == "binary_cross_entropy_with_logits" and "Sigmoid" in call.made_by:
+            yield finding(
+                "loss-of-probabilities", "error",
+                "binary_cross_entropy_with_logits takes logits and got the output of a sigmoid",
+                "pass the logits, or take binary_cross_entropy", call.value or 0.0,
+            )  # fmt: skip
+            break
+    call = seen.main
+    if call is not None and call.name in CLASSES and not call.target.is_floating_point():
+        given, target, counts = call.rows
+        if not int(counts.sum()):
+            yield finding("batch-without-targets", "error", "a batch has no target that counts: its loss is 0 / 0", "leave such batches out", 1.0)
+        if int(counts.sum()) and call.value is not None and call.reduction == "sum":
+            yield f"summed over targets: {int(counts.sum()):,} times a mean"
+
+
+def _probabilities(call: LossCall) -> bool:
+    given = call.rows[0].float()
+    sums = given.sum(-1)
+    return given.shape[-1] > 1 and bool((given >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all())
+
+
+def _floor(call: LossCall) -> float:
+    """Of a softmax of a row that is 1 at one place and 0 elsewhere."""
+    classes = call.rows[0].shape[-1]
+    return math.log(math.e + classes - 1) - 1
+
+
+def _weights(seen: Seen) -> Told:
+    """How micro-batches are weighted within an update."""
+    if seen.setup.accumulate < 2 and not any(step.backwards > 1 for step in seen.steps):
+        return
+    parts: dict[tuple[int, int], list[LossCall]] = {}
+    for call in seen.record.losses:
+        if call.name in CLASSES and not call.target.is_floating_point() and call.training:
+            parts.setdefault((call.update, call.part), []).append(call)
+    scored = [int(max(calls, key=lambda c: c.given.numel()).rows[2].sum()) for calls in parts.values()]
+    ones = [values for values in seen.record.weights() if len(values) > 1]
+    for weights in ones[:1]:
+        total = sum(weights)
+        if abs(total - len(weights)) < EXACT * len(weights):
+            yield finding(
+                "accumulation-undivided", "warning",
+                f"the {len(weights)} losses of an update are added, not averaged: its gradient is {len(weights)} times that of their"
+                " mean, and clipping and SGD see it so large",
+                f"divide each loss by {len(weights)}", total,
+            )  # fmt: skip
+        elif abs(total - 1) < EXACT:
+            yield f"{len(weights)} parts of an update, weighted {min(weights):.2f} to {max(weights):.2f}"
+            low, high = min(scored, default=0), max(scored, default=0)
+            if low and high / low >= UNEQUAL and max(weights) - min(weights) < 1e-3:
+                yield finding(
+                    "accumulation-unequal", "info",
+                    f"parts of an update have {low} to {high} targets, and weigh the same: a target in the shorter one counts"
+                    f" {high / low:.1f} times as much",
+                    "sum the losses of the targets, and divide by the number of targets of the whole update", high / low,
+                )  # fmt: skip

@@ -1,0 +1,205 @@
+"""The optimizer: whom it holds, how often, with which settings, and how far its first updates go."""
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from isograd.errors import many
+from isograd.preflight.seen import Seen
+from isograd.preflight.told import Told, finding
+
+FAR = 0.3  # of a matrix' size, in one update
+ADAPTER = re.compile(r"lora|adapter|prefix_enc|prompt_enc", re.I)
+ORTHOGONAL = re.compile(r"muon|orthogonal|newton", re.I)
+FUSED = re.compile(r"qkv|c_attn|in_proj|query_key_value|kv_proj|wqkv", re.I)
+
+
+def look(seen: Seen) -> Told:
+    """All of the optimizer."""
+    yield from _holds(seen)
+    yield from _settings(seen)
+    yield from _orthogonal(seen)
+    yield from _adapters(seen)
+    yield from _sizes(seen)
+
+
+def _groups(seen: Seen) -> list[tuple[Any, dict[str, Any]]]:
+    return [(o, g) for o in seen.setup.optimizers for g in o.param_groups if g["params"]]
+
+
+def _names(seen: Seen) -> dict[int, str]:
+    return {id(p): n for n, p in seen.setup.model.named_parameters()}
+
+
+def _holds(seen: Seen) -> Told:
+    """What the model has and no optimizer holds, and the other way round."""
+    names = _names(seen)
+    held = [id(p) for _, g in _groups(seen) for p in g["params"]]
+    others = {id(p) for p in _reached(seen)} - set(names)
+    foreign = [i for i in held if i not in names and i not in others]
+    wanted = {i: n for p, (i, n) in zip(seen.setup.model.parameters(), names.items(), strict=True) if p.requires_grad}
+    lost = [n for i, n in wanted.items() if i not in set(held)]
+    if foreign and lost:
+        yield finding(
+            "optimizer-of-another-model", "error", f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
+            "build the optimizer after the last change of the model: after to(device), a new head, a copy, a reload", float(len(foreign)), lost[0],
+        )  # fmt: skip
+    elif lost:
+        graded = {n for s in seen.steps for n in s.moved}
+        yield finding(
+            "optimizer-lacks-parameters", "error", f"no optimizer holds {many(len(lost), 'parameter')} of {len(wanted)} that want gradients",
+            "build it from all of model.parameters(), or set requires_grad_(False) on what is to stay", float(len(lost)), lost[0],
+        )  # fmt: skip
+        del graded
+    doubled = sorted({names.get(i, "") for i in held if held.count(i) > 1}) if len(held) < 20_000 else []
+    if doubled:
+        yield finding(
+            "parameter-held-twice", "error", f"{many(len(doubled), 'parameter')} {'is' if len(doubled) == 1 else 'are'} held by two groups or optimizers: updated twice",
+            "leave each parameter, tied ones too, to one group", float(len(doubled)), doubled[0],
+        )  # fmt: skip
+    if not (foreign or lost or doubled):
+        frozen = sum(not p.requires_grad for p in seen.setup.model.parameters())
+        yield f"holds all {len(wanted)} parameters that want gradients, once{f'; {frozen} are frozen' if frozen else ''}"
+
+
+def _reached(seen: Seen) -> list[Any]:
+    """Parameters beside the model's own that the setup names, as a criterion's."""
+    given = seen.setup.given
+    parts = given.values() if isinstance(given, dict) else []
+    found = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
+    return found
+
+
+def _settings(seen: Seen) -> Told:
+    model = {id(p): (n, p) for n, p in seen.setup.model.named_parameters()}
+    for optimizer, group in _groups(seen):
+        betas = group.get("betas")
+        if betas and len(betas) > 1 and betas[0] > betas[1] and betas[0] >= 0.99:
+            yield finding(
+                "betas-swapped", "warning", f"betas are {tuple(betas)}: the mean of gradients is longer than that of their squares",
+                "write betas=(0.9, 0.999)", float(betas[0]),
+            )  # fmt: skip
+            break
+    yield from _eps(seen)
+    rates = [float(g["lr"]) for s in seen.steps for g in s.optimizer.param_groups]
+    adam = [(o, g) for o, g in _groups(seen) if "betas" in g and not ORTHOGONAL.search(type(o).__name__)]
+    peak = max((seen.peak(g) for _, g in adam), default=0.0)
+    if peak >= 0.05:
+        yield finding(
+            "lr-high", "error", f"the learning rate is {peak:g}: {type(adam[0][0]).__name__} moves every weight by about as much in a step",
+            "begin with 1e-3 or less, and warm it up", peak,
+        )  # fmt: skip
+    strong = [g for _, g in _groups(seen) if float(g.get("weight_decay") or 0) >= 0.5 and float(g["lr"]) > 1e-5]
+    if strong:
+        yield finding(
+            "weight-decay-high", "warning", f"weight_decay is {float(strong[0]['weight_decay']):g}: weights shrink faster than they learn",
+            "take 0.01 to 0.1", float(strong[0]["weight_decay"]),
+        )  # fmt: skip
+    decayed = sorted(
+        n for o, g in _groups(seen) if float(g.get("weight_decay") or 0) > 0 for p in g["params"]
+        if id(p) in model for n, q in [model[id(p)]] if q.ndim < 2
+    )  # fmt: skip
+    if decayed and any(float(g.get("weight_decay") or 0) == 0 for _, g in _groups(seen)):
+        yield finding(
+            "decay-of-vectors", "info", f"{many(len(decayed), 'bias or norm weight')} stand in a group with weight decay, though another group has none",
+            "put p.ndim < 2 into the group without decay", float(len(decayed)), decayed[0],
+        )  # fmt: skip
+    del rates
+
+
+def _eps(seen: Seen) -> Told:
+    """Adam's eps against the gradients that it is added to."""
+    above = total = 0
+    for optimizer, group in _groups(seen):
+        eps = group.get("eps")
+        if eps is None or "betas" not in group or float(eps) <= 0:
+            continue
+        for p in group["params"]:
+            before = seen.record.gradient(p)
+            if before is not None:
+                some = before[before != 0].abs()
+                above += int((some < eps).sum())
+                total += some.numel()
+    if total and above / total > 0.5:
+        yield finding(
+            "eps-large", "warning", f"Adam's eps is above the gradient in {above / total:.0%} of the entries: updates there fade to nothing",
+            "take eps=1e-8, or scale the loss", above / total,
+        )  # fmt: skip
+
+
+def _orthogonal(seen: Seen) -> Told:
+    """What an optimizer that makes matrices orthogonal must not have."""
+    names = _names(seen)
+    tables = {id(m.weight): n for n, m in seen.setup.model.named_modules() if isinstance(m, nn.Embedding)}
+    heads = _heads(seen)
+    for optimizer, group in _groups(seen):
+        if not (ORTHOGONAL.search(type(optimizer).__name__) or group.get("use_muon")) or group.get("use_muon") is False:
+            continue
+        wrong = {}
+        for p in group["params"]:
+            what = "an embedding" if id(p) in tables else "the output head" if id(p) in heads else "a vector" if p.ndim < 2 else ""
+            if what:
+                wrong[names.get(id(p), "")] = what
+        if wrong:
+            name, what = next(iter(wrong.items()))
+            yield finding(
+                "muon-groups", "error", f"{type(optimizer).__name__} holds {what}{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}: it is made for the"
+                " matrices between, whose updates it makes orthogonal",
+                "leave embeddings, the output head, norm weights and biases to AdamW", float(len(wrong)), name,
+            )  # fmt: skip
+        fused = [names[id(p)] for p in group["params"] if id(p) in names and FUSED.search(names[id(p)]) and p.ndim == 2]
+        if fused and not wrong:
+            yield finding(
+                "muon-fused", "info", f"{type(optimizer).__name__} makes a fused projection orthogonal as a whole ({many(len(fused), 'matrix')})",
+                "split Q, K and V before it is made orthogonal, as published implementations do", float(len(fused)), fused[0],
+            )  # fmt: skip
+
+
+def _heads(seen: Seen) -> set[int]:
+    """Weights whose rows are the classes of the loss and which are applied last."""
+    call = seen.main
+    if call is None:
+        return set()
+    classes = call.given.shape[1] if call.given.ndim > 1 else 0
+    found = [m.weight for m in seen.setup.model.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
+    return {id(w) for w in found[-1:]} if classes else set()
+
+
+def _adapters(seen: Seen) -> Told:
+    """Adapters that do not train, or a base that trains beside them."""
+    mine = {n: p for n, p in seen.setup.model.named_parameters()}
+    adapters = {n: p for n, p in mine.items() if ADAPTER.search(n)}
+    if not adapters:
+        return
+    still = [n for n, p in adapters.items() if not p.requires_grad]
+    base = {n: p for n, p in mine.items() if n not in adapters and p.ndim > 1}
+    trained = [n for n, p in base.items() if p.requires_grad]
+    if len(still) == len(adapters):
+        yield finding("adapters-frozen", "error", f"all {len(still)} adapter weights are frozen", "set requires_grad_(True) on them", float(len(still)), still[0])
+    elif base and len(trained) > len(base) / 2:
+        yield finding(
+            "base-trains", "warning", f"{len(trained)} of {len(base)} matrices of the base train beside the adapters",
+            "freeze the base: requires_grad_(False) before the adapters are added", float(len(trained)), trained[0],
+        )  # fmt: skip
+    else:
+        yield f"{len(adapters)} adapter weights train, {len(base) - len(trained)} matrices of the base are frozen"
+
+
+@torch.no_grad()
+def _sizes(seen: Seen) -> Told:
+    """The largest first update of a matrix, at the rate of its peak."""
+    worst, at = 0.0, ""
+    shapes = {n: p.ndim for n, p in seen.setup.model.named_parameters()}
+    for step in seen.steps[-1:]:
+        rate = max(step.rates, default=0.0)
+        peak = max((seen.peak(g) for g in step.optimizer.param_groups), default=0.0)
+        for name, (size, change, _) in step.moved.items():
+            if size > 1e-3 and rate > 0 and shapes.get(name, 0) > 1:
+                ratio = change / size * min(max(peak / rate, 1.0), 1e4)
+                worst, at = max((worst, at), (ratio, name))
+    if worst > FAR:
+        yield finding(
+            "updates-large", "warning", f"at the peak of the rate one update moves {at} by {worst:.0%} of its size", "take a lower learning rate, or begin with larger weights", worst, at
+        )

@@ -1,0 +1,385 @@
+"""What happens in real updates: which losses are formed of what, what backward brings, and what the optimizer gets.
+
+    with Recorder(model) as record:
+        update(batches)
+    record.losses, record.steps
+
+It reads, and changes nothing: hooks on parameters, torch's hooks around `Optimizer.step`, and a mode that sees the loss
+functions of `torch.nn.functional`.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+LOSSES: dict[Any, str] = {
+    functional.cross_entropy: "cross_entropy",
+    functional.nll_loss: "nll_loss",
+    functional.binary_cross_entropy: "binary_cross_entropy",
+    functional.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
+    functional.mse_loss: "mse_loss",
+    functional.l1_loss: "l1_loss",
+    functional.smooth_l1_loss: "smooth_l1_loss",
+    functional.huber_loss: "huber_loss",
+    functional.kl_div: "kl_div",
+}
+CLASSES = ("cross_entropy", "nll_loss")
+NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+MOST = 400  # losses that are kept
+_THROUGH = ("View", "Reshape", "Alias", "Transpose", "Permute", "Slice", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Clone", "Select")
+
+
+@dataclass(kw_only=True)
+class LossCall:
+    """One call of a loss function.
+
+    Attributes:
+        given, target: what it was called with, detached.
+        made_by: the operation that made `given`, views left out: "SoftmaxBackward0".
+        value: of the mean, or the sum where that is its reduction; None where it reduces nothing.
+        update, part: during which update, in which forward pass of it.
+    """
+
+    name: str
+    given: Tensor
+    target: Tensor
+    settings: dict[str, Any]
+    made_by: str
+    value: float | None
+    update: int
+    part: int
+    training: bool
+
+    @property
+    def reduction(self) -> str:
+        return str(self.settings.get("reduction", "mean"))
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of classes: predictions (n, classes), targets (n), and which of them count."""
+        given, target = self.given, self.target
+        if given.ndim > 2:
+            given = given.movedim(1, -1)
+        given = given.reshape(-1, given.shape[-1])
+        target = target.reshape(-1) if not target.is_floating_point() else target.movedim(1, -1).reshape(given.shape) if target.ndim > 2 else target
+        if target.is_floating_point():
+            return given, target.argmax(-1), torch.ones(len(given), dtype=torch.bool)
+        return given, target, target != int(self.settings.get("ignore_index", -100))
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One call of an optimizer's step.
+
+    Attributes:
+        backwards: how many gradients came since its step before.
+        factor: what it got is so many times what backward brought since then, the scaler's factor divided out.
+        stale: and so many times what it had got before.
+        rest: the part of what it got that is neither, of its norm.
+        clipped: what it had been multiplied by before it was unscaled, where a scaler unscaled it.
+        scale: the scaler's factor in what backward brought, and whether it was divided out.
+        norm: of the gradient that it got.
+        missing: names of parameters that it holds, that want a gradient and have none.
+        rates: of its groups.
+        moved: by name, (root mean square of the weights, of their change, share of entries that stand still although
+            they have a gradient).
+    """
+
+    optimizer: Optimizer
+    update: int
+    backwards: int
+    factor: float
+    stale: float
+    rest: float
+    clipped: float | None
+    scale: float
+    unscaled: bool
+    norm: float
+    missing: list[str]
+    zero: list[str]
+    rates: list[float]
+    moved: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    later: float | None = None  # the norm of the same gradients at the next forward pass
+
+
+@dataclass(kw_only=True)
+class Forward:
+    """A forward pass of the model."""
+
+    update: int
+    training: bool
+    graded: bool
+    autocast: torch.dtype | None
+    inputs: Any
+
+
+class LossMode(TorchFunctionMode):
+    """Sees losses as they are formed, and which ids are looked up.
+
+    Attributes:
+        looked_up: where the ids of tables lie in memory.
+    """
+
+    def __init__(self, model: nn.Module, *, without_gradients: bool = False) -> None:
+        super().__init__()
+        self.model, self._all = model, without_gradients
+        self.losses: list[LossCall] = []
+        self.looked_up: set[int] = set()
+        self.update = self._part = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = function(*args, **kwargs)
+        if function in LOSSES and len(self.losses) < MOST:
+            self._loss(LOSSES[function], found, args, kwargs)
+        elif function is functional.embedding:
+            self.looked_up.add(args[0].untyped_storage().data_ptr())
+        elif function is Tensor.backward:
+            self._backward(args[0])
+        return found
+
+    def _backward(self, loss: Tensor) -> None:
+        """What backward was called on; after it."""
+
+    def _loss(self, name: str, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = args[0] if args else kwargs.get("input")
+        target = args[1] if len(args) > 1 else kwargs.get("target")
+        if not isinstance(given, Tensor) or not isinstance(target, Tensor):
+            return
+        if not (self._all or torch.is_grad_enabled()):
+            return
+        value = float(found.detach()) if isinstance(found, Tensor) and found.ndim == 0 else None
+        settings = {k: v for k, v in kwargs.items() if k in ("ignore_index", "reduction", "label_smoothing", "weight")}
+        self.losses.append(
+            LossCall(
+                name=name, given=given.detach(), target=target.detach(), settings=settings, made_by=_maker(given),
+                value=value, update=self.update, part=self._part, training=self.model.training,
+            )
+        )  # fmt: skip
+
+
+class Recorder(LossMode):
+    """Records until it is left; see the module."""
+
+    def __init__(self, model: nn.Module, ours: list[Optimizer] | None = None, *, counts: bool = False) -> None:
+        """`counts` takes each round of the optimizers for an update; else `update` is set from outside."""
+        super().__init__(model)
+        self._ours, self._counting = ours, counts
+        self.steps: list[Step] = []
+        self.forwards: list[Forward] = []
+        self.backwards: list[tuple[int, int, float]] = []  # update, part, value of what backward was called on
+        self.scheduled: list[tuple[int, Any, int]] = []  # update, scheduler, how many optimizer steps came before it
+        self.scaled: list[tuple[int, str]] = []  # update, what was called of the scaler
+        self._names = {id(p): n for n, p in model.named_parameters()}
+        self._fresh: dict[int, Tensor] = {}
+        self._before: dict[int, Tensor] = {}
+        self._counts: dict[int, int] = {}
+        self._weights: dict[int, Tensor] = {}
+        self._clipped: dict[int, float] = {}
+        self._scale = 1.0
+        self._unscaled: set[int] = set()
+        self._stack = ExitStack()
+        self._depth = 0
+
+    def __enter__(self) -> "Recorder":
+        hooks = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
+        hooks += [p.register_hook(self._brought(p)) for p in self.model.parameters() if p.requires_grad]
+        hooks.append(self.model.register_forward_pre_hook(self._forward, with_kwargs=True))
+        for hook in hooks:
+            self._stack.callback(hook.remove)
+        for kind in _kinds(LRScheduler):
+            self._patch(kind, "step", self._schedule)
+        self._patch(torch.amp.GradScaler, "unscale_", self._unscale)
+        self._patch(torch.amp.GradScaler, "update", self._scaler_update)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    def _patch(self, kind: Any, name: str, seen: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        old = vars(kind).get(name)
+        if old is None:
+            return
+
+        def new(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._depth:  # what calls another of its kind is one call
+                seen(this, args)
+            self._depth += 1
+            try:
+                return old(this, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        setattr(kind, name, new)
+        self._stack.callback(setattr, kind, name, old)
+
+    def _backward(self, loss: Tensor) -> None:
+        self.backwards.append((self.update, self._part, float(loss.detach()) if loss.ndim == 0 else math.nan))
+
+    def weights(self) -> list[list[float]]:
+        """Of each update, what the mean losses of its parts were multiplied by; only where each part has one loss."""
+        found = []
+        for update in sorted({u for u, _, _ in self.backwards}):
+            own = [(part, value) for u, part, value in self.backwards if u == update]
+            ratios = []
+            for part, value in own:
+                calls = [c for c in self.losses if (c.update, c.part) == (update, part) and c.value]
+                if len(calls) == 1 and calls[0].reduction == "mean":
+                    ratios.append(value / (calls[0].value or 1.0) / self._scale)
+            if len(ratios) == len(own):
+                found.append(ratios)
+        return found
+
+    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        for step in self.steps:
+            if step.later is None:
+                graded = [p.grad for g in step.optimizer.param_groups for p in g["params"] if p.grad is not None]
+                step.later = _norm(graded)
+        on = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+        self._part += 1
+        self.forwards.append(
+            Forward(
+                update=self.update, training=module.training, graded=torch.is_grad_enabled(),
+                autocast=torch.get_autocast_dtype(kind) if on else None, inputs=(args, kwargs),
+            )
+        )  # fmt: skip
+        for old in self.forwards[:-8]:
+            old.inputs = None
+
+    def _brought(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        key = id(parameter)
+
+        def add(gradient: Tensor) -> None:
+            if gradient.is_sparse:
+                return
+            fresh = gradient.detach()
+            self._fresh[key] = fresh.clone() if key not in self._fresh else self._fresh[key] + fresh
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+        return add
+
+    def _parameters(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        return [p for group in optimizer.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def _unscale(self, scaler: Any, args: tuple[Any, ...]) -> None:
+        self._scale = float(scaler.get_scale())
+        held = self._parameters(args[0])
+        self._clipped[id(args[0])] = self._explained(held)[0]
+        self._unscaled.add(id(args[0]))
+        self.scaled.append((self.update, "unscale_"))
+
+    def _scaler_update(self, scaler: Any, args: tuple[Any, ...]) -> None:
+        self.scaled.append((self.update, "update"))
+
+    def _explained(self, held: list[nn.Parameter]) -> tuple[float, float, float]:
+        """Gradients as so many times what backward brought, and what was there before; and the part that is neither."""
+        ff = fp = pp = gf = gp = gg = 0.0
+        for p in held:
+            if p.grad is None or p.grad.is_sparse or id(p) not in self._fresh:
+                continue
+            g, f = p.grad.detach().float(), self._fresh[id(p)].float()
+            b = self._before.get(id(p))
+            ff, gf, gg = ff + float((f * f).sum()), gf + float((g * f).sum()), gg + float((g * g).sum())
+            if b is not None:
+                b = b.float()
+                pp, fp, gp = pp + float((b * b).sum()), fp + float((f * b).sum()), gp + float((g * b).sum())
+        if not math.isfinite(gg + ff) or ff == 0:
+            return math.nan, 0.0, 0.0
+        det = ff * pp - fp * fp
+        if pp == 0 or det < 1e-6 * ff * pp:
+            a, b_ = gf / ff, 0.0
+        else:
+            a, b_ = (gf * pp - gp * fp) / det, (gp * ff - gf * fp) / det
+        rest = gg - a * gf - b_ * gp
+        return a, b_ * math.sqrt(pp / gg) if gg else 0.0, math.sqrt(max(rest, 0.0) / gg) if gg else 0.0
+
+    @torch.no_grad()
+    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._ours is not None and not any(optimizer is one for one in self._ours):
+            return
+        held = self._parameters(optimizer)
+        factor, stale, rest = self._explained(held)
+        scale, unscaled = self._scale_now(), id(optimizer) in self._unscaled
+        self._unscaled.discard(id(optimizer))
+        wanted = [p for p in held if p.requires_grad]
+        self.steps.append(
+            Step(
+                optimizer=optimizer, update=self.update, factor=factor, stale=stale, rest=rest,
+                backwards=max((self._counts.get(id(p), 0) for p in held), default=0),
+                clipped=self._clipped.pop(id(optimizer), None), scale=scale, unscaled=unscaled,
+                norm=_norm([p.grad for p in held if p.grad is not None]),
+                missing=[self._name(p) for p in wanted if p.grad is None],
+                zero=[self._name(p) for p in wanted if p.grad is not None and not bool(p.grad.any())],
+                rates=[float(g["lr"]) for g in optimizer.param_groups],
+            )
+        )  # fmt: skip
+        for p in held:
+            if p.grad is not None and not p.grad.is_sparse:
+                self._weights[id(p)] = p.detach().clone()
+                self._before[id(p)] = p.grad.detach().clone()
+            self._fresh.pop(id(p), None)
+            self._counts.pop(id(p), None)
+
+    def _scale_now(self) -> float:
+        return self._scale
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """What the optimizer got for it in the last update."""
+        return self._before.get(id(parameter))
+
+    def scaler_is(self, scaler: Any) -> None:
+        """The factor of a scaler that may not unscale by a call of its own."""
+        self._scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+    @torch.no_grad()
+    def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.steps or self.steps[-1].optimizer is not optimizer:
+            return
+        for p in self._parameters(optimizer):
+            before = self._weights.pop(id(p), None)
+            if before is None or p.grad is None or p.grad.is_sparse:
+                continue
+            change = p.detach() - before
+            graded = p.grad != 0
+            still = float(((change == 0) & graded).sum() / graded.sum().clamp(min=1))
+            size = float(before.float().square().mean().sqrt())
+            self.steps[-1].moved[self._name(p)] = size, float(change.float().square().mean().sqrt()), still
+        own = [s.optimizer for s in self.steps if s.update == self.update]
+        self.update += self._counting and len(own) >= len(self._ours or [optimizer])
+
+    def _schedule(self, scheduler: Any, args: tuple[Any, ...]) -> None:
+        self.scheduled.append((self.update, scheduler, sum(s.update == self.update for s in self.steps)))
+
+    def _name(self, parameter: Tensor) -> str:
+        return self._names.get(id(parameter), "")
+
+
+def _kinds(kind: type) -> list[type]:
+    return [kind, *(below for sub in kind.__subclasses__() for below in _kinds(sub))]
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    dense = [g.detach().float() for g in gradients if not g.is_sparse]
+    return math.sqrt(sum(float((g * g).sum()) for g in dense))
+
+
+def _maker(value: Tensor) -> str:
+    """The operation that made a value, as autograd names it, views and copies left out."""
+    node: Any = value.grad_fn
+    while node is not None and any(part in type(node).__name__ for part in _THROUGH) and node.next_functions:
+        node = node.next_functions[0][0]
+    return "" if node is None else type(node).__name__

@@ -1,0 +1,205 @@
+"""Preflight: the step around a model, looked at before the run; a line for each group that is well."""
+
+import inspect
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from isograd.errors import hint, many
+from isograd.lint.check import CODES as OF_CHECK
+from isograd.lint.check import check
+from isograd.lint.findings import Finding, Findings, by_harm
+from isograd.preflight import data, loss, optimizer, precision, resume, schedule, step
+from isograd.preflight.seen import Seen, look
+from isograd.preflight.setup import Setup, setup_of
+from isograd.preflight.told import Look
+
+GROUPS: dict[str, Look] = {
+    "loss": loss.look,
+    "data": data.look,
+    "step": step.look,
+    "optimizer": optimizer.look,
+    "schedule": schedule.look,
+    "precision": precision.look,
+    "resume": resume.look,
+}
+FOLLOWS = {  # a code -> those that are its consequences
+    "gradients-lost": ("weights-still", "gradient-missing", "gradient-zero"),
+    "optimizer-of-another-model": ("weights-still", "gradient-missing", "gradients-lost", "optimizer-lacks-parameters"),
+    "lr-zero": ("weights-still",),
+    "schedule-not-stepped": ("weights-still", "lr-zero"),
+    "step-each-part": ("schedule-per-batch",),
+    "clip-before-unscale": ("eps-large",),
+    "eval-mode": ("resume-differs",),
+    "loss-shifted": ("target-leaks", "initial-loss"),
+    "target-leaks": ("future-leaks", "bidirectional-logits"),
+    "targets-constant": ("data-sorted", "target-in-inputs"),
+    "same-batch": ("data-sorted", "epochs-alike"),
+    "data-not-finite": ("not-finite", "output-not-finite", "gradients-add-up", "weights-still"),
+}
+OF_THE_STEP = ("lr-zero", "lr-high", "optimizer-lacks-parameters", "optimizer-of-another-model", "weight-decay-high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight(Findings):
+    """What `preflight` found: findings of the model and of the step around it, and a line for each group.
+
+    Attributes:
+        groups: name -> what was seen of it, in sentences.
+        seconds: that it took.
+    """
+
+    groups: dict[str, str]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | {"groups": self.groups, "seconds": round(self.seconds, 1)}
+
+    def __str__(self) -> str:
+        head, *rest = super().__str__().split("\n")
+        lines = [f"{name:<10} {said}" for name, said in self.groups.items() if said]
+        return "\n".join([head, *lines, *rest])
+
+
+def preflight(
+    model: Any = None,
+    *,
+    ignore: Iterable[str] = (),
+    prove: bool | None = None,
+    intent: Iterable[str] | str = (),
+    name: str | None = None,
+    **parts: Any,
+) -> Preflight:
+    """Look at the whole step before a run: loss, data, optimizer, schedule, precision, resume, and the model.
+
+    Some batches are taken and some updates are made; then all that is reached from what was given is put back, bit for
+    bit: parameters, gradients, optimizer, scheduler, scaler, random numbers, counters.
+
+        report = isograd.preflight(model, loss=loss, data=loader, optimizer=optimizer, scheduler=scheduler, steps=20_000)
+        report = isograd.preflight(trainer)                  # of transformers or trl
+        report = isograd.preflight((module, trainer, loader))   # of Lightning
+
+    Args:
+        model: the model, a trainer, or a dict of the parts below.
+        loss: loss(model, batch), loss(output, batch), or a loss module of torch for batches (input, target); None where
+            the model returns its loss.
+        data: a DataLoader, or anything that can be iterated once for each epoch.
+        optimizer, scheduler: one, or a list.
+        scaler: torch.amp.GradScaler.
+        steps: planned updates.
+        accumulate: micro-batches of an update.
+        clip: the largest norm of the gradient.
+        autocast: the dtype of torch.autocast.
+        step: step(batches), one whole update as the loop does it, on a list of `accumulate` micro-batches.
+        save, load: the program's own checkpoint, to a path and from it.
+        ignore: codes that are not reported.
+        prove, intent: see `isograd.check`.
+
+    Raises:
+        InputsError: a part is missing or of another kind.
+    """
+    began, ignored = time.perf_counter(), known(ignore)
+    setup = setup_of(model, **parts)
+    seen = look(setup)
+    found: dict[Finding, None] = {}
+    groups: dict[str, str] = {}
+    missed: list[str] = []
+    try:
+        if seen.failed:
+            found[_failed(seen)] = None
+        for group, rules in GROUPS.items():
+            said: list[str] = []
+            try:
+                for told in rules(seen):
+                    if isinstance(told, Finding):
+                        found.setdefault(told)
+                    else:
+                        said.append(told)
+            except Exception as error:  # one group that cannot look at an unusual program does not stop the others
+                missed.append(f"{group}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
+            groups[group] = "; ".join(said)
+            seen.kept.restore()
+        wiring = _checked(seen, ignored, prove, intent, missed)
+    finally:
+        seen.kept.restore()
+    if wiring is not None:
+        said_already = {f.code for f in found} | {*OF_THE_STEP, "not-found"}
+        found |= dict.fromkeys(f for f in wiring if f.code not in said_already)
+    codes = {f.code for f in found}
+    hidden = {code for cause, effects in FOLLOWS.items() if cause in codes for code in effects} | ignored
+    return Preflight(
+        model=name or type(setup.model).__name__,
+        placements=wiring.placements if wiring else {},
+        formulas=wiring.formulas if wiring else {},
+        findings=by_harm(f for f in found if f.code not in hidden),
+        missed=(*seen.missed, *missed, *(wiring.missed if wiring else ())),
+        scheme=wiring.scheme if wiring else "",
+        groups=groups,
+        seconds=time.perf_counter() - began,
+    )
+
+
+CODES = frozenset(
+    """accumulation-undivided accumulation-unequal adapters-frozen autocast-missing base-trains batch-without-targets
+    betas-swapped clip-after-step clip-before-unscale clip-small data-empty data-not-finite data-sorted decay-of-vectors
+    epochs-alike eps-large eval-mode gradient-missing gradients-add-up gradients-lost inputs-scale loss-broadcast
+    loss-in-half loss-of-probabilities loss-shifted lr-high lr-zero muon-fused muon-groups no-update
+    optimizer-lacks-parameters optimizer-of-another-model padding-scored parameter-held-twice parts-lost resume-differs
+    resume-fails resume-loses same-batch same-rows scaler-bypassed scaler-missing scaler-not-updated scaler-unused
+    schedule-ends-early schedule-not-stepped schedule-per-batch schedule-too-long step-each-part step-fails target-in-inputs
+    target-leaks targets-constant targets-mixed targets-scale updates-large updates-rounded warmup-too-long
+    weight-decay-high weights-still""".split()
+)  # that preflight itself reports
+
+
+def known(codes: Iterable[str]) -> frozenset[str]:
+    """The codes, all of them known.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for code in codes:
+        if code not in CODES | OF_CHECK:
+            raise ValueError(f"unknown code {code!r}: {hint(code, sorted(CODES | OF_CHECK))}")
+    return frozenset(codes)
+
+
+def _failed(seen: Seen) -> Finding:
+    return Finding(
+        code="step-fails", severity="error", address="", measured=float(seen.updates),
+        message=f"an update raised {seen.failed}", remedy="run one update by hand, and look at its traceback",
+    )  # fmt: skip
+
+
+def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any, missed: list[str]) -> Findings | None:
+    """`isograd.check` of the model on what its first forward pass got."""
+    forward = next((f for f in seen.forwards if f.inputs is not None), None)
+    if forward is None:
+        missed.append("the model: its forward was not called")
+        return None
+    args, kwargs = forward.inputs
+    batch = kwargs if kwargs and not args else args
+    if args and kwargs:
+        names = list(inspect.signature(seen.setup.model.forward).parameters)
+        batch = dict(zip(names, args, strict=False)) | kwargs
+    peaks = [seen.peak(g) for o in seen.setup.optimizers for g in o.param_groups]
+    warmup = next((c.warmup for _, c in seen.courses if c.peak > c.rates[0]), 0)
+    try:
+        return check(
+            seen.setup.model, batch, lr=max(peaks, default=None) if seen.setup.steps else None, warmup=warmup, prove=prove,
+            intent=intent, ignore=ignore & OF_CHECK,
+        )  # fmt: skip
+    except Exception as error:  # a model that it cannot record
+        missed.append(f"the model: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
+        return None
+
+
+def summary(report: Preflight) -> str:
+    """In one line."""
+    counts = {s: sum(f.severity == s for f in report) for s in ("error", "warning", "info")}
+    said = [f"{n} {name}{'s' if n > 1 and name != 'info' else ''}" for name, n in counts.items() if n]
+    return f"{many(sum(bool(g) for g in report.groups.values()), 'group')} in {report.seconds:.0f} s: " + (", ".join(said) or "nothing found")
+
+
+__all__ = ["Preflight", "Setup", "preflight", "summary"]
