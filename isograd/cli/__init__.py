@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 VERBS = {
     "check": "check.check",
     "preflight": "preflight.preflight",
+    "watch": "watch.watch",
     "show": "catalogue.show",
     "conform": "conform.conform",
     "doctor": "doctor.doctor",
 }
-FIRST = ("check", "preflight", "explain", "compare", "train", "report")  # what most people come for
+FIRST = ("check", "preflight", "watch", "explain", "compare", "train", "report")  # what most people come for
 STOREYS = ("isograd", "isograd.convert", "isograd.lab", "isograd.papers")  # each says its own verbs, in its room `cli`
 
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 from isograd.errors import nearest
 
 EACH = object()  # marks a list of which every value takes an option of its own: --ignore A --ignore B
+REST = "rest"  # the words of a verb's last argument are all that follow, options too
 _OUT = "a new folder, or an empty one"  # the help of --out, where a docstring says no more
 _JSON = "the result as one JSON object on stdout, and nothing else there"  # of verbs that return a Result
 _COMMON = (
@@ -114,7 +115,8 @@ def fill(parser: argparse.ArgumentParser, function: Callable[..., Any], helps: d
         else:
             options["metavar"] = options.get("metavar") or name.upper()
             if parameter.kind is parameter.VAR_POSITIONAL:
-                options |= {"nargs": "*", "default": []}
+                rest = REST in getattr(hints[name], "__metadata__", ())
+                options |= {"nargs": argparse.REMAINDER if rest else "*", "default": []}
             elif parameter.default is not parameter.empty:
                 options |= {"nargs": "?", "default": parameter.default}
             parser.add_argument(name, **options)
@@ -243,7 +245,7 @@ def _options(hint: Any) -> dict[str, Any]:
     while get_origin(hint) is Annotated:
         hint, *more = get_args(hint)
         extras += more
-    called = next((extra for extra in reversed(extras) if isinstance(extra, str | tuple)), None)
+    called = next((extra for extra in reversed(extras) if isinstance(extra, str | tuple) and extra != REST), None)
     names = {"metavar": called} if called else {}
     if hint is bool:
         return {"action": "store_true"}

@@ -1,0 +1,52 @@
+"""`isograd watch SCRIPT`: anybody's training script, run as it is and watched."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from isograd.cli.console import announce
+from isograd.cli.parser import REST, Count, Folder
+from isograd.errors import UserError, many
+
+
+def watch(
+    script: str,
+    *arguments: Annotated[str, REST],
+    out: Folder | None = None,
+    every: Count = 1,
+    updates: bool = False,
+) -> int:
+    """Run a training script unchanged, and warn when the run goes wrong: with the cause, and what to do.
+
+    The script gets the arguments after its name. Its optimizer, model and loss are found at optimizer.step; rows and
+    warnings go to a folder, for `isograd report` and `isograd explain`. Options of isograd stand before SCRIPT.
+
+    examples:
+      isograd watch train.py
+      isograd watch --out runs/mine --every 10 train.py --lr 3e-4 --epochs 2
+      torchrun --nproc-per-node 2 -m isograd watch train.py
+
+    Exit code: the script's.
+
+    Args:
+        script: a Python file
+        arguments: of the script
+        out: the folder for rows and warnings (default: runs/watch/NAME of the script)
+        every: updates from one row to the next
+        updates: also measure how far each layer's matrix moves, for a copy of it
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise UserError(f"{script}: no such file")
+    folder = out or Path("runs", "watch", path.stem)
+    announce(f"watching {script}: rows and warnings go to {folder}")
+    from isograd.diagnose.watch.loops.script import ScriptWatch, run
+
+    watching = ScriptWatch(folder, every, updates=updates)
+    code = run(path, arguments, watching)
+    if watching.watch is None:
+        print(f"isograd watch: {script} ended with no optimizer step: nothing was watched", file=sys.stderr)
+    else:
+        steps, found = watching.watch.row.get("step", 0), watching.watch.warnings
+        print(f"isograd watch: {many(steps, 'update')}, {many(len(found), 'warning')}", file=sys.stderr)
+    return code
