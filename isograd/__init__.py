@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from isograd.diagnose.watch.loops.replay import OwnLoop
     from isograd.lint import check
     from isograd.lint.conform import conform
-    from isograd.preflight import preflight
+    from isograd.lint.step import preflight
     from isograd.models import (
         IsogradConfig,
         IsogradForCausalLM,
@@ -48,7 +48,7 @@ _ROOMS = {  # the other public names -> where they are
     "check": "isograd.lint",
     "conform": "isograd.lint.conform",
     "graft": "isograd.convert.graft",
-    "preflight": "isograd.preflight",
+    "preflight": "isograd.lint.step",
     "transfer": "isograd.lab.transfer",
     "watch": "isograd.diagnose.watch",
 }

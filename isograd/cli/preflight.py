@@ -55,7 +55,7 @@ def preflight(
     must_be_writable(sarif, "--sarif")
     announce(f"loading torch and {setup} ...")
     with loading():
-        from isograd.preflight import report
+        from isograd.lint.step import report
         from isograd.trace.load import load_callable
 
         with refusing(ValueError):

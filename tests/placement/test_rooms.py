@@ -24,7 +24,6 @@ STOREYS = {
         {"trace"},
         {"lint"},
         {"diagnose"},
-        {"preflight"},
         {"cli", "pytest_plugin"},
     ],
     "convert": [{"convert"}, {"convert.cli"}],

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from isograd.diagnose.watch.baseline import LABELS, is_tokens, left_alone, targets_of
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.writers import Row, alarm
+from isograd.lint.step.loss import mixed
 
 LOOKED_AT = 12  # batches from the first on
 SEQUENCES = 2  # that a leak is looked for in
@@ -24,7 +25,6 @@ MOST = 4096  # entries of a tensor that tell two batches apart
 COPIED = 0.95  # the share of labels that are the inputs, moved
 NEAR = 0.3  # above a baseline, over its scale: as far as the noise of updates drives a loss
 BELOW = {True: 0.3, False: 0.1}  # the same below the unigram entropy, and below another
-ROWS = 32  # of a batch that are compared with each other
 SUMMED = 16  # labels of a batch, from which on a sum differs clearly from a mean
 FARTHEST = 16  # tokens ahead that labels are looked for
 WAITS = 160  # readings at the unigram loss, before odd labels are taken for its cause
@@ -224,22 +224,6 @@ def moved(x: Tensor, y: Tensor) -> int | None:
         if share > COPIED and int(asked.sum()) > min(asked.numel(), y.numel() / 2) / 2:
             return d
     return None
-
-
-def mixed(x: Tensor, y: Tensor) -> bool:
-    """Whether the rows of y are the next tokens of x's rows, of others than their own.
-
-    >>> x = torch.arange(30).view(3, 10) * 7 % 11
-    >>> y = x.roll(-1, dims=1)
-    >>> mixed(x, y.roll(1, dims=0)), mixed(x, y), mixed(x, y * 0)
-    (True, False, False)
-    """
-    x, y = x[:ROWS], y[:ROWS]
-    asked = (y >= 0)[:, None, :-1]
-    same = ((y[:, None, :-1] == x[None, :, 1:]) & asked).sum(-1) / asked.sum(-1).clamp(min=1)
-    own = same.diagonal().clone()
-    same.fill_diagonal_(0.0)
-    return bool(same.shape[0] > 1 and (same.amax(1) > COPIED).float().mean() > 0.5 and own.max() < COPIED)
 
 
 def leaks(model: nn.Module, batch: Any, x: Tensor) -> float | None:

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from isograd.preflight.rates import Course, course
-from isograd.preflight.seen import Seen
-from isograd.preflight.told import Told, finding
+from isograd.lint.step.rates import Course, course
+from isograd.lint.step.seen import Seen
+from isograd.lint.step.told import Told, finding
 
 EARLY = 0.25  # of a run that is left when the rate is gone
 GONE = 0.01  # of the peak

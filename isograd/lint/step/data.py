@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.preflight.recorder import CLASSES, NUMBERS
-from isograd.preflight.seen import Seen, tensors_in
-from isograd.preflight.told import Told, finding
+from isograd.lint.step.recorder import CLASSES, NUMBERS
+from isograd.lint.step.seen import Seen, tensors_in
+from isograd.lint.step.told import Told, finding
 
 FAR = 20.0  # of a mean or a standard deviation
 COPIED = 0.9999

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from isograd.errors import many
-from isograd.preflight.seen import Seen
-from isograd.preflight.told import Told, finding
+from isograd.lint.step.seen import Seen
+from isograd.lint.step.told import Told, finding
 
 FAR = 0.3  # of a matrix' size, in one update
 ADAPTER = re.compile(r"lora|adapter|prefix_enc|prompt_enc", re.I)

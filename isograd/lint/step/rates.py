@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from isograd.preflight.kept import kept
+from isograd.lint.step.kept import kept
 
 MOST = 200_000  # updates that are simulated
 

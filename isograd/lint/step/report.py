@@ -10,15 +10,15 @@ from isograd.errors import hint, many
 from isograd.lint.check import CODES as OF_CHECK
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings, by_harm
-from isograd.preflight import data, loss, optimizer, precision, resume, schedule, step
-from isograd.preflight.seen import Seen, look
-from isograd.preflight.setup import Setup, setup_of
-from isograd.preflight.told import Look
+from isograd.lint.step import data, loss, optimizer, precision, resume, schedule, update
+from isograd.lint.step.seen import Seen, look
+from isograd.lint.step.setup import Setup, setup_of
+from isograd.lint.step.told import Look
 
 GROUPS: dict[str, Look] = {
     "loss": loss.look,
     "data": data.look,
-    "step": step.look,
+    "step": update.look,
     "optimizer": optimizer.look,
     "schedule": schedule.look,
     "precision": precision.look,

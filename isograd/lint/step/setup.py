@@ -118,7 +118,7 @@ def setup_of(given: Any = None, **parts: Any) -> Setup:
     elif isinstance(given, nn.Module) and "data" in parts and not _is_lightning(given):
         parts = {"model": given, **parts}
     elif given is not None:
-        from isograd.preflight import trainers
+        from isograd.lint.step import trainers
 
         return trainers.of(given, parts)
     return _of_parts({name: part for name, part in parts.items() if part is not None})

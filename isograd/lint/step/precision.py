@@ -2,9 +2,9 @@
 
 import torch
 
-from isograd.preflight.recorder import CLASSES
-from isograd.preflight.seen import Seen
-from isograd.preflight.told import Told, finding
+from isograd.lint.step.recorder import CLASSES
+from isograd.lint.step.seen import Seen
+from isograd.lint.step.told import Told, finding
 
 LOST = 0.3  # of entries with a gradient that do not move
 HALF = (torch.float16, torch.bfloat16)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isograd.preflight.kept import Kept
-from isograd.preflight.seen import SEED, Seen
-from isograd.preflight.setup import Setup, moved
-from isograd.preflight.told import Told, finding
+from isograd.lint.step.kept import Kept
+from isograd.lint.step.seen import SEED, Seen
+from isograd.lint.step.setup import Setup, moved
+from isograd.lint.step.told import Told, finding
 
 BEFORE = 3  # updates before it is saved
 

@@ -1,8 +1,8 @@
 """The update: what the optimizer gets is what backward brought, once, in training mode, and it moves the weights."""
 
 from isograd.errors import many
-from isograd.preflight.seen import Seen
-from isograd.preflight.told import Told, finding
+from isograd.lint.step.seen import Seen
+from isograd.lint.step.told import Told, finding
 
 STALE = 0.02  # of a gradient: what is left of the one before
 NOISY = ("Dropout", "BatchNorm", "DropPath", "StochasticDepth")

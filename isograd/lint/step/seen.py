@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 
-from isograd.preflight.kept import Kept
-from isograd.preflight.rates import Course, course
-from isograd.preflight.recorder import CLASSES, Forward, LossCall, LossMode, Recorder, Step
-from isograd.preflight.setup import Setup, moved
+from isograd.lint.step.kept import Kept
+from isograd.lint.step.rates import Course, course
+from isograd.lint.step.recorder import CLASSES, Forward, LossCall, LossMode, Recorder, Step
+from isograd.lint.step.setup import Setup, moved
 
 BATCHES = 24  # of an epoch that are looked at
 UPDATES = 4

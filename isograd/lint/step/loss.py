@@ -6,16 +6,17 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from isograd.diagnose.watch.batches import mixed
-from isograd.preflight.recorder import CLASSES, NUMBERS, LossCall
-from isograd.preflight.seen import Seen
-from isograd.preflight.told import Told, finding
+from isograd.lint.step.recorder import CLASSES, NUMBERS, LossCall
+from isograd.lint.step.seen import Seen
+from isograd.lint.step.told import Told, finding
 
 SHIFTED = {0: "the token that the prediction has read last", 2: "the token after the next", -1: "the token before the last", 3: "the third token ahead"}
 SHOWN = 0.5  # of the targets, from which on they are visible
 PADDED = 0.02  # of the targets
 UNEQUAL = 3.0  # targets of one part over those of another
 EXACT = 0.03
+ROWS = 32  # of a batch that are compared with each other
+COPIED = 0.95  # the share of labels that are the inputs, moved
 
 
 def look(seen: Seen) -> Told:
@@ -255,3 +256,19 @@ def _weights(seen: Seen) -> Told:
                     f" {high / low:.1f} times as much",
                     "sum the losses of the targets, and divide by the number of targets of the whole update", high / low,
                 )  # fmt: skip
+
+
+def mixed(x: Tensor, y: Tensor) -> bool:
+    """Whether the rows of y are the next tokens of x's rows, of others than their own.
+
+    >>> x = torch.arange(30).view(3, 10) * 7 % 11
+    >>> y = x.roll(-1, dims=1)
+    >>> mixed(x, y.roll(1, dims=0)), mixed(x, y), mixed(x, y * 0)
+    (True, False, False)
+    """
+    x, y = x[:ROWS], y[:ROWS]
+    asked = (y >= 0)[:, None, :-1]
+    same = ((y[:, None, :-1] == x[None, :, 1:]) & asked).sum(-1) / asked.sum(-1).clamp(min=1)
+    own = same.diagonal().clone()
+    same.fill_diagonal_(0.0)
+    return bool(same.shape[0] > 1 and (same.amax(1) > COPIED).float().mean() > 0.5 and own.max() < COPIED)

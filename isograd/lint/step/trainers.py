@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from isograd.errors import InputsError
-from isograd.preflight.kept import Kept
-from isograd.preflight.setup import Setup
+from isograd.lint.step.kept import Kept
+from isograd.lint.step.setup import Setup
 
 
 def of(given: Any, parts: dict[str, Any]) -> Setup:

@@ -1,5 +1,5 @@
 """The step around a model, looked at before the run: `isograd.preflight`."""
 
-from isograd.preflight.report import Preflight, preflight
+from isograd.lint.step.report import Preflight, preflight
 
 __all__ = ["Preflight", "preflight"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from isograd.lint.findings import Finding, Severity
-from isograd.preflight.seen import Seen
+from isograd.lint.step.seen import Seen
 
 Told = Iterator[Finding | str]
 Look = Callable[[Seen], Told]
