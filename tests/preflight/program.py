@@ -30,7 +30,7 @@ class Text(Dataset[Any]):
         return len(self.rows)
 
     def __getitem__(self, at: int) -> dict[str, Tensor]:
-        ids = self.rows[0 if self.fault == "same-rows" else at]
+        ids = self.rows[at // 8 % 8 if self.fault == "same-rows" else at]
         x, y = ids[:-1], ids[1:].clone()
         if self.fault != "padding-scored":
             y[y == PAD] = -100
@@ -40,8 +40,6 @@ class Text(Dataset[Any]):
             y = x.clone()
         if self.fault == "targets-constant":
             y[:] = 5
-        if self.fault == "batch-without-targets" and at % 8 < 4:
-            y[:] = -100
         return {"ids": x, "labels": y}
 
 
@@ -59,7 +57,7 @@ class Model(nn.Module):
         x = self.embed(ids) + self.places.weight[: ids.shape[1]]
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
         for layer in self.layers:
-            x = layer(x, src_mask=mask * 0 if self.fault == "unmasked" else mask, is_causal=self.fault != "unmasked")
+            x = layer(x, src_mask=torch.zeros_like(mask) if self.fault == "unmasked" else mask, is_causal=self.fault != "unmasked")
         return self.head(self.norm(x.detach() if self.fault == "gradient-missing" else x))
 
 
@@ -73,6 +71,10 @@ def program(fault: str = "", *, accumulate: int = 1, own_step: bool = True) -> d
     data: Any = DataLoader(Text(fault), batch_size=8, shuffle=True, generator=shuffled, drop_last=True)
     if fault == "same-batch":
         data = [next(iter(data))] * 32
+    if fault == "batch-without-targets":
+        data = [b | {"labels": b["labels"] * 0 - 100} if at % 3 == 2 else b for at, b in enumerate(data)]
+    if fault == "same-rows":
+        data = DataLoader(Text(fault), batch_size=8)
     if fault == "epochs-alike":
         data = Reseeded(data)
     held: Any = model.parameters()
@@ -133,7 +135,7 @@ def program(fault: str = "", *, accumulate: int = 1, own_step: bool = True) -> d
                 schedule.step()
         if fault == "gradients-lost":
             optimizer.zero_grad()
-        if scaler is not None and fault != "clip-before-unscale":
+        if scaler is not None and fault not in ("clip-before-unscale", "scaler-bypassed"):
             scaler.unscale_(optimizers[0])
         if fault != "clip-after-step":
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -152,7 +154,7 @@ def program(fault: str = "", *, accumulate: int = 1, own_step: bool = True) -> d
             schedule.step()
 
     def save(path: str) -> None:
-        state = {"model": model.state_dict(), "schedule": schedule.state_dict()}
+        state = {"model": model.state_dict(), "schedule": schedule.state_dict(), "scaler": scaler and scaler.state_dict()}
         if fault != "resume-loses":
             state["optimizer"] = first.state_dict()
         torch.save(state, path)
@@ -163,6 +165,8 @@ def program(fault: str = "", *, accumulate: int = 1, own_step: bool = True) -> d
         schedule.load_state_dict(state["schedule"])
         if fault != "resume-loses":
             first.load_state_dict(state["optimizer"])
+        if scaler is not None:
+            scaler.load_state_dict(state["scaler"])
         if fault == "resume-fails":
             raise KeyError("epoch")
 

@@ -30,6 +30,14 @@ def look(seen: Seen) -> Told:
 
 def _said(seen: Seen) -> Told:
     call = seen.main
+    values = [value for _, _, value in seen.record.backwards]
+    if broken := [value for value in values if not math.isfinite(value)]:
+        empty = call is not None and call.name in CLASSES and not int(call.rows[2].sum())
+        if not empty:
+            yield finding(
+                "loss-not-finite", "error", f"the loss is {broken[0]:g} in {len(broken)} of {len(values)} backward passes",
+                "look for rows that are masked wholly, log(0), 0 / 0, or inputs that are not finite", float(len(broken)),
+            )  # fmt: skip
     if call is None:
         losses = [value for _, _, value in seen.record.backwards]
         yield f"formed by no function of torch.nn.functional{f', {losses[0]:.3g} at first' if losses else ''}"

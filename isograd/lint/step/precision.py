@@ -62,6 +62,11 @@ def _scaler(seen: Seen) -> Told:
                 "scaler-bypassed", "error", f"the loss is scaled by {scaled[0] / values[0]:.3g}, and optimizer.step() gets gradients that are not unscaled",
                 "call scaler.step(optimizer) instead of optimizer.step()", abs(scaled[0] / values[0]),
             )  # fmt: skip
+        elif is_scaled and not any(what == "step" for _, what in seen.record.scaled):
+            yield finding(
+                "scaler-bypassed", "warning", "gradients are unscaled, and the step is optimizer.step(): one with inf or NaN is not left out",
+                "call scaler.step(optimizer) instead of optimizer.step()", 1.0,
+            )  # fmt: skip
         elif is_scaled and not any(what == "update" for _, what in seen.record.scaled):
             yield finding("scaler-not-updated", "error", "scaler.update() is never called: its factor stays, and overflows are not followed", "call scaler.update() after scaler.step()", 0.0)
         elif not is_scaled and values:

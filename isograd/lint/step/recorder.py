@@ -189,7 +189,7 @@ class Recorder(LossMode):
         self._scale = 1.0
         self._unscaled: set[int] = set()
         self._stack = ExitStack()
-        self._depth = 0
+        self._depth: dict[str, int] = {}
 
     def __enter__(self) -> "Recorder":
         hooks = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
@@ -200,7 +200,10 @@ class Recorder(LossMode):
         for kind in _kinds(LRScheduler):
             self._patch(kind, "step", self._schedule)
         self._patch(torch.amp.GradScaler, "unscale_", self._unscale)
-        self._patch(torch.amp.GradScaler, "update", self._scaler_update)
+        for name in ("update", "step"):
+            self._patch(torch.amp.GradScaler, name, self._noted(name))
+        for kind in (*_kinds(Optimizer), nn.Module):
+            self._patch(kind, "zero_grad", self._later)
         super().__enter__()
         return self
 
@@ -214,13 +217,13 @@ class Recorder(LossMode):
             return
 
         def new(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._depth:  # what calls another of its kind is one call
+            if not self._depth.get(name):  # what calls another of its kind is one call
                 seen(this, args)
-            self._depth += 1
+            self._depth[name] = self._depth.get(name, 0) + 1
             try:
                 return old(this, *args, **kwargs)
             finally:
-                self._depth -= 1
+                self._depth[name] -= 1
 
         setattr(kind, name, new)
         self._stack.callback(setattr, kind, name, old)
@@ -243,10 +246,7 @@ class Recorder(LossMode):
         return found
 
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        for step in self.steps:
-            if step.later is None:
-                graded = [p.grad for g in step.optimizer.param_groups for p in g["params"] if p.grad is not None]
-                step.later = _norm(graded)
+        self._later()
         on = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         self._part += 1
@@ -282,8 +282,15 @@ class Recorder(LossMode):
         self._unscaled.add(id(args[0]))
         self.scaled.append((self.update, "unscale_"))
 
-    def _scaler_update(self, scaler: Any, args: tuple[Any, ...]) -> None:
-        self.scaled.append((self.update, "update"))
+    def _noted(self, name: str) -> Callable[[Any, tuple[Any, ...]], None]:
+        return lambda _, __: self.scaled.append((self.update, name))
+
+    def _later(self, *_: Any) -> None:
+        """What gradients are after the step, before they are set to zero or the next forward pass begins."""
+        for step in self.steps:
+            if step.later is None:
+                held = self._parameters(step.optimizer)
+                step.later = _norm([p.grad for p in held if p.grad is not None])
 
     def _explained(self, held: list[nn.Parameter]) -> tuple[float, float, float]:
         """Gradients as so many times what backward brought, and what was there before; and the part that is neither."""

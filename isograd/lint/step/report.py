@@ -36,7 +36,9 @@ FOLLOWS = {  # a code -> those that are its consequences
     "target-leaks": ("future-leaks", "bidirectional-logits"),
     "targets-constant": ("data-sorted", "target-in-inputs"),
     "same-batch": ("data-sorted", "epochs-alike"),
-    "data-not-finite": ("not-finite", "output-not-finite", "gradients-add-up", "weights-still"),
+    "loss-not-finite": ("resume-loses", "resume-differs", "gradients-add-up", "weights-still"),
+    "batch-without-targets": ("loss-not-finite", "resume-loses", "resume-differs"),
+    "data-not-finite": ("loss-not-finite", "resume-loses", "resume-differs", "not-finite", "output-not-finite", "gradients-add-up", "weights-still"),
 }
 OF_THE_STEP = ("lr-zero", "lr-high", "optimizer-lacks-parameters", "optimizer-of-another-model", "weight-decay-high")
 
@@ -144,7 +146,7 @@ CODES = frozenset(
     """accumulation-undivided accumulation-unequal adapters-frozen autocast-missing base-trains batch-without-targets
     betas-swapped clip-after-step clip-before-unscale clip-small data-empty data-not-finite data-sorted decay-of-vectors
     epochs-alike eps-large eval-mode gradient-missing gradients-add-up gradients-lost inputs-scale loss-broadcast
-    loss-in-half loss-of-probabilities loss-shifted lr-high lr-zero muon-fused muon-groups no-update
+    loss-in-half loss-not-finite loss-of-probabilities loss-shifted lr-high lr-zero muon-fused muon-groups no-update
     optimizer-lacks-parameters optimizer-of-another-model padding-scored parameter-held-twice parts-lost resume-differs
     resume-fails resume-loses same-batch same-rows scaler-bypassed scaler-missing scaler-not-updated scaler-unused
     schedule-ends-early schedule-not-stepped schedule-per-batch schedule-too-long step-each-part step-fails target-in-inputs

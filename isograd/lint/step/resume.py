@@ -111,5 +111,5 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
     return type(a) is type(b) and bool(a == b or (a != a and b != b))
