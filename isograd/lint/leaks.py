@@ -32,22 +32,23 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     if base is None or x.ndim < 2 or x.shape[0] < 2 or base.shape[:1] != x.shape[:1] or _positions_first(checked):
         return
     beside = [n for n, v in named.items() if isinstance(v, Tensor) and "mask" not in n and v.shape[:1] == x.shape[:1]]
-    other = x.clone()
-    other[0] = _others(checked, x)[0]
-    moved = _run(checked, _given(checked, named | {place: other}))
-    if moved is None or moved.shape != base.shape:
+    each = [n for n in beside if n == place or (named[n].ndim > 1 and not _is_label(n) and named[n].dtype != torch.bool)]
+    moved = {n: _run(checked, _given(checked, named | {n: _first_changed(checked, named[n])})) for n in each}
+    gaps = {n: ((y - base)[1:].abs().max() / base.abs().max()).item() for n, y in moved.items() if y is not None and y.shape == base.shape}
+    if place not in gaps:
         return
     if (placed := _of_place(checked, named, len(x))) is not None:
         yield placed
         return
     crossed = base.shape == (len(x), len(x)) and len(beside) > 1  # each text of a batch against each image, as CLIP's
-    gap = 0.0 if crossed else ((moved - base)[1:].abs().max() / base.abs().max()).item()
+    most = max(gaps, key=lambda n: gaps[n])
+    gap = 0.0 if crossed else gaps[most]
     where = _first_across(checked, x.shape[0])
     if gap > CHANGED or where is not None:
         yield Finding(
             code="batch-leaks",
             severity="error",
-            address=where or place,
+            address=where or most,
             measured=gap,
             message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch"
             if gap > CHANGED
@@ -55,6 +56,13 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
             remedy="attend along the axis of positions: batch_first=True in nn.MultiheadAttention and its layers, or"
             " x.transpose(0, 1) before and after",
         )
+
+
+def _first_changed(checked: CheckedModel, x: Tensor) -> Tensor:
+    """Another first sequence, the others as they were."""
+    other = x.clone()
+    other[0] = _others(checked, x)[0]
+    return other
 
 
 def _of_place(checked: CheckedModel, named: dict[str, Any], count: int) -> Finding | None:

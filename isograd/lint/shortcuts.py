@@ -90,9 +90,12 @@ Found = tuple[str, str, dict[int, Made]]  # address, what it is, and the sums th
 
 
 def _attentions_outside(checked: CheckedModel) -> Iterator[Found]:
-    """Self-attentions that belong to no sum, of as many queries as keys: no pooling, no cross-attention."""
+    """Attentions that belong to no sum, of as many queries as keys; of others, which may pool, those that several
+    layers have.
+    """
     dataflow, trace = checked.dataflow, checked.trace
     inside = {id(o) for s in checked.anatomy.sublayers for o in dataflow.between(s.read, s.branch)}
+    oblong: dict[str, list[Found]] = {}
     for operation in trace.operations:
         if id(operation) in inside or not is_attention(dataflow, operation) or not operation.makes:
             continue
@@ -103,8 +106,13 @@ def _attentions_outside(checked: CheckedModel) -> Iterator[Found]:
         begun = attended is not None and all(v in dataflow.live for v in attended)  # learned queries have no stream yet
         begun &= attended is not None and attended[2] not in trace.below(operation.makes)  # powers of the weights
         begun &= scores.ndim > 2 and scores.shape[-2] > 2 and operation.makes[0] in checked.reaching
-        if begun and attended and square and not _is_beside(checked, operation):
-            yield operation.module, "attention", _sum_around(checked, operation, attended[0])
+        if begun and attended and not _is_beside(checked, operation):
+            found = operation.module, "attention", _sum_around(checked, operation, attended[0])
+            if square:
+                yield found
+            elif found[2]:
+                oblong.setdefault(numbered(operation.module), []).append(found)
+    yield from (one for alike in oblong.values() if len(alike) > 1 for one in alike)
 
 
 def _sum_around(checked: CheckedModel, attention: Operation, query: int) -> dict[int, Made]:

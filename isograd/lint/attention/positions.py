@@ -12,6 +12,7 @@ from isograd.lint.attention.masks import SHORTEST, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
+from isograd.lint.intent import declares_causal
 from isograd.lint.proof.trial import Edit
 from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, different
@@ -39,7 +40,8 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     if not all(_blind(checked, a) for a in attentions):
         return
     unused = _unused(checked)
-    if unused is None and (not _can_vary(checked) or all(view == "left" for view in views)):
+    causal = all(view == "left" for view in views) if views else declares_causal(checked) is not None
+    if unused is None and (not _can_vary(checked) or causal):
         return  # a causal model can do without positions
     if not checked.takes_ids and (unused is None or unused[0] not in checked.parameters):
         return
