@@ -1,5 +1,6 @@
 """`isograd preflight FILE.py:setup`: the step around a model, looked at before the run."""
 
+import os
 import warnings
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,7 @@ def preflight(
       isograd preflight train.py:setup
       isograd preflight my_training.setup:make --steps 20000
       isograd preflight train.py:setup --format github
+      torchrun --nproc-per-node 2 -m isograd preflight train.py:setup       several processes, compared
 
     Exit code 1 with a finding of severity error, 2 on bad input.
 
@@ -55,12 +57,13 @@ def preflight(
     must_be_writable(sarif, "--sarif")
     announce(f"loading torch and {setup} ...")
     with loading():
-        from isograd.lint.step import report
+        from isograd.lint.step import processes, report
         from isograd.trace.load import load_callable
 
         with refusing(ValueError):
             report.known(ignore or [])
         given = load_callable(setup)()
+        processes.join()
         parts: dict[str, Any] = {} if steps is None else {"steps": steps}
         announce("taking batches and a few updates ...")
         try:
@@ -71,4 +74,6 @@ def preflight(
                 )  # fmt: skip
         except (InputsError, ModelError) as error:
             raise UserError(f"{setup}: {one_line(error)}") from error
+    if int(os.environ.get("RANK", "0")):  # the first process speaks for all
+        return Result(found.as_dict(), lambda: None, code=1 if found.errors else 0)
     return written(found, setup, format, sarif)

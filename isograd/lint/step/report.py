@@ -10,7 +10,7 @@ from isograd.errors import hint, many
 from isograd.lint.check import CODES as OF_CHECK
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings, by_harm
-from isograd.lint.step import data, loss, optimizer, precision, resume, schedule, update
+from isograd.lint.step import data, loss, optimizer, precision, processes, resume, schedule, update
 from isograd.lint.step.seen import Seen, look
 from isograd.lint.step.setup import Setup, setup_of
 from isograd.lint.step.told import Look
@@ -22,6 +22,7 @@ GROUPS: dict[str, Look] = {
     "optimizer": optimizer.look,
     "schedule": schedule.look,
     "precision": precision.look,
+    "processes": processes.look,
     "resume": resume.look,
 }
 FOLLOWS = {  # a code -> those that are its consequences
@@ -145,9 +146,9 @@ def preflight(
 CODES = frozenset(
     """accumulation-undivided accumulation-unequal adapters-frozen autocast-missing base-trains batch-without-targets
     betas-swapped clip-after-step clip-before-unscale clip-small data-empty data-not-finite data-sorted decay-of-vectors
-    epochs-alike eps-large eval-mode gradient-missing gradients-add-up gradients-lost inputs-scale loss-broadcast
+    epochs-alike eps-large eval-mode gradient-missing gradients-add-up gradients-lost gradients-not-averaged inputs-scale loss-broadcast
     loss-in-half loss-not-finite loss-of-probabilities loss-shifted lr-high lr-zero muon-fused muon-groups no-update
-    optimizer-lacks-parameters optimizer-of-another-model padding-scored parameter-held-twice parts-lost resume-differs
+    optimizer-lacks-parameters optimizer-of-another-model padding-scored parameter-held-twice parts-lost ranks-differ ranks-same-data resume-differs
     resume-fails resume-loses same-batch same-rows scaler-bypassed scaler-missing scaler-not-updated scaler-unused
     schedule-ends-early schedule-not-stepped schedule-per-batch schedule-too-long step-each-part step-fails target-in-inputs
     target-leaks targets-constant targets-mixed targets-scale updates-large updates-rounded warmup-too-long

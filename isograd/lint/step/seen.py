@@ -3,6 +3,7 @@
 Everything is done once, and put back; the groups of rules read it.
 """
 
+import hashlib
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 
@@ -34,6 +36,7 @@ class Seen:
         epochs: the first batches of two epochs.
         record: of the updates.
         failed: what an update raised.
+        digests: of the weights of this process before the updates and after them, where there are several.
     """
 
     setup: Setup
@@ -42,6 +45,7 @@ class Seen:
     record: Recorder
     failed: str = ""
     missed: list[str] = field(default_factory=list)
+    digests: list[dict[str, str]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -142,10 +146,12 @@ def look(setup: Setup) -> Seen:
             seen.epochs = first, []
         else:
             seen.epochs = setup.batches(BATCHES), setup.batches(BATCHES)
+        digests = [digest(setup.model)]
         try:
             _updates(setup, seen, record, began)
         except Exception as error:  # a program that does not run is reported as that
             seen.failed = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    seen.digests = [*digests, digest(setup.model)] if digests[0] else []
     kept.restore()
     seen.seconds = time.perf_counter() - began
     return seen
@@ -301,3 +307,24 @@ def _with(batch: Any, old: Tensor, new: Tensor) -> Any:
 
 def tensors_in(batch: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def mark(batch: Any) -> str:
+    """What tells batches apart: a digest of their tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors_in(batch):
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def digest(model: nn.Module) -> dict[str, str]:
+    """Of each parameter that is whole on every process; nothing where there is one process."""
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return {}
+    found = {}
+    for name, p in model.named_parameters():
+        if not isinstance(p, DTensor):
+            data = p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            found[name] = hashlib.sha256(data).hexdigest()
+    return found
