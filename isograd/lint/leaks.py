@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.lint.attention.masks import SHORTEST, is_prefix, seen_by
+from isograd.lint.attention.masks import SHORTEST, in_chunks, is_prefix, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -124,7 +124,7 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
         return  # of a source as long as the target, the target is what is predicted
     shown = (reach & ~torch.eye(len(reach), dtype=torch.bool)).any(0)  # what stands in the padding moves nothing else
     reach = reach[shown][:, shown]
-    if len(reach) < SHORTEST or is_prefix(reach):
+    if len(reach) < SHORTEST or is_prefix(reach) or in_chunks(reach):
         return
     length = len(reach)
     ahead = torch.triu(reach, diagonal=1)

@@ -169,6 +169,7 @@ def _of_timm(model: nn.Module) -> Iterator[Inputs]:
     settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     size = settings.get("input_size") if isinstance(settings, Mapping) else None
     sides = getattr(patches, "img_size", None) or (size[-2:] if size else None)
+    sides = (sides, sides) if isinstance(sides, int) else sides
     if sides is not None:
         channels = getattr(getattr(patches, "proj", None), "in_channels", size[0] if size else 3)
         yield (floats(BATCH, channels, *sides),)

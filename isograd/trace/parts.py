@@ -97,6 +97,8 @@ def _split(
     """Values apart from the others: no scheme tells queries from keys."""
     every = weight.shape[axis]
     rows = value_rows(dataflow, sublayer) if "value" in roles else torch.arange(0)
+    if len(rows) and int(rows[-1]) >= every:  # a slice of the matrix makes them, as of one query for all keys
+        return
     width = dataflow.trace[sublayer.read].shape[-1]
     rest = torch.tensor(sorted(set(range(every)) - set(rows.tolist())), dtype=torch.long)
     others = [role for role in roles if role != "value"]

@@ -25,7 +25,7 @@ class Seen:
     """What one attention sees, over all its heads.
 
     Attributes:
-        view: "left" is causal, "prefix" but for a first part that sees all of itself; "ahead" sees all before and a few
+        view: "left" is causal, "prefix" but for a first part that sees all of itself, or for chunks; "ahead" sees all before and a few
             places ahead; "not-itself" hides itself.
         ahead: of how many pairs (query, later key) the query sees the key, as a part of all.
         furthest: how many places ahead it sees at most.
@@ -86,7 +86,7 @@ def _view(every: Tensor) -> View:
         return "other" if sees_itself else "not-itself"
     if not sees_later:
         return "left" if sees_before else "itself"
-    if is_prefix(every):
+    if is_prefix(every) or in_chunks(every):
         return "prefix"
     distances = (every & torch.ones_like(every).triu(1)).nonzero()
     behind = (every & torch.ones_like(every).tril(-1)).nonzero()
@@ -103,6 +103,16 @@ def is_prefix(every: Tensor) -> bool:
     length = next((i for i, rows in enumerate(seen) if not rows.all()), time)
     rest = every.triu()[:, length + 1 :]
     return 0 < length < time - 1 and int(rest.sum()) == rest.shape[1] == int(every.diagonal()[length + 1 :].sum())
+
+
+def in_chunks(every: Tensor) -> bool:
+    """Whether of (queries, keys) some queries in a row see up to the same key, their last: frames of a chunk, tokens of
+    one step, as streaming and block-causal models have them.
+    """
+    last = torch.where(every, torch.arange(len(every)), -1).amax(1)
+    steps = int((last[1:] != last[:-1]).sum())
+    whole = bool((last >= torch.arange(len(every))).all()) and torch.equal(last[last], last)
+    return whole and 0 < steps < len(every) - 1
 
 
 def _weakness(weights: Tensor | None, later: Tensor) -> float | None:

@@ -47,11 +47,10 @@ def _drawn(checked: CheckedModel) -> list[tuple[WeightPart, float]]:
     of one whose matrices cannot be taken apart.
     """
     try:
-        found = parts(checked.anatomy) if checked.at_init else []
+        found = [(p, p.of(checked.parameters[p.name])) for p in parts(checked.anatomy)] if checked.at_init else []
     except Exception:
         return []
-    weights = checked.parameters
-    return [(part, sample(part.of(weights[part.name])).float().std(unbiased=False).item()) for part in found]
+    return [(part, sample(own).float().std(unbiased=False).item()) for part, own in found]
 
 
 def _ratios(
