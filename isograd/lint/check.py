@@ -30,7 +30,7 @@ from isograd.lint.running import forward, gradients, targets
 from isograd.lint.running import optimizer as optimizers
 from isograd.lint.source import source_of
 from isograd.trace.anatomy import Anatomy, find_anatomy
-from isograd.trace.inputs import Inputs, as_inputs, guess_inputs, run
+from isograd.trace.inputs import Inputs, as_inputs, few_sequences, guess_inputs, run
 from isograd.trace.record import answer, is_large, unwrapped
 from isograd.trace.sublayers import TracedSublayer
 
@@ -132,7 +132,7 @@ def _looked(
     if any(hasattr(p, "full_tensor") for p in model.parameters()):
         line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
-    inputs = _with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
+    inputs = _with_targets(model, guess_inputs(model)) if batch is None else few_sequences(model, as_inputs(batch))
     anatomy = find_anatomy(model, inputs)
     other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
     checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, opened(model), loss, batch)

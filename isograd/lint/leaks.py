@@ -399,12 +399,13 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
         return
     for name in sequences:
         try:
-            moved = _outputs(checked, _given(checked, named | {name: _others(checked, named[name])}))
+            each = [_outputs(checked, _given(checked, named | {name: x})) for x in _different(checked, named[name])]
         except Exception:  # numbers that must be those, as the sizes of a grid
             continue
-        if not base or [t.shape for t in moved] != [t.shape for t in base]:
+        if not base or any([t.shape for t in moved] != [t.shape for t in base] for moved in each):
             continue
-        gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(moved, base, strict=True))
+        pairs = [pair for moved in each for pair in zip(moved, base, strict=True)]
+        gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
         if gap <= CHANGED:
             weighed = _is_weighed(checked, name)
             yield Finding(
@@ -422,6 +423,14 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
                 if weighed
                 else "nothing, where it is for a loss, or for its shape alone; else use it in forward",
             )
+
+
+def _different(checked: CheckedModel, x: Tensor) -> list[Tensor]:
+    """Other values; of ids also such as are equal elsewhere, for a model may ask only which are."""
+    if x.is_floating_point() or x.ndim < 2:
+        return [_others(checked, x)]
+    counted = torch.arange(x.shape[1]).view(1, -1, *[1] * (x.ndim - 2)).expand_as(x) % (x.max() + 1)
+    return [_others(checked, x), x.roll(x.shape[1] // 2, 1), counted.to(x)]
 
 
 def _is_weighed(checked: CheckedModel, name: str) -> bool:

@@ -38,7 +38,7 @@ def test_a_fault_of_accumulation_is_named(fault: str) -> None:
 def test_the_healthy_twin_is_silent(accumulate: int, own_step: bool) -> None:
     report = isograd.preflight(program(accumulate=accumulate, own_step=own_step))
     assert not loud(report), str(report)
-    assert all(report.groups.values()), report.groups
+    assert all(said for group, said in report.groups.items() if group != "processes"), report.groups
 
 
 def test_an_unmasked_model_reads_its_target() -> None:

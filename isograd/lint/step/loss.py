@@ -12,7 +12,8 @@ from isograd.lint.step.told import Told, finding
 
 SHIFTED = {0: "the token that the prediction has read last", 2: "the token after the next", -1: "the token before the last", 3: "the third token ahead"}
 SHOWN = 0.5  # of the targets, from which on they are visible
-PADDED = 0.02  # of the targets
+PADDED = 0.01  # of the targets
+OFTEN = 8  # ends of texts
 UNEQUAL = 3.0  # targets of one part over those of another
 EXACT = 0.03
 ROWS = 32  # of a batch that are compared with each other
@@ -24,6 +25,7 @@ def look(seen: Seen) -> Told:
     yield from _said(seen)
     yield from _predicts(seen)
     yield from _padding(seen)
+    yield from _ends(seen)
     yield from _form(seen)
     yield from _weights(seen)
 
@@ -56,6 +58,13 @@ def _predicts(seen: Seen) -> Told:
     """Which token a causal model is to predict, and whether a target is visible."""
     read = seen.reading
     if read is None:
+        return
+    if read.crossed:
+        yield finding(
+            "targets-mixed", "error", "predictions are flattened as (time, batch) and targets as (batch, time): changing one sequence moves"
+            " predictions that are scored against the targets of others",
+            "give both one layout before they are flattened: logits.transpose(0, 1)", read.share,
+        )  # fmt: skip
         return
     if read.offset is None:
         call = seen.main
@@ -115,12 +124,12 @@ def _padding(seen: Seen) -> Told:
     worst, share = None, 0.0
     for batch in seen.batches[:4]:
         try:
-            mode = seen.formed(batch)
+            mode = seen.formed(batch, counted=True)
         except Exception:
             return
         calls = [call for call in mode.losses if call.name in CLASSES]
         call = max(calls, key=lambda c: c.given.numel(), default=None)
-        if call is None or call.settings.get("reduction") == "none" or call.target.is_floating_point():
+        if call is None or call.target.is_floating_point():
             return
         _, target, counts = call.rows
         for padded in _padded(seen, batch, len(target), target):
@@ -152,11 +161,11 @@ def _padded(seen: Seen, batch: object, count: int, target: Tensor) -> list[Tenso
             if not ids.is_floating_point() and ids.ndim == 2 and count % len(ids) == 0 and ids.dtype != torch.bool:
                 length = count // len(ids)
                 if length in (ids.shape[1], ids.shape[1] - 1):
-                    rows = target.view(len(ids), length)
-                    filled = rows == filler
+                    filled = target.view(len(ids), length) == filler
                     tail = filled.flip(1).cumprod(1).flip(1).bool()
-                    tail[:, 1:] &= filled[:, :-1]
-                    tail[:, 0] &= filled.all(1)
+                    if not _ends_apart(ids, filler):  # the first one may be the end of the text
+                        tail[:, 1:] &= filled[:, :-1]
+                        tail[:, 0] &= filled.all(1)
                     found.append(tail.reshape(-1))
                     break
     return found
@@ -175,6 +184,38 @@ def filler_of(leaves: list[Tensor]) -> int | None:
             if inside <= 0.1 * sum(tails):
                 return int(last[0])
     return None
+
+
+def _ends(seen: Seen) -> Told:
+    """Whether the end of a text, as the model's settings name it, is ever predicted."""
+    config = getattr(seen.setup.model, "config", None)
+    end = getattr(config, "eos_token_id", None)
+    read = seen.reading
+    if not isinstance(end, int) or read is None or read.ahead != 1:
+        return
+    times = counted = 0
+    for call in seen.record.losses:
+        if call.name in CLASSES and not call.target.is_floating_point():
+            _, target, counts = call.rows
+            counted += int(((target == end) & counts).sum())
+    for batch in seen.batches:
+        for leaves in [seen.leaves(batch)]:
+            ids, mask = leaves.get(read.name), leaves.get("attention_mask")
+            if ids is not None:
+                here = (ids == end) & (mask.bool() if mask is not None and mask.shape == ids.shape else True)
+                times += int((here[:, 1:] & (ids[:, :-1] != end)).sum())
+    if times >= OFTEN and not counted:
+        yield finding(
+            "end-never-target", "warning", f"the end of a text (id {end}) stands {times} times in the inputs and is never a target that counts:"
+            " the model does not learn to stop",
+            "pad with another id than the end's, or hide padding by attention_mask instead of by its id", float(times),
+        )  # fmt: skip
+
+
+def _ends_apart(ids: Tensor, filler: int) -> bool:
+    """Whether texts end in an id of their own before they are filled up."""
+    ends = {int(row[row != filler][-1]) for row in ids if bool((row == filler).any()) and bool((row != filler).any())}
+    return len(ends) == 1 and len(ids) > 3
 
 
 def _form(seen: Seen) -> Told:

@@ -3,14 +3,13 @@
 import re
 from typing import Any
 
-import torch
 from torch import nn
 
 from isograd.errors import many
 from isograd.lint.step.seen import Seen
 from isograd.lint.step.told import Told, finding
 
-FAR = 0.3  # of a matrix' size, in one update
+LAYERS = 4  # different rates from which on they go by depth
 ADAPTER = re.compile(r"lora|adapter|prefix_enc|prompt_enc", re.I)
 ORTHOGONAL = re.compile(r"muon|orthogonal|newton", re.I)
 FUSED = re.compile(r"qkv|c_attn|in_proj|query_key_value|kv_proj|wqkv", re.I)
@@ -20,9 +19,9 @@ def look(seen: Seen) -> Told:
     """All of the optimizer."""
     yield from _holds(seen)
     yield from _settings(seen)
+    yield from _by_depth(seen)
     yield from _orthogonal(seen)
     yield from _adapters(seen)
-    yield from _sizes(seen)
 
 
 def _groups(seen: Seen) -> list[tuple[Any, dict[str, Any]]]:
@@ -47,12 +46,10 @@ def _holds(seen: Seen) -> Told:
             "build the optimizer after the last change of the model: after to(device), a new head, a copy, a reload", float(len(foreign)), lost[0],
         )  # fmt: skip
     elif lost:
-        graded = {n for s in seen.steps for n in s.moved}
         yield finding(
             "optimizer-lacks-parameters", "error", f"no optimizer holds {many(len(lost), 'parameter')} of {len(wanted)} that want gradients",
             "build it from all of model.parameters(), or set requires_grad_(False) on what is to stay", float(len(lost)), lost[0],
         )  # fmt: skip
-        del graded
     doubled = sorted({names.get(i, "") for i in held if held.count(i) > 1}) if len(held) < 20_000 else []
     if doubled:
         yield finding(
@@ -83,7 +80,6 @@ def _settings(seen: Seen) -> Told:
             )  # fmt: skip
             break
     yield from _eps(seen)
-    rates = [float(g["lr"]) for s in seen.steps for g in s.optimizer.param_groups]
     adam = [(o, g) for o, g in _groups(seen) if "betas" in g and not ORTHOGONAL.search(type(o).__name__)]
     peak = max((seen.peak(g) for _, g in adam), default=0.0)
     if peak >= 0.05:
@@ -106,7 +102,6 @@ def _settings(seen: Seen) -> Told:
             "decay-of-vectors", "info", f"{many(len(decayed), 'bias or norm weight')} stand in a group with weight decay, though another group has none",
             "put p.ndim < 2 into the group without decay", float(len(decayed)), decayed[0],
         )  # fmt: skip
-    del rates
 
 
 def _eps(seen: Seen) -> Told:
@@ -126,6 +121,19 @@ def _eps(seen: Seen) -> Told:
         yield finding(
             "eps-large", "warning", f"Adam's eps is above the gradient in {above / total:.0%} of the entries: updates there fade to nothing",
             "take eps=1e-8, or scale the loss", above / total,
+        )  # fmt: skip
+
+
+def _by_depth(seen: Seen) -> Told:
+    """Rates that fall from layer to layer towards the output: layer-wise decay the wrong way round."""
+    rates = {id(p): seen.peak(g) for _, g in _groups(seen) for p in g["params"]}
+    own = [rates[id(p)] for p in seen.setup.model.parameters() if id(p) in rates and p.ndim > 1]
+    steps = [own[0], *(b for a, b in zip(own, own[1:], strict=False) if b != a)] if own else []
+    if len(steps) >= LAYERS and all(b < a for a, b in zip(steps, steps[1:], strict=False)) and steps[0] > 4 * steps[-1] > 0:
+        yield finding(
+            "rates-reversed", "warning", f"the rate falls from layer to layer, {steps[0]:.3g} at the input to {steps[-1]:.3g} at the output: layer-wise"
+            " decay keeps the layers near the input slow, and the new head fast",
+            "turn the exponent round: lr * decay ** (layers - layer)", steps[0] / steps[-1],
         )  # fmt: skip
 
 
@@ -152,7 +160,7 @@ def _orthogonal(seen: Seen) -> Told:
         fused = [names[id(p)] for p in group["params"] if id(p) in names and FUSED.search(names[id(p)]) and p.ndim == 2]
         if fused and not wrong:
             yield finding(
-                "muon-fused", "info", f"{type(optimizer).__name__} makes a fused projection orthogonal as a whole ({many(len(fused), 'matrix')})",
+                "muon-fused", "info", f"{type(optimizer).__name__} makes {many(len(fused), 'fused projection')} orthogonal as a whole",
                 "split Q, K and V before it is made orthogonal, as published implementations do", float(len(fused)), fused[0],
             )  # fmt: skip
 
@@ -185,21 +193,3 @@ def _adapters(seen: Seen) -> Told:
         )  # fmt: skip
     else:
         yield f"{len(adapters)} adapter weights train, {len(base) - len(trained)} matrices of the base are frozen"
-
-
-@torch.no_grad()
-def _sizes(seen: Seen) -> Told:
-    """The largest first update of a matrix, at the rate of its peak."""
-    worst, at = 0.0, ""
-    shapes = {n: p.ndim for n, p in seen.setup.model.named_parameters()}
-    for step in seen.steps[-1:]:
-        rate = max(step.rates, default=0.0)
-        peak = max((seen.peak(g) for g in step.optimizer.param_groups), default=0.0)
-        for name, (size, change, _) in step.moved.items():
-            if size > 1e-3 and rate > 0 and shapes.get(name, 0) > 1:
-                ratio = change / size * min(max(peak / rate, 1.0), 1e4)
-                worst, at = max((worst, at), (ratio, name))
-    if worst > FAR:
-        yield finding(
-            "updates-large", "warning", f"at the peak of the rate one update moves {at} by {worst:.0%} of its size", "take a lower learning rate, or begin with larger weights", worst, at
-        )

@@ -48,6 +48,8 @@ class LossCall:
         made_by: the operation that made `given`, views left out: "SoftmaxBackward0".
         value: of the mean, or the sum where that is its reduction; None where it reduces nothing.
         update, part: during which update, in which forward pass of it.
+        live: `given` with its graph, where that was asked for.
+        counted: which rows move the whole loss, where that was measured.
     """
 
     name: str
@@ -59,6 +61,8 @@ class LossCall:
     update: int
     part: int
     training: bool
+    live: Tensor | None = None
+    counted: Tensor | None = None
 
     @property
     def reduction(self) -> str:
@@ -74,7 +78,17 @@ class LossCall:
         target = target.reshape(-1) if not target.is_floating_point() else target.movedim(1, -1).reshape(given.shape) if target.ndim > 2 else target
         if target.is_floating_point():
             return given, target.argmax(-1), torch.ones(len(given), dtype=torch.bool)
-        return given, target, target != int(self.settings.get("ignore_index", -100))
+        counts = target != int(self.settings.get("ignore_index", -100))
+        return given, target, counts if self.counted is None else counts & self.counted
+
+    def count(self, loss: Tensor) -> None:
+        """Which rows move the whole loss, by its gradient; drops the graph."""
+        if self.live is not None and loss.requires_grad:
+            (slope,) = torch.autograd.grad(loss, self.live, retain_graph=True, allow_unused=True)
+            if slope is not None and slope.ndim > 1:
+                slope = slope.movedim(1, -1) if slope.ndim > 2 else slope
+                self.counted = slope.reshape(-1, slope.shape[-1]).abs().amax(-1) > 0
+        self.live = None
 
 
 @dataclass(kw_only=True)
@@ -82,7 +96,9 @@ class Step:
     """One call of an optimizer's step.
 
     Attributes:
-        backwards: how many gradients came since its step before.
+        backwards: how many gradients came since its step before, or since they were set to zero.
+        brought: the norm of their sum.
+        cleared: of gradients that were set to zero and that no step had used.
         factor: what it got is so many times what backward brought since then, the scaler's factor divided out.
         stale: and so many times what it had got before.
         rest: the part of what it got that is neither, of its norm.
@@ -98,6 +114,8 @@ class Step:
     optimizer: Optimizer
     update: int
     backwards: int
+    brought: float
+    cleared: float
     factor: float
     stale: float
     rest: float
@@ -130,9 +148,9 @@ class LossMode(TorchFunctionMode):
         looked_up: where the ids of tables lie in memory.
     """
 
-    def __init__(self, model: nn.Module, *, without_gradients: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, without_gradients: bool = False, live: bool = False) -> None:
         super().__init__()
-        self.model, self._all = model, without_gradients
+        self.model, self._all, self._live = model, without_gradients, live
         self.losses: list[LossCall] = []
         self.looked_up: set[int] = set()
         self.update = self._part = 0
@@ -164,6 +182,7 @@ class LossMode(TorchFunctionMode):
             LossCall(
                 name=name, given=given.detach(), target=target.detach(), settings=settings, made_by=_maker(given),
                 value=value, update=self.update, part=self._part, training=self.model.training,
+                live=given if self._live and given.requires_grad else None,
             )
         )  # fmt: skip
 
@@ -186,6 +205,8 @@ class Recorder(LossMode):
         self._counts: dict[int, int] = {}
         self._weights: dict[int, Tensor] = {}
         self._clipped: dict[int, float] = {}
+        self._cleared: dict[int, float] = {}
+        self.zeroed: list[int] = []  # after how many backward passes
         self._scale = 1.0
         self._unscaled: set[int] = set()
         self._stack = ExitStack()
@@ -203,7 +224,7 @@ class Recorder(LossMode):
         for name in ("update", "step"):
             self._patch(torch.amp.GradScaler, name, self._noted(name))
         for kind in (*_kinds(Optimizer), nn.Module):
-            self._patch(kind, "zero_grad", self._later)
+            self._patch(kind, "zero_grad", self._zeroed)
         super().__enter__()
         return self
 
@@ -235,7 +256,7 @@ class Recorder(LossMode):
         """Of each update, what the mean losses of its parts were multiplied by; only where each part has one loss."""
         found = []
         for update in sorted({u for u, _, _ in self.backwards}):
-            own = [(part, value) for u, part, value in self.backwards if u == update]
+            own = [(part, value) for at, (u, part, value) in enumerate(self.backwards) if u == update and at >= self._used(update)]
             ratios = []
             for part, value in own:
                 calls = [c for c in self.losses if (c.update, c.part) == (update, part) and c.value]
@@ -244,6 +265,12 @@ class Recorder(LossMode):
             if len(ratios) == len(own):
                 found.append(ratios)
         return found
+
+    def _used(self, update: int) -> int:
+        """The first backward pass of an update whose gradients were not set to zero before its step."""
+        first = next((at for at, (u, _, _) in enumerate(self.backwards) if u == update), 0)
+        last = max((at for at, (u, _, _) in enumerate(self.backwards) if u == update), default=0)
+        return max((z for z in self.zeroed if first < z <= last), default=first)
 
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._later()
@@ -292,6 +319,17 @@ class Recorder(LossMode):
                 held = self._parameters(step.optimizer)
                 step.later = _norm([p.grad for p in held if p.grad is not None])
 
+    def _zeroed(self, owner: Any, args: tuple[Any, ...]) -> None:
+        """Gradients are about to be set to zero: what backward has brought of them is gone."""
+        self._later()
+        held = self._parameters(owner) if isinstance(owner, Optimizer) else list(owner.parameters())
+        for p in held:
+            fresh = self._fresh.pop(id(p), None)
+            if fresh is not None:
+                self._cleared[id(p)] = _norm([fresh])
+            self._counts.pop(id(p), None)
+        self.zeroed.append(len(self.backwards))
+
     def _explained(self, held: list[nn.Parameter]) -> tuple[float, float, float]:
         """Gradients as so many times what backward brought, and what was there before; and the part that is neither."""
         ff = fp = pp = gf = gp = gg = 0.0
@@ -327,6 +365,8 @@ class Recorder(LossMode):
             Step(
                 optimizer=optimizer, update=self.update, factor=factor, stale=stale, rest=rest,
                 backwards=max((self._counts.get(id(p), 0) for p in held), default=0),
+                brought=_norm([self._fresh[id(p)] for p in held if id(p) in self._fresh]),
+                cleared=math.hypot(*(self._cleared.get(id(p), 0.0) for p in held)),
                 clipped=self._clipped.pop(id(optimizer), None), scale=scale, unscaled=unscaled,
                 norm=_norm([p.grad for p in held if p.grad is not None]),
                 missing=[self._name(p) for p in wanted if p.grad is None],
@@ -340,6 +380,7 @@ class Recorder(LossMode):
                 self._before[id(p)] = p.grad.detach().clone()
             self._fresh.pop(id(p), None)
             self._counts.pop(id(p), None)
+            self._cleared.pop(id(p), None)
 
     def _scale_now(self) -> float:
         return self._scale

@@ -14,6 +14,7 @@ from isograd.lint.step import data, loss, optimizer, precision, processes, resum
 from isograd.lint.step.seen import Seen, look
 from isograd.lint.step.setup import Setup, setup_of
 from isograd.lint.step.told import Look
+from isograd.trace.inputs import as_inputs, few_sequences
 
 GROUPS: dict[str, Look] = {
     "loss": loss.look,
@@ -41,6 +42,7 @@ FOLLOWS = {  # a code -> those that are its consequences
     "batch-without-targets": ("loss-not-finite", "resume-loses", "resume-differs"),
     "data-not-finite": ("loss-not-finite", "resume-loses", "resume-differs", "not-finite", "output-not-finite", "gradients-add-up", "weights-still"),
 }
+SEQUENCES = 4  # of a batch, that the model is checked with
 OF_THE_STEP = ("lr-zero", "lr-high", "optimizer-lacks-parameters", "optimizer-of-another-model", "weight-decay-high")
 
 
@@ -146,12 +148,12 @@ def preflight(
 CODES = frozenset(
     """accumulation-undivided accumulation-unequal adapters-frozen autocast-missing base-trains batch-without-targets
     betas-swapped clip-after-step clip-before-unscale clip-small data-empty data-not-finite data-sorted decay-of-vectors
-    epochs-alike eps-large eval-mode gradient-missing gradients-add-up gradients-lost gradients-not-averaged inputs-scale loss-broadcast
+    end-never-target epochs-alike eps-large eval-mode gradient-missing gradients-add-up gradients-lost gradients-not-averaged inputs-scale loss-broadcast
     loss-in-half loss-not-finite loss-of-probabilities loss-shifted lr-high lr-zero muon-fused muon-groups no-update
-    optimizer-lacks-parameters optimizer-of-another-model padding-scored parameter-held-twice parts-lost ranks-differ ranks-same-data resume-differs
+    optimizer-lacks-parameters optimizer-of-another-model padding-scored parameter-held-twice parts-lost ranks-differ ranks-same-data rates-reversed resume-differs
     resume-fails resume-loses same-batch same-rows scaler-bypassed scaler-missing scaler-not-updated scaler-unused
     schedule-ends-early schedule-not-stepped schedule-per-batch schedule-too-long step-each-part step-fails target-in-inputs
-    target-leaks targets-constant targets-mixed targets-scale updates-large updates-rounded warmup-too-long
+    target-leaks targets-constant targets-mixed targets-scale updates-rounded warmup-too-long
     weight-decay-high weights-still""".split()
 )  # that preflight itself reports
 
@@ -186,6 +188,7 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
     if args and kwargs:
         names = list(inspect.signature(seen.setup.model.forward).parameters)
         batch = dict(zip(names, args, strict=False)) | kwargs
+    batch = few_sequences(seen.setup.model, as_inputs(batch), SEQUENCES)
     peaks = [seen.peak(g) for o in seen.setup.optimizers for g in o.param_groups]
     warmup = next((c.warmup for _, c in seen.courses if c.peak > c.rates[0]), 0)
     try:

@@ -114,8 +114,18 @@ def _not_stepped(seen: Seen, scheduler: Any) -> Told:
     by_epoch = course(scheduler, epochs).rates if 1 < epochs < 1000 else []
     changes = by_epoch and min(by_epoch) < 0.8 * max(by_epoch)
     fits = length is not None and epochs and length <= 2 * epochs
-    if (changes or fits) and rates and max(rates) > 0:
+    meant = length is not None and setup.steps and epochs < length / 2 and 0.5 < length / setup.steps < 2
+    if length is None and setup.steps and by_epoch and by_epoch[-1] >= max(by_epoch):
+        whole = course(scheduler, setup.steps)  # over epochs it only rises; does it fall again over updates?
+        meant, length = whole.rates[-1] < 0.5 * whole.peak and whole.warmup >= epochs, setup.steps
+    if (changes or fits) and not meant and rates and max(rates) > 0:
         yield f"{name} is not stepped by an update: taken for a schedule of epochs"
+        return
+    if meant and setup.kind == "Lightning":
+        yield finding(
+            "schedule-not-stepped", "error", f"{name} is built for updates ({length:,} of them) and is stepped once per epoch: {epochs} times in the run",
+            'return it with {"scheduler": scheduler, "interval": "step"}', epochs / (length or 1),
+        )  # fmt: skip
         return
     what = f"; the rate stays at {max(rates):.3g}" if rates else ""
     yield finding(

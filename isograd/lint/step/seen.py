@@ -101,12 +101,19 @@ class Seen:
         named = {"".join(_step(p) for p in path).lstrip("."): leaf for path, leaf in found}
         return {name: leaf for name, leaf in named.items() if isinstance(leaf, Tensor)}
 
-    def formed(self, batch: Any) -> LossMode:
-        """The losses of a batch, formed without gradients and with the same random numbers each time."""
-        mode = LossMode(self.setup.model, without_gradients=True)
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode:
+    def formed(self, batch: Any, *, counted: bool = False) -> LossMode:
+        """The losses of a batch, formed with the same random numbers each time; nothing learns from it.
+
+        Args:
+            counted: also measure which predictions move the whole loss.
+        """
+        mode = LossMode(self.setup.model, without_gradients=True, live=counted)
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(counted):
             torch.manual_seed(SEED)
-            self.setup.loss_of(batch)
+            with mode:
+                whole = self.setup.loss_of(batch)
+            for call in mode.losses:
+                call.count(whole)
         return mode
 
     @cached_property
@@ -188,6 +195,8 @@ class Reading:
         both: whether predictions read later ids.
         visible: share of the targets that a prediction reads, of those that were tried.
         tried: so many.
+        crossed: whether one sequence moves predictions that stand where other sequences' targets do, at equal steps:
+            (time, batch) flattened beside (batch, time).
     """
 
     name: str
@@ -198,11 +207,12 @@ class Reading:
     both: bool
     visible: float
     tried: int
+    crossed: bool = False
 
 
 def reading_of(seen: Seen, batch: Any) -> Reading | None:
     """By comparing targets with ids, and by changing single ids: see `Reading`."""
-    mode = seen.formed(batch)
+    mode = seen.formed(batch, counted=True)
     calls = [call for call in mode.losses if call.name in CLASSES]
     if not calls:
         return None
@@ -227,7 +237,10 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
         if dynamic is None:
             continue
         ahead, both, visible, tried = dynamic
-        one = Reading(name=name, ids=ids, offset=offset, share=share, ahead=ahead, both=both, visible=visible, tried=tried)
+        one = Reading(
+            name=name, ids=ids, offset=offset, share=share, ahead=ahead, both=both, visible=visible, tried=tried,
+            crossed=offset is not None and _crossed(seen, batch, ids, which, given, len(ids)),
+        )  # fmt: skip
         if found is None or (one.offset is not None and found.offset is None):
             found = one
     return found
@@ -298,6 +311,18 @@ def _changed(
     gap = max(set(gaps), key=gaps.count)
     ahead = None if both or offset is None else gap + offset
     return ahead, both, shown / tried if tried else 0.0, tried
+
+
+def _crossed(seen: Seen, batch: Any, ids: Tensor, which: int, given: Tensor, count: int) -> bool:
+    other = ids.clone()
+    other[0] = ids[0].roll(1)
+    calls = [call for call in seen.formed(_with(batch, ids, other)).losses if call.name in CLASSES]
+    if len(calls) <= which or calls[which].rows[0].shape != given.shape or count < 2:
+        return False
+    size = given.float().abs().max() * 1e-5
+    moved = ((calls[which].rows[0].float() - given.float()).abs().amax(-1) > size).nonzero().flatten()
+    length = len(given) // count
+    return len(moved) > 2 and bool((moved % count == 0).all()) and bool((moved >= length).any())
 
 
 def _with(batch: Any, old: Tensor, new: Tensor) -> Any:

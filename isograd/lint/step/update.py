@@ -50,21 +50,22 @@ def _count(seen: Seen) -> Told:
             "call optimizer.step() and zero_grad() once per update, after the last micro-batch", float(most),
         )  # fmt: skip
     elif setup.kind == "loop" and wanted > 1:
-        brought = len([1 for u, _, _ in seen.record.backwards if u == 0])
-        passes = len([f for f in seen.forwards if f.update == 0 and f.graded])
-        if 0 < brought < wanted and passes >= wanted and _alone(seen):
+        passes = len([1 for u, _, _ in seen.record.backwards if u == 0])
+        reach = max((s.backwards for s in steps if s.update == 0), default=0)
+        if reach < wanted and (passes >= wanted or _alone(seen)):
             yield finding(
-                "parts-lost", "error", f"of {wanted} micro-batches of an update {brought} had a backward pass", "call backward in the inner loop", float(brought)
-            )
+                "parts-lost", "error", f"of {wanted} micro-batches of an update the optimizer gets the gradients of {reach}",
+                "call zero_grad() once per update, and backward for each micro-batch", float(reach),
+            )  # fmt: skip
         else:
             yield f"{wanted} micro-batches make an update"
 
 
 def _alone(seen: Seen) -> bool:
-    """Whether the backward pass of an update holds one part's loss, and no sum of several."""
-    own = [(p, v) for u, p, v in seen.record.backwards if u == 0]
+    """Whether the only backward pass of an update holds one part's loss, and no sum of several."""
+    own = [v for u, _, v in seen.record.backwards if u == 0]
     values = [c.value for c in seen.record.losses if c.update == 0 and c.value is not None]
-    return len(own) == 1 and len(values) > 1 and abs(own[0][1] - values[-1]) < 1e-4 * abs(values[-1]) + 1e-6
+    return len(own) == 1 and len(values) > 1 and abs(own[0] - values[-1]) < 1e-4 * abs(values[-1]) + 1e-6
 
 
 def _gradients(seen: Seen) -> Told:
@@ -77,11 +78,11 @@ def _gradients(seen: Seen) -> Told:
             "call optimizer.zero_grad() once per update", abs(stale[0].stale),
         )  # fmt: skip
         return
-    still = [s for s in seen.steps if not s.norm and s.backwards]
-    empty = [s for s in seen.steps if not s.backwards and not s.norm]
-    if still or (empty and len(empty) == len(seen.steps)):
+    lost = [s for s in seen.steps if not s.norm and (s.brought or s.cleared)]
+    bare = [s for s in seen.steps if not s.norm]
+    if (lost and len(lost) > len(seen.steps) / 2) or (len(bare) == len(seen.steps) and not any(s.backwards for s in bare)):
         yield finding(
-            "gradients-lost", "error", "backward brings gradients, and at the optimizer's step there are none" if still else "no gradient is there at the optimizer's step",
+            "gradients-lost", "error", "backward brings gradients, and at the optimizer's step there are none" if lost else "no gradient is there at the optimizer's step",
             "call zero_grad() after step(), or before backward: not between", 0.0,
         )  # fmt: skip
         return
